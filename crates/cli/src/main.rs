@@ -1,0 +1,2 @@
+//! The `hecaton` command.
+fn main() {}

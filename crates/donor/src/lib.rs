@@ -1,0 +1,1 @@
+//! Lends extents of this host's memory and serves page requests

@@ -1,0 +1,1 @@
+//! A donor's RAM: a memfd, mapped, committed as written.

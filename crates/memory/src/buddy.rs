@@ -1,0 +1,1 @@
+//! The buddy allocator that carves an arena into extents.

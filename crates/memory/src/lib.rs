@@ -1,0 +1,30 @@
+//! Pages, extents and ids: the words that every other crate speaks.
+//!
+//! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
+//! network, and only [`arena`] talks to the kernel.
+
+pub mod arena;
+pub mod buddy;
+pub mod checksum;
+pub mod ids;
+pub mod size;
+
+pub use checksum::{PageSum, is_zero, page_sum};
+pub use ids::{Epoch, ExtentId, PageNo, SpaceId};
+pub use size::{ParseSizeError, Size};
+
+/// Bytes in a page, the unit of fault and transfer.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Bytes in a page, as a shift.
+pub const PAGE_SHIFT: u32 = 12;
+
+/// Pages that hold `bytes`, rounded up.
+pub const fn pages_for_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_SIZE as u64)
+}
+
+/// Bytes in `pages` pages.
+pub const fn pages_to_bytes(pages: u64) -> u64 {
+    pages << PAGE_SHIFT
+}

@@ -1,0 +1,1 @@
+//! The host daemon: supervises donors and pagers

@@ -1,0 +1,1 @@
+//! userfaultfd paging: residency, eviction, prefetch

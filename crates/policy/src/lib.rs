@@ -1,0 +1,1 @@
+//! Decisions: placement, prefetch, eviction order; no I/O, no clock, no threads

@@ -1,0 +1,1 @@
+//! libhecaton.so: hands a program's memory to its pager

@@ -1,0 +1,1 @@
+//! Spaces: segments, groups, thin allocation over donors

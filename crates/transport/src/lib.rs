@@ -1,0 +1,3 @@
+//! The page protocol over TCP.
+
+pub mod protocol;

@@ -1,1 +1,40 @@
-//! libhecaton.so: hands a program's memory to its pager
+//! `libhecaton.so`: hands a program's memory to its pager.
+//!
+//! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
+//! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
+//! one small helper thread that moves pages out on the pager's command: no other process may.
+//! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
+//! attaches itself ([`attach::forked`]).
+//!
+//! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
+//! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
+//! calls are raw.
+
+mod attach;
+mod helper;
+mod hook;
+mod maps;
+mod sys;
+
+/// Runs when the dynamic loader has mapped the library, before `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = constructor;
+
+extern "C" fn constructor() {
+    // SAFETY: getenv's string lives as long as the environment is not changed, and no thread of
+    // the program runs yet.
+    let path = unsafe {
+        let value = libc::getenv(c"HECATON_PAGER".as_ptr());
+        if value.is_null() {
+            return;
+        }
+        std::ffi::CStr::from_ptr(value)
+    };
+    if let Err(failure) = attach::fresh(path.to_bytes()) {
+        failure.report_and_exit();
+    }
+    hook::install();
+    // SAFETY: the handler is an extern "C" function that lives as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(attach::after_fork_in_child)) };
+}

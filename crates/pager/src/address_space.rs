@@ -1,0 +1,287 @@
+//! One program's (or forked child's) memory: its userfaultfd, its helper, its mappings.
+
+use crate::state::{SPACE_WORDS, State};
+use hecaton_uffd::Uffd;
+use hecaton_uffd::handover::Range;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::fd::RawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::time::{Duration, Instant};
+
+/// What the helper thread of a program can be asked through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Helper {
+    /// The connection to it.
+    pub(crate) socket: RawFd,
+    /// Where it moves pages to; 0 when the kernel cannot.
+    pub(crate) area: u64,
+    /// Memory of the library's own, left alone.
+    pub(crate) own: Range,
+}
+
+/// An address space that is paged.
+pub(crate) struct AddressSpace {
+    pub(crate) uffd: Uffd,
+    /// Unknown for a forked child until it faults.
+    pub(crate) pid: Option<i32>,
+    /// None for a forked child that has not attached: it is served, but nothing is evicted from it.
+    pub(crate) helper: Option<Helper>,
+    /// Pages in its memory.
+    pub(crate) resident: u64,
+    /// Pages that a forked child had in memory from its parent.
+    pub(crate) inherited: u64,
+    /// When it came.
+    pub(crate) since: Instant,
+    /// Whether `resident` counts against the consumer's local memory: a child that is about to
+    /// call exec shares its pages with its parent and is not worth evicting anything for.
+    pub(crate) charged: bool,
+    /// It has ended; torn down as soon as no eviction batch names it.
+    pub(crate) gone: bool,
+    /// Where the last run of write-protect faults would go on, and how long it was.
+    pub(crate) write_run: (u64, u64),
+    /// Mappings, as last read; checked by [`AddressSpace::mapping_end`].
+    mappings: Vec<(u64, u64)>,
+    /// Address ranges known to be registered, sorted and apart from each other.
+    registered: Vec<(u64, u64)>,
+    pagemap: Option<File>,
+}
+
+/// A forked child that lives longer, or brings in more pages of its own, counts.
+const GRACE: Duration = Duration::from_millis(100);
+const GRACE_PAGES: u64 = 64;
+
+/// `/proc/PID/pagemap`: the page is in memory.
+const PAGEMAP_PRESENT: u64 = 1 << 63;
+/// The page is write-protected through userfaultfd.
+const PAGEMAP_UFFD_WP: u64 = 1 << 57;
+
+/// What the kernel says of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) present: bool,
+    pub(crate) protected: bool,
+}
+
+impl AddressSpace {
+    pub(crate) fn new(uffd: Uffd) -> AddressSpace {
+        AddressSpace {
+            uffd,
+            pid: None,
+            helper: None,
+            resident: 0,
+            inherited: 0,
+            since: Instant::now(),
+            charged: false,
+            gone: false,
+            write_run: (0, 0),
+            mappings: Vec::new(),
+            registered: Vec::new(),
+            pagemap: None,
+        }
+    }
+
+    /// Whether a forked child has lived long enough, or grown enough, to be worth evicting for.
+    pub(crate) fn is_due(&self) -> bool {
+        let settled = self.since.elapsed() > GRACE || self.resident > self.inherited + GRACE_PAGES;
+        !self.charged && self.helper.is_some() && settled
+    }
+
+    /// Writes down what a successor needs.
+    pub(crate) fn save(&self, state: &State, index: usize) {
+        let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
+        let helper = self.helper.unwrap_or(Helper { socket: -1, area: 0, own: Range::default() });
+        words[1].store((helper.socket + 1) as u64, Relaxed);
+        words[2].store(helper.area, Relaxed);
+        words[3].store(helper.own.start, Relaxed);
+        words[4].store(helper.own.len, Relaxed);
+        words[5].store(self.pid.unwrap_or(0) as u64, Relaxed);
+        words[6].store(u64::from(self.charged), Relaxed);
+        words[0].store((self.uffd.0 + 1) as u64, Release);
+    }
+
+    /// The address space that a predecessor wrote down at `index`.
+    pub(crate) fn load(state: &State, index: usize) -> Option<AddressSpace> {
+        let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
+        let word = |i: usize| words[i].load(Relaxed);
+        let uffd = Uffd((word(0) as RawFd).checked_sub(1).filter(|&fd| fd >= 0)?);
+        let mut space = AddressSpace::new(uffd);
+        let socket = word(1) as RawFd - 1;
+        if socket >= 0 {
+            let own = Range { start: word(3), len: word(4) };
+            space.helper = Some(Helper { socket, area: word(2), own });
+        }
+        space.pid = Some(word(5) as i32).filter(|&pid| pid != 0);
+        space.charged = word(6) != 0;
+        Some(space)
+    }
+
+    /// The place at `index` may be used again.
+    pub(crate) fn erase(state: &State, index: usize) {
+        state.spaces[index * SPACE_WORDS].store(0, Release);
+    }
+
+    /// The end of the mapping that holds `address`, if it is known to the kernel; at most what was
+    /// true a moment ago.
+    pub(crate) fn mapping_end(&mut self, address: u64) -> Option<u64> {
+        let find = |mappings: &[(u64, u64)]| {
+            let next = mappings.partition_point(|&(start, _)| start <= address);
+            let (_, end) = *mappings.get(next.checked_sub(1)?)?;
+            (address < end).then_some(end)
+        };
+        if let Some(end) = find(&self.mappings) {
+            return Some(end);
+        }
+        self.mappings = read_mappings(self.pid?)
+            .map(|mappings| mappings.into_iter().map(|m| (m.start, m.end)).collect())
+            .unwrap_or_default();
+        find(&self.mappings)
+    }
+
+    /// What was known about mappings may be wrong.
+    pub(crate) fn forget_mappings(&mut self) {
+        self.mappings.clear();
+    }
+
+    /// The part of `[start, end)` behind what is known to be registered.
+    pub(crate) fn unregistered_part(&self, start: u64, end: u64) -> Option<Range> {
+        let next = self.registered.partition_point(|&(from, _)| from <= start);
+        let known = next.checked_sub(1).map_or(start, |i| self.registered[i].1.max(start));
+        (known < end).then_some(Range { start: known, len: end - known })
+    }
+
+    /// The range is registered.
+    pub(crate) fn remember_registered(&mut self, range: Range) {
+        let (mut start, mut end) = (range.start, range.start + range.len);
+        self.registered.retain(|&(from, to)| {
+            let touches = from <= end && start <= to;
+            if touches {
+                (start, end) = (start.min(from), end.max(to));
+            }
+            !touches
+        });
+        let at = self.registered.partition_point(|&(from, _)| from < start);
+        self.registered.insert(at, (start, end));
+    }
+
+    /// The range is not mapped any more.
+    pub(crate) fn forget_registered(&mut self, start: u64, end: u64) {
+        let mut kept = Vec::with_capacity(self.registered.len() + 1);
+        for &(from, to) in &self.registered {
+            if from < start.min(to) {
+                kept.push((from, to.min(start)));
+            }
+            if end.max(from) < to {
+                kept.push((from.max(end), to));
+            }
+        }
+        self.registered = kept;
+    }
+
+    /// What the kernel says of `count` pages from `vpn` on. An error means that the process is gone.
+    pub(crate) fn mapped(&mut self, vpn: u64, count: usize) -> std::io::Result<Vec<Mapped>> {
+        if self.pagemap.is_none() {
+            let pid = self.pid.ok_or(std::io::ErrorKind::NotFound)?;
+            self.pagemap = Some(File::open(format!("/proc/{pid}/pagemap"))?);
+        }
+        let file = self.pagemap.as_ref().expect("just opened");
+        let mut bytes = vec![0u8; count * 8];
+        file.read_exact_at(&mut bytes, vpn * 8)?;
+        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+        Ok(words
+            .map(|word| Mapped {
+                present: word & PAGEMAP_PRESENT != 0,
+                protected: word & PAGEMAP_UFFD_WP != 0,
+            })
+            .collect())
+    }
+}
+
+/// A line of `/proc/PID/maps`.
+pub(crate) struct Mapping {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Private, anonymous, writable, and neither a stack nor the kernel's own.
+    pub(crate) pageable: bool,
+}
+
+/// The mappings of a process, in order of address.
+pub(crate) fn read_mappings(pid: i32) -> std::io::Result<Vec<Mapping>> {
+    let file = BufReader::with_capacity(1 << 16, File::open(format!("/proc/{pid}/maps"))?);
+    let mut mappings = Vec::new();
+    for line in file.lines() {
+        if let Some(mapping) = parse_mapping(&line?) {
+            mappings.push(mapping);
+        }
+    }
+    Ok(mappings)
+}
+
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let perms = fields.next()?;
+    let inode = fields.nth(2)?;
+    let name = fields.next().unwrap_or("");
+    let anonymous =
+        inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    Some(Mapping {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        pageable: anonymous && perms.starts_with("rw") && perms.ends_with('p'),
+    })
+}
+
+/// The process that thread `thread` belongs to.
+pub(crate) fn process_of_thread(thread: u32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_pageable_mappings_from_others() {
+        let pageable = |line| parse_mapping(line).unwrap().pageable;
+        assert!(pageable("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0    [heap]"));
+        assert!(pageable("7f0000000000-7f0000021000 rw-p 00000000 00:00 0 "));
+        assert!(!pageable("7f0000000000-7f0000021000 ---p 00000000 00:00 0 "));
+        assert!(!pageable("7ffd0000000-7ffd0021000 rw-p 00000000 00:00 0    [stack]"));
+        assert!(!pageable("7f0000000000-7f0000021000 rw-s 00000000 00:01 12  /dev/zero (deleted)"));
+        assert!(!pageable("7f0000000000-7f0000021000 rw-p 00001000 fe:00 12  /usr/lib/libc.so.6"));
+    }
+
+    #[test]
+    fn remembers_what_is_registered() {
+        let mut space = AddressSpace::new(Uffd(-1));
+        let range = |start, end| Range { start, len: end - start };
+        assert_eq!(space.unregistered_part(10, 20), Some(range(10, 20)));
+        space.remember_registered(range(10, 20));
+        space.remember_registered(range(40, 50));
+        assert_eq!(space.unregistered_part(10, 20), None);
+        assert_eq!(space.unregistered_part(10, 30), Some(range(20, 30)));
+        space.remember_registered(range(20, 40));
+        assert_eq!(space.registered, [(10, 50)]);
+        space.forget_registered(20, 30);
+        assert_eq!(space.registered, [(10, 20), (30, 50)]);
+        space.forget_registered(0, 15);
+        space.forget_registered(45, 90);
+        assert_eq!(space.registered, [(15, 20), (30, 45)]);
+    }
+
+    #[test]
+    fn sees_its_own_pages() {
+        let memory = vec![1u8; 64 << 10];
+        let mut space = AddressSpace::new(Uffd(-1));
+        space.pid = Some(std::process::id() as i32);
+        let vpn = memory.as_ptr() as u64 / 4096 + 1;
+        let pages = space.mapped(vpn, 4).unwrap();
+        assert!(pages.iter().all(|page| page.present && !page.protected));
+        let end = space.mapping_end(memory.as_ptr() as u64).unwrap();
+        assert!(end >= memory.as_ptr() as u64 + (64 << 10));
+    }
+}

@@ -1,0 +1,185 @@
+//! Programs and forked children come.
+
+use crate::address_space::{AddressSpace, Helper, process_of_thread};
+use crate::core::{Core, Shared, close};
+use crate::serve::Server;
+use crate::state::entry::{Entry, Place};
+use crate::tables::Key;
+use hecaton_policy::evict::Installed;
+use hecaton_uffd::Uffd;
+use hecaton_uffd::handover::{Attach, MAGIC, Range, Welcome};
+use std::os::fd::RawFd;
+
+/// A forked child that has said so, and whose userfaultfd is not recognised yet.
+pub(crate) struct Pending {
+    pid: i32,
+    socket: RawFd,
+    area: u64,
+    own: Range,
+}
+
+/// The next connection, if there is one.
+pub(crate) fn accept(listener: RawFd) -> Option<RawFd> {
+    let flags = libc::SOCK_CLOEXEC;
+    // SAFETY: no address is asked for.
+    let fd = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
+    (fd >= 0).then_some(fd)
+}
+
+/// A newcomer has something to say.
+pub(crate) fn receive(server: &mut Server, shared: &Shared, socket: RawFd) {
+    let refuse = |why: &str, uffd: Option<RawFd>| {
+        tracing::warn!(why, "a program is refused");
+        close(socket);
+        uffd.into_iter().for_each(close);
+    };
+    let Some((attach, uffd)) = receive_attach(socket) else {
+        return refuse("what it says is not an attach message", None);
+    };
+    if attach.magic != MAGIC {
+        return refuse("its libhecaton.so is of another version", uffd);
+    }
+    match uffd {
+        Some(fd) if attach.forked == 0 => {
+            if let Err(why) = fresh(server, shared, socket, &attach, Uffd(fd)) {
+                refuse(why, Some(fd));
+            }
+        }
+        None if attach.forked == 1 => {
+            let Attach { pid, area, own, .. } = attach;
+            server.pending.push(Pending { pid, socket, area, own });
+        }
+        uffd => refuse("a userfaultfd is missing, or is one too many", uffd),
+    }
+}
+
+fn fresh(
+    server: &Server,
+    shared: &Shared,
+    socket: RawFd,
+    attach: &Attach,
+    uffd: Uffd,
+) -> Result<(), &'static str> {
+    let pid = peer(socket).ok_or("its process cannot be told")?;
+    if !is_readable(pid, &attach.own) {
+        return Err(
+            "its memory may not be read by the pager: run both as the same user, and check \
+                    kernel.yama.ptrace_scope",
+        );
+    }
+    let mut space = AddressSpace::new(uffd);
+    space.pid = Some(pid);
+    space.helper = Some(Helper { socket, area: attach.area, own: attach.own });
+    space.charged = true;
+    let mut guard = shared.lock();
+    let core = &mut *guard;
+    let index = core.add_space(space).ok_or("too many programs on one pager")?;
+    let ranges = attach.ranges.iter().take(attach.range_count as usize);
+    for range in ranges {
+        core.spaces[index].as_mut().expect("just added").remember_registered(*range);
+        core.adopt_pages(index, *range).map_err(|_| "its pages cannot be listed")?;
+    }
+    drop(guard);
+    server.watch_space(index, uffd, Some(socket));
+    welcome(socket, None).then_some(()).ok_or("it hung up")
+}
+
+impl Core {
+    /// Takes note of pages that were in memory before the range was registered.
+    pub(crate) fn adopt_pages(&mut self, index: usize, range: Range) -> std::io::Result<()> {
+        let (first, count) = (range.start >> 12, (range.len >> 12) as usize);
+        let space = self.spaces[index].as_mut().expect("named by the caller");
+        let mapped = space.mapped(first, count)?;
+        for (i, page) in mapped.iter().enumerate() {
+            let key = Key::new(index, first + i as u64);
+            if page.present && self.get(key) == Entry::ZERO {
+                self.set(key, Entry::ZERO.with_place(Place::Resident).with_dirty(true));
+                self.count_in(key, Installed::Demand);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A thread has faulted in an address space that nobody has claimed: if its process is waiting to
+/// attach, this is it.
+pub(crate) fn recognise(server: &mut Server, core: &mut Core, index: usize, thread: u32) {
+    let Some(pid) = process_of_thread(thread) else { return };
+    let Some(at) = server.pending.iter().position(|pending| pending.pid == pid) else { return };
+    let Pending { socket, area, own, .. } = server.pending.swap_remove(at);
+    let space = core.spaces[index].as_mut().expect("it has just faulted");
+    space.pid = Some(pid);
+    space.helper = Some(Helper { socket, area, own });
+    let uffd = space.uffd;
+    space.save(&core.state, index);
+    if server.watch_helper(index, socket).is_err() || !welcome(socket, Some(uffd.0)) {
+        core.end_space(index);
+    }
+}
+
+fn welcome(socket: RawFd, uffd: Option<RawFd>) -> bool {
+    // SAFETY: getppid cannot fail. The keeper is the parent; it, and each worker it starts, may
+    // read the program.
+    let reader = unsafe { libc::getppid() };
+    let message = Welcome { magic: MAGIC, reader };
+    // SAFETY: a `repr(C)` structure of integers without padding.
+    let bytes = unsafe {
+        std::slice::from_raw_parts(std::ptr::from_ref(&message).cast::<u8>(), size_of::<Welcome>())
+    };
+    let part = std::io::IoSlice::new(bytes);
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    // SAFETY: both descriptors are open.
+    let (socket, uffd) = unsafe {
+        use std::os::fd::BorrowedFd;
+        (BorrowedFd::borrow_raw(socket), uffd.map(|fd| [BorrowedFd::borrow_raw(fd)]))
+    };
+    if let Some(uffd) = &uffd {
+        ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(uffd));
+    }
+    let flags = rustix::net::SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[part], &mut ancillary, flags).is_ok()
+}
+
+fn receive_attach(socket: RawFd) -> Option<(Attach, Option<RawFd>)> {
+    let mut bytes = [0u8; size_of::<Attach>()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
+    let received = {
+        let mut part = [std::io::IoSliceMut::new(&mut bytes)];
+        // SAFETY: the socket is open.
+        let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+        let flags = rustix::net::RecvFlags::CMSG_CLOEXEC | rustix::net::RecvFlags::DONTWAIT;
+        rustix::net::recvmsg(socket, &mut part, &mut ancillary, flags).ok()?
+    };
+    let mut uffd = None;
+    for message in ancillary.drain() {
+        if let rustix::net::RecvAncillaryMessage::ScmRights(fds) = message {
+            uffd = fds.map(std::os::fd::IntoRawFd::into_raw_fd).next();
+        }
+    }
+    if received.bytes != bytes.len() {
+        uffd.into_iter().for_each(close);
+        return None;
+    }
+    // SAFETY: any bytes are a valid Attach.
+    let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
+    Some((attach, uffd))
+}
+
+fn peer(socket: RawFd) -> Option<i32> {
+    // SAFETY: the socket is open.
+    let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+    let credentials = rustix::net::sockopt::socket_peercred(socket).ok()?;
+    Some(credentials.pid.as_raw_nonzero().get())
+}
+
+/// Tries to read one byte of the library's own memory: the helper's stack, which is never paged,
+/// so that the read cannot wait for a fault of ours.
+fn is_readable(pid: i32, own: &Range) -> bool {
+    let mut byte = 0u8;
+    let to = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let from = libc::iovec { iov_base: (own.start + 4096) as *mut _, iov_len: 1 };
+    // SAFETY: one byte is written to `byte`.
+    unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) == 1 }
+}

@@ -1,0 +1,51 @@
+//! What a pager is told when it starts.
+
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The pager's whole configuration; the node writes it as JSON to the pager's standard input.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PagerConfig {
+    /// The consumer's name, for people.
+    pub consumer: String,
+    /// The consumer's space, chosen at random.
+    pub space: u64,
+    /// Bytes of the consumer's memory that may be local at a time; at least [`MIN_LOCAL_BYTES`].
+    pub local_bytes: u64,
+    /// Where `libhecaton.so` attaches. The pager's control socket is this path with `.ctl` added.
+    pub socket: PathBuf,
+    /// Donors known at the start.
+    pub donors: Vec<Donor>,
+    /// The node's control socket: asked for donors, told of statistics.
+    pub node: Option<PathBuf>,
+    /// How long donors keep the space when they hear nothing.
+    pub lease: Duration,
+}
+
+/// A donor's name and address. More may be said of it by the node, and is passed over.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Donor {
+    /// The donor's name.
+    pub name: String,
+    /// Where it serves the page protocol.
+    pub address: SocketAddr,
+}
+
+/// The smallest local memory that a pager works with: room for a few batches.
+pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
+
+/// Bytes beyond `local_bytes` that are the consumer's for a moment: pages on their way out, in the
+/// program ([`hecaton_uffd::handover::MAX_RUNS`] pages of each process) and in the pager's staging
+/// memory.
+pub const IN_FLIGHT_BYTES: u64 = (1 << 20) + (crate::state::STAGING_SLOTS as u64) * 4096;
+
+// The protocol with whoever starts a pager (the node):
+// - standard input: the configuration as one line of JSON; then it stays open as long as further
+//   programs may be started on the pager. At its end the pager waits until no process uses it any
+//   more, gives all extents back and ends with status 0.
+// - standard output: the line "ready" once the sockets listen.
+// - `config.node`: statistics are pushed there each second, and a last time before the end; donors
+//   are asked for there.

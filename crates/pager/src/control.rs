@@ -1,0 +1,98 @@
+//! The pager's own socket, for people, tests and benchmarks: one request, one answer, one line each.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `"stats"` | [`crate::Stats`] |
+//! | `{"resize_local":{"bytes":N}}` | [`crate::Stats`], once no more than that is local |
+//! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
+
+use crate::config::MIN_LOCAL_BYTES;
+use crate::core::Shared;
+use hecaton_memory::pages_for_bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Request {
+    Stats,
+    ResizeLocal { bytes: u64 },
+    Evict { down_to_bytes: u64 },
+}
+
+/// How long a client may take to say what it wants, and an eviction to be done.
+const PATIENCE: Duration = Duration::from_millis(500);
+const EVICTION_PATIENCE: Duration = Duration::from_secs(30);
+const MAX_REQUEST: u64 = 4096;
+
+/// Serves whoever comes within `wait`.
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, wait: Duration) {
+    let until = Instant::now() + wait;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let wait = rustix::event::Timespec::try_from(left).expect("less than a second");
+        let mut polled = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
+        match rustix::event::poll(&mut polled, Some(&wait)) {
+            Ok(1..) => {}
+            _ if Instant::now() < until => continue,
+            _ => return,
+        }
+        if let Ok((stream, _)) = listener.accept()
+            && let Err(error) = answer(stream, shared)
+        {
+            tracing::debug!(%error, "a client of the control socket went away");
+        }
+    }
+}
+
+fn answer(stream: UnixStream, shared: &Shared) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(MAX_REQUEST)).read_line(&mut line)?;
+    let answer = match serde_json::from_str::<Request>(&line) {
+        Ok(request) => perform(&request, shared),
+        Err(error) => json!({ "refused": error.to_string() }),
+    };
+    writeln!(&stream, "{answer}")
+}
+
+fn perform(request: &Request, shared: &Shared) -> Value {
+    let done = match *request {
+        Request::Stats => Ok(()),
+        Request::ResizeLocal { bytes } if bytes < MIN_LOCAL_BYTES => {
+            Err(format!("{bytes} bytes are too few: a pager works with {MIN_LOCAL_BYTES} or more"))
+        }
+        Request::ResizeLocal { bytes } => {
+            let pages = pages_for_bytes(bytes);
+            shared.lock().resize(pages);
+            evict_down_to(shared, pages)
+        }
+        Request::Evict { down_to_bytes } => evict_down_to(shared, pages_for_bytes(down_to_bytes)),
+    };
+    match done {
+        Ok(()) => json!(shared.lock().snapshot()),
+        Err(why) => json!({ "refused": why }),
+    }
+}
+
+fn evict_down_to(shared: &Shared, pages: u64) -> Result<(), String> {
+    shared.lock().evict_to = Some(pages);
+    shared.evict.notify_one();
+    let until = Instant::now() + EVICTION_PATIENCE;
+    let is_done = || {
+        let core = shared.lock();
+        core.resident <= pages && core.batch.is_empty() && core.staging.unwritten() == 0
+    };
+    let mut done = is_done();
+    while !done && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+        done = is_done();
+    }
+    shared.lock().evict_to = None;
+    let why = || format!("not done within {} seconds", EVICTION_PATIENCE.as_secs());
+    done.then_some(()).ok_or_else(why)
+}

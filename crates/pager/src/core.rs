@@ -1,0 +1,404 @@
+//! The pager's state under its one lock, and what every part of it does to a page.
+//!
+//! Each page is in one place at a time (see [`Entry`]); each change of place is a method here.
+//! `fault` and `event` are told what happens by the kernel, `evict` chooses and settles batches.
+//! The lock is held for table look-ups and for the ioctls that map pages, so that what the table
+//! says of a page and what the kernel has change together; never across a wait for a donor, a
+//! helper or a disk.
+
+use crate::address_space::{AddressSpace, Helper};
+use crate::space_pages::SpacePages;
+use crate::staging::Staging;
+use crate::state::entry::{Entry, Place, TAG_MASK};
+use crate::state::{MAX_SPACES, State};
+use crate::stats::{LatencyRecorder, Stats};
+use crate::tables::{Key, Tables};
+use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
+use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
+use hecaton_uffd::Uffd;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// A fault as the kernel reports it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) key: Key,
+    /// The access was a write.
+    pub(crate) write: bool,
+    /// The page is there, but write-protected.
+    pub(crate) protected: bool,
+    pub(crate) thread: u32,
+    pub(crate) read_at: Instant,
+}
+
+/// Pages to be read from the space: all of one segment, in one request.
+#[derive(Debug, Default)]
+pub(crate) struct Fetch {
+    pub(crate) tag: u32,
+    pub(crate) keys: Vec<Key>,
+    pub(crate) pages: Vec<u64>,
+    /// When a fault on the first page was read, if it was asked for by one.
+    pub(crate) demanded_at: Option<Instant>,
+    /// Evictions between the first page's own and that fault.
+    pub(crate) distance: u64,
+    /// The page that stays unmapped, as the sign that the program follows the stream.
+    pub(crate) trigger: Option<Key>,
+    /// Map writable: the stream writes.
+    pub(crate) write: bool,
+    /// Asked for once more, after a wrong checksum.
+    pub(crate) again: bool,
+}
+
+/// A page in the eviction batch under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchItem {
+    /// Where the page was when the batch began.
+    pub(crate) key: Key,
+    /// Where it is now: a program may `mremap` it meanwhile.
+    pub(crate) now_at: Key,
+}
+
+/// The helper was told to drop these ranges, each of which the kernel will report as removed.
+pub(crate) struct OwnDrop {
+    pub(crate) space: usize,
+    /// Start, end, and how often the kernel has reported it.
+    pub(crate) ranges: Vec<(u64, u64, u32)>,
+}
+
+/// All that is under the lock.
+pub(crate) struct Core {
+    pub(crate) state: State,
+    pub(crate) tables: Tables,
+    pub(crate) pages: SpacePages,
+    pub(crate) staging: Staging,
+    pub(crate) spaces: Vec<Option<AddressSpace>>,
+    pub(crate) order: Box<dyn Order>,
+    pub(crate) clock: EvictionClock,
+    pub(crate) prefetcher: Prefetcher,
+    pub(crate) fill_ahead: FillAhead,
+    /// Pages that may be resident.
+    pub(crate) limit: u64,
+    /// Pages resident in charged address spaces.
+    pub(crate) resident: u64,
+    /// Pages on their way in.
+    pub(crate) fetching: u64,
+    pub(crate) batch: Vec<BatchItem>,
+    /// Children forked while the batch was under way, and their parents.
+    pub(crate) batch_children: Vec<(usize, usize)>,
+    pub(crate) own_drop: Option<OwnDrop>,
+    /// The evictor's thread: a fault of its own must be answered whatever else.
+    pub(crate) evictor_thread: u32,
+    /// Ranges whose waiting threads fault again once the batch is settled.
+    pub(crate) parked: Vec<Key>,
+    /// The same, once there is room.
+    pub(crate) starved: VecDeque<Key>,
+    /// Trigger pages in staging, by slot; and those still on their way.
+    pub(crate) triggers: HashMap<u32, Key>,
+    pub(crate) coming_triggers: HashSet<Key>,
+    pub(crate) next_tag: u32,
+    pub(crate) stats: Stats,
+    pub(crate) pool_latency: LatencyRecorder,
+    pub(crate) local_latency: LatencyRecorder,
+    /// Evict down to this many pages, although there is room.
+    pub(crate) evict_to: Option<u64>,
+    /// Nothing more is served: the reason, for the consumer.
+    pub(crate) failed: Option<String>,
+}
+
+/// The lock, and the evictor's bell.
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    pub(crate) evict: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn new(core: Core) -> Shared {
+        Shared { core: Mutex::new(core), evict: Condvar::new() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        // A thread that panics takes the process with it (see `worker`), so no lock is poisoned.
+        self.core.lock().expect("the lock is never poisoned")
+    }
+}
+
+/// Pages kept free for faults and prefetching, of `limit`.
+pub(crate) fn reserve(limit: u64) -> u64 {
+    (limit / 16).clamp(64, 4096)
+}
+
+impl Core {
+    pub(crate) fn new(state: State, limit: u64) -> Core {
+        let tables = Tables::load(&state);
+        let capacity = limit as usize;
+        Core {
+            state,
+            tables,
+            pages: SpacePages::new(),
+            staging: Staging::new(),
+            spaces: Vec::new(),
+            order: evict::default(capacity),
+            clock: EvictionClock::new(capacity),
+            prefetcher: Prefetcher::new(Limits::for_capacity(capacity)),
+            fill_ahead: FillAhead::new(capacity),
+            limit,
+            resident: 0,
+            fetching: 0,
+            batch: Vec::new(),
+            batch_children: Vec::new(),
+            own_drop: None,
+            evictor_thread: 0,
+            parked: Vec::new(),
+            starved: VecDeque::new(),
+            triggers: HashMap::new(),
+            coming_triggers: HashSet::new(),
+            next_tag: 0,
+            stats: Stats::default(),
+            pool_latency: LatencyRecorder::new(),
+            local_latency: LatencyRecorder::new(),
+            evict_to: None,
+            failed: None,
+        }
+    }
+
+    /// Pages that may still become resident.
+    pub(crate) fn room(&self) -> u64 {
+        self.limit.saturating_sub(self.resident + self.fetching)
+    }
+
+    /// Whether the evictor has something to do.
+    pub(crate) fn wants_eviction(&self) -> bool {
+        self.room() < reserve(self.limit) && self.resident > 0
+            || !self.starved.is_empty()
+            || self.evict_to.is_some_and(|pages| self.resident > pages)
+    }
+
+    pub(crate) fn get(&mut self, key: Key) -> Entry {
+        self.tables.get(&self.state, key)
+    }
+
+    pub(crate) fn set(&mut self, key: Key, entry: Entry) {
+        self.tables.set(&self.state, key, entry);
+    }
+
+    pub(crate) fn space(&mut self, index: usize) -> Option<&mut AddressSpace> {
+        self.spaces.get_mut(index)?.as_mut().filter(|space| !space.gone)
+    }
+
+    pub(crate) fn uffd(&self, index: usize) -> Option<Uffd> {
+        self.spaces.get(index)?.as_ref().map(|space| space.uffd)
+    }
+
+    /// A new address space; `None` when there are too many.
+    pub(crate) fn add_space(&mut self, space: AddressSpace) -> Option<usize> {
+        let free = self.spaces.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.spaces.len());
+        if index >= MAX_SPACES {
+            return None;
+        }
+        space.save(&self.state, index);
+        if index == self.spaces.len() {
+            self.spaces.push(None);
+        }
+        self.spaces[index] = Some(space);
+        Some(index)
+    }
+
+    pub(crate) fn live_spaces(&self) -> impl Iterator<Item = (usize, &AddressSpace)> {
+        let spaces = self.spaces.iter().enumerate();
+        spaces.filter_map(|(i, space)| Some((i, space.as_ref()?))).filter(|(_, s)| !s.gone)
+    }
+
+    /// A page has come into a program's memory.
+    pub(crate) fn count_in(&mut self, key: Key, how: Installed) {
+        let space = self.spaces[key.space()].as_mut().expect("pages belong to an address space");
+        space.resident += 1;
+        if space.charged {
+            self.resident += 1;
+            self.order.installed(key.0, how);
+        }
+    }
+
+    /// A page has left a program's memory. `in_order`: the eviction order still has it.
+    pub(crate) fn count_out(&mut self, key: Key, in_order: bool) {
+        let Some(space) = self.spaces[key.space()].as_mut() else { return };
+        space.resident -= 1;
+        if space.charged {
+            self.resident -= 1;
+            if in_order {
+                self.order.removed(key.0);
+            }
+        }
+    }
+
+    /// Pages of the address space count against local memory from now on.
+    pub(crate) fn charge(&mut self, index: usize) {
+        let Some(space) = self.spaces[index].as_mut().filter(|space| !space.charged) else {
+            return;
+        };
+        space.charged = true;
+        self.resident += space.resident;
+        space.save(&self.state, index);
+        for first in self.tables.chunks_in(index, crate::tables::ALL_PAGES) {
+            for key in (0..crate::state::CHUNK_PAGES).map(|i| first.plus(i)) {
+                let entry = self.get(key);
+                if entry.place() == Place::Resident && !entry.is_busy() {
+                    self.order.installed(key.0, Installed::Demand);
+                }
+            }
+        }
+    }
+
+    /// A staging slot to fill; a prefetched window whose trigger lay there is over.
+    pub(crate) fn take_slot(&mut self) -> Option<u32> {
+        let slot = self.staging.take(&self.state, &self.pages)?;
+        self.end_trigger(slot);
+        Some(slot)
+    }
+
+    fn end_trigger(&mut self, slot: u32) {
+        if let Some(key) = self.triggers.remove(&slot) {
+            self.prefetcher.on_window_dead(key.0);
+        }
+    }
+
+    /// One entry less names the space page.
+    pub(crate) fn release_page(&mut self, page: u64) {
+        if let Some(record) = self.pages.release(&self.state, page)
+            && let Some(slot) = record.slot()
+        {
+            self.end_trigger(slot);
+            self.staging.forget(&self.state, slot);
+        }
+    }
+
+    /// The contents of a page are gone: it was freed by the program.
+    pub(crate) fn discard(&mut self, key: Key) {
+        let entry = self.get(key);
+        match entry.place() {
+            Place::Zero => return,
+            // Busy: it left the order when the batch claimed it, and is counted until the batch is
+            // settled, which will find it zero.
+            Place::Resident if entry.is_busy() => {}
+            Place::Resident => self.count_out(key, true),
+            Place::Out => {}
+            Place::Fetching => self.end_fetch(key),
+        }
+        self.set(key, Entry::ZERO.with_busy(entry.is_busy()));
+        if let Some(page) = entry.space_page() {
+            self.release_page(page);
+        }
+    }
+
+    /// Whatever arrives for the page is not wanted any more.
+    pub(crate) fn end_fetch(&mut self, key: Key) {
+        self.fetching -= 1;
+        if self.coming_triggers.remove(&key) {
+            self.prefetcher.on_window_dead(key.0);
+        }
+    }
+
+    pub(crate) fn new_tag(&mut self) -> u32 {
+        self.next_tag = (self.next_tag + 1) & TAG_MASK;
+        self.next_tag
+    }
+
+    /// The address space has ended. Its pages are given up now, or once the batch is settled.
+    pub(crate) fn end_space(&mut self, index: usize) {
+        let Some(space) = self.spaces.get_mut(index).and_then(Option::as_mut) else { return };
+        space.gone = true;
+        let in_batch = self.batch.iter().any(|item| item.key.space() == index)
+            || self.batch_children.iter().any(|&(child, _)| child == index);
+        if !in_batch {
+            self.tear_down(index);
+        }
+    }
+
+    fn tear_down(&mut self, index: usize) {
+        for first in self.tables.chunks_in(index, crate::tables::ALL_PAGES) {
+            for i in 0..crate::state::CHUNK_PAGES {
+                self.discard(first.plus(i));
+            }
+            self.tables.free_chunk(&self.state, first);
+        }
+        let space = self.spaces[index].take().expect("torn down once");
+        debug_assert_eq!(space.resident, 0);
+        AddressSpace::erase(&self.state, index);
+        close(space.uffd.0);
+        if let Some(helper) = space.helper {
+            close(helper.socket);
+        }
+        self.parked.retain(|key| key.space() != index);
+        self.starved.retain(|key| key.space() != index);
+    }
+
+    /// Tears down what ended while a batch named it.
+    pub(crate) fn tear_down_gone(&mut self) {
+        for index in 0..self.spaces.len() {
+            if self.spaces[index].as_ref().is_some_and(|space| space.gone) {
+                self.tear_down(index);
+            }
+        }
+    }
+
+    /// Lets the threads fault again that wait for what has just become possible.
+    pub(crate) fn wake_waiting(&mut self) {
+        let starved = if self.room() > 0 { self.starved.drain(..).collect() } else { Vec::new() };
+        for key in self.parked.drain(..).chain(starved) {
+            if let Some(Some(space)) = self.spaces.get(key.space()) {
+                // An error means that the process has ended.
+                let _ = space.uffd.wake(key.address(), hecaton_memory::PAGE_SIZE as u64);
+            }
+        }
+    }
+
+    /// The consumer cannot go on: pages are lost, or there is nowhere to put them. It is ended with
+    /// the reason, rather than given wrong data or left to wait for ever.
+    pub(crate) fn fail(&mut self, reason: String) {
+        if self.failed.is_some() {
+            return;
+        }
+        tracing::error!(reason, "the consumer is ended");
+        self.failed = Some(reason);
+        for pid in self.live_spaces().filter_map(|(_, space)| space.pid) {
+            // SAFETY: signals a process that is attached, and so has not been reaped and reused.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+    }
+
+    /// The helper of a page's program, if something may be evicted there.
+    pub(crate) fn helper(&self, index: usize) -> Option<Helper> {
+        self.spaces.get(index)?.as_ref().filter(|space| !space.gone)?.helper
+    }
+
+    /// The statistics, complete.
+    pub(crate) fn snapshot(&mut self) -> Stats {
+        let bytes = hecaton_memory::pages_to_bytes;
+        let counters = self.prefetcher.counters();
+        let mut stats = self.stats.clone();
+        stats.local_limit_bytes = bytes(self.limit);
+        stats.local_bytes = bytes(self.resident);
+        stats.pool_bytes = bytes(self.pages.in_use());
+        stats.processes = self.live_spaces().count() as u64;
+        stats.pages_prefetched = counters.prefetched;
+        stats.prefetch_hits = counters.hits;
+        stats.prefetch_waste = counters.waste;
+        stats.pool_fault_latency = self.pool_latency.latency();
+        stats.local_fault_latency = self.local_latency.latency();
+        stats.error.clone_from(&self.failed);
+        stats
+    }
+
+    /// Notes the highest water marks.
+    pub(crate) fn note_peaks(&mut self) {
+        let bytes = hecaton_memory::pages_to_bytes;
+        self.stats.local_peak_bytes = self.stats.local_peak_bytes.max(bytes(self.resident));
+        self.stats.pool_peak_bytes = self.stats.pool_peak_bytes.max(bytes(self.pages.in_use()));
+    }
+}
+
+pub(crate) fn close(fd: std::os::fd::RawFd) {
+    // SAFETY: the caller owns the descriptor and does not use it again.
+    unsafe { libc::close(fd) };
+}

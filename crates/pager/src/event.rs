@@ -1,0 +1,152 @@
+//! What programs do to their address spaces: free, move, fork.
+//!
+//! The program's thread waits in the kernel until the event is read, and the kernel refuses to map
+//! pages (EAGAIN) until then. Each handler may run twice on the same event (see `journal`).
+
+use crate::address_space::AddressSpace;
+use crate::core::Core;
+use crate::state::CHUNK_PAGES;
+use crate::state::entry::{Entry, Place};
+use crate::tables::Key;
+use hecaton_policy::evict::Installed;
+use hecaton_uffd::Uffd;
+use std::ops::Range;
+
+impl Core {
+    /// `madvise` has emptied (or is about to empty) a range: its pages are zero from now on.
+    pub(crate) fn removed(&mut self, space: usize, start: u64, end: u64) {
+        if self.is_own_drop(space, start, end) {
+            return;
+        }
+        self.discard_range(space, start >> 12..end >> 12);
+    }
+
+    /// The helper's own `madvise` is reported like any other. If the program frees exactly the same
+    /// range at the same time, two reports come before the helper's answer, and the pages are
+    /// zero; which of the two was whose does not matter, because faults there wait until the batch
+    /// is settled.
+    fn is_own_drop(&mut self, space: usize, start: u64, end: u64) -> bool {
+        let Some(drop) = self.own_drop.as_mut().filter(|drop| drop.space == space) else {
+            return false;
+        };
+        let range = drop.ranges.iter_mut().find(|range| (range.0, range.1) == (start, end));
+        let Some((_, _, reports)) = range else { return false };
+        *reports += 1;
+        *reports == 1
+    }
+
+    /// A range is not mapped any more.
+    pub(crate) fn unmapped(&mut self, space: usize, start: u64, end: u64) {
+        if let Some(space) = self.space(space) {
+            space.forget_mappings();
+            space.forget_registered(start, end);
+        }
+        self.discard_range(space, start >> 12..end >> 12);
+    }
+
+    fn discard_range(&mut self, space: usize, pages: Range<u64>) {
+        for first in self.tables.chunks_in(space, pages.clone()) {
+            let chunk = first.vpn()..first.vpn() + CHUNK_PAGES;
+            let mut used = false;
+            for vpn in chunk.clone() {
+                let key = Key::new(space, vpn);
+                if pages.contains(&vpn) {
+                    self.discard(key);
+                }
+                used |= self.get(key) != Entry::ZERO;
+            }
+            if !used {
+                self.tables.free_chunk(&self.state, first);
+            }
+        }
+    }
+
+    /// `mremap` has moved `len` bytes.
+    pub(crate) fn remapped(&mut self, space: usize, from: u64, to: u64, len: u64) {
+        if let Some(space) = self.space(space) {
+            space.forget_mappings();
+            space.forget_registered(from, from + len);
+        }
+        let (from, to, count) = (from >> 12, to >> 12, len >> 12);
+        for first in self.tables.chunks_in(space, from..from + count) {
+            for vpn in first.vpn().max(from)..(first.vpn() + CHUNK_PAGES).min(from + count) {
+                self.move_entry(Key::new(space, vpn), Key::new(space, vpn - from + to));
+            }
+        }
+    }
+
+    fn move_entry(&mut self, old: Key, new: Key) {
+        let mut entry = self.get(old);
+        if entry.place() == Place::Zero {
+            return;
+        }
+        if entry.place() == Place::Fetching {
+            // What arrives finds nobody; the page is asked for again at its new address.
+            self.end_fetch(old);
+            entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
+        }
+        if entry.is_busy() {
+            // The batch has it under its old address. Both addresses stay busy until it is settled.
+            for item in self.batch.iter_mut().filter(|item| item.now_at == old) {
+                item.now_at = new;
+            }
+        } else if entry.place() == Place::Resident {
+            let charged = self.spaces[old.space()].as_ref().is_some_and(|space| space.charged);
+            if charged {
+                self.order.removed(old.0);
+                self.order.installed(new.0, Installed::Rescued);
+            }
+        }
+        // The new entry first: after a kill in between, the page is in both places, and recovery
+        // finds that the old address holds nothing.
+        self.set(new, entry);
+        self.set(old, Entry::ZERO.with_busy(entry.is_busy()));
+    }
+
+    /// A process has forked; `uffd` is the child's. Returns the child's index.
+    pub(crate) fn forked(&mut self, parent: usize, uffd: Uffd) -> Option<usize> {
+        // Acting upon the event a second time, after a kill, must not make a second child.
+        if let Some((index, _)) = self.live_spaces().find(|(_, space)| space.uffd == uffd) {
+            return Some(index);
+        }
+        let child = self.add_space(AddressSpace::new(uffd))?;
+        if self.batch.iter().any(|item| item.key.space() == parent) {
+            self.batch_children.push((child, parent));
+        }
+        for first in self.tables.chunks_in(parent, crate::tables::ALL_PAGES) {
+            for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
+                let entry = self.get(key);
+                if entry.place() != Place::Zero {
+                    self.inherit(Key::new(child, key.vpn()), entry);
+                }
+            }
+        }
+        if let Some(space) = self.space(child) {
+            space.inherited = space.resident;
+        }
+        Some(child)
+    }
+
+    fn inherit(&mut self, key: Key, parents: Entry) {
+        let mut entry = parents;
+        if entry.place() == Place::Fetching {
+            entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
+        }
+        if let Some(page) = entry.space_page()
+            && !self.pages.share(&self.state, page)
+        {
+            if entry.place() == Place::Out {
+                self.failed = Some(format!(
+                    "more than {} forked processes share one evicted page",
+                    crate::state::record::MAX_REFS
+                ));
+                return;
+            }
+            entry = entry.with_space_page(None).with_dirty(true);
+        }
+        self.set(key, entry);
+        if entry.place() == Place::Resident {
+            self.count_in(key, Installed::Demand);
+        }
+    }
+}

@@ -1,0 +1,686 @@
+//! Makes room: chooses pages, takes them from the program, stages them, writes them out.
+//!
+//! One thread. A batch goes through these steps, and the lock is held only in the first and the
+//! fourth:
+//!
+//! 1. *Claim*: the eviction order names up to 256 pages; they become busy, so faults on them wait.
+//! 2. *Take*: the helper moves them out of the way of the program at one instant each (Linux 6.8),
+//!    or, where that cannot be, they are write-protected and, once copied, dropped by the helper.
+//! 3. *Copy* into staging, except what is clean and still in the pool.
+//! 4. *Settle*: each page is out, or zero, or still there if it could not be taken. Who waited
+//!    faults again, and is served from staging.
+//! 5. *Write* what is staged to the donors, many batches in flight; a slot is free once they have
+//!    acknowledged it.
+//!
+//! A writer that races with 2 has its write in the copy or waits until 4: the page cannot change
+//! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
+//! the pager, so a kill at any point loses nothing.
+
+use crate::core::{BatchItem, Core, OwnDrop, Shared, reserve};
+use crate::fault::{Content, SEGMENT_PAGES, examine};
+use crate::helper;
+use crate::state::CHUNK_PAGES;
+use crate::state::batch::MAX_BATCH;
+use crate::state::entry::{Entry, Place};
+use crate::tables::Key;
+use hecaton_memory::{PAGE_SIZE, PageSum};
+use hecaton_policy::evict::Installed;
+use hecaton_space::{Completion, Lane, Space, SpaceError};
+use hecaton_transport::protocol::MAX_PAGES;
+use hecaton_uffd::handover::{Command, Op, Range};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long pages may wait for a donor with room before the consumer is ended: its memory is full
+/// and so is the pool, and nobody else can help.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A page of the batch as the evictor sees it.
+struct Victim {
+    key: Key,
+    /// Needs no copy: the pool holds it.
+    clean: bool,
+    slot: Option<u32>,
+    /// Out of the program's reach.
+    taken: bool,
+    /// In its slot.
+    copied: bool,
+    content: Option<Content>,
+}
+
+/// Staged pages of one segment, ready to be sent.
+#[derive(Default)]
+struct Write {
+    pages: Vec<u64>,
+    sums: Vec<PageSum>,
+    slots: Vec<u32>,
+}
+
+/// The evicting thread.
+pub(crate) struct Evictor {
+    shared: Arc<Shared>,
+    space: Arc<Space>,
+    lane: Lane,
+    in_flight: HashMap<u64, Write>,
+    /// Not sent yet, or to be sent again.
+    unsent: Vec<Write>,
+    next_token: u64,
+    /// Since when no donor has had room.
+    no_room_since: Option<Instant>,
+}
+
+impl Evictor {
+    pub(crate) fn new(shared: Arc<Shared>, space: Arc<Space>) -> Result<Evictor, SpaceError> {
+        Ok(Evictor {
+            lane: space.lane()?,
+            shared,
+            space,
+            in_flight: HashMap::new(),
+            unsent: Vec::new(),
+            next_token: 0,
+            no_room_since: None,
+        })
+    }
+
+    /// Staged pages that a predecessor had not seen acknowledged.
+    pub(crate) fn resume(&mut self, unwritten: Vec<(u64, PageSum, u32)>) {
+        for (page, sum, slot) in unwritten {
+            self.stage_write(page, sum, slot);
+        }
+    }
+
+    /// Runs as long as the process.
+    pub(crate) fn run(mut self) {
+        self.shared.lock().evictor_thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        loop {
+            self.send_unsent();
+            let idle = self.wait_for_work();
+            if !idle {
+                self.evict_batch();
+            }
+            self.discard_emptied();
+            self.collect(None);
+        }
+    }
+
+    /// True if there is nothing to evict, but perhaps something to collect.
+    fn wait_for_work(&mut self) -> bool {
+        let mut core = self.shared.lock();
+        if !core.wants_eviction() {
+            if !self.in_flight.is_empty() {
+                drop(core);
+                self.collect(Some(Duration::from_millis(1)));
+                return true;
+            }
+            let until = Duration::from_millis(20);
+            core = self.shared.evict.wait_timeout(core, until).expect("never poisoned").0;
+        }
+        !core.wants_eviction()
+    }
+
+    fn evict_batch(&mut self) {
+        let mut victims = self.claim();
+        if victims.is_empty() {
+            // Nothing can be evicted just now: slots are being written, or all is in programs that
+            // have no helper. In the latter case, waiting would be for ever.
+            let waiting = !self.in_flight.is_empty() || !self.unsent.is_empty();
+            if waiting {
+                self.collect(Some(Duration::from_millis(1)));
+            } else {
+                let mut core = self.shared.lock();
+                core.wake_waiting();
+                drop(core);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return;
+        }
+        let mut first = 0;
+        while first < victims.len() {
+            let space = victims[first].key.space();
+            let group = victims[first..].iter().take_while(|v| v.key.space() == space).count();
+            self.take(first, &mut victims[first..first + group]);
+            first += group;
+        }
+        for victim in &mut victims {
+            if let (true, true, Some(slot)) = (victim.taken, victim.copied, victim.slot) {
+                victim.content = Some(examine(self.slot_bytes(slot)));
+            }
+        }
+        let written = self.settle(&victims);
+        for (page, sum, slot) in written {
+            self.stage_write(page, sum, slot);
+        }
+        self.clear_areas(&victims);
+    }
+
+    fn slot_bytes(&self, slot: u32) -> &'static [u8] {
+        let at = self.shared.lock().state.slot(slot);
+        // SAFETY: the staging memory is mapped for good, and a slot that is taken or unwritten is
+        // not changed by anybody until its write has been acknowledged.
+        unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) }
+    }
+
+    /// Step 1.
+    fn claim(&mut self) -> Vec<Victim> {
+        let mut core = self.shared.lock();
+        let core = &mut *core;
+        // Small steps keep faults on the batch's pages from waiting long when little is needed.
+        let mut wanted = reserve(core.limit) + 64 - core.room().min(reserve(core.limit));
+        if let Some(pages) = core.evict_to {
+            wanted = wanted.max(core.resident.saturating_sub(pages));
+        }
+        let slots = core.staging.available();
+        let most = (wanted as usize).clamp(32, MAX_BATCH).min(slots).min(core.limit as usize / 16);
+        let mut keys = Vec::with_capacity(most);
+        {
+            let (tables, state, spaces) = (&mut core.tables, &core.state, &core.spaces);
+            let mut still = |key: u64| {
+                let key = Key(key);
+                let entry = tables.get(state, key);
+                let space = spaces[key.space()].as_ref();
+                let evictable = space.is_some_and(|space| !space.gone && space.helper.is_some())
+                    && entry.place() == Place::Resident
+                    && !entry.is_busy();
+                if evictable {
+                    tables.set(state, key, entry.with_busy(true));
+                }
+                evictable
+            };
+            core.order.victims(most, &mut still, &mut keys);
+        }
+        keys.sort_unstable();
+        core.state.batch.begin(keys.iter().copied());
+        core.batch =
+            keys.iter().map(|&key| BatchItem { key: Key(key), now_at: Key(key) }).collect();
+        keys.into_iter()
+            .map(|key| {
+                let key = Key(key);
+                let entry = core.get(key);
+                let clean = entry.is_clean_resident() && entry.space_page().is_some();
+                let slot = if clean { None } else { core.take_slot() };
+                Victim { key, clean, slot, taken: false, copied: false, content: None }
+            })
+            .collect()
+    }
+
+    /// Steps 2 and 3 for the pages of one address space. `first` is the first one's place in the
+    /// batch.
+    fn take(&mut self, first: usize, group: &mut [Victim]) {
+        let (helper, uffd, pid) = {
+            let core = self.shared.lock();
+            let index = group[0].key.space();
+            let Some(helper) = core.helper(index) else { return };
+            let space = core.spaces[index].as_ref().expect("it has a helper");
+            (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
+        };
+        if helper.area != 0 {
+            let runs = runs_of(group, |_| true);
+            self.next_token += 1;
+            let Ok(done) = helper::ask(helper.socket, Op::Take, &runs, self.next_token) else {
+                return;
+            };
+            let mut at = 0;
+            for (run, moved) in runs.iter().zip(done) {
+                for victim in &mut group[at..at + moved as usize] {
+                    victim.taken = true;
+                }
+                at += (run.len / PAGE) as usize;
+            }
+            let moved_to = |i: usize| helper.area + i as u64 * PAGE;
+            self.copy(pid, first, group, moved_to, |victim| victim.taken);
+        }
+        if group.iter().any(|victim| !victim.taken) {
+            self.protect_copy_drop(first, group, helper.socket, uffd, pid);
+        }
+    }
+
+    /// The way for kernels that cannot move pages, and for pages that a fork shares.
+    fn protect_copy_drop(
+        &mut self,
+        first: usize,
+        group: &mut [Victim],
+        socket: std::os::fd::RawFd,
+        uffd: hecaton_uffd::Uffd,
+        pid: i32,
+    ) {
+        for run in runs_of(group, |victim| !victim.taken) {
+            // EAGAIN: the mappings are changing. The pages stay as they are for this time.
+            if uffd.protect(run.start, run.len).is_err() {
+                let end = run.start + run.len;
+                let within = |v: &Victim| (run.start..end).contains(&v.key.address());
+                self.skip(group, within);
+            }
+        }
+        // Reading a page that is not there would wait for ourselves; see also `Core::fault`.
+        let index = group[0].key.space();
+        for at in 0..group.len() {
+            if group[at].taken {
+                continue;
+            }
+            let mut core = self.shared.lock();
+            let mapped = core.space(index).map(|s| s.mapped(group[at].key.vpn(), 1));
+            let safe = matches!(&mapped, Some(Ok(pages)) if pages[0].present && pages[0].protected);
+            drop(core);
+            if !safe {
+                let key = group[at].key;
+                self.skip(group, |victim| victim.key == key);
+            }
+        }
+        let droppable = |victim: &Victim| !victim.taken && (victim.clean || victim.slot.is_some());
+        let addresses: Vec<u64> = group.iter().map(|victim| victim.key.address()).collect();
+        self.copy(pid, first, group, |i| addresses[i], droppable);
+        let runs = runs_of(group, |victim| droppable(victim) && (victim.clean || victim.copied));
+        if runs.is_empty() {
+            return;
+        }
+        let mut core = self.shared.lock();
+        for (i, _) in
+            group.iter().enumerate().filter(|(_, v)| droppable(v) && (v.clean || v.copied))
+        {
+            core.state.batch.dropping(first + i);
+        }
+        core.own_drop = Some(OwnDrop {
+            space: index,
+            ranges: runs.iter().map(|run| (run.start, run.start + run.len, 0)).collect(),
+        });
+        drop(core);
+        self.next_token += 1;
+        let Ok(done) = helper::ask(socket, Op::Drop, &runs, self.next_token) else { return };
+        let mut core = self.shared.lock();
+        let drop = core.own_drop.take().expect("set above");
+        for ((run, pages), (.., reports)) in runs.iter().zip(done).zip(drop.ranges) {
+            let dropped = run.start..run.start + u64::from(pages) * PAGE;
+            for victim in group.iter_mut().filter(|v| dropped.contains(&v.key.address())) {
+                victim.taken = true;
+                if reports > 1 {
+                    // The program freed the same range at the same time: its pages are zero.
+                    let now_at = core.batch.iter().find(|item| item.key == victim.key);
+                    let key = now_at.expect("it is in the batch").now_at;
+                    core.discard(key);
+                }
+            }
+        }
+        for victim in group.iter().filter(|victim| !victim.taken && !victim.clean) {
+            let _ = uffd.unprotect(victim.key.address(), PAGE);
+        }
+    }
+
+    /// These pages are not evicted this time.
+    fn skip(&mut self, group: &mut [Victim], which: impl Fn(&Victim) -> bool) {
+        let mut guard = self.shared.lock();
+        let core = &mut *guard;
+        for victim in group.iter_mut().filter(|victim| !victim.taken && which(victim)) {
+            victim.clean = false;
+            if let Some(slot) = victim.slot.take() {
+                core.staging.forget(&core.state, slot);
+            }
+        }
+    }
+
+    /// Copies the chosen pages that need it into their slots, in one call: all, or none if the
+    /// process has gone.
+    fn copy(
+        &mut self,
+        pid: i32,
+        first: usize,
+        group: &mut [Victim],
+        address: impl Fn(usize) -> u64,
+        chosen: impl Fn(&Victim) -> bool,
+    ) {
+        let core = self.shared.lock();
+        let mut to = Vec::with_capacity(group.len());
+        let mut from: Vec<libc::iovec> = Vec::with_capacity(group.len());
+        let mut items = Vec::with_capacity(group.len());
+        for (i, victim) in group.iter().enumerate() {
+            let (true, Some(slot)) = (chosen(victim), victim.slot) else { continue };
+            to.push(libc::iovec { iov_base: core.state.slot(slot).cast(), iov_len: PAGE_SIZE });
+            let at = address(i);
+            match from.last_mut() {
+                Some(last) if last.iov_base as u64 + last.iov_len as u64 == at => {
+                    last.iov_len += PAGE_SIZE;
+                }
+                _ => from.push(libc::iovec { iov_base: at as *mut _, iov_len: PAGE_SIZE }),
+            }
+            items.push((i, slot));
+        }
+        drop(core);
+        if items.is_empty() {
+            return;
+        }
+        let wanted = items.len() * PAGE_SIZE;
+        // SAFETY: the slots were taken for this batch, so nobody else touches them; the other side
+        // is another process's memory.
+        let read = unsafe {
+            libc::process_vm_readv(
+                pid,
+                to.as_ptr(),
+                to.len() as u64,
+                from.as_ptr(),
+                from.len() as u64,
+                0,
+            )
+        };
+        if read != wanted as isize {
+            let error = std::io::Error::last_os_error();
+            tracing::warn!(pid, %error, "a program's memory cannot be read; it may have ended");
+            return;
+        }
+        let core = self.shared.lock();
+        for (i, slot) in items {
+            group[i].copied = true;
+            core.state.batch.copied(first + i, slot);
+        }
+    }
+
+    /// Step 4. Returns what is to be written: space page, sum, slot.
+    fn settle(&mut self, victims: &[Victim]) -> Vec<(u64, PageSum, u32)> {
+        let mut guard = self.shared.lock();
+        let core = &mut *guard;
+        let mut written = Vec::new();
+        let batch = std::mem::take(&mut core.batch);
+        let children = std::mem::take(&mut core.batch_children);
+        let mut evicted = 0;
+        for (victim, item) in victims.iter().zip(&batch) {
+            if item.now_at != item.key {
+                let old = core.get(item.key);
+                core.set(item.key, old.with_busy(false));
+            }
+            let writes = settle_one(core, victim, item.now_at, &children);
+            evicted += u64::from(victim.taken);
+            written.extend(writes);
+        }
+        core.clock.advance(evicted);
+        core.stats.pages_evicted += evicted;
+        core.state.batch.end();
+        core.tear_down_gone();
+        core.wake_waiting();
+        core.note_peaks();
+        written
+    }
+
+    /// The pages in the area are in staging: the host can have their memory back.
+    fn clear_areas(&self, victims: &[Victim]) {
+        let mut cleared = usize::MAX;
+        for victim in victims.iter().filter(|victim| victim.taken) {
+            let index = victim.key.space();
+            if index != cleared {
+                cleared = index;
+                let helper = self.shared.lock().helper(index);
+                if let Some(helper) = helper.filter(|helper| helper.area != 0) {
+                    // Gone: so is its area.
+                    let _ = helper::send(helper.socket, &Command::new(Op::Clear, 0));
+                }
+            }
+        }
+    }
+
+    fn stage_write(&mut self, page: u64, sum: PageSum, slot: u32) {
+        let segment = page / SEGMENT_PAGES;
+        let fits = |write: &&mut Write| {
+            write.pages.len() < MAX_PAGES && write.pages[0] / SEGMENT_PAGES == segment
+        };
+        let write = match self.unsent.iter_mut().rev().find(fits) {
+            // The same page twice in one request would leave it open which is written last.
+            Some(write) if !write.pages.contains(&page) => write,
+            _ => {
+                self.unsent.push(Write::default());
+                self.unsent.last_mut().expect("just pushed")
+            }
+        };
+        write.pages.push(page);
+        write.sums.push(sum);
+        write.slots.push(slot);
+    }
+
+    /// Leaves out of what is to be sent the pages that nobody names any more, or that have newer
+    /// contents elsewhere.
+    fn forget_superseded(&mut self) {
+        let mut guard = self.shared.lock();
+        let core = &mut *guard;
+        for write in &mut self.unsent {
+            for i in (0..write.pages.len()).rev() {
+                let (page, slot) = (write.pages[i], write.slots[i]);
+                let record = core.pages.record(&core.state, page);
+                if record.slot() != Some(slot) || record.refs() == 0 {
+                    core.staging.written(&core.state, &core.pages, slot, page);
+                    write.pages.swap_remove(i);
+                    write.sums.swap_remove(i);
+                    write.slots.swap_remove(i);
+                }
+            }
+        }
+        self.unsent.retain(|write| !write.pages.is_empty());
+    }
+
+    /// Step 5.
+    fn send_unsent(&mut self) {
+        if self.unsent.is_empty() {
+            return;
+        }
+        self.forget_superseded();
+        for write in std::mem::take(&mut self.unsent) {
+            let data: Vec<&[u8]> = write.slots.iter().map(|&slot| self.slot_bytes(slot)).collect();
+            self.next_token += 1;
+            match self.lane.write(self.next_token, &write.pages, &write.sums, &data) {
+                Ok(()) => {
+                    self.no_room_since = None;
+                    self.in_flight.insert(self.next_token, write);
+                }
+                Err(error) => self.keep(write, &error),
+            }
+        }
+    }
+
+    /// What could not be written stays staged, and is tried again: a donor may get room.
+    fn keep(&mut self, write: Write, error: &SpaceError) {
+        self.unsent.push(write);
+        match error {
+            SpaceError::Busy(_) => return self.collect(Some(Duration::from_millis(1))),
+            error if error.is_transient() => {}
+            SpaceError::NoRoom { .. } => {
+                let since = *self.no_room_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > PATIENCE {
+                    self.shared.lock().fail(error.to_string());
+                }
+            }
+            error => self.shared.lock().fail(error.to_string()),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+
+    /// Takes in acknowledgements; waits for one if `wait` says so.
+    fn collect(&mut self, wait: Option<Duration>) {
+        let mut failed = Vec::new();
+        let (shared, in_flight) = (&self.shared, &mut self.in_flight);
+        self.lane.progress(wait, &mut |completion| match completion {
+            Completion::Written { token } => {
+                let Some(write) = in_flight.remove(&token) else { return };
+                let mut guard = shared.lock();
+                let core = &mut *guard;
+                core.stats.pages_out += write.pages.len() as u64;
+                for (&page, &slot) in write.pages.iter().zip(&write.slots) {
+                    core.staging.written(&core.state, &core.pages, slot, page);
+                }
+                if core.wants_eviction() {
+                    shared.evict.notify_one();
+                }
+            }
+            Completion::Failed { token, error, .. } => {
+                if let Some(write) = in_flight.remove(&token) {
+                    failed.push((write, error));
+                }
+            }
+            Completion::Read { .. } => unreachable!("this lane only writes"),
+        });
+        for (write, error) in failed {
+            self.keep(write, &error);
+        }
+    }
+
+    /// Gives back what no entry names any more: pages to the donors' hosts, and whole extents.
+    fn discard_emptied(&mut self) {
+        let emptied = self.shared.lock().pages.take_emptied();
+        for slot in emptied {
+            // A write that is still under way to the slot must not come after the discard.
+            let first = u64::from(slot) * CHUNK_PAGES;
+            let in_slot = |page: &u64| page / CHUNK_PAGES == u64::from(slot);
+            while self.in_flight.values().any(|write| write.pages.iter().any(in_slot)) {
+                self.collect(Some(Duration::from_millis(10)));
+            }
+            self.forget_superseded();
+            let segment = first / SEGMENT_PAGES;
+            let per_segment = (SEGMENT_PAGES / CHUNK_PAGES) as u32;
+            let of_segment = segment as u32 * per_segment..(segment as u32 + 1) * per_segment;
+            let all_free = {
+                let mut core = self.shared.lock();
+                core.pages.discarded(slot);
+                core.pages.are_free(of_segment)
+            };
+            let result = if all_free {
+                self.space.free_segment(segment)
+            } else {
+                self.space.discard(first, CHUNK_PAGES)
+            };
+            if let Err(error) = result {
+                tracing::warn!(%error, segment, "pages could not be given back");
+            }
+        }
+    }
+}
+
+/// One page of a batch comes to its new place.
+fn settle_one(
+    core: &mut Core,
+    victim: &Victim,
+    key: Key,
+    children: &[(usize, usize)],
+) -> Option<(u64, PageSum, u32)> {
+    let entry = core.get(key).with_busy(false);
+    let free_slot = |core: &mut Core| {
+        if let Some(slot) = victim.slot {
+            core.staging.forget(&core.state, slot);
+        }
+    };
+    if entry.place() != Place::Resident {
+        // The program freed it meanwhile.
+        core.set(key, entry);
+        core.count_out(key, false);
+        free_slot(core);
+        settle_children(core, victim.taken, key, None, children);
+        return None;
+    }
+    if !victim.taken {
+        core.set(key, entry);
+        core.order.installed(key.0, Installed::Rescued);
+        free_slot(core);
+        settle_children(core, false, key, None, children);
+        return None;
+    }
+    let stamp = core.clock.stamp();
+    let out = entry.with_place(Place::Out).with_dirty(false).with_prefetched(false).with_tag(stamp);
+    let (new, written) = match (&victim.content, victim.slot) {
+        (Some(Content::Sum(sum)), Some(slot)) => {
+            let page = page_to_write(core, key, entry.space_page());
+            let record = core.pages.record(&core.state, page);
+            if let Some(older) = record.slot() {
+                core.staging.forget(&core.state, older);
+            }
+            let record = record.with_slot(Some(slot)).with_sum(*sum).with_stored(false);
+            core.pages.set_record(&core.state, page, record);
+            core.staging.publish(&core.state, slot, page, false);
+            (out.with_space_page(Some(page)), Some((page, *sum, slot)))
+        }
+        (Some(Content::Zero), _) => {
+            core.stats.pages_dropped_zero += 1;
+            free_slot(core);
+            if let Some(page) = entry.space_page() {
+                core.release_page(page);
+            }
+            (Entry::ZERO, None)
+        }
+        _ if victim.clean => {
+            core.stats.pages_dropped_clean += 1;
+            (out, None)
+        }
+        _ => {
+            // Taken and not copied: the program has ended, or it does not let itself be read any
+            // more, and then the page is lost.
+            free_slot(core);
+            if core.spaces[key.space()].as_ref().is_some_and(|space| !space.gone) {
+                core.fail("a page was taken from a program whose memory cannot be read".into());
+            }
+            if let Some(page) = entry.space_page() {
+                core.release_page(page);
+            }
+            (Entry::ZERO, None)
+        }
+    };
+    core.set(key, new);
+    core.count_out(key, false);
+    settle_children(core, true, key, Some(new), children);
+    written
+}
+
+/// Where a dirty page's contents go: its old place if nobody else reads that.
+fn page_to_write(core: &mut Core, key: Key, old: Option<u64>) -> u64 {
+    if let Some(page) = old {
+        if core.pages.record(&core.state, page).refs() == 1 {
+            return page;
+        }
+        core.release_page(page);
+    }
+    core.pages.allocate(&core.state, key)
+}
+
+/// Children forked while the page was in the batch have it as their parent had it then: in memory
+/// if it was not taken; else perhaps, and what the parent's copy held in any case.
+fn settle_children(
+    core: &mut Core,
+    taken: bool,
+    parents_key: Key,
+    parents: Option<Entry>,
+    children: &[(usize, usize)],
+) {
+    for &(child, _) in children.iter().filter(|(_, parent)| *parent == parents_key.space()) {
+        let key = Key::new(child, parents_key.vpn());
+        let entry = core.get(key);
+        if !entry.is_busy() {
+            continue;
+        }
+        let entry = entry.with_busy(false);
+        if !taken || entry.place() != Place::Resident {
+            core.set(key, entry);
+            continue;
+        }
+        let Some(parents) = parents else {
+            core.set(key, entry);
+            continue;
+        };
+        if let Some(page) = parents.space_page() {
+            // The parent's entry keeps the page alive; one reference more cannot be one too many
+            // while the child's own is given up below.
+            let _ = core.pages.share(&core.state, page);
+        }
+        if let Some(page) = entry.space_page() {
+            core.release_page(page);
+        }
+        core.set(key, parents);
+        core.count_out(key, false);
+    }
+}
+
+/// The chosen pages of a sorted group as runs of neighbours.
+fn runs_of(group: &[Victim], chosen: impl Fn(&Victim) -> bool) -> Vec<Range> {
+    let mut runs: Vec<Range> = Vec::new();
+    for victim in group.iter().filter(|victim| chosen(victim)) {
+        let start = victim.key.address();
+        match runs.last_mut() {
+            Some(run) if run.start + run.len == start => run.len += PAGE,
+            _ => runs.push(Range { start, len: PAGE }),
+        }
+    }
+    runs
+}

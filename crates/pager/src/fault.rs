@@ -1,0 +1,423 @@
+//! What is done about a fault, and about pages that arrive.
+
+use crate::core::{Core, Fault, Fetch};
+use crate::state::entry::Place;
+use crate::state::{CHUNK_PAGES, SPACE_PAGES};
+use crate::tables::Key;
+use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
+use hecaton_policy::evict::Installed;
+use hecaton_policy::prefetch::Window;
+use hecaton_uffd::Errno;
+use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;
+
+/// Longest run whose write protection is lifted at one write fault.
+const MAX_WRITE_RUN: u64 = 64;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+impl Core {
+    /// Serves a fault, or arranges for what will. Pages to be read are appended to `fetches`.
+    pub(crate) fn fault(&mut self, fault: Fault, fetches: &mut Vec<Fetch>) {
+        let Fault { key, .. } = fault;
+        let Some(space) = self.spaces.get(key.space()).and_then(Option::as_ref) else { return };
+        let uffd = space.uffd;
+        if space.is_due() {
+            self.charge(key.space());
+        }
+        if fault.thread == self.evictor_thread {
+            // The evictor reads a page that the program has just freed. What it reads there will be
+            // thrown away when the batch is settled; it only must not wait.
+            let _ = uffd.zero(key.address(), PAGE);
+            return;
+        }
+        let entry = self.get(key);
+        if entry.is_busy() {
+            self.parked.push(key);
+            return;
+        }
+        if fault.protected {
+            self.stats.write_protect_faults += 1;
+            return self.make_dirty(fault);
+        }
+        self.stats.faults += 1;
+        match entry.place() {
+            Place::Zero => self.fill_with_zeros(fault),
+            Place::Resident => {
+                // Either the fault was answered while its message waited here, or the program frees
+                // the page in one thread while it uses it in another, and lost it after it came in.
+                let filled = uffd.zero(key.address(), PAGE);
+                if filled.error.is_some() {
+                    let _ = uffd.wake(key.address(), PAGE);
+                } else {
+                    self.stats.unexpected_missing += 1;
+                    self.set(key, entry.with_dirty(true));
+                }
+            }
+            Place::Fetching => {
+                self.stats.late_faults += 1;
+                self.set(key, entry.with_awaited(true).with_dirty(entry.is_dirty() || fault.write));
+                if self.coming_triggers.remove(&key) {
+                    let window = self.prefetcher.on_trigger_hit(fault.thread.into(), key.0);
+                    self.prefetch(window, fault.write, fetches);
+                }
+            }
+            Place::Out => self.bring_in(fault, fetches),
+        }
+    }
+
+    /// A write to a page that is mapped write-protected.
+    fn make_dirty(&mut self, fault: Fault) {
+        let Fault { key, .. } = fault;
+        let entry = self.get(key);
+        if entry.place() == Place::Out {
+            // A forked child: it has the page in memory although its parent's was evicted.
+            let entry = entry.with_place(Place::Resident).with_dirty(true);
+            self.set(key, entry);
+            self.count_in(key, Installed::Rescued);
+        }
+        let space = self.spaces[key.space()].as_mut().expect("checked by the caller");
+        let uffd = space.uffd;
+        // A program that writes page after page of what it has read gets ever longer runs.
+        let (next, last) = space.write_run;
+        let run = if key.vpn() == next { (last * 2).min(MAX_WRITE_RUN) } else { 1 };
+        let mut pages = 0;
+        while pages < run {
+            let entry = self.get(key.plus(pages));
+            if pages > 0 && (entry.is_busy() || !entry.is_clean_resident()) {
+                break;
+            }
+            if entry.is_clean_resident() {
+                self.set(key.plus(pages), entry.with_dirty(true));
+                let charged = self.spaces[key.space()].as_ref().is_some_and(|s| s.charged);
+                if charged && pages == 0 {
+                    self.order.referenced(key.0);
+                }
+            }
+            pages += 1;
+        }
+        if let Some(space) = self.space(key.space()) {
+            space.write_run = (key.vpn() + pages, pages);
+        }
+        if uffd.unprotect(key.address(), pages * PAGE) == Err(Errno(libc::EAGAIN)) {
+            // The mappings are changing: the entries stay dirty, which is always safe, and the
+            // thread faults again after the event that says how.
+            let _ = uffd.wake(key.address(), pages * PAGE);
+        }
+    }
+
+    /// First touch.
+    fn fill_with_zeros(&mut self, fault: Fault) {
+        let Fault { key, .. } = fault;
+        let room = self.room();
+        if room == 0 {
+            return self.starve(key);
+        }
+        self.stats.zero_faults += 1;
+        let wanted = u64::from(self.fill_ahead.on_zero_fault(fault.thread.into(), key.0));
+        let space = self.spaces[key.space()].as_mut().expect("checked by the caller");
+        let uffd = space.uffd;
+        let mapped = if wanted > 1 {
+            space.mapping_end(key.address()).map_or(1, |end| (end - key.address()) / PAGE)
+        } else {
+            1
+        };
+        let most = wanted.min(mapped).min(room);
+        let mut pages = 1;
+        while pages < most {
+            let entry = self.get(key.plus(pages));
+            if entry.place() != Place::Zero || entry.is_busy() {
+                break;
+            }
+            pages += 1;
+        }
+        let mut filled = uffd.zero(key.address(), pages * PAGE);
+        if filled.done == 0 && filled.error == Some(Errno(libc::ENOENT)) && pages > 1 {
+            // The run crosses mappings that were split since they were read.
+            if let Some(space) = self.space(key.space()) {
+                space.forget_mappings();
+            }
+            filled = uffd.zero(key.address(), PAGE);
+        }
+        for i in 0..filled.done / PAGE {
+            self.now_resident(key.plus(i), true, Installed::ZeroFill);
+        }
+        self.stats.pages_zero_filled += filled.done / PAGE;
+        if filled.done == 0 {
+            // Present already (EEXIST: mapped before it was registered), or the mappings are
+            // changing (EAGAIN): after the wake the access succeeds or faults again.
+            if filled.error == Some(Errno(libc::EEXIST)) {
+                self.now_resident(key, true, Installed::ZeroFill);
+            }
+            let _ = uffd.wake(key.address(), PAGE);
+        }
+        self.local_latency.record(fault.read_at.elapsed());
+    }
+
+    fn now_resident(&mut self, key: Key, dirty: bool, how: Installed) {
+        let entry = self.get(key);
+        let entry = entry.with_place(Place::Resident).with_awaited(false).with_dirty(dirty);
+        self.set(key, entry.with_prefetched(how == Installed::Prefetched));
+        self.count_in(key, how);
+    }
+
+    fn starve(&mut self, key: Key) {
+        self.stats.starved_faults += 1;
+        self.starved.push_back(key);
+    }
+
+    /// A page whose contents are staged or at a donor.
+    fn bring_in(&mut self, fault: Fault, fetches: &mut Vec<Fetch>) {
+        let Fault { key, .. } = fault;
+        if self.room() == 0 {
+            return self.starve(key);
+        }
+        let entry = self.get(key);
+        let page = entry.space_page().expect("a page that is out has a space page");
+        let record = self.pages.record(&self.state, page);
+        let thread = u64::from(fault.thread);
+        let Some(slot) = record.slot() else {
+            self.stats.pool_faults += 1;
+            let tag = self.new_tag();
+            let distance = self.clock.distance(entry.tag());
+            let entry = entry.with_place(Place::Fetching).with_tag(tag).with_awaited(true);
+            self.set(key, entry.with_dirty(fault.write));
+            self.fetching += 1;
+            fetches.push(Fetch {
+                tag,
+                keys: vec![key],
+                pages: vec![page],
+                demanded_at: Some(fault.read_at),
+                distance,
+                trigger: None,
+                write: fault.write,
+                again: false,
+            });
+            let window = self.prefetcher.on_fault(thread, key.0);
+            return self.prefetch(window, fault.write, fetches);
+        };
+        self.stats.staging_faults += 1;
+        let source = self.state.slot(slot);
+        let uffd = self.spaces[key.space()].as_ref().expect("checked by the caller").uffd;
+        let mode = if fault.write { 0 } else { UFFDIO_COPY_MODE_WP };
+        let copied = uffd.copy(key.address(), source, PAGE, mode);
+        match copied.error {
+            None => self.now_resident(key, fault.write, Installed::Rescued),
+            Some(Errno(libc::EEXIST)) => {
+                self.now_resident(key, true, Installed::Rescued);
+                let _ = uffd.unprotect(key.address(), PAGE);
+            }
+            Some(_) => {
+                let _ = uffd.wake(key.address(), PAGE);
+            }
+        }
+        self.local_latency.record(fault.read_at.elapsed());
+        let window = match self.triggers.remove(&slot) {
+            Some(_) => self.prefetcher.on_trigger_hit(thread, key.0),
+            None => self.prefetcher.on_fault(thread, key.0),
+        };
+        self.prefetch(window, fault.write, fetches);
+    }
+
+    /// Asks for the pages of a window that are in the pool and for which there is room.
+    fn prefetch(&mut self, window: Option<Window>, write: bool, fetches: &mut Vec<Fetch>) {
+        let Some(window) = window else { return };
+        // Faults come first: a window takes at most half of the room.
+        let mut room = self.room() / 2;
+        let first_request = fetches.len();
+        let mut fetched = 0u32;
+        let mut trigger = None;
+        for (index, page_key) in window.pages().enumerate() {
+            let key = Key(page_key);
+            if room == 0 || key.space() >= self.spaces.len() {
+                break;
+            }
+            let entry = self.get(key);
+            let Some(page) = entry.space_page() else { continue };
+            if entry.place() != Place::Out || entry.is_busy() {
+                continue;
+            }
+            if self.pages.record(&self.state, page).slot().is_some() {
+                continue;
+            }
+            let segment = |page: u64| page / SEGMENT_PAGES;
+            let current = fetches[first_request..].last();
+            let fits = current.is_some_and(|fetch| segment(fetch.pages[0]) == segment(page));
+            if !fits {
+                let tag = self.new_tag();
+                fetches.push(Fetch { tag, write, ..Fetch::default() });
+            }
+            let fetch = fetches.last_mut().expect("pushed if there was none");
+            fetch.keys.push(key);
+            fetch.pages.push(page);
+            let tag = fetch.tag;
+            if trigger.is_none() && index as u32 >= window.trigger {
+                trigger = Some(key);
+                fetch.trigger = Some(key);
+                self.coming_triggers.insert(key);
+            }
+            self.set(key, entry.with_place(Place::Fetching).with_tag(tag).with_dirty(false));
+            self.fetching += 1;
+            room -= 1;
+            fetched += 1;
+        }
+        self.prefetcher.on_window_issued(&window, fetched, trigger.map(|key| key.0));
+    }
+
+    /// `data` has come for the pages of `fetch` from `from` on. What turns out to be damaged is put
+    /// in `damaged`.
+    pub(crate) fn arrived(
+        &mut self,
+        fetch: &Fetch,
+        from: usize,
+        data: &[u8],
+        damaged: &mut Vec<usize>,
+    ) {
+        let count = data.len() / PAGE_SIZE;
+        self.stats.pages_in += count as u64;
+        let mut at = 0;
+        while at < count {
+            let run = self.arrived_run(fetch, from + at, &data[at * PAGE_SIZE..], damaged);
+            at += run;
+        }
+        if from == 0
+            && let Some(since) = fetch.demanded_at
+        {
+            self.pool_latency.record(since.elapsed());
+        }
+    }
+
+    fn wanted(&mut self, fetch: &Fetch, index: usize) -> bool {
+        let entry = self.get(fetch.keys[index]);
+        entry.place() == Place::Fetching && entry.tag() == fetch.tag
+    }
+
+    fn is_sound(&self, fetch: &Fetch, index: usize, data: &[u8]) -> bool {
+        let expected: PageSum = self.pages.record(&self.state, fetch.pages[index]).sum();
+        page_sum(data) == expected
+    }
+
+    /// Maps as many neighbouring pages as can be mapped alike; returns how many were dealt with.
+    fn arrived_run(
+        &mut self,
+        fetch: &Fetch,
+        first: usize,
+        data: &[u8],
+        damaged: &mut Vec<usize>,
+    ) -> usize {
+        let key = fetch.keys[first];
+        let available = (data.len() / PAGE_SIZE).min(fetch.keys.len() - first);
+        let page_data = |i: usize| &data[i * PAGE_SIZE..(i + 1) * PAGE_SIZE];
+        if !self.wanted(fetch, first) {
+            return 1;
+        }
+        if !self.is_sound(fetch, first, page_data(0)) {
+            self.stats.checksum_errors += 1;
+            damaged.push(first);
+            return 1;
+        }
+        let entry = self.get(key);
+        if fetch.trigger == Some(key) && self.coming_triggers.remove(&key) {
+            self.stage_trigger(fetch, first, page_data(0));
+            return 1;
+        }
+        let write = |entry: crate::state::entry::Entry| fetch.write || entry.is_dirty();
+        let writable = write(entry);
+        let mut run = 1;
+        while run < available {
+            let next = fetch.keys[first + run];
+            if next != key.plus(run as u64)
+                || fetch.trigger == Some(next)
+                || !self.wanted(fetch, first + run)
+                || write(self.get(next)) != writable
+                || !self.is_sound(fetch, first + run, page_data(run))
+            {
+                break;
+            }
+            run += 1;
+        }
+        let Some(uffd) = self.uffd(key.space()) else { return run };
+        let mode = if writable { 0 } else { UFFDIO_COPY_MODE_WP };
+        let copied = uffd.copy(key.address(), data.as_ptr(), run as u64 * PAGE, mode);
+        let done = (copied.done / PAGE) as usize;
+        for i in 0..done {
+            let key = key.plus(i as u64);
+            self.fetching -= 1;
+            let how = match fetch.demanded_at {
+                Some(_) => Installed::Refault { distance: fetch.distance },
+                None => Installed::Prefetched,
+            };
+            self.now_resident(key, writable, how);
+        }
+        if copied.error.is_none() {
+            return run;
+        }
+        // The page at which it stopped.
+        let key = key.plus(done as u64);
+        let entry = self.get(key);
+        self.fetching -= 1;
+        if copied.error == Some(Errno(libc::EEXIST)) {
+            self.now_resident(key, true, Installed::Demand);
+            let _ = uffd.unprotect(key.address(), PAGE);
+        } else {
+            // The mappings are changing or gone; whoever still wants the page faults again.
+            let entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
+            self.set(key, entry);
+        }
+        let _ = uffd.wake(key.address(), PAGE);
+        done + 1
+    }
+
+    fn stage_trigger(&mut self, fetch: &Fetch, index: usize, data: &[u8]) {
+        let (key, page) = (fetch.keys[index], fetch.pages[index]);
+        let entry = self.get(key);
+        self.fetching -= 1;
+        self.set(key, entry.with_place(Place::Out).with_dirty(false));
+        let Some(slot) = self.take_slot() else {
+            return self.prefetcher.on_window_dead(key.0);
+        };
+        // SAFETY: the slot was taken, so nothing else uses its 4096 bytes.
+        unsafe { self.state.slot(slot).copy_from(data.as_ptr(), PAGE_SIZE) };
+        let record = self.pages.record(&self.state, page);
+        self.pages.set_record(&self.state, page, record.with_slot(Some(slot)));
+        self.staging.publish(&self.state, slot, page, record.is_stored());
+        self.triggers.insert(slot, key);
+    }
+
+    /// The pages from `from` on will not come with this request: they are out again, and whoever
+    /// waits for them faults again.
+    pub(crate) fn fetch_failed(&mut self, fetch: &Fetch, from: usize) {
+        for index in from..fetch.keys.len() {
+            if !self.wanted(fetch, index) {
+                continue;
+            }
+            let key = fetch.keys[index];
+            self.end_fetch(key);
+            let entry = self.get(key);
+            let awaited = entry.is_awaited();
+            let entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
+            self.set(key, entry);
+            if awaited && let Some(uffd) = self.uffd(key.space()) {
+                let _ = uffd.wake(key.address(), PAGE);
+            }
+        }
+    }
+}
+
+/// Pages of a segment of the pager's space: 16 MiB.
+pub(crate) const SEGMENT_PAGES: u64 = 1 << SEGMENT_ORDER;
+pub(crate) const SEGMENT_ORDER: u8 = 12;
+const _: () = assert!(SEGMENT_PAGES.is_multiple_of(CHUNK_PAGES));
+const _: () = assert!(SPACE_PAGES.is_multiple_of(SEGMENT_PAGES));
+
+/// What is to become of a page's contents when it is evicted.
+pub(crate) enum Content {
+    /// All zero: nothing to keep.
+    Zero,
+    /// To be stored, with this sum.
+    Sum(PageSum),
+}
+
+/// Looks at a page that was copied out of the program.
+pub(crate) fn examine(page: &[u8]) -> Content {
+    if is_zero(page) { Content::Zero } else { Content::Sum(page_sum(page)) }
+}

@@ -1,0 +1,79 @@
+//! Talking to the helper thread in a program.
+
+use hecaton_uffd::handover::{Command, MAX_RUNS, Op, Range, Reply};
+use std::os::fd::RawFd;
+
+/// The helper is gone, and its address space with it: it ended, or called `exec`.
+#[derive(Debug)]
+pub(crate) struct Gone;
+
+/// Sends a command without waiting for anything.
+pub(crate) fn send(socket: RawFd, command: &Command) -> Result<(), Gone> {
+    let bytes = command.as_bytes();
+    loop {
+        // SAFETY: the kernel reads the command's bytes.
+        let sent =
+            unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+        if sent == bytes.len() as isize {
+            return Ok(());
+        }
+        if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+            return Err(Gone);
+        }
+    }
+}
+
+/// Waits until the helper has done everything that was asked of it before. Whenever `uffd` has
+/// something to say, `read_events` is called: the helper may be waiting for that.
+pub(crate) fn barrier(
+    socket: RawFd,
+    uffd: RawFd,
+    mut read_events: impl FnMut(),
+) -> Result<(), Gone> {
+    send(socket, &Command::new(Op::Barrier, BARRIER_NONCE))?;
+    loop {
+        let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polled = [poll(socket), poll(uffd)];
+        // SAFETY: two structures, as said.
+        unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
+        if polled[1].revents != 0 {
+            read_events();
+        }
+        if polled[0].revents != 0 && receive(socket)?.nonce == BARRIER_NONCE {
+            return Ok(());
+        }
+    }
+}
+
+/// No other command has it: the others count up from 1.
+const BARRIER_NONCE: u64 = u64::MAX;
+
+/// Has `op` done on `runs`, and waits. Returns the pages done of each run.
+pub(crate) fn ask(socket: RawFd, op: Op, runs: &[Range], nonce: u64) -> Result<Vec<u32>, Gone> {
+    let mut command = Command::new(op, nonce);
+    command.runs[..runs.len()].copy_from_slice(runs);
+    command.count = runs.len() as u32;
+    send(socket, &command)?;
+    loop {
+        let reply = receive(socket)?;
+        // An answer to a predecessor's command has another nonce.
+        if reply.nonce == nonce {
+            return Ok(reply.done[..runs.len()].to_vec());
+        }
+    }
+}
+
+fn receive(socket: RawFd) -> Result<Reply, Gone> {
+    let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
+    loop {
+        // SAFETY: any bytes are a valid Reply, and the kernel writes at most its size.
+        let read = unsafe { libc::recv(socket, (&raw mut reply).cast(), size_of::<Reply>(), 0) };
+        if read > 0 {
+            return Ok(reply);
+        }
+        let error = std::io::Error::last_os_error();
+        if read == 0 || error.kind() != std::io::ErrorKind::Interrupted {
+            return Err(Gone);
+        }
+    }
+}

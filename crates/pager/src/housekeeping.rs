@@ -1,0 +1,114 @@
+//! What is done now and then: leases, forked children, memory mapped behind our back, statistics.
+
+use crate::address_space::read_mappings;
+use crate::control;
+use crate::core::{Core, Shared};
+use crate::node::NodeLine;
+use hecaton_memory::PAGE_SIZE;
+use hecaton_space::Space;
+use hecaton_uffd::Errno;
+use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
+use hecaton_uffd::handover::Range;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(100);
+
+/// Runs as long as the process.
+pub(crate) fn run(
+    shared: Arc<Shared>,
+    space: Arc<Space>,
+    mut node: NodeLine,
+    control: UnixListener,
+) {
+    let mut reported = Instant::now();
+    let mut renewed = Instant::now();
+    let renewal = space.renew_interval();
+    loop {
+        control::serve(&control, &shared, TICK);
+        watch_spaces(&shared);
+        if renewed.elapsed() >= renewal {
+            renewed = Instant::now();
+            space.renew();
+        }
+        if reported.elapsed() >= Duration::from_secs(1) {
+            reported = Instant::now();
+            let stats = shared.lock().snapshot();
+            node.report(&stats);
+        }
+    }
+}
+
+fn watch_spaces(shared: &Shared) {
+    let spaces: Vec<(usize, Option<i32>)> =
+        shared.lock().live_spaces().map(|(index, space)| (index, space.pid)).collect();
+    for (index, pid) in spaces {
+        let mut core = shared.lock();
+        let Some(space) = core.space(index) else { continue };
+        if space.is_due() {
+            core.charge(index);
+            shared.evict.notify_one();
+        } else if space.helper.is_none() && has_ended(space) {
+            core.end_space(index);
+        }
+        drop(core);
+        if let Some(pid) = pid {
+            register_newly_mapped(shared, index, pid);
+        }
+    }
+}
+
+/// An address space without a helper has no connection whose end would tell.
+fn has_ended(space: &crate::address_space::AddressSpace) -> bool {
+    // Nothing is ever mapped at page 16; a living process answers ENOENT.
+    space.uffd.zero(16 * PAGE_SIZE as u64, PAGE_SIZE as u64).error == Some(Errno(libc::ESRCH))
+}
+
+/// Memory that a program mapped by a system call of its own, past libc, is registered from outside.
+fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
+    let Ok(mappings) = read_mappings(pid) else { return };
+    let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
+    for mapping in mappings.iter().filter(|mapping| mapping.pageable) {
+        let mut core = shared.lock();
+        let Some(space) = core.space(index) else { return };
+        let Some(helper) = space.helper else { return };
+        let own = helper.own.start..helper.own.start + helper.own.len;
+        if mapping.start < own.end && own.start < mapping.end {
+            continue;
+        }
+        let Some(new) = space.unregistered_part(mapping.start, mapping.end) else { continue };
+        if new.len < SMALLEST {
+            continue;
+        }
+        // Fails when the mapping has changed since it was read, or belongs to a userfaultfd of the
+        // program's own; in the first case there is another tick.
+        let registered = space.uffd.register(new.start, new.len, mode).is_ok();
+        space.remember_registered(new);
+        drop(core);
+        // In parts: faults are not to wait for the whole.
+        for at in (0..new.len).step_by(PART).take_while(|_| registered) {
+            let part = Range { start: new.start + at, len: (new.len - at).min(PART as u64) };
+            let mut core = shared.lock();
+            if core.space(index).is_none() || core.adopt_pages(index, part).is_err() {
+                return;
+            }
+        }
+        shared.evict.notify_one();
+    }
+}
+
+/// Bytes whose pages are listed under one hold of the lock.
+const PART: usize = 16 << 20;
+
+/// Smaller mappings are left alone, as `libhecaton.so` does.
+const SMALLEST: u64 = 64 << 10;
+
+impl Core {
+    /// Changes how much may be local, while the program runs.
+    pub(crate) fn resize(&mut self, pages: u64) {
+        self.limit = pages;
+        let limits = hecaton_policy::prefetch::Limits::for_capacity(pages as usize);
+        self.prefetcher.set_limits(limits);
+    }
+}

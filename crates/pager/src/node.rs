@@ -1,0 +1,99 @@
+//! The line to the node: who the donors are, and what the pager has to tell.
+//!
+//! One line of JSON each way, as `hecaton-node` documents. The node may be away for a while (it is
+//! being upgraded): the pager goes on with what it knows.
+
+use crate::config::{Donor, PagerConfig};
+use crate::stats::Stats;
+use hecaton_space::{Directory, DonorAddress};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// How long the node may take to answer.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Most bytes of an answer.
+const MAX_ANSWER: u64 = 4 << 20;
+
+/// A connection to the node, made when it is needed.
+pub(crate) struct NodeLine {
+    consumer: String,
+    socket: Option<PathBuf>,
+    stream: Option<BufReader<UnixStream>>,
+}
+
+impl NodeLine {
+    pub(crate) fn new(config: &PagerConfig) -> NodeLine {
+        let consumer = config.consumer.clone();
+        NodeLine { consumer, socket: config.node.clone(), stream: None }
+    }
+
+    /// Tells the node the statistics; whether it listens is its own affair.
+    pub(crate) fn report(&mut self, stats: &Stats) {
+        let Ok(Value::Object(mut stats)) = serde_json::to_value(stats) else { return };
+        stats.insert("consumer".into(), self.consumer.clone().into());
+        if let Err(error) = self.ask(&json!({ "pager_stats": stats })) {
+            tracing::debug!(%error, "the node did not take the statistics");
+        }
+    }
+
+    fn ask(&mut self, request: &Value) -> std::io::Result<Value> {
+        let Some(path) = &self.socket else { return Ok(Value::Null) };
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => connect(path)?,
+        };
+        let answer = exchange(&mut stream, request)?;
+        self.stream = Some(stream);
+        Ok(answer)
+    }
+}
+
+fn connect(path: &Path) -> std::io::Result<BufReader<UnixStream>> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    stream.set_write_timeout(Some(DEADLINE))?;
+    Ok(BufReader::new(stream))
+}
+
+fn exchange(stream: &mut BufReader<UnixStream>, request: &Value) -> std::io::Result<Value> {
+    let mut line = request.to_string();
+    line.push('\n');
+    stream.get_mut().write_all(line.as_bytes())?;
+    let mut answer = String::new();
+    stream.by_ref().take(MAX_ANSWER).read_line(&mut answer)?;
+    Ok(serde_json::from_str(&answer)?)
+}
+
+/// Who the donors are: as the node says, or, while it is away, as it last said.
+pub(crate) struct NodeDirectory {
+    known: Mutex<Vec<Donor>>,
+    line: Mutex<NodeLine>,
+}
+
+impl NodeDirectory {
+    pub(crate) fn new(config: &PagerConfig) -> NodeDirectory {
+        NodeDirectory {
+            known: Mutex::new(config.donors.clone()),
+            line: Mutex::new(NodeLine::new(config)),
+        }
+    }
+}
+
+impl Directory for NodeDirectory {
+    fn donors(&self) -> Vec<DonorAddress> {
+        let answer = self.line.lock().expect("never poisoned").ask(&json!("donors"));
+        let mut known = self.known.lock().expect("never poisoned");
+        if let Ok(answer) = answer
+            && let Ok(donors) = serde_json::from_value::<Vec<Donor>>(answer["donors"].clone())
+        {
+            *known = donors;
+        }
+        let address =
+            |donor: &Donor| DonorAddress { name: donor.name.clone(), addr: donor.address };
+        known.iter().map(address).collect()
+    }
+}

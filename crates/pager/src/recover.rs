@@ -1,0 +1,268 @@
+//! A successor takes over: what the tables say, and what is true.
+//!
+//! The state file says where each page was when the predecessor died, give or take the one step it
+//! was in. The kernel knows which pages are in memory, and the two together tell the rest:
+//!
+//! | entry | in memory | then |
+//! |---|---|---|
+//! | resident | yes | resident; clean only if still write-protected |
+//! | resident, in the batch | no, but in the area or copied to staging | out, staged |
+//! | resident | no | freed by the program: zero |
+//! | out, fetching | yes | it arrived and was mapped: resident, dirty |
+//! | out, fetching | no | out |
+//! | zero | yes | zero-filled and not noted: resident |
+
+use crate::address_space::{AddressSpace, Mapped};
+use crate::core::{Core, OwnDrop};
+use crate::fault::{Content, examine};
+use crate::state::entry::{Entry, Place};
+use crate::state::record::Record;
+use crate::state::{CHUNK_PAGES, MAX_SPACES, STAGING_SLOTS};
+use crate::tables::{ALL_PAGES, Key};
+use hecaton_memory::{PAGE_SIZE, PageSum};
+use hecaton_policy::evict::Installed;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Staged pages that no donor has acknowledged: space page, sum, slot.
+pub(crate) type Unwritten = Vec<(u64, PageSum, u32)>;
+
+impl Core {
+    /// Address spaces of the predecessor, so that what it read from them can be acted upon.
+    pub(crate) fn load_spaces(&mut self) {
+        self.spaces = (0..MAX_SPACES).map(|i| AddressSpace::load(&self.state, i)).collect();
+        while self.spaces.last().is_some_and(Option::is_none) {
+            self.spaces.pop();
+        }
+        // Reference counts are needed by the first event already.
+        self.recount();
+        self.adopt_staging();
+        self.restore_own_drop();
+    }
+
+    /// Which entries name which page is counted anew: a kill may have come between an entry and its
+    /// page's count.
+    fn recount(&mut self) {
+        let named = self.all_named_pages();
+        for &(_, page) in &named {
+            let record = self.pages.record(&self.state, page);
+            self.pages.set_record(&self.state, page, record.with_refs(0));
+        }
+        for (key, page) in named {
+            self.pages.recount(&self.state, page, key);
+        }
+    }
+
+    fn all_named_pages(&mut self) -> Vec<(Key, u64)> {
+        let mut named = Vec::new();
+        for space in 0..self.spaces.len() {
+            for first in self.tables.chunks_in(space, ALL_PAGES) {
+                for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
+                    named.extend(self.get(key).space_page().map(|page| (key, page)));
+                }
+            }
+        }
+        named
+    }
+
+    fn adopt_staging(&mut self) {
+        for slot in 0..STAGING_SLOTS as u32 {
+            let holds = self.state.slot_pages[slot as usize].load(Relaxed);
+            let page = holds.checked_sub(1);
+            let record = page.map_or(Record::FREE, |page| self.pages.record(&self.state, page));
+            if record.refs() > 0 && record.slot() == Some(slot) {
+                self.staging.adopt(slot, record.is_stored());
+            } else {
+                self.state.slot_pages[slot as usize].store(0, Relaxed);
+            }
+        }
+    }
+
+    /// What the helper had been told to drop, and the kernel may still report.
+    fn restore_own_drop(&mut self) {
+        let mut drop: Option<OwnDrop> = None;
+        for (_, key, _) in
+            self.state.batch.items().filter(|&(item, ..)| self.state.batch.is_dropping(item))
+        {
+            let (space, start) = (Key(key).space(), Key(key).address());
+            let end = start + PAGE_SIZE as u64;
+            match &mut drop {
+                Some(drop) if drop.space == space => match drop.ranges.last_mut() {
+                    Some(range) if range.1 == start => range.1 = end,
+                    _ => drop.ranges.push((start, end, 0)),
+                },
+                // Groups are dropped one after the other: only the last may be unfinished.
+                _ => drop = Some(OwnDrop { space, ranges: vec![(start, end, 0)] }),
+            }
+        }
+        self.own_drop = drop;
+    }
+
+    fn finish_own_drop(&mut self) {
+        let Some(drop) = self.own_drop.take() else { return };
+        for (start, end, _) in drop.ranges.iter().filter(|range| range.2 > 1) {
+            for vpn in start >> 12..end >> 12 {
+                self.discard(Key::new(drop.space, vpn));
+            }
+        }
+    }
+
+    /// Brings tables and truth together. After the journal, and after every helper has done what it
+    /// was told; before anything else is served.
+    pub(crate) fn reconcile(&mut self) -> Unwritten {
+        self.finish_own_drop();
+        let mut contents = self.batch_contents();
+        for space in 0..self.spaces.len() {
+            if self.spaces[space].as_ref().is_some_and(|space| !space.gone) {
+                self.reconcile_space(space, &mut contents);
+            }
+        }
+        self.state.batch.end();
+        for slot in contents.into_values() {
+            self.staging.forget(&self.state, slot);
+        }
+        self.tear_down_gone();
+        self.unwritten()
+    }
+
+    /// Pages of the unfinished batch that are not in the program any more, by slot.
+    fn batch_contents(&mut self) -> HashMap<Key, u32> {
+        let items: Vec<(usize, u64, Option<u32>)> = self.state.batch.items().collect();
+        let mut contents = HashMap::new();
+        let mut group_start = 0;
+        for (i, &(item, key, slot)) in items.iter().enumerate() {
+            let key = Key(key);
+            if i > 0 && Key(items[i - 1].1).space() != key.space() {
+                group_start = i;
+            }
+            let kept = match slot {
+                // The slot was not published, so nobody else has been given it.
+                Some(slot) if self.staging.reserve(slot) => Some(slot),
+                Some(_) => None,
+                None => self.copy_from_area(key, item - group_start),
+            };
+            if let Some(slot) = kept {
+                contents.insert(key, slot);
+            }
+        }
+        contents
+    }
+
+    /// The page was moved to the area but not copied.
+    fn copy_from_area(&mut self, key: Key, place: usize) -> Option<u32> {
+        let helper = self.helper(key.space()).filter(|helper| helper.area != 0)?;
+        let space = self.space(key.space())?;
+        let vpn = (helper.area >> 12) + place as u64;
+        let pid = space.pid?;
+        // A missing page of the area would make the read wait for ever.
+        if !space.mapped(vpn, 1).ok()?[0].present {
+            return None;
+        }
+        let slot = self.take_slot()?;
+        let to = libc::iovec { iov_base: self.state.slot(slot).cast(), iov_len: PAGE_SIZE };
+        let from = libc::iovec { iov_base: (vpn << 12) as *mut _, iov_len: PAGE_SIZE };
+        // SAFETY: the slot was taken; the other side is another process's memory.
+        let read = unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) };
+        (read == PAGE_SIZE as isize).then_some(slot)
+    }
+
+    fn reconcile_space(&mut self, index: usize, contents: &mut HashMap<Key, u32>) {
+        for first in self.tables.chunks_in(index, ALL_PAGES) {
+            let space = self.spaces[index].as_mut().expect("checked by the caller");
+            let known = match (space.pid, space.mapped(first.vpn(), CHUNK_PAGES as usize)) {
+                (Some(_), Ok(mapped)) => mapped,
+                // A forked child that never faulted: its memory is what its entries say.
+                (None, _) => Vec::new(),
+                (Some(_), Err(_)) => {
+                    space.gone = true;
+                    return;
+                }
+            };
+            for i in 0..CHUNK_PAGES {
+                let key = first.plus(i);
+                let mapped = known.get(i as usize).copied();
+                self.reconcile_page(key, mapped, contents);
+            }
+        }
+        let uffd = self.spaces[index].as_ref().expect("checked by the caller").uffd;
+        // Whoever waited for the predecessor faults again.
+        let _ = uffd.wake(LOWEST, HIGHEST - LOWEST);
+    }
+
+    fn reconcile_page(
+        &mut self,
+        key: Key,
+        mapped: Option<Mapped>,
+        contents: &mut HashMap<Key, u32>,
+    ) {
+        let entry = self.get(key);
+        let clear = entry.with_busy(false).with_awaited(false).with_prefetched(false);
+        let present = mapped.map_or(entry.place() == Place::Resident, |mapped| mapped.present);
+        let protected = mapped.is_none_or(|mapped| mapped.protected);
+        if present {
+            if entry == Entry::ZERO && mapped.is_none() {
+                return;
+            }
+            let dirty = entry.place() != Place::Resident || entry.is_dirty() || !protected;
+            if dirty
+                && protected
+                && let Some(uffd) = self.uffd(key.space())
+            {
+                let _ = uffd.unprotect(key.address(), PAGE_SIZE as u64);
+            }
+            self.set(key, clear.with_place(Place::Resident).with_dirty(dirty));
+            return self.count_in(key, Installed::Demand);
+        }
+        match (entry.place(), contents.remove(&key)) {
+            (Place::Resident, Some(slot)) => self.stage_recovered(key, clear, slot),
+            (Place::Resident, None) if entry.is_busy() && entry.is_clean_resident() => {
+                self.set(key, clear.with_place(Place::Out));
+            }
+            (Place::Resident, None) => {
+                self.set(key, Entry::ZERO);
+                if let Some(page) = entry.space_page() {
+                    self.release_page(page);
+                }
+            }
+            (Place::Fetching, _) => {
+                self.set(key, clear.with_place(Place::Out).with_dirty(false));
+            }
+            (Place::Zero | Place::Out, _) => self.set(key, clear),
+        }
+    }
+
+    fn stage_recovered(&mut self, key: Key, entry: Entry, slot: u32) {
+        // SAFETY: the slot was taken for this page.
+        let bytes = unsafe { std::slice::from_raw_parts(self.state.slot(slot), PAGE_SIZE) };
+        if let Some(old) = entry.space_page() {
+            self.release_page(old);
+        }
+        let Content::Sum(sum) = examine(bytes) else {
+            self.staging.forget(&self.state, slot);
+            return self.set(key, Entry::ZERO);
+        };
+        let page = self.pages.allocate(&self.state, key);
+        let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
+        self.pages.set_record(&self.state, page, record);
+        self.staging.publish(&self.state, slot, page, false);
+        let out = entry.with_place(Place::Out).with_dirty(false).with_tag(self.clock.stamp());
+        self.set(key, out.with_space_page(Some(page)));
+    }
+
+    fn unwritten(&self) -> Unwritten {
+        let holds = |slot: usize| self.state.slot_pages[slot].load(Relaxed).checked_sub(1);
+        (0..STAGING_SLOTS)
+            .filter_map(|slot| Some((slot as u32, holds(slot)?)))
+            .map(|(slot, page)| (slot, page, self.pages.record(&self.state, page)))
+            .filter(|(.., record)| !record.is_stored())
+            .map(|(slot, page, record)| (page, record.sum(), slot))
+            .collect()
+    }
+}
+
+/// Where a program's memory can be.
+const LOWEST: u64 = 64 << 10;
+#[cfg(target_arch = "x86_64")]
+const HIGHEST: u64 = (1 << 47) - PAGE_SIZE as u64;
+#[cfg(not(target_arch = "x86_64"))]
+const HIGHEST: u64 = 1 << 48;

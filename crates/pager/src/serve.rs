@@ -1,0 +1,396 @@
+//! The fault loop: one thread that reads what the kernel says, and what the donors send.
+//!
+//! It sleeps in one place (epoll) and never waits for anybody elsewhere: a fault is answered from
+//! staging at once, or asked for and answered when the page comes; meanwhile other faults are
+//! served. That keeps a single random fault at one request and one answer, without a hand-over
+//! between threads.
+
+use crate::PagerError;
+use crate::attach::{self, Pending};
+use crate::core::{Core, Fault, Fetch, Shared};
+use crate::helper;
+use crate::tables::Key;
+use hecaton_space::{Completion, Lane, Space, SpaceError};
+use hecaton_uffd::Uffd;
+use hecaton_uffd::abi::*;
+use rustix::event::epoll;
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a descriptor in the epoll set is; with the index that goes with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Listener,
+    /// A connection that has not said [`hecaton_uffd::handover::Attach`] yet.
+    Newcomer(RawFd),
+    /// A program's userfaultfd.
+    Faults(usize),
+    /// The connection to a program's helper: readable by the evictor, watched here for its end.
+    Helper(usize),
+    Demand,
+    Prefetch,
+}
+
+impl Source {
+    fn encode(self) -> u64 {
+        let (kind, index) = match self {
+            Source::Listener => (0, 0),
+            Source::Newcomer(fd) => (1, fd as u64),
+            Source::Faults(space) => (2, space as u64),
+            Source::Helper(space) => (3, space as u64),
+            Source::Demand => (4, 0),
+            Source::Prefetch => (5, 0),
+        };
+        kind << 32 | index
+    }
+
+    fn decode(data: u64) -> Source {
+        let index = data & u64::from(u32::MAX);
+        match data >> 32 {
+            0 => Source::Listener,
+            1 => Source::Newcomer(index as RawFd),
+            2 => Source::Faults(index as usize),
+            3 => Source::Helper(index as usize),
+            4 => Source::Demand,
+            _ => Source::Prefetch,
+        }
+    }
+}
+
+/// A lane, and which of its descriptors are watched.
+struct Watched {
+    lane: Lane,
+    generation: Option<u64>,
+    fds: Vec<RawFd>,
+    requests: HashMap<u64, Fetch>,
+}
+
+impl Watched {
+    fn new(lane: Lane) -> Watched {
+        Watched { lane, generation: None, fds: Vec::new(), requests: HashMap::new() }
+    }
+}
+
+/// The fault loop.
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listener: RawFd,
+    /// Single pages that a thread waits for, so that no window of prefetched pages is before them.
+    demand: Watched,
+    prefetch: Watched,
+    next_token: u64,
+    pub(crate) pending: Vec<Pending>,
+    fetches: Vec<Fetch>,
+    damaged: Vec<usize>,
+}
+
+impl Server {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        space: &Arc<Space>,
+        listener: RawFd,
+    ) -> Result<Server, PagerError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let server = Server {
+            demand: Watched::new(space.lane()?),
+            prefetch: Watched::new(space.lane()?),
+            shared,
+            epoll,
+            listener,
+            next_token: 0,
+            pending: Vec::new(),
+            fetches: Vec::new(),
+            damaged: Vec::new(),
+        };
+        server.watch(server.listener, Source::Listener, epoll::EventFlags::IN)?;
+        Ok(server)
+    }
+
+    fn watch(&self, fd: RawFd, source: Source, events: epoll::EventFlags) -> std::io::Result<()> {
+        // SAFETY: the descriptor is open; epoll forgets it when it is closed.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.encode()), events)?)
+    }
+
+    /// Begins to serve an address space: its faults, and the end of its helper.
+    pub(crate) fn watch_space(&self, index: usize, uffd: Uffd, helper: Option<RawFd>) {
+        let faults = self.watch(uffd.0, Source::Faults(index), epoll::EventFlags::IN);
+        let ends = helper.map_or(Ok(()), |fd| self.watch_helper(index, fd));
+        if let Err(error) = faults.and(ends)
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            self.shared.lock().fail(format!("a program's faults cannot be watched: {error}"));
+        }
+    }
+
+    pub(crate) fn watch_helper(&self, index: usize, fd: RawFd) -> std::io::Result<()> {
+        self.watch(fd, Source::Helper(index), epoll::EventFlags::RDHUP)
+    }
+
+    /// Acts upon what a predecessor read and did not finish. Faults are left out: they are
+    /// delivered again when the address space is woken.
+    pub(crate) fn finish_journal(&mut self) {
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let Some((space, messages)) = core.state.journal.left_over() else { return };
+        let messages: Vec<(usize, UffdMsg)> = messages.collect();
+        for (index, message) in messages {
+            if message.event != UFFD_EVENT_PAGEFAULT {
+                self.message(&mut core, space, &message);
+            }
+            core.state.journal.done(index);
+        }
+    }
+
+    /// For a successor: waits until the helper of each program has done all that the predecessor
+    /// asked of it. Some of that is reported as events, which must be read for it to go on.
+    pub(crate) fn settle_helpers(&mut self) {
+        let shared = self.shared.clone();
+        let spaces = shared.lock().spaces.len();
+        for space in 0..spaces {
+            let core = shared.lock();
+            let (Some(helper), Some(uffd)) = (core.helper(space), core.uffd(space)) else {
+                continue;
+            };
+            drop(core);
+            let settled = helper::barrier(helper.socket, uffd.0, || self.read_events(space));
+            if settled.is_err() {
+                shared.lock().spaces[space].as_mut().expect("it has a helper").gone = true;
+            }
+        }
+    }
+
+    /// Faults are left out: they are delivered again.
+    fn read_events(&mut self, space: usize) {
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let Some(uffd) = core.uffd(space) else { return };
+        let Ok(count) = core.state.journal.fill(space, uffd) else { return };
+        for index in 0..count {
+            let Some(message) = core.state.journal.message(index) else { continue };
+            if message.event != UFFD_EVENT_PAGEFAULT {
+                self.message(&mut core, space, &message);
+            }
+            core.state.journal.done(index);
+        }
+    }
+
+    /// Begins to serve the address spaces that a predecessor has left.
+    pub(crate) fn watch_all(&self) {
+        let core = self.shared.lock();
+        let spaces: Vec<_> = core
+            .live_spaces()
+            .map(|(index, space)| (index, space.uffd, space.helper.map(|helper| helper.socket)))
+            .collect();
+        drop(core);
+        for (index, uffd, helper) in spaces {
+            self.watch_space(index, uffd, helper);
+        }
+    }
+
+    /// Runs until `over` says that the consumer has ended.
+    pub(crate) fn run(&mut self, over: impl Fn(&Core, &[Pending]) -> bool) -> std::io::Result<()> {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            self.watch_lane(Source::Demand)?;
+            self.watch_lane(Source::Prefetch)?;
+            events.clear();
+            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&wait))
+            {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if events.is_empty() && over(&self.shared.lock(), &self.pending) {
+                return Ok(());
+            }
+            for event in &events {
+                let source = Source::decode(event.data.u64());
+                self.handle(source)?;
+            }
+        }
+    }
+
+    fn handle(&mut self, source: Source) -> std::io::Result<()> {
+        match source {
+            Source::Listener => {
+                while let Some(fd) = attach::accept(self.listener) {
+                    self.watch(fd, Source::Newcomer(fd), epoll::EventFlags::IN)?;
+                }
+            }
+            Source::Newcomer(fd) => {
+                // SAFETY: still open; it stays so if the newcomer is accepted.
+                let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+                epoll::delete(&self.epoll, borrowed)?;
+                attach::receive(self, &self.shared.clone(), fd);
+            }
+            Source::Faults(space) => self.read_faults(space),
+            Source::Helper(space) => {
+                let mut core = self.shared.lock();
+                // A program that has called `exec` or ended; reported once more until it is closed.
+                core.end_space(space);
+                drop(core);
+                self.shared.evict.notify_one();
+            }
+            Source::Demand | Source::Prefetch => self.collect(source),
+        }
+        Ok(())
+    }
+
+    fn watch_lane(&mut self, source: Source) -> std::io::Result<()> {
+        let watched = if source == Source::Demand { &mut self.demand } else { &mut self.prefetch };
+        let generation = Some(watched.lane.generation());
+        if watched.generation == generation {
+            return Ok(());
+        }
+        watched.generation = generation;
+        let mut fds = Vec::new();
+        watched.lane.fds(&mut fds);
+        let old = std::mem::replace(&mut watched.fds, fds.clone());
+        for fd in old {
+            // SAFETY: it may have been closed meanwhile, which epoll answers with an error.
+            let _ = epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) });
+        }
+        for fd in fds {
+            self.watch(fd, source, epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    fn read_faults(&mut self, space: usize) {
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let Some(uffd) = core.uffd(space) else { return };
+        let Ok(count) = core.state.journal.fill(space, uffd) else { return };
+        // Events first: a fault that was read with one may be on what the event has changed.
+        for faults in [false, true] {
+            for index in 0..count {
+                let Some(message) = core.state.journal.message(index) else { continue };
+                if (message.event == UFFD_EVENT_PAGEFAULT) == faults {
+                    self.message(&mut core, space, &message);
+                    core.state.journal.done(index);
+                }
+            }
+        }
+        core.note_peaks();
+        let evict = core.wants_eviction();
+        drop(core);
+        // The page that is waited for is asked for before anything else.
+        self.send();
+        if evict {
+            shared.evict.notify_one();
+        }
+    }
+
+    fn message(&mut self, core: &mut Core, space: usize, message: &UffdMsg) {
+        match message.event {
+            UFFD_EVENT_PAGEFAULT => {
+                let fault = Fault {
+                    key: Key::new(space, message.arg1 >> 12),
+                    write: message.arg0 & UFFD_PAGEFAULT_FLAG_WRITE != 0,
+                    protected: message.arg0 & UFFD_PAGEFAULT_FLAG_WP != 0,
+                    thread: message.arg2 as u32,
+                    read_at: Instant::now(),
+                };
+                if !self.pending.is_empty()
+                    && core.spaces[space].as_ref().is_some_and(|s| s.helper.is_none())
+                {
+                    attach::recognise(self, core, space, fault.thread);
+                }
+                core.fault(fault, &mut self.fetches);
+            }
+            UFFD_EVENT_FORK => {
+                let uffd = Uffd(message.arg0 as u32 as RawFd);
+                match core.forked(space, uffd) {
+                    Some(child) => self.watch_child(core, child, uffd),
+                    None => core.fail("too many processes on one pager".into()),
+                }
+            }
+            UFFD_EVENT_REMAP => core.remapped(space, message.arg0, message.arg1, message.arg2),
+            UFFD_EVENT_REMOVE => core.removed(space, message.arg0, message.arg1),
+            UFFD_EVENT_UNMAP => core.unmapped(space, message.arg0, message.arg1),
+            _ => {}
+        }
+    }
+
+    fn watch_child(&self, core: &mut Core, child: usize, uffd: Uffd) {
+        let watched = self.watch(uffd.0, Source::Faults(child), epoll::EventFlags::IN);
+        if let Err(error) = watched
+            && error.kind() != std::io::ErrorKind::AlreadyExists
+        {
+            core.fail(format!("a forked program's faults cannot be watched: {error}"));
+        }
+    }
+
+    /// Sends the requests that have come up.
+    fn send(&mut self) {
+        for fetch in std::mem::take(&mut self.fetches) {
+            let watched =
+                if fetch.demanded_at.is_some() { &mut self.demand } else { &mut self.prefetch };
+            self.next_token += 1;
+            match watched.lane.read(self.next_token, &fetch.pages) {
+                Ok(()) => {
+                    watched.requests.insert(self.next_token, fetch);
+                }
+                Err(error) => fetch_failed(&self.shared, &fetch, 0, &error),
+            }
+        }
+    }
+
+    /// Takes in what the donors have sent.
+    fn collect(&mut self, source: Source) {
+        let watched = if source == Source::Demand { &mut self.demand } else { &mut self.prefetch };
+        let (shared, requests, damaged) = (&self.shared, &mut watched.requests, &mut self.damaged);
+        let mut again = Vec::new();
+        let nothing = Some(Duration::ZERO);
+        watched.lane.progress(nothing, &mut |completion| match completion {
+            Completion::Read { token, from, data, .. } => {
+                let Some(fetch) = requests.get(&token) else { return };
+                damaged.clear();
+                let mut core = shared.lock();
+                core.arrived(fetch, from, data, damaged);
+                let lost = fetch.again && !damaged.is_empty();
+                if lost {
+                    core.fail("a page came back with a wrong checksum, twice".into());
+                }
+                for &index in damaged.iter().filter(|_| !fetch.again) {
+                    again.push(Fetch {
+                        tag: fetch.tag,
+                        keys: vec![fetch.keys[index]],
+                        pages: vec![fetch.pages[index]],
+                        demanded_at: Some(Instant::now()),
+                        write: fetch.write,
+                        again: true,
+                        ..Fetch::default()
+                    });
+                }
+                let pages = data.len() / hecaton_memory::PAGE_SIZE;
+                if from + pages == fetch.keys.len() {
+                    drop(core);
+                    requests.remove(&token);
+                }
+            }
+            Completion::Failed { token, from, error } => {
+                if let Some(fetch) = requests.remove(&token) {
+                    fetch_failed(shared, &fetch, from, &error);
+                }
+            }
+            Completion::Written { .. } => unreachable!("this lane only reads"),
+        });
+        if !again.is_empty() {
+            self.fetches = again;
+            self.send();
+        }
+    }
+}
+
+fn fetch_failed(shared: &Shared, fetch: &Fetch, from: usize, error: &SpaceError) {
+    let mut core = shared.lock();
+    if !error.is_transient() {
+        core.fail(error.to_string());
+    }
+    core.fetch_failed(fetch, from);
+}

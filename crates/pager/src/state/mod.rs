@@ -1,0 +1,182 @@
+//! The pager's tables, in memory that outlives it.
+//!
+//! One memfd, held by the keeper too, mapped by the pager and by its successor. Every table is a
+//! slice of atomics: a table is read and written with plain safe code, and a kill between two
+//! stores leaves each word either old or new. What must hold between words is arranged by the order
+//! of the stores and mended by `recover`.
+//!
+//! | table | of | bytes |
+//! |---|---|---|
+//! | [`entry`] | each page of each address space that was ever touched | 8 |
+//! | [`record`] | each page of the space that is in use | 8 |
+//! | staging | pages on their way out or lately gone | 4096 |
+//! | chunk heads | 2 MiB of an address space | 16 |
+//! | address spaces, journal, batch | fixed | |
+//!
+//! The file is sparse: only what is used takes memory.
+
+pub(crate) mod batch;
+pub(crate) mod entry;
+pub(crate) mod journal;
+pub(crate) mod record;
+
+use batch::BatchRecord;
+use hecaton_memory::PAGE_SIZE;
+use journal::Journal;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+use std::sync::atomic::AtomicU64;
+
+/// Address spaces that one pager serves at a time.
+pub(crate) const MAX_SPACES: usize = 1024;
+/// Words that describe an address space.
+pub(crate) const SPACE_WORDS: usize = 8;
+/// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
+pub(crate) const CHUNK_PAGES: u64 = 512;
+/// Chunks that all address spaces together may have: 2 TiB.
+pub(crate) const MAX_CHUNKS: usize = 1 << 20;
+/// Pages of a pager's space: 4 TiB.
+pub(crate) const SPACE_PAGES: u64 = 1 << 30;
+/// Pages of staging memory: 8 MiB.
+pub(crate) const STAGING_SLOTS: usize = 2048;
+
+const HEADER_WORDS: usize = 16;
+const MAGIC: u64 = 0x4845_4341_0000_0001;
+
+/// The mapped tables.
+pub(crate) struct State {
+    /// [`SPACE_WORDS`] of each address space.
+    pub(crate) spaces: &'static [AtomicU64],
+    /// Two words of each chunk: its address space plus one (0: free), and its number there.
+    pub(crate) chunk_heads: &'static [AtomicU64],
+    /// [`CHUNK_PAGES`] entries of each chunk.
+    pub(crate) entries: &'static [AtomicU64],
+    /// One record of each page of the space.
+    pub(crate) records: &'static [AtomicU64],
+    /// Of each staging slot, the space page that it holds plus one; 0 when free.
+    pub(crate) slot_pages: &'static [AtomicU64],
+    /// Messages read from the kernel and not yet acted upon.
+    pub(crate) journal: Journal,
+    /// The eviction batch under way.
+    pub(crate) batch: BatchRecord,
+    header: &'static [AtomicU64],
+    staging: *mut u8,
+}
+
+// SAFETY: the tables are atomics; `staging` is a pointer to memory that is mapped for the life of
+// the process, and who uses a slot is decided under the pager's lock.
+unsafe impl Send for State {}
+// SAFETY: as above.
+unsafe impl Sync for State {}
+
+/// Hands out consecutive, page-aligned parts of the mapping.
+struct Layout {
+    base: *mut u8,
+    used: usize,
+}
+
+impl Layout {
+    fn bytes(&mut self, len: usize) -> *mut u8 {
+        let at = self.used;
+        self.used += len.next_multiple_of(PAGE_SIZE);
+        // A dry run has no base; its pointers are never used.
+        self.base.wrapping_add(at)
+    }
+
+    fn words(&mut self, count: usize) -> &'static [AtomicU64] {
+        let at = self.bytes(count * 8);
+        if self.base.is_null() {
+            return &[];
+        }
+        // SAFETY: part of a mapping that is never unmapped, aligned to a page, and zero is a valid
+        // value; all access, by this process and its predecessor, is atomic.
+        unsafe { std::slice::from_raw_parts(at.cast(), count) }
+    }
+
+    fn state(mut self) -> (State, usize) {
+        let state = State {
+            header: self.words(HEADER_WORDS),
+            journal: Journal::at(self.bytes(Journal::BYTES)),
+            batch: BatchRecord::at(self.words(BatchRecord::WORDS)),
+            spaces: self.words(MAX_SPACES * SPACE_WORDS),
+            chunk_heads: self.words(MAX_CHUNKS * 2),
+            slot_pages: self.words(STAGING_SLOTS),
+            staging: self.bytes(STAGING_SLOTS * PAGE_SIZE),
+            entries: self.words(MAX_CHUNKS * CHUNK_PAGES as usize),
+            records: self.words(SPACE_PAGES as usize),
+        };
+        (state, self.used)
+    }
+}
+
+impl State {
+    /// A new state file; returned as a descriptor that the keeper holds.
+    pub(crate) fn create() -> std::io::Result<RawFd> {
+        let (_, len) = Layout { base: std::ptr::null_mut(), used: 0 }.state();
+        let fd = memfd_create("hecaton-pager", MemfdFlags::CLOEXEC)?;
+        ftruncate(&fd, len as u64)?;
+        Ok(fd.into_raw_fd())
+    }
+
+    /// Maps a state file. True beside it when a predecessor has used it.
+    pub(crate) fn open(fd: BorrowedFd<'_>) -> std::io::Result<(State, bool)> {
+        let (_, len) = Layout { base: std::ptr::null_mut(), used: 0 }.state();
+        let size = rustix::fs::fstat(fd)?.st_size as usize;
+        if size != len {
+            return Err(std::io::Error::other(format!(
+                "the state file has {size} bytes instead of {len}: descriptor {} is another \
+                 version's",
+                fd.as_raw_fd()
+            )));
+        }
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at a place of the kernel's choice; it is never unmapped.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, fd, 0)? };
+        let (state, _) = Layout { base: base.cast(), used: 0 }.state();
+        let used = state.header[0].swap(MAGIC, std::sync::atomic::Ordering::AcqRel) == MAGIC;
+        Ok((state, used))
+    }
+
+    /// Counts a takeover; returns how many there were.
+    pub(crate) fn count_restart(&self) -> u64 {
+        self.header[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
+    }
+
+    /// The 4096 bytes of a staging slot.
+    pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
+        assert!((slot as usize) < STAGING_SLOTS);
+        // SAFETY: within the mapping, by the assertion.
+        unsafe { self.staging.add(slot as usize * PAGE_SIZE) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    #[test]
+    fn a_successor_sees_what_was_written() {
+        let fd = State::create().unwrap();
+        // SAFETY: just created, closed nowhere.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let (first, used) = State::open(fd).unwrap();
+        assert!(!used);
+        first.entries[MAX_CHUNKS * CHUNK_PAGES as usize - 1].store(7, Relaxed);
+        first.records[SPACE_PAGES as usize - 1].store(8, Relaxed);
+        let (second, used) = State::open(fd).unwrap();
+        assert!(used);
+        assert_eq!(second.entries[MAX_CHUNKS * CHUNK_PAGES as usize - 1].load(Relaxed), 7);
+        assert_eq!(second.records[SPACE_PAGES as usize - 1].load(Relaxed), 8);
+        assert_eq!(second.entries[0].load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_file_of_another_size_is_refused() {
+        let fd = memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
+        let error = State::open(std::os::fd::AsFd::as_fd(&fd)).err().unwrap();
+        assert!(error.to_string().contains("another version"), "{error}");
+    }
+}

@@ -1,0 +1,110 @@
+//! What a pager counts, and how it is shown.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Counters and latencies since the pager was first started, and its state at this moment.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Stats {
+    /// Bytes that may be local.
+    pub local_limit_bytes: u64,
+    /// Bytes that are in the consumer's memory, of all its processes.
+    pub local_bytes: u64,
+    /// The most that `local_bytes` ever was.
+    pub local_peak_bytes: u64,
+    /// Bytes that the pool holds (or will, once they are written out).
+    pub pool_bytes: u64,
+    /// The most that `pool_bytes` ever was.
+    pub pool_peak_bytes: u64,
+    /// Processes attached at this moment.
+    pub processes: u64,
+    /// Faults on missing pages.
+    pub faults: u64,
+    /// Of those: on pages never written, filled with zeros.
+    pub zero_faults: u64,
+    /// Of those: on pages still in staging memory.
+    pub staging_faults: u64,
+    /// Of those: on pages fetched from a donor for it.
+    pub pool_faults: u64,
+    /// Of those: on pages that were on their way already.
+    pub late_faults: u64,
+    /// Faults that had to wait for an eviction to make room.
+    pub starved_faults: u64,
+    /// Write faults on clean pages.
+    pub write_protect_faults: u64,
+    /// Pages of zeros mapped, at a fault or ahead of one.
+    pub pages_zero_filled: u64,
+    /// Pages fetched from donors.
+    pub pages_in: u64,
+    /// Pages written to donors.
+    pub pages_out: u64,
+    /// Pages evicted; those clean or zero were not written.
+    pub pages_evicted: u64,
+    /// Of those: clean, dropped without writing.
+    pub pages_dropped_clean: u64,
+    /// Of those: all zero, dropped without writing.
+    pub pages_dropped_zero: u64,
+    /// Pages fetched ahead of a fault.
+    pub pages_prefetched: u64,
+    /// Of those: found to be used, as far as is known.
+    pub prefetch_hits: u64,
+    /// Of those: found not to be used.
+    pub prefetch_waste: u64,
+    /// Pages that arrived with a wrong checksum.
+    pub checksum_errors: u64,
+    /// Faults on pages thought to be in memory: a program that frees and uses a page at once.
+    pub unexpected_missing: u64,
+    /// Times that a successor took over from a pager that had died.
+    pub restarts: u64,
+    /// Time from reading a fault to the page's arrival, for faults that a donor served.
+    pub pool_fault_latency: Latency,
+    /// The same for faults served on this host.
+    pub local_fault_latency: Latency,
+    /// Why the consumer was ended, if it was.
+    pub error: Option<String>,
+}
+
+/// A latency distribution, in microseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Latency {
+    /// Samples.
+    pub count: u64,
+    /// Median.
+    pub p50_us: f64,
+    /// 90th percentile.
+    pub p90_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// The longest.
+    pub max_us: f64,
+}
+
+/// Collects one [`Latency`].
+pub(crate) struct LatencyRecorder(Histogram<u64>);
+
+impl LatencyRecorder {
+    pub(crate) fn new() -> LatencyRecorder {
+        // 100 ns to 100 s, two digits: about 20 KiB.
+        let histogram = Histogram::new_with_bounds(100, 100_000_000_000, 2);
+        LatencyRecorder(histogram.expect("constant bounds"))
+    }
+
+    pub(crate) fn record(&mut self, latency: Duration) {
+        self.0.saturating_record(latency.as_nanos() as u64);
+    }
+
+    pub(crate) fn latency(&self) -> Latency {
+        let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1000.0;
+        match self.0.len() {
+            0 => Latency::default(),
+            count => Latency {
+                count,
+                p50_us: at(0.5),
+                p90_us: at(0.9),
+                p99_us: at(0.99),
+                max_us: self.0.max() as f64 / 1000.0,
+            },
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! The process that pages: sets up the threads, and ends when the consumer has.
+
+use crate::PagerError;
+use crate::config::PagerConfig;
+use crate::core::{Core, Shared};
+use crate::evict::Evictor;
+use crate::housekeeping;
+use crate::node::{NodeDirectory, NodeLine};
+use crate::serve::Server;
+use crate::state::State;
+use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
+use hecaton_space::{Space, SpaceConfig};
+use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Descriptors that the keeper opened; each worker finds them under the same numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    pub(crate) state: RawFd,
+    pub(crate) listener: RawFd,
+    pub(crate) control: RawFd,
+    /// At its end no further program will be started.
+    pub(crate) launcher: RawFd,
+}
+
+/// Pages until no process is left.
+pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
+    end_on_panic();
+    // SAFETY: the keeper has the descriptor open as long as this process lives.
+    let (state, is_successor) = State::open(unsafe { BorrowedFd::borrow_raw(held.state) })?;
+    let mut space_config = SpaceConfig::new(
+        SpaceId(config.space),
+        Epoch(1),
+        &config.consumer,
+        crate::state::SPACE_PAGES,
+    );
+    space_config.segment_order = crate::fault::SEGMENT_ORDER;
+    space_config.lease = config.lease;
+    let directory = Arc::new(NodeDirectory::new(config));
+
+    let mut core = Core::new(state, pages_for_bytes(config.local_bytes));
+    if is_successor {
+        close_leftovers(&mut core, held);
+    }
+    // A predecessor's connections are closed first: what it sent last must not arrive after what
+    // this process sends.
+    let space = if is_successor {
+        Space::adopt(space_config, directory)?
+    } else {
+        Space::create(space_config, directory)?
+    };
+    let shared = Arc::new(Shared::new(core));
+    let mut server = Server::new(shared.clone(), &space, held.listener)?;
+    let mut evictor = Evictor::new(shared.clone(), space.clone())?;
+    if is_successor {
+        server.finish_journal();
+        server.settle_helpers();
+        let mut core = shared.lock();
+        let unwritten = core.reconcile();
+        core.stats.restarts = core.state.count_restart();
+        drop(core);
+        evictor.resume(unwritten);
+        server.watch_all();
+    }
+
+    spawn("evictor", move || evictor.run());
+    // SAFETY: the keeper keeps its own copy of the number; this object is never dropped.
+    let control = unsafe { UnixListener::from_raw_fd(held.control) };
+    control.set_nonblocking(true)?;
+    let (housekeepers, its_space, line) = (shared.clone(), space.clone(), NodeLine::new(config));
+    spawn("housekeeping", move || housekeeping::run(housekeepers, its_space, line, control));
+
+    let launcher_gone = launcher_watch(held.launcher);
+    server.run(|core, pending| {
+        launcher_gone.load(Relaxed) && pending.is_empty() && core.live_spaces().next().is_none()
+    })?;
+    let stats = shared.lock().snapshot();
+    let released = space.release();
+    NodeLine::new(config).report(&stats);
+    if let Some(error) = stats.error {
+        return Err(PagerError::ConsumerEnded(error));
+    }
+    released.map_err(PagerError::from)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+    thread.expect("the system has a thread for the pager");
+}
+
+/// A thread that panics leaves its part undone: the process ends, and a successor does it anew.
+fn end_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(crate::keeper::PANICKED);
+    }));
+}
+
+/// Set once the launcher's end of the pipe is closed.
+fn launcher_watch(launcher: RawFd) -> Arc<AtomicBool> {
+    let gone = Arc::new(AtomicBool::new(false));
+    let flag = gone.clone();
+    spawn("launcher", move || {
+        let mut byte = 0u8;
+        // SAFETY: one byte is read into one byte. The loop ends at end of file or an error.
+        while unsafe { libc::read(launcher, (&raw mut byte).cast(), 1) } > 0 {}
+        flag.store(true, Relaxed);
+    });
+    gone
+}
+
+/// Closes what the predecessor had open beside what is still needed: its connections to donors,
+/// programs that had not attached yet.
+fn close_leftovers(core: &mut Core, held: Held) {
+    core.load_spaces();
+    let mut kept = vec![0, 1, 2, held.state, held.listener, held.control, held.launcher];
+    for space in core.spaces.iter().flatten() {
+        kept.push(space.uffd.0);
+        kept.extend(space.helper.map(|helper| helper.socket));
+    }
+    kept.extend(core.state.journal.forked_descriptors());
+    kept.sort_unstable();
+    kept.dedup();
+    let close_range = |first: RawFd, last: RawFd| {
+        if first <= last {
+            // SAFETY: nothing in this process uses those descriptors yet.
+            unsafe { libc::close_range(first as u32, last as u32, 0) };
+        }
+    };
+    let mut next = 0;
+    for fd in kept {
+        close_range(next, fd - 1);
+        next = fd + 1;
+    }
+    close_range(next, RawFd::MAX);
+}

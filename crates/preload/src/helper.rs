@@ -1,0 +1,175 @@
+//! The helper thread: does for the pager what only a thread of the process may do.
+//!
+//! It is started with a bare `clone`, not `pthread_create`: glibc does not count it, so a program
+//! whose threads have all ended still ends, and the thread needs no thread-local storage. It has a
+//! descriptor table of its own with nothing in it but the pager's socket and the area's
+//! userfaultfd, so the program may close every descriptor it has, and none of the program's pipes
+//! stays open because of us.
+//!
+//! It must never touch memory that the pager pages: the pager may be waiting for it.
+
+use crate::sys;
+use hecaton_uffd::handover::{Command, MAX_RUNS, Op, Range, Reply, command_len};
+use hecaton_uffd::sys::syscall;
+use hecaton_uffd::{Errno, Uffd};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Bytes of the helper's stack.
+pub(crate) const STACK: usize = 64 << 10;
+
+const PAGE: u64 = 4096;
+const AREA: usize = MAX_RUNS * PAGE as usize;
+
+/// What the thread is started with; lives on its own stack.
+#[repr(C, align(16))]
+struct Start {
+    socket: RawFd,
+    mover: Option<Uffd>,
+    area: u64,
+    /// Set once the thread has let go of the program's descriptors.
+    detached: AtomicU32,
+}
+
+/// Starts the helper and waits until it has closed its copies of the program's descriptors.
+pub(crate) fn start(
+    stack_top: usize,
+    socket: RawFd,
+    mover: Option<Uffd>,
+    area: u64,
+) -> Result<(), Errno> {
+    let at = (stack_top - size_of::<Start>()) & !63;
+    let start = at as *mut Start;
+    // SAFETY: the top of the helper's stack, which no thread uses yet.
+    unsafe { start.write(Start { socket, mover, area, detached: AtomicU32::new(0) }) };
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    let mut blocked = [u64::MAX; 1];
+    let mut before = [0u64; 1];
+    // SAFETY: all signals are blocked across the clone, so that the helper, which inherits the
+    // mask, never runs a handler of the program's on its small stack.
+    unsafe {
+        set_signal_mask(&mut blocked, &mut before);
+        let cloned = libc::clone(entry, at as *mut libc::c_void, flags, start.cast());
+        let failed = (cloned < 0).then(|| Errno(*libc::__errno_location()));
+        set_signal_mask(&mut before, &mut blocked);
+        if let Some(errno) = failed {
+            return Err(errno);
+        }
+        while (*start).detached.load(Ordering::Acquire) == 0 {
+            let _ = syscall(libc::SYS_sched_yield, [0; 6]);
+        }
+    }
+    Ok(())
+}
+
+unsafe fn set_signal_mask(new: &mut [u64; 1], old: &mut [u64; 1]) {
+    // SAFETY: both point to one word, the size of the kernel's signal set.
+    let _ = unsafe {
+        let (new, old) = (new.as_ptr() as usize, old.as_mut_ptr() as usize);
+        syscall(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
+    };
+}
+
+extern "C" fn entry(start: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `start` filled it and it stays on this thread's stack, above what is used.
+    let start = unsafe { &*start.cast::<Start>() };
+    keep_only(start.socket, start.mover.map_or(start.socket, |mover| mover.0));
+    let name = c"hecaton".as_ptr() as usize;
+    // SAFETY: the name is a C string.
+    let _ = unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name, 0, 0, 0, 0]) };
+    start.detached.store(1, Ordering::Release);
+    serve(start);
+    // Only this thread ends: the pager and its successors are gone. The program's next fault waits
+    // for good, which is what the node's supervision exists to prevent.
+    // SAFETY: ends this thread.
+    let _ = unsafe { syscall(libc::SYS_exit, [0; 6]) };
+    0
+}
+
+fn keep_only(one: RawFd, other: RawFd) {
+    let (low, high) = (one.min(other) as usize, one.max(other) as usize);
+    let close = |from: usize, to: usize| {
+        if from <= to {
+            // SAFETY: this thread's own table; the program's is another.
+            let _ = unsafe { syscall(libc::SYS_close_range, [from, to, 0, 0, 0, 0]) };
+        }
+    };
+    if low > 0 {
+        close(0, low - 1);
+    }
+    close(low + 1, high.saturating_sub(1));
+    close(high + 1, u32::MAX as usize);
+}
+
+fn serve(start: &Start) {
+    let mut command = Command::new(Op::Barrier, 0);
+    let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
+    loop {
+        // SAFETY: any bytes are a valid Command; `op` is compared, never transmuted.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(
+                std::ptr::from_mut(&mut command).cast::<u8>(),
+                size_of::<Command>(),
+            )
+        };
+        let Ok(read) = sys::read(start.socket, bytes) else { return };
+        let count = command.count as usize;
+        if read < command_len(0) || count > MAX_RUNS || read != command_len(count) {
+            return;
+        }
+        let runs = &command.runs[..count];
+        if command.op == Op::Clear as u32 {
+            clear(start.area);
+            continue;
+        }
+        if command.op == Op::Take as u32 {
+            clear(start.area);
+            take(start, runs, &mut reply.done);
+        } else if command.op == Op::Drop as u32 {
+            for (run, done) in runs.iter().zip(&mut reply.done) {
+                // SAFETY: the pager has copied the pages and write-protected them.
+                let dropped = unsafe { sys::dont_need(run.start as usize, run.len as usize) };
+                *done = if dropped.is_ok() { (run.len / PAGE) as u32 } else { 0 };
+            }
+        }
+        reply.nonce = command.nonce;
+        let length = size_of::<Reply>() - (MAX_RUNS - count) * size_of::<u32>();
+        // SAFETY: a `repr(C)` structure of integers without padding.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&reply).cast::<u8>(), length) };
+        if sys::send(start.socket, bytes).is_err() {
+            return;
+        }
+    }
+}
+
+fn clear(area: u64) {
+    // SAFETY: the pager has copied what it needs from the area before it says so.
+    let _ = unsafe { sys::dont_need(area as usize, AREA) };
+}
+
+/// Tries of one page whose folio somebody holds locked for a moment.
+const TRIES: usize = 4;
+
+/// Moves each run to the place in the area that its position among the pages gives it, moved or
+/// not: so the pager knows where each page went without being told.
+fn take(start: &Start, runs: &[Range], done: &mut [u32; MAX_RUNS]) {
+    let Some(mover) = start.mover else { return done.fill(0) };
+    let mut to = start.area;
+    for (run, done) in runs.iter().zip(done) {
+        let mut moved = 0;
+        for _ in 0..TRIES {
+            let step = mover.move_pages(to + moved, run.start + moved, run.len - moved);
+            moved += step.done;
+            if step.error != Some(Errno(libc::EAGAIN)) {
+                break;
+            }
+        }
+        *done = (moved / PAGE) as u32;
+        to += run.len;
+    }
+}

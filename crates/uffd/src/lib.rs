@@ -1,0 +1,12 @@
+//! userfaultfd: the kernel's interface, and how a program hands one to its pager.
+//!
+//! [`abi`] holds the kernel's numbers and structures and nothing else; [`sys`] wraps the ioctls in
+//! functions that return `Result`; [`handover`] is what `libhecaton.so` and the pager say to each
+//! other. The `userfaultfd` crate was considered: it lacks MOVE and the write-protected copy, and
+//! the preload library needs all of it without allocation.
+
+pub mod abi;
+pub mod handover;
+pub mod sys;
+
+pub use sys::{Errno, Uffd};

@@ -1,0 +1,188 @@
+//! The ioctls as functions. The only module that makes them.
+//!
+//! They are raw system calls, not libc's `ioctl`, because the preload library makes them in a
+//! thread that has no thread-local storage of its own: libc would write its caller's `errno`.
+
+use crate::abi::*;
+use std::os::fd::RawFd;
+
+/// A kernel error number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        std::io::Error::from_raw_os_error(errno.0)
+    }
+}
+
+/// A system call with up to six arguments; never touches `errno`.
+///
+/// # Safety
+/// As the call that `number` names.
+#[inline]
+pub unsafe fn syscall(number: libc::c_long, args: [usize; 6]) -> Result<usize, Errno> {
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the kernel's calling convention; rcx and r11 are the only registers it clobbers.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            out("rcx") _, out("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the kernel's calling convention.
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            in("x8") number,
+            inlateout("x0") args[0] as isize => result,
+            in("x1") args[1], in("x2") args[2], in("x3") args[3],
+            in("x4") args[4], in("x5") args[5],
+            options(nostack),
+        );
+    }
+    if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}
+
+fn ioctl<T>(fd: RawFd, request: u64, arg: &mut T) -> Result<usize, Errno> {
+    // SAFETY: every caller passes the structure whose size is part of `request`.
+    unsafe {
+        syscall(
+            libc::SYS_ioctl,
+            [fd as usize, request as usize, std::ptr::from_mut(arg) as usize, 0, 0, 0],
+        )
+    }
+}
+
+/// A borrowed userfaultfd. Copyable: who owns the descriptor closes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Uffd(pub RawFd);
+
+/// How far a ranged operation came before it stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Partial {
+    /// Bytes done.
+    pub done: u64,
+    /// Why it went no further; `None` when all was done.
+    pub error: Option<Errno>,
+}
+
+fn partial(result: Result<usize, Errno>, done: i64, len: u64) -> Partial {
+    match result {
+        Ok(_) => Partial { done: len, error: None },
+        // The kernel leaves the count or a negative error in the same field.
+        Err(error) => Partial { done: done.max(0) as u64, error: Some(error) },
+    }
+}
+
+impl Uffd {
+    /// Opens a userfaultfd of the calling process, non-blocking and closed on exec: by the system
+    /// call, or where that is forbidden through `/dev/userfaultfd`.
+    ///
+    /// Faults taken inside the kernel (a `read` into an evicted page) are handled too; that is what
+    /// needs the privilege.
+    pub fn open() -> Result<Uffd, Errno> {
+        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+        // SAFETY: takes flags only.
+        let direct = unsafe { syscall(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) };
+        let refused = match direct {
+            Ok(fd) => return Ok(Uffd(fd as RawFd)),
+            Err(errno) => errno,
+        };
+        let path = c"/dev/userfaultfd".as_ptr() as usize;
+        let open = libc::O_RDWR | libc::O_CLOEXEC;
+        // SAFETY: the path is a C string; the ioctl takes flags, not a pointer.
+        unsafe {
+            let device =
+                syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, open as usize, 0, 0, 0])
+                    .map_err(|_| refused)?;
+            let made =
+                syscall(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW as usize, flags, 0, 0, 0]);
+            let _ = syscall(libc::SYS_close, [device, 0, 0, 0, 0, 0]);
+            made.map(|fd| Uffd(fd as RawFd))
+        }
+    }
+
+    /// Negotiates; returns the features that the kernel has. Works once for each descriptor, and
+    /// asking for a feature that is missing or not permitted fails.
+    pub fn api(self, features: u64) -> Result<u64, Errno> {
+        let mut arg = UffdioApi { api: UFFD_API, features, ioctls: 0 };
+        ioctl(self.0, UFFDIO_API, &mut arg)?;
+        Ok(arg.features)
+    }
+
+    /// Registers `[start, start + len)` for `mode`.
+    pub fn register(self, start: u64, len: u64, mode: u64) -> Result<(), Errno> {
+        let mut arg = UffdioRegister { range: UffdioRange { start, len }, mode, ioctls: 0 };
+        ioctl(self.0, UFFDIO_REGISTER, &mut arg).map(drop)
+    }
+
+    /// Maps copies of the pages at `src`; `dst` must be missing. `src` need not be aligned.
+    pub fn copy(self, dst: u64, src: *const u8, len: u64, mode: u64) -> Partial {
+        let mut arg = UffdioCopy { dst, src: src as u64, len, mode, copy: 0 };
+        let result = ioctl(self.0, UFFDIO_COPY, &mut arg);
+        partial(result, arg.copy, len)
+    }
+
+    /// Maps the zero page; wakes who waits.
+    pub fn zero(self, start: u64, len: u64) -> Partial {
+        let mut arg = UffdioZeropage { range: UffdioRange { start, len }, mode: 0, zeropage: 0 };
+        let result = ioctl(self.0, UFFDIO_ZEROPAGE, &mut arg);
+        partial(result, arg.zeropage, len)
+    }
+
+    /// Write-protects the pages that are present.
+    pub fn protect(self, start: u64, len: u64) -> Result<(), Errno> {
+        let range = UffdioRange { start, len };
+        let mut arg = UffdioWriteprotect { range, mode: UFFDIO_WRITEPROTECT_MODE_WP };
+        ioctl(self.0, UFFDIO_WRITEPROTECT, &mut arg).map(drop)
+    }
+
+    /// Lifts the write protection and wakes who waits.
+    pub fn unprotect(self, start: u64, len: u64) -> Result<(), Errno> {
+        let mut arg = UffdioWriteprotect { range: UffdioRange { start, len }, mode: 0 };
+        ioctl(self.0, UFFDIO_WRITEPROTECT, &mut arg).map(drop)
+    }
+
+    /// Lets the threads that wait for a page in the range fault again.
+    pub fn wake(self, start: u64, len: u64) -> Result<(), Errno> {
+        let mut arg = UffdioRange { start, len };
+        ioctl(self.0, UFFDIO_WAKE, &mut arg).map(drop)
+    }
+
+    /// Moves pages within the calling process, taking them away from `src` at one instant each.
+    /// `dst` must be missing and registered with this descriptor. Fails with EBUSY on a page that
+    /// a fork shares.
+    pub fn move_pages(self, dst: u64, src: u64, len: u64) -> Partial {
+        let mut arg = UffdioMove { dst, src, len, mode: UFFDIO_MOVE_MODE_DONTWAKE, moved: 0 };
+        let result = ioctl(self.0, UFFDIO_MOVE, &mut arg);
+        partial(result, arg.moved, len)
+    }
+
+    /// Makes any access to the range deliver SIGBUS (Linux 6.6).
+    pub fn poison(self, start: u64, len: u64) -> Partial {
+        let mut arg = UffdioPoison { range: UffdioRange { start, len }, mode: 0, updated: 0 };
+        let result = ioctl(self.0, UFFDIO_POISON, &mut arg);
+        partial(result, arg.updated, len)
+    }
+
+    /// Reads as many messages as there are and fit; none when the queue is empty.
+    pub fn read(self, messages: &mut [UffdMsg]) -> Result<usize, Errno> {
+        let len = size_of_val(messages);
+        // SAFETY: the kernel writes whole messages, at most `len` bytes of them.
+        let read = unsafe {
+            syscall(libc::SYS_read, [self.0 as usize, messages.as_mut_ptr() as usize, len, 0, 0, 0])
+        };
+        match read {
+            Ok(bytes) => Ok(bytes / size_of::<UffdMsg>()),
+            Err(Errno(libc::EAGAIN)) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -46,8 +46,9 @@ pub(crate) fn receive(server: &mut Server, shared: &Shared, socket: RawFd) {
             }
         }
         None if attach.forked == 1 => {
-            let Attach { pid, area, own, .. } = attach;
-            server.pending.push(Pending { pid, socket, area, own });
+            let Some(pid) = peer(socket) else { return refuse("its process cannot be told", None) };
+            let Attach { area, own, .. } = attach;
+            forked(server, &mut shared.lock(), Pending { pid, socket, area, own });
         }
         uffd => refuse("a userfaultfd is missing, or is one too many", uffd),
     }
@@ -101,14 +102,31 @@ impl Core {
     }
 }
 
-/// A thread has faulted in an address space that nobody has claimed: if its process is waiting to
-/// attach, this is it.
+/// A thread has faulted in an address space whose process is not known: a forked child's.
 pub(crate) fn recognise(server: &mut Server, core: &mut Core, index: usize, thread: u32) {
     let Some(pid) = process_of_thread(thread) else { return };
-    let Some(at) = server.pending.iter().position(|pending| pending.pid == pid) else { return };
-    let Pending { socket, area, own, .. } = server.pending.swap_remove(at);
     let space = core.spaces[index].as_mut().expect("it has just faulted");
     space.pid = Some(pid);
+    space.save(&core.state, index);
+    if let Some(at) = server.pending.iter().position(|pending| pending.pid == pid) {
+        let pending = server.pending.swap_remove(at);
+        bind(server, core, index, &pending);
+    }
+}
+
+/// A forked child has said that it is there. Its fault at the doorbell may have been read before.
+fn forked(server: &mut Server, core: &mut Core, pending: Pending) {
+    let is_its = |space: &AddressSpace| space.pid == Some(pending.pid) && space.helper.is_none();
+    let known = core.live_spaces().find(|(_, space)| is_its(space)).map(|(index, _)| index);
+    match known {
+        Some(index) => bind(server, core, index, &pending),
+        None => server.pending.push(pending),
+    }
+}
+
+fn bind(server: &Server, core: &mut Core, index: usize, pending: &Pending) {
+    let &Pending { socket, area, own, .. } = pending;
+    let space = core.spaces[index].as_mut().expect("chosen by the caller");
     space.helper = Some(Helper { socket, area, own });
     let uffd = space.uffd;
     space.save(&core.state, index);

@@ -59,12 +59,13 @@ pub(crate) struct BatchItem {
     pub(crate) now_at: Key,
 }
 
-/// The helper was told to drop these ranges, each of which the kernel will report as removed.
-pub(crate) struct OwnDrop {
-    pub(crate) space: usize,
-    /// Start, end, and how often the kernel has reported it.
-    pub(crate) ranges: Vec<(u64, u64, u32)>,
-}
+/// The helper was told to drop these pages, and how often the kernel has reported each as removed.
+///
+/// The helper's own `madvise` is reported like the program's, in as many parts as there are
+/// mappings. So reports are counted by page: one is the helper's; a page with more was freed by the
+/// program at the same time. Which report was whose does not matter, because faults on these pages
+/// wait until the batch is settled.
+pub(crate) type OwnDrop = HashMap<Key, u32>;
 
 /// All that is under the lock.
 pub(crate) struct Core {
@@ -86,7 +87,7 @@ pub(crate) struct Core {
     pub(crate) batch: Vec<BatchItem>,
     /// Children forked while the batch was under way, and their parents.
     pub(crate) batch_children: Vec<(usize, usize)>,
-    pub(crate) own_drop: Option<OwnDrop>,
+    pub(crate) own_drop: OwnDrop,
     /// The evictor's thread: a fault of its own must be answered whatever else.
     pub(crate) evictor_thread: u32,
     /// Ranges whose waiting threads fault again once the batch is settled.
@@ -147,7 +148,7 @@ impl Core {
             fetching: 0,
             batch: Vec::new(),
             batch_children: Vec::new(),
-            own_drop: None,
+            own_drop: OwnDrop::new(),
             evictor_thread: 0,
             parked: Vec::new(),
             starved: VecDeque::new(),

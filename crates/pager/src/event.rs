@@ -15,24 +15,7 @@ use std::ops::Range;
 impl Core {
     /// `madvise` has emptied (or is about to empty) a range: its pages are zero from now on.
     pub(crate) fn removed(&mut self, space: usize, start: u64, end: u64) {
-        if self.is_own_drop(space, start, end) {
-            return;
-        }
-        self.discard_range(space, start >> 12..end >> 12);
-    }
-
-    /// The helper's own `madvise` is reported like any other. If the program frees exactly the same
-    /// range at the same time, two reports come before the helper's answer, and the pages are
-    /// zero; which of the two was whose does not matter, because faults there wait until the batch
-    /// is settled.
-    fn is_own_drop(&mut self, space: usize, start: u64, end: u64) -> bool {
-        let Some(drop) = self.own_drop.as_mut().filter(|drop| drop.space == space) else {
-            return false;
-        };
-        let range = drop.ranges.iter_mut().find(|range| (range.0, range.1) == (start, end));
-        let Some((_, _, reports)) = range else { return false };
-        *reports += 1;
-        *reports == 1
+        self.discard_range(space, start >> 12..end >> 12, true);
     }
 
     /// A range is not mapped any more.
@@ -41,17 +24,20 @@ impl Core {
             space.forget_mappings();
             space.forget_registered(start, end);
         }
-        self.discard_range(space, start >> 12..end >> 12);
+        self.discard_range(space, start >> 12..end >> 12, false);
     }
 
-    fn discard_range(&mut self, space: usize, pages: Range<u64>) {
+    fn discard_range(&mut self, space: usize, pages: Range<u64>, perhaps_own: bool) {
         for first in self.tables.chunks_in(space, pages.clone()) {
             let chunk = first.vpn()..first.vpn() + CHUNK_PAGES;
             let mut used = false;
             for vpn in chunk.clone() {
                 let key = Key::new(space, vpn);
-                if pages.contains(&vpn) {
-                    self.discard(key);
+                let reports = self.own_drop.get_mut(&key).filter(|_| perhaps_own);
+                match reports {
+                    _ if !pages.contains(&vpn) => {}
+                    Some(reports) => *reports += 1,
+                    None => self.discard(key),
                 }
                 used |= self.get(key) != Entry::ZERO;
             }

@@ -16,7 +16,7 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
-use crate::core::{BatchItem, Core, OwnDrop, Shared, reserve};
+use crate::core::{BatchItem, Core, Shared, reserve};
 use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::helper;
 use crate::state::CHUNK_PAGES;
@@ -277,28 +277,28 @@ impl Evictor {
             return;
         }
         let mut core = self.shared.lock();
-        for (i, _) in
-            group.iter().enumerate().filter(|(_, v)| droppable(v) && (v.clean || v.copied))
-        {
-            core.state.batch.dropping(first + i);
+        for (i, victim) in group.iter().enumerate() {
+            if droppable(victim) && (victim.clean || victim.copied) {
+                core.state.batch.dropping(first + i);
+                core.own_drop.insert(victim.key, 0);
+            }
         }
-        core.own_drop = Some(OwnDrop {
-            space: index,
-            ranges: runs.iter().map(|run| (run.start, run.start + run.len, 0)).collect(),
-        });
         drop(core);
         self.next_token += 1;
         let Ok(done) = helper::ask(socket, Op::Drop, &runs, self.next_token) else { return };
         let mut core = self.shared.lock();
-        let drop = core.own_drop.take().expect("set above");
-        for ((run, pages), (.., reports)) in runs.iter().zip(done).zip(drop.ranges) {
-            let dropped = run.start..run.start + u64::from(pages) * PAGE;
-            for victim in group.iter_mut().filter(|v| dropped.contains(&v.key.address())) {
-                victim.taken = true;
-                if reports > 1 {
-                    // The program freed the same range at the same time: its pages are zero.
-                    let now_at = core.batch.iter().find(|item| item.key == victim.key);
-                    let key = now_at.expect("it is in the batch").now_at;
+        let reports = std::mem::take(&mut core.own_drop);
+        for (run, pages) in runs.iter().zip(done) {
+            let range = run.start..run.start + run.len;
+            for victim in group.iter_mut().filter(|v| range.contains(&v.key.address())) {
+                // A run that was dropped in part, because the program unmapped the rest meanwhile,
+                // is reported as not dropped.
+                let vpn = victim.key.vpn();
+                let mapped = core.space(index).map(|space| space.mapped(vpn, 1));
+                victim.taken = pages > 0 || matches!(mapped, Some(Ok(m)) if !m[0].present);
+                if reports.get(&victim.key).is_some_and(|&reports| reports > 1) {
+                    let item = core.batch.iter().find(|item| item.key == victim.key);
+                    let key = item.expect("it is in the batch").now_at;
                     core.discard(key);
                 }
             }

@@ -69,10 +69,10 @@ impl Core {
     fn make_dirty(&mut self, fault: Fault) {
         let Fault { key, .. } = fault;
         let entry = self.get(key);
-        if entry.place() == Place::Out {
-            // A forked child: it has the page in memory although its parent's was evicted.
-            let entry = entry.with_place(Place::Resident).with_dirty(true);
-            self.set(key, entry);
+        if entry.place() == Place::Out && self.is_mapped(key) {
+            // A forked child: it has the page in memory although its parent's was evicted. (Else
+            // the page was evicted while this message waited to be read.)
+            self.set(key, entry.with_place(Place::Resident).with_dirty(true));
             self.count_in(key, Installed::Rescued);
         }
         let space = self.spaces[key.space()].as_mut().expect("checked by the caller");
@@ -98,11 +98,16 @@ impl Core {
         if let Some(space) = self.space(key.space()) {
             space.write_run = (key.vpn() + pages, pages);
         }
-        if uffd.unprotect(key.address(), pages * PAGE) == Err(Errno(libc::EAGAIN)) {
-            // The mappings are changing: the entries stay dirty, which is always safe, and the
-            // thread faults again after the event that says how.
+        if uffd.unprotect(key.address(), pages * PAGE).is_err() {
+            // The mappings are changing, or the run crosses into one that is not ours. The entries
+            // stay dirty, which is always safe, and the thread faults again.
             let _ = uffd.wake(key.address(), pages * PAGE);
         }
+    }
+
+    fn is_mapped(&mut self, key: Key) -> bool {
+        let mapped = self.space(key.space()).map(|space| space.mapped(key.vpn(), 1));
+        matches!(mapped, Some(Ok(pages)) if pages[0].present)
     }
 
     /// First touch.

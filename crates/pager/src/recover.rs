@@ -13,7 +13,7 @@
 //! | zero | yes | zero-filled and not noted: resident |
 
 use crate::address_space::{AddressSpace, Mapped};
-use crate::core::{Core, OwnDrop};
+use crate::core::Core;
 use crate::fault::{Content, examine};
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
@@ -80,30 +80,15 @@ impl Core {
 
     /// What the helper had been told to drop, and the kernel may still report.
     fn restore_own_drop(&mut self) {
-        let mut drop: Option<OwnDrop> = None;
-        for (_, key, _) in
-            self.state.batch.items().filter(|&(item, ..)| self.state.batch.is_dropping(item))
-        {
-            let (space, start) = (Key(key).space(), Key(key).address());
-            let end = start + PAGE_SIZE as u64;
-            match &mut drop {
-                Some(drop) if drop.space == space => match drop.ranges.last_mut() {
-                    Some(range) if range.1 == start => range.1 = end,
-                    _ => drop.ranges.push((start, end, 0)),
-                },
-                // Groups are dropped one after the other: only the last may be unfinished.
-                _ => drop = Some(OwnDrop { space, ranges: vec![(start, end, 0)] }),
-            }
-        }
-        self.own_drop = drop;
+        let batch = &self.state.batch;
+        let dropping = batch.items().filter(|&(item, ..)| batch.is_dropping(item));
+        self.own_drop = dropping.map(|(_, key, _)| (Key(key), 0)).collect();
     }
 
     fn finish_own_drop(&mut self) {
-        let Some(drop) = self.own_drop.take() else { return };
-        for (start, end, _) in drop.ranges.iter().filter(|range| range.2 > 1) {
-            for vpn in start >> 12..end >> 12 {
-                self.discard(Key::new(drop.space, vpn));
-            }
+        let reported = std::mem::take(&mut self.own_drop);
+        for (key, _) in reported.into_iter().filter(|&(_, reports)| reports > 1) {
+            self.discard(key);
         }
     }
 

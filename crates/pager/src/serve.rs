@@ -295,8 +295,7 @@ impl Server {
                     thread: message.arg2 as u32,
                     read_at: Instant::now(),
                 };
-                if !self.pending.is_empty()
-                    && core.spaces[space].as_ref().is_some_and(|s| s.helper.is_none())
+                if core.spaces[space].as_ref().is_some_and(|space| space.pid.is_none())
                 {
                     attach::recognise(self, core, space, fault.thread);
                 }

@@ -1,1 +1,33 @@
-//! Lends extents of this host's memory and serves page requests
+//! Lends extents of this host's memory and serves page requests.
+//!
+//! From the bottom up:
+//! - `table` decides who has what: extents, owners, leases, fences. Pure.
+//! - `ledger` (with `layout` and `sums`) keeps the table's records and the pages' sums in memory
+//!   that outlives the process.
+//! - `gate` lets page requests pass without the table's lock.
+//! - `lender` puts these and the memory together; `server` answers requests with it.
+//! - `donor` opens, serves and stops.
+
+mod config;
+mod donor;
+mod gate;
+mod layout;
+mod ledger;
+mod lender;
+mod metrics;
+mod prometheus;
+mod server;
+mod snapshot;
+mod stop;
+mod sums;
+pub mod table;
+mod zones;
+
+pub use config::{DonorConfig, DonorError};
+pub use donor::{ARENA_LABEL, Donor, DonorFds, LEDGER_LABEL, Serving, listen, run};
+pub use ledger::LedgerError;
+pub use metrics::{BUCKETS_US, Counters, Refusals, ServiceTimes};
+pub use prometheus::prometheus_text;
+pub use snapshot::{Snapshot, SpaceSnapshot, ZoneSnapshot};
+pub use stop::StopHandle;
+pub use zones::ZoneError;

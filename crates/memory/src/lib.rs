@@ -1,13 +1,17 @@
 //! Pages, extents and ids: the words that every other crate speaks.
 //!
 //! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
-//! network, and only [`arena`] talks to the kernel.
+//! network, and only [`memfd`] and [`numa`] talk to the kernel.
 
 pub mod arena;
+mod bitmap;
 pub mod buddy;
 pub mod checksum;
 pub mod ids;
+pub mod memfd;
+pub mod numa;
 pub mod size;
+pub mod words;
 
 pub use checksum::{PageSum, is_zero, page_sum};
 pub use ids::{Epoch, ExtentId, PageNo, SpaceId};

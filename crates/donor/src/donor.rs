@@ -1,0 +1,259 @@
+//! A donor from its start to its end: opened on new memory or a predecessor's, serving, stopped.
+
+use crate::config::{DonorConfig, DonorError};
+use crate::layout::Layout;
+use crate::ledger::{Ledger, Records};
+use crate::lender::Lender;
+use crate::server::PageService;
+use crate::snapshot::Snapshot;
+use crate::stop::StopHandle;
+use crate::table::{Table, Zone};
+use crate::zones;
+use hecaton_memory::arena::Arena;
+use hecaton_memory::memfd::{Backing, HUGE_PAGE_BYTES};
+use hecaton_memory::words::SharedWords;
+use hecaton_memory::{PAGE_SHIFT, PAGE_SIZE, Size, numa, pages_to_bytes};
+use hecaton_transport::protocol::MAX_NAME;
+use hecaton_transport::server::{Limits, Server};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// The label of the memory that is lent, among descriptors that a supervisor keeps.
+pub const ARENA_LABEL: &str = "arena";
+
+/// The label of the ledger, among descriptors that a supervisor keeps.
+pub const LEDGER_LABEL: &str = "ledger";
+
+/// How often leases are looked at.
+const LEASE_CHECK: Duration = Duration::from_secs(1);
+
+/// The memory of a donor, which outlives its process in the hands of a supervisor.
+#[derive(Debug)]
+pub struct DonorFds {
+    /// What is lent.
+    pub arena: OwnedFd,
+    /// To whom, and the pages' sums.
+    pub ledger: OwnedFd,
+}
+
+impl DonorFds {
+    /// Picks a donor's memory from descriptors under their labels, [`ARENA_LABEL`] and
+    /// [`LEDGER_LABEL`]; others are dropped. None if neither is there.
+    pub fn from_labelled(
+        fds: impl IntoIterator<Item = (String, OwnedFd)>,
+    ) -> Result<Option<DonorFds>, DonorError> {
+        let (mut arena, mut ledger) = (None, None);
+        for (label, fd) in fds {
+            match label.as_str() {
+                ARENA_LABEL => arena = Some(fd),
+                LEDGER_LABEL => ledger = Some(fd),
+                _ => {}
+            }
+        }
+        match (arena, ledger) {
+            (Some(arena), Some(ledger)) => Ok(Some(DonorFds { arena, ledger })),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(DonorError::MissingFd(ARENA_LABEL)),
+            (Some(_), None) => Err(DonorError::MissingFd(LEDGER_LABEL)),
+        }
+    }
+}
+
+/// A donor that has its memory, and may serve it. Clones are the same one.
+#[derive(Clone)]
+pub struct Donor {
+    lender: Arc<Lender>,
+    ledger: Arc<SharedWords>,
+    connections: usize,
+}
+
+impl Donor {
+    /// Takes memory to lend: new memory, or that of a predecessor with everything that stood in it.
+    /// In the second case the donor's life goes on, and borrowers need not notice.
+    pub fn open(config: &DonorConfig, adopted: Option<DonorFds>) -> Result<Donor, DonorError> {
+        if config.name.is_empty() || config.name.len() > MAX_NAME {
+            return Err(DonorError::Name(config.name.clone()));
+        }
+        let backing = match config.huge_pages {
+            true => Backing::HugePages,
+            false => Backing::BasePages,
+        };
+        let pages = pages_to_lend(config.lend, backing)?;
+        match adopted {
+            Some(fds) => Donor::adopt(config, pages, fds),
+            None => Donor::create(config, pages, backing),
+        }
+    }
+
+    fn create(config: &DonorConfig, pages: u64, backing: Backing) -> Result<Donor, DonorError> {
+        let nodes = numa::nodes(Path::new(numa::SYSFS_NODES)).map_err(DonorError::Topology)?;
+        let zones = zones::plan(pages, &nodes, config.numa_node)?;
+        let arena = Arena::create(&format!("hecaton-{}", config.name), pages, backing)?;
+        let zones = bind(&arena, zones, config.numa_node)?;
+        let min_order = match backing {
+            Backing::BasePages => 0,
+            Backing::HugePages => HUGE_PAGE_BYTES.ilog2() as u8 - PAGE_SHIFT as u8,
+        };
+        let layout = Layout::new(pages, min_order);
+        let name = format!("hecaton-{}-ledger", config.name);
+        let ledger = Ledger::create(&name, layout, &zones, random_boot())?;
+        let table = Table::new(&zones, layout.limits);
+        Ok(Donor::assemble(config, arena, table, ledger))
+    }
+
+    fn adopt(config: &DonorConfig, pages: u64, fds: DonorFds) -> Result<Donor, DonorError> {
+        let (ledger, Records { zones, next, spaces, extents }) = Ledger::adopt(fds.ledger)?;
+        let arena = Arena::from_fd(fds.arena)?;
+        if arena.pages() != pages || ledger.layout().pages != pages {
+            let held = Size(pages_to_bytes(arena.pages()));
+            return Err(DonorError::OtherSize { held, lend: config.lend });
+        }
+        let limits = ledger.layout().limits;
+        let table = Table::restore(&zones, limits, next, spaces, extents, 0)?;
+        let extents = table.extents().count();
+        let donor = Donor::assemble(config, arena, table, ledger);
+        donor.lender.empty_what_is_free();
+        info!(donor = config.name, extents, "took over the memory of the process before");
+        Ok(donor)
+    }
+
+    fn assemble(config: &DonorConfig, arena: Arena, table: Table, ledger: Ledger) -> Donor {
+        let words = ledger.words().clone();
+        let lender = Arc::new(Lender::new(config.name.clone(), arena, table, ledger));
+        Donor { lender, ledger: words, connections: config.connections }
+    }
+
+    /// Duplicates of the descriptors of the donor's memory, to be kept by a supervisor.
+    pub fn fds(&self) -> io::Result<DonorFds> {
+        Ok(DonorFds {
+            arena: self.lender.arena().as_fd().try_clone_to_owned()?,
+            ledger: self.ledger.as_fd().try_clone_to_owned()?,
+        })
+    }
+
+    /// Serves the connections that come to `listener`.
+    pub fn serve(&self, listener: TcpListener) -> Result<Serving, DonorError> {
+        let limits = Limits { connections: self.connections, ..Limits::default() };
+        let service = Arc::new(PageService(self.lender.clone()));
+        let server = Server::start(listener, service, limits).map_err(DonorError::Start)?;
+        let stop = StopHandle::default();
+        let leases = thread::Builder::new().name("donor-leases".into()).spawn({
+            let (lender, stop) = (self.lender.clone(), stop.clone());
+            move || {
+                while !stop.wait_for(LEASE_CHECK) {
+                    lender.expire_leases();
+                }
+            }
+        });
+        let leases = leases.map_err(DonorError::Start)?;
+        let address = server.address();
+        info!(donor = self.lender.name(), %address, pages = self.lender.arena().pages(), "lending");
+        Ok(Serving { address, server: Some(server), leases: Some(leases), stop })
+    }
+
+    /// The donor at this moment.
+    pub fn snapshot(&self) -> Snapshot {
+        self.lender.snapshot()
+    }
+}
+
+/// A donor that serves. Dropping it stops that; the memory stays with the [`Donor`].
+pub struct Serving {
+    address: SocketAddr,
+    server: Option<Server>,
+    leases: Option<JoinHandle<()>>,
+    stop: StopHandle,
+}
+
+impl Serving {
+    /// Where it serves.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends all connections, and returns when nothing is in service any more.
+    pub fn stop(self) {}
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop.stop();
+        drop(self.server.take());
+        if self.leases.take().is_some_and(|leases| leases.join().is_err()) {
+            warn!("the thread that watches leases had panicked");
+        }
+    }
+}
+
+/// Listens on an address; the error tells a port in use from the rest.
+pub fn listen(address: SocketAddr) -> Result<TcpListener, DonorError> {
+    TcpListener::bind(address).map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => DonorError::PortInUse(address),
+        _ => DonorError::Listen { address, source },
+    })
+}
+
+/// Lends new memory until told to stop. `ready` is called with the address when requests are served.
+pub fn run(
+    config: &DonorConfig,
+    stop: &StopHandle,
+    ready: impl FnOnce(SocketAddr),
+) -> Result<(), DonorError> {
+    let listener = listen(config.listen)?;
+    let serving = Donor::open(config, None)?.serve(listener)?;
+    ready(serving.address());
+    stop.wait();
+    serving.stop();
+    Ok(())
+}
+
+fn pages_to_lend(lend: Size, backing: Backing) -> Result<u64, DonorError> {
+    let unit = match backing {
+        Backing::BasePages => PAGE_SIZE as u64,
+        Backing::HugePages => HUGE_PAGE_BYTES,
+    };
+    if lend.0 < unit {
+        return Err(DonorError::TooLittle { lend, least: Size(unit) });
+    }
+    let system = rustix::system::sysinfo();
+    let total = Size(system.totalram as u64 * u64::from(system.mem_unit));
+    if lend > total {
+        return Err(DonorError::TooMuch { lend, total });
+    }
+    Ok(lend.0 / unit * unit / PAGE_SIZE as u64)
+}
+
+/// Binds each zone to its node. When nobody asked for a node and the kernel does not let us bind
+/// (some containers), the zones stay without.
+fn bind(arena: &Arena, zones: Vec<Zone>, chosen: Option<u32>) -> Result<Vec<Zone>, DonorError> {
+    let mut first = 0;
+    for zone in &zones {
+        let pages = first..first + zone.pages;
+        first = pages.end;
+        let Some(node) = zone.node else { continue };
+        match arena.bind(pages, node) {
+            Ok(()) => {}
+            Err(source) if chosen.is_some() => return Err(DonorError::Bind { node, source }),
+            Err(error) => {
+                warn!(%error, node, "memory is not bound to NUMA nodes");
+                return Ok(vec![Zone { pages: arena.pages(), node: None }]);
+            }
+        }
+    }
+    Ok(zones)
+}
+
+/// Tells this life of the donor from the others. Not a secret.
+fn random_boot() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    // Up to 256 bytes come whole once the kernel's pool is ready, and it waits for that.
+    assert_eq!(filled, Ok(bytes.len()), "the kernel has no random numbers");
+    u64::from_ne_bytes(bytes)
+}

@@ -1,0 +1,100 @@
+//! What a page request must pass: one gate for each space.
+//!
+//! Every request for pages asks two things: is the connection's epoch still served, and where is
+//! the extent? The table knows, but behind the one lock of all connections. The gate holds the same
+//! answers for one space behind a lock of its own, which requests take shared and only a change of
+//! the space's extents or fence takes alone. Borrowers do not meet each other here at all, and the
+//! threads of one borrower meet at one atomic counter.
+//!
+//! Two dangers, and what stands against each:
+//!
+//! - *A write that lands late*: after a fence was answered, or in an extent that was freed and given
+//!   to another space. A write holds the gate shared from the check until its last byte is in the
+//!   arena ([`Gate::enter`]), and both a fence and a free must have the gate alone. Verifying the
+//!   checksums comes before that, and no socket is touched in between: the lock is held for a copy.
+//! - *A read that sends another space's pages.* A read may sit in its socket for seconds, so that it
+//!   cannot hold the gate. It holds the extent
+//!   ([`Pinned`](crate::lender::Pinned)): a freed extent's pages go back to the
+//!   allocator only when the last of its reads is done.
+//!
+//! Alternatives that were rejected: a cache in each connection with a generation to compare leaves
+//! the time between comparison and copy open; epoch-based reclamation would make fences and frees
+//! wait for all connections instead of one space's.
+//!
+//! Invariant: gates change only under the table's lock, together with it. Order of locks: table,
+//! gate, [`Extent::contents`].
+
+use crate::table::{LentExtent, check_epoch};
+use hecaton_memory::{Epoch, ExtentId};
+use hecaton_transport::protocol::Refusal;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+#[derive(Debug)]
+pub(crate) struct Gate {
+    open: RwLock<Open>,
+    /// When the last request passed, in milliseconds of the donor's clock.
+    heard_ms: AtomicU64,
+}
+
+/// What the gate lets through.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) fence: Epoch,
+    pub(crate) extents: HashMap<ExtentId, Arc<Extent>>,
+}
+
+/// An extent in use. The last one to let go of it reclaims its pages.
+#[derive(Debug)]
+pub(crate) struct Extent {
+    pub(crate) lent: LentExtent,
+    /// Writes take it shared, a discard alone: else a discard that has forgotten a page's sum and
+    /// is about to punch its memory would take a write's contents in between, and not its sum.
+    pub(crate) contents: RwLock<()>,
+}
+
+impl Extent {
+    pub(crate) fn new(lent: LentExtent) -> Arc<Extent> {
+        Arc::new(Extent { lent, contents: RwLock::new(()) })
+    }
+}
+
+impl Gate {
+    pub(crate) fn new(fence: Epoch, heard_ms: u64) -> Gate {
+        let open = Open { fence, extents: HashMap::new() };
+        Gate { open: RwLock::new(open), heard_ms: AtomicU64::new(heard_ms) }
+    }
+
+    /// Passes a request. While the guard lives, no extent of the space goes and no fence rises.
+    pub(crate) fn enter(
+        &self,
+        epoch: Epoch,
+        now_ms: u64,
+    ) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
+        let open = self.open.read().expect("no thread panics in a gate");
+        check_epoch(open.fence, epoch)?;
+        // A hot space's threads would else pass this word from core to core on every request.
+        const GRAIN_MS: u64 = 64;
+        if now_ms >= self.heard_ms.load(Ordering::Relaxed) + GRAIN_MS {
+            self.heard_ms.fetch_max(now_ms, Ordering::Relaxed);
+        }
+        Ok(open)
+    }
+
+    /// Changes what the gate lets through, when all who are inside have left.
+    pub(crate) fn change(&self) -> RwLockWriteGuard<'_, Open> {
+        self.open.write().expect("no thread panics in a gate")
+    }
+
+    /// When the last request passed, give or take a tenth of a second.
+    pub(crate) fn heard_ms(&self) -> u64 {
+        self.heard_ms.load(Ordering::Relaxed)
+    }
+}
+
+impl Open {
+    pub(crate) fn extent(&self, extent: ExtentId) -> Result<&Arc<Extent>, Refusal> {
+        self.extents.get(&extent).ok_or(Refusal::NoSuchExtent)
+    }
+}

@@ -1,0 +1,224 @@
+//! What a donor does with the requests of a connection.
+//!
+//! A read goes from the arena to the socket with one gathered send; a page that was never written is
+//! sent from one page of zeros that all share. A write has come into the connection's buffer when
+//! this sees it, and is verified before a byte of it is stored.
+
+use crate::lender::{Borrower, Lender};
+use crate::metrics::ShardId;
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum};
+use hecaton_transport::protocol::{HeldExtent, Hello, MAX_PAGES, Refusal, Request, Welcome};
+use hecaton_transport::server::{Replied, Reply, Service};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::{debug, info};
+
+static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// CRC32C of 4096 zeros, which `sum_is_crc32c` in the memory crate holds true.
+const ZERO_SUM: PageSum = 0x98f9_4189;
+
+/// The donor's end of the page protocol.
+pub(crate) struct PageService(pub(crate) Arc<Lender>);
+
+/// One connection. Its buffers are as large as a request can need, and are made once.
+pub(crate) struct Session {
+    lender: Arc<Lender>,
+    borrower: Borrower,
+    shard: ShardId,
+    sums: Vec<PageSum>,
+    parts: Parts,
+    lines: Vec<HeldExtent>,
+}
+
+struct Parts(Vec<libc::iovec>);
+
+// SAFETY: the pointers are only set and used within one call of `PageService::handle`.
+unsafe impl Send for Parts {}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.lender.bye(&self.borrower);
+        self.lender.metrics.disconnected();
+    }
+}
+
+impl Service for PageService {
+    type Session = Session;
+
+    fn hello(&self, hello: &Hello, peer: SocketAddr) -> Result<(Welcome, Session), Refusal> {
+        let lender = &self.0;
+        let lease_ms = u64::try_from(hello.lease.as_millis()).unwrap_or(u64::MAX);
+        let borrower = lender
+            .hello(hello.space, hello.epoch, lease_ms, &hello.consumer)
+            .inspect_err(|&refusal| {
+                info!(%peer, space = %hello.space, %refusal, "a borrower is not welcome");
+                lender.metrics.not_welcomed(refusal);
+            })?;
+        debug!(%peer, space = %hello.space, consumer = hello.consumer, "a borrower has connected");
+        let welcome = Welcome {
+            version: 0,
+            boot: lender.boot(),
+            donor: lender.name().to_owned(),
+            load: lender.load(),
+        };
+        let session = Session {
+            lender: lender.clone(),
+            borrower,
+            shard: lender.metrics.connected(),
+            sums: Vec::with_capacity(MAX_PAGES),
+            parts: Parts(Vec::with_capacity(MAX_PAGES)),
+            lines: Vec::new(),
+        };
+        Ok((welcome, session))
+    }
+
+    fn handle(
+        &self,
+        session: &mut Session,
+        request: Request<'_>,
+        data: &[u8],
+        reply: Reply<'_>,
+    ) -> Replied {
+        let lender = &*self.0;
+        lender.begin_service();
+        let replied = session.answer(lender, request, data, reply);
+        lender.end_service();
+        replied
+    }
+}
+
+impl Session {
+    fn answer(
+        &mut self,
+        lender: &Lender,
+        request: Request<'_>,
+        data: &[u8],
+        reply: Reply<'_>,
+    ) -> Replied {
+        let begun = Instant::now();
+        let Session { borrower, shard, .. } = self;
+        let shard = *shard;
+        let done = match request {
+            Request::Read { extent, pages } => {
+                return self.send_pages(lender, extent, pages, begun, reply);
+            }
+            Request::Write { extent, pages, sums } => {
+                let now_ms = lender.now_ms();
+                let written = lender.write(borrower, extent, pages, sums, data, now_ms);
+                written.map(|()| {
+                    lender.metrics.written(shard, pages.len(), begun.elapsed());
+                })
+            }
+            Request::Discard { extent, first, count } => {
+                let discarded = lender.discard(borrower, extent, first, count);
+                discarded.map(|()| lender.metrics.discarded(shard, count))
+            }
+            Request::Allocate { segment, member, order } => {
+                match lender.allocate(borrower, (segment, member), order) {
+                    Ok(extent) => {
+                        lender.metrics.allocated(shard);
+                        return reply.allocated(extent, lender.load());
+                    }
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            Request::Free { extent } => {
+                let freed = lender.free(borrower, extent);
+                freed.map(|()| lender.metrics.freed(shard, 1))
+            }
+            Request::FreeAll => match lender.free_all(borrower) {
+                Ok(freed) => {
+                    // Giving the memory back takes seconds for some gigabytes, and the borrower
+                    // need not wait for it.
+                    lender.metrics.freed(shard, freed.len());
+                    let replied = reply.done(lender.load());
+                    drop(freed);
+                    return replied;
+                }
+                Err(refusal) => Err(refusal),
+            },
+            Request::List { from } => match lender.list(borrower, from, &mut self.lines) {
+                Ok(()) => return reply.held(&self.lines, lender.load()),
+                Err(refusal) => Err(refusal),
+            },
+            Request::Fence => lender.fence(borrower),
+            Request::Renew => lender.renew(borrower),
+        };
+        match done {
+            Ok(()) => reply.done(lender.load()),
+            Err(refusal) => refuse(lender, shard, refusal, reply),
+        }
+    }
+
+    fn send_pages(
+        &mut self,
+        lender: &Lender,
+        extent: ExtentId,
+        pages: &[u32],
+        begun: Instant,
+        reply: Reply<'_>,
+    ) -> Replied {
+        let Session { borrower, shard, sums, parts: Parts(parts), .. } = self;
+        sums.clear();
+        parts.clear();
+        let mut zero_pages = 0;
+        let pinned = lender.read(borrower, extent, pages, lender.now_ms(), |source| {
+            let (address, sum) = source.unwrap_or_else(|| {
+                zero_pages += 1;
+                (ZERO_PAGE.as_ptr(), ZERO_SUM)
+            });
+            sums.push(sum);
+            append(parts, address);
+        });
+        match pinned {
+            Ok(pinned) => {
+                // SAFETY: the parts are pages of the arena, which the lender keeps mapped, or the
+                // static page of zeros.
+                let replied = unsafe { reply.pages(sums, parts, lender.load()) };
+                drop(pinned);
+                lender.metrics.read(*shard, pages.len(), zero_pages, begun.elapsed());
+                replied
+            }
+            Err(refusal) => refuse(lender, *shard, refusal, reply),
+        }
+    }
+}
+
+/// Adds a page to the list of what to send; neighbours in memory go as one.
+fn append(parts: &mut Vec<libc::iovec>, page: *const u8) {
+    if let Some(last) = parts.last_mut()
+        && last.iov_base.wrapping_byte_add(last.iov_len).cast_const().cast() == page
+    {
+        last.iov_len += PAGE_SIZE;
+        return;
+    }
+    parts.push(libc::iovec { iov_base: page.cast_mut().cast(), iov_len: PAGE_SIZE });
+}
+
+fn refuse(lender: &Lender, shard: ShardId, refusal: Refusal, reply: Reply<'_>) -> Replied {
+    lender.metrics.refused(shard, refusal);
+    reply.refused(refusal, lender.load())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_of_zeros_is_right() {
+        assert_eq!(hecaton_memory::page_sum(&ZERO_PAGE), ZERO_SUM);
+    }
+
+    #[test]
+    fn neighbours_are_sent_as_one_and_zeros_are_not() {
+        let pages = [[0u8; PAGE_SIZE]; 3];
+        let mut parts = Vec::new();
+        for page in [&pages[0], &pages[1], &pages[0], &ZERO_PAGE, &ZERO_PAGE, &pages[2]] {
+            append(&mut parts, page.as_ptr());
+        }
+        let lengths: Vec<_> = parts.iter().map(|part| part.iov_len / PAGE_SIZE).collect();
+        assert_eq!(lengths, [2, 1, 1, 1, 1]);
+    }
+}

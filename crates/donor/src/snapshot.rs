@@ -1,0 +1,66 @@
+//! A donor's state at one moment, for `status` and for whoever supervises it.
+
+use crate::metrics::Counters;
+use hecaton_memory::{Epoch, SpaceId};
+use serde::{Deserialize, Serialize};
+
+/// A donor at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The donor's name.
+    pub name: String,
+    /// Which life of the donor this is. A process that took over its predecessor's memory lives on
+    /// in the same one.
+    pub boot: u64,
+    /// How long this process has been lending.
+    pub uptime_ms: u64,
+    /// Pages that it lends at most.
+    pub pages: u64,
+    /// Pages in no extent.
+    pub free_pages: u64,
+    /// Pages in extents, written or not.
+    pub lent_pages: u64,
+    /// Pages of extents that went back and are not free yet.
+    pub leaving_pages: u64,
+    /// What the host has really given.
+    pub committed_bytes: u64,
+    /// Requests in service.
+    pub in_service: u32,
+    /// The memory by NUMA node.
+    pub zones: Vec<ZoneSnapshot>,
+    /// Who has what.
+    pub spaces: Vec<SpaceSnapshot>,
+    /// Counts since the process took up the lending.
+    #[serde(flatten)]
+    pub counters: Counters,
+}
+
+/// A part of the memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZoneSnapshot {
+    /// The NUMA node that it is bound to; none if the host has only one.
+    pub node: Option<u32>,
+    /// Pages in it.
+    pub pages: u64,
+    /// Of them, pages in no extent.
+    pub free_pages: u64,
+}
+
+/// A space that the donor knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceSnapshot {
+    /// The space.
+    pub space: SpaceId,
+    /// Its consumer, as its first connection called it.
+    pub consumer: String,
+    /// The oldest epoch that is served.
+    pub fence: Epoch,
+    /// Extents lent to it.
+    pub extents: u64,
+    /// Pages in them.
+    pub pages: u64,
+    /// How long nothing was heard of it, give or take a tenth of a second.
+    pub silent_ms: u64,
+    /// How long its extents stay without a sign of life.
+    pub lease_ms: u64,
+}

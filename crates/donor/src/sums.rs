@@ -1,0 +1,112 @@
+//! Which pages were written, and the sums that came with them.
+//!
+//! A page's sum is kept as the borrower gave it, so that a read returns the proof along with the
+//! page: what went bad in between, in this memory or on a wire, shows at the borrower.
+//!
+//! Whether a page was written is a bit of its own and not "its sum is that of a page of zeros",
+//! because one page in four billion has that sum by chance. Pages without the bit are never read
+//! from the arena: that would commit them.
+//!
+//! No locks: a sum and its bit are words. Who may store, forget and read at the same time is
+//! settled by [`gate`](crate::gate).
+
+use crate::layout::Layout;
+use hecaton_memory::PageSum;
+use hecaton_memory::words::SharedWords;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub(crate) struct PageSums {
+    words: Arc<SharedWords>,
+    layout: Layout,
+}
+
+impl PageSums {
+    pub(crate) fn new(words: Arc<SharedWords>, layout: Layout) -> PageSums {
+        PageSums { words, layout }
+    }
+
+    /// The sum of a page, if it was written.
+    pub(crate) fn get(&self, page: u64) -> Option<PageSum> {
+        let (word, bit) = self.written(page);
+        let is_written = word.load(Ordering::Acquire) & bit != 0;
+        is_written.then(|| self.words.narrow()[page as usize].load(Ordering::Relaxed))
+    }
+
+    /// The page's contents are in the arena, and this is their sum.
+    pub(crate) fn store(&self, page: u64, sum: PageSum) {
+        self.words.narrow()[page as usize].store(sum, Ordering::Relaxed);
+        let (word, bit) = self.written(page);
+        // Mostly it is set already, and 64 pages share the word.
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// The pages count as never written, and the memory of their sums goes back where it can.
+    pub(crate) fn forget(&self, pages: Range<u64>) -> io::Result<()> {
+        let mut page = pages.start;
+        while page < pages.end {
+            let (word, lowest) = self.written(page);
+            let end = pages.end.min((page / 64 + 1) * 64);
+            // A whole word would shift by its width.
+            let bits = u64::MAX >> (64 - (end - page));
+            let bits = bits << lowest.trailing_zeros();
+            if word.load(Ordering::Relaxed) & bits != 0 {
+                word.fetch_and(!bits, Ordering::Release);
+            }
+            page = end;
+        }
+        self.words.discard_narrow(pages)
+    }
+
+    fn written(&self, page: u64) -> (&AtomicU64, u64) {
+        debug_assert!(page < self.layout.pages);
+        (&self.words.wide()[self.layout.written() + page as usize / 64], 1 << (page % 64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn sums(pages: u64) -> PageSums {
+        let layout = Layout::new(pages, 0);
+        let words = SharedWords::create("sums", layout.wide(), pages as usize).unwrap();
+        PageSums::new(Arc::new(words), layout)
+    }
+
+    #[test]
+    fn a_sum_of_zero_is_a_sum() {
+        let sums = sums(100);
+        assert_eq!(sums.get(99), None);
+        sums.store(99, 0);
+        assert_eq!(sums.get(99), Some(0));
+    }
+
+    proptest! {
+        #[test]
+        fn forgets_a_run_and_nothing_beside_it(
+            stored in prop::collection::btree_map(0u64..5000, any::<u32>(), 0..100),
+            first in 0u64..5000,
+            count in 0u64..5000,
+        ) {
+            let sums = sums(5000);
+            for (&page, &sum) in &stored {
+                sums.store(page, sum);
+            }
+            let run = first..(first + count).min(5000);
+            sums.forget(run.clone()).unwrap();
+            let left: BTreeMap<_, _> =
+                (0..5000).filter_map(|page| Some((page, sums.get(page)?))).collect();
+            let mut expected = stored;
+            expected.retain(|page, _| !run.contains(page));
+            prop_assert_eq!(left, expected);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Memory that outlives the process that uses it: a sealed memfd and its mapping.
+//!
+//! Whoever holds the descriptor holds the memory. A supervisor that keeps a duplicate can give it
+//! to the successor of a process that died, which maps it again and finds everything as it was at
+//! the last instruction.
+//!
+//! The file is sealed against shrinking and growing. A mapping beyond the end of a file raises
+//! SIGBUS; with the seal no holder of the descriptor, whatever it does, can bring that about.
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Bytes in the only size of huge pages that is used.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// What stands behind the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Pages of the base size, committed when they are first written.
+    BasePages,
+    /// Huge pages of 2 MiB from the kernel's reserved pool, committed by [`SharedMemory::commit`].
+    HugePages,
+}
+
+/// Why memory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The kernel has no huge pages set aside, or too few.
+    #[error(
+        "the host has {free_bytes} bytes in free huge pages of 2 MiB and {wanted_bytes} are wanted; \
+         set aside more with `sysctl vm.nr_hugepages=N`, or lend memory without huge pages"
+    )]
+    NoHugePages {
+        /// What was asked for.
+        wanted_bytes: u64,
+        /// What the kernel's pool has.
+        free_bytes: u64,
+    },
+    /// The size is zero, not a multiple of the page size, or not addressable.
+    #[error("{0} bytes is no size for shared memory: it must be a positive multiple of the page")]
+    Size(u64),
+    /// A descriptor was handed over that cannot be trusted to keep its size.
+    #[error("the file handed over is not sealed memory made by `memfd_create`")]
+    NotSealed,
+    /// A system call failed.
+    #[error("cannot {what} {bytes} bytes of shared memory")]
+    Call {
+        /// What was being done.
+        what: &'static str,
+        /// With how much.
+        bytes: u64,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A memfd, mapped whole, readable and writable.
+///
+/// This type gives out the base address and no reference: what may be done with the bytes is
+/// decided by the one type that owns it, [`Arena`](crate::arena::Arena) or
+/// [`SharedWords`](crate::words::SharedWords).
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    bytes: usize,
+    backing: Backing,
+}
+
+// SAFETY: the mapping belongs to the process and not to a thread, and stays until the drop.
+unsafe impl Send for SharedMemory {}
+// SAFETY: the methods only read the fields; the memory itself is reached through the base address,
+// whose users say how they share it.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory of zeros. The name is what `/proc/PID/maps` shows.
+    pub fn create(name: &str, bytes: u64, backing: Backing) -> Result<SharedMemory, MemoryError> {
+        let failed = |what| move |source: Errno| call_failed(what, bytes, source);
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let unit = match backing {
+            Backing::BasePages => crate::PAGE_SIZE as u64,
+            Backing::HugePages => {
+                flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+                check_huge_pages(bytes)?;
+                HUGE_PAGE_BYTES
+            }
+        };
+        if bytes == 0 || !bytes.is_multiple_of(unit) {
+            return Err(MemoryError::Size(bytes));
+        }
+        let fd = rustix::fs::memfd_create(name, flags).map_err(failed("create"))?;
+        rustix::fs::ftruncate(&fd, bytes).map_err(failed("size"))?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(failed("seal"))?;
+        SharedMemory::map(fd, bytes, backing)
+    }
+
+    /// The memory of a predecessor, from the descriptor that was kept of it.
+    pub fn from_fd(fd: OwnedFd) -> Result<SharedMemory, MemoryError> {
+        let failed = |what| move |source: Errno| call_failed(what, 0, source);
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| MemoryError::NotSealed)?;
+        if !seals.contains(SEALS) {
+            return Err(MemoryError::NotSealed);
+        }
+        let bytes = rustix::fs::fstat(&fd).map_err(failed("look at"))?.st_size as u64;
+        let file_system = rustix::fs::fstatfs(&fd).map_err(failed("look at"))?;
+        let backing = match file_system.f_type {
+            libc::HUGETLBFS_MAGIC => Backing::HugePages,
+            _ => Backing::BasePages,
+        };
+        SharedMemory::map(fd, bytes, backing)
+    }
+
+    fn map(fd: OwnedFd, bytes: u64, backing: Backing) -> Result<SharedMemory, MemoryError> {
+        let length = usize::try_from(bytes).map_err(|_| MemoryError::Size(bytes))?;
+        // SAFETY: a fresh mapping where the kernel likes it touches no memory of the program.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &fd,
+                0,
+            )
+        }
+        .map_err(|source| call_failed("map", bytes, source))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(MemoryError::Size(bytes))?;
+        let memory = SharedMemory { fd, base, bytes: length, backing };
+        // Other people's pages have no place in this process's core dump.
+        // SAFETY: the advice changes nothing about the contents of the mapping just made.
+        unsafe { rustix::mm::madvise(base.as_ptr().cast(), length, Advice::LinuxDontDump) }
+            .map_err(|source| call_failed("keep from core dumps", bytes, source))?;
+        Ok(memory)
+    }
+
+    /// Where the memory begins; aligned to a page. It stays there as long as this value lives, and
+    /// other threads and processes may write it at any time.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// How many bytes are mapped.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What stands behind the memory.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Gives the memory of whole pages within the byte range back to the host; it reads as zeros.
+    /// What is left over at the ends, less than a page of the backing each, stays as it is.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    pub fn discard(&self, range: Range<u64>) -> io::Result<()> {
+        assert!(range.start <= range.end && range.end <= self.bytes as u64, "{range:?} is outside");
+        let unit = match self.backing {
+            Backing::BasePages => crate::PAGE_SIZE as u64,
+            Backing::HugePages => HUGE_PAGE_BYTES,
+        };
+        let start = range.start.next_multiple_of(unit);
+        let end = range.end / unit * unit;
+        if start >= end {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        uninterrupted(|| rustix::fs::fallocate(&self.fd, flags, start, end - start))
+    }
+
+    /// Takes memory from the host for the byte range now, and fails if there is none.
+    ///
+    /// With huge pages this must come before the first write: the pool may be empty by then, and
+    /// the kernel reports that as SIGBUS. With base pages it is never needed.
+    pub fn commit(&self, range: Range<u64>) -> io::Result<()> {
+        let length = range.end - range.start;
+        uninterrupted(|| {
+            rustix::fs::fallocate(&self.fd, FallocateFlags::KEEP_SIZE, range.start, length)
+        })
+    }
+
+    /// Bytes that the host has really given.
+    pub fn committed_bytes(&self) -> io::Result<u64> {
+        // Always in units of 512 bytes, whatever the file system's block is.
+        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
+    }
+
+    /// Has the byte range's memory come from one NUMA node. What is committed already stays where
+    /// it is. The rule belongs to the file and outlives the mapping.
+    pub fn bind(&self, range: Range<u64>, node: u32) -> io::Result<()> {
+        assert!(range.start <= range.end && range.end <= self.bytes as u64, "{range:?} is outside");
+        crate::numa::bind(self.base, range, node)
+    }
+}
+
+impl AsFd for SharedMemory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: whoever has the base address from here is gone: it is bound to this value's life.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
+    }
+}
+
+fn uninterrupted(mut call: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn call_failed(what: &'static str, bytes: u64, source: Errno) -> MemoryError {
+    MemoryError::Call { what, bytes, source: source.into() }
+}
+
+/// Asked before the file is made: `memfd_create` and `mmap` succeed without a single huge page, and
+/// the failure would come with the first write.
+fn check_huge_pages(wanted_bytes: u64) -> Result<(), MemoryError> {
+    let count = |file: &str| {
+        let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{file}");
+        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok())
+    };
+    let free = count("free_hugepages").unwrap_or(0);
+    let reserved = count("resv_hugepages").unwrap_or(0);
+    let free_bytes = free.saturating_sub(reserved) * HUGE_PAGE_BYTES;
+    if wanted_bytes > free_bytes {
+        return Err(MemoryError::NoHugePages { wanted_bytes, free_bytes });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refuses_a_file_that_could_be_cut_short() {
+        let fd = rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert!(matches!(SharedMemory::from_fd(fd), Err(MemoryError::NotSealed)));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(matches!(SharedMemory::from_fd(file.into()), Err(MemoryError::NotSealed)));
+    }
+
+    #[test]
+    fn nobody_can_cut_it_short() {
+        let memory = SharedMemory::create("sealed", 8192, Backing::BasePages).unwrap();
+        assert_eq!(rustix::fs::ftruncate(&memory, 4096), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&memory, 12288), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn refuses_what_is_no_size() {
+        for bytes in [0, 1, 4097] {
+            let refused = SharedMemory::create("size", bytes, Backing::BasePages);
+            assert!(matches!(refused, Err(MemoryError::Size(size)) if size == bytes));
+        }
+    }
+
+    #[test]
+    fn says_how_to_get_huge_pages() {
+        let more_than_any_host = 1 << 50;
+        let refused = SharedMemory::create("huge", more_than_any_host, Backing::HugePages);
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("sysctl vm.nr_hugepages"), "{message}");
+    }
+}

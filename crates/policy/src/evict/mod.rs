@@ -1,0 +1,129 @@
+//! Which resident page leaves next.
+//!
+//! # What an order can know
+//!
+//! The pager sees faults, not references: a resident page can be read a million times without a
+//! word. So an [`Order`] is told of installs, of the first write to a clean page, and of what
+//! became of the pages it gave up: one that is wanted again while it still lies in the pager's
+//! staging cache comes back as [`Installed::Rescued`], a later one as [`Installed::Refault`] with
+//! the number of evictions that it was away. These two carry all the information there is about
+//! who was evicted wrongly.
+//!
+//! # Protocol
+//!
+//! * The pager calls [`Order::installed`] for each page that it maps (a page put in staging is not
+//!   mapped), [`Order::referenced`] for a write-protect fault on a mapped page, and
+//!   [`Order::removed`] when a mapped page goes away otherwise than as a victim (unmap, discard,
+//!   remap). A page is in the order from `installed` until `removed` or until it is a victim.
+//! * [`Order::victims`] gives up pages and asks the caller's `still` about each: false drops the
+//!   page from the order silently. `still` is asked only about pages that are leaving, so it may
+//!   also claim the page (resident → leaving) at once. A page that the caller could not evict after
+//!   all is handed back with `installed(page, Installed::Rescued)`.
+//! * `removed` for a page that is not in the order must not happen: removal is lazy, and the next
+//!   entry of that page would be dropped in its place.
+//!
+//! # Memory
+//!
+//! Orders are rings of page keys, not linked lists: 8 bytes for each ring and page of local memory
+//! (the default order has two), and at most [`MAX_BYTES_PER_PAGE`] with pages removed lazily (see
+//! `tombstones`). Nothing is allocated per call once the rings have grown to local memory's size.
+//!
+//! A page key is whatever 62-bit number the pager finds convenient; the upper two bits are used
+//! here.
+
+mod clock;
+mod fifo;
+mod peak;
+mod random;
+mod samples;
+mod second_chance;
+mod stable_set;
+mod tombstones;
+mod two_queue;
+mod wrote;
+
+pub use clock::{EvictionClock, STAMP_BITS};
+pub use fifo::Fifo;
+pub use random::Random;
+pub use second_chance::SecondChance;
+pub use stable_set::StableSet;
+pub use two_queue::TwoQueue;
+
+/// Page keys are below this.
+pub const PAGE_KEY_LIMIT: u64 = 1 << 62;
+
+/// What any order here takes for each page of local memory, at worst.
+pub const MAX_BYTES_PER_PAGE: usize = 24;
+
+/// How a page came to be resident.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Installed {
+    /// Fetched because of a fault, and never evicted before.
+    Demand,
+    /// Fetched ahead of a fault that has not come yet, and never evicted before (it was in the
+    /// pool from the start, as after a migration).
+    Prefetched,
+    /// Fetched ahead of a fault, after having been evicted; a trigger page when it is mapped.
+    PrefetchedAgain {
+        /// Evictions between this page's own and now.
+        distance: u64,
+    },
+    /// Fetched because of a fault, after having been evicted.
+    Refault {
+        /// Evictions between this page's own and now.
+        distance: u64,
+    },
+    /// Wanted again while it was in the staging cache (not as a trigger of prefetching), or handed
+    /// back by the evictor.
+    Rescued,
+    /// Filled with zeros at its first touch, or ahead of it.
+    ZeroFill,
+}
+
+/// An eviction order. See the [module](self) for the protocol.
+pub trait Order: Send {
+    /// The name in tables.
+    fn name(&self) -> &'static str;
+
+    /// `page` has become resident.
+    fn installed(&mut self, page: u64, how: Installed);
+
+    /// `page`, resident and clean, has been written to.
+    fn referenced(&mut self, page: u64);
+
+    /// `page`, resident, has gone without being a victim.
+    fn removed(&mut self, page: u64);
+
+    /// Appends up to `n` pages to `out`, those to evict first; fewer only if no more are known.
+    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u64) -> bool, out: &mut Vec<u64>);
+
+    /// Pages in the order, as far as it was told.
+    fn len(&self) -> usize;
+
+    /// Memory that the order takes, in bytes.
+    fn memory_bytes(&self) -> usize;
+
+    /// Whether no page is in the order.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The order for a local memory of about `capacity_pages` (a hint for allocation; the limit itself
+/// is the pager's and may change at any time).
+///
+/// Chosen by replay: see `docs/eviction.md`.
+pub fn default(capacity_pages: usize) -> Box<dyn Order> {
+    Box::new(StableSet::new(capacity_pages))
+}
+
+/// Every order, for comparison.
+pub fn all(capacity_pages: usize) -> Vec<Box<dyn Order>> {
+    vec![
+        Box::new(Fifo::new(capacity_pages)),
+        Box::new(Random::new(capacity_pages, 1)),
+        Box::new(SecondChance::new(capacity_pages)),
+        Box::new(TwoQueue::new(capacity_pages)),
+        Box::new(StableSet::new(capacity_pages)),
+    ]
+}

@@ -1,0 +1,214 @@
+//! A program's references to pages, as a compact file.
+//!
+//! A trace is one program's data references, by page, in order, filtered twice. Consecutive
+//! references to a page are one. And a reference to one of the last [`FILTER_PAGES`] pages in the
+//! trace is left out (unless it is the first write among them): what was faulted in this recently
+//! is resident under any order, and it would be most of the trace. A page in constant use still
+//! appears once in every [`FILTER_PAGES`] entries, so an order that evicts it pays.
+//!
+//! The file: `HCTRACE1`, the number of entries, then tokens of LEB128 varints. A token is
+//! `zigzag(page - previous page) << 2 | write << 1 | run`; with `run`, a count of further entries
+//! by the same step and with the same `write` follows.
+
+use std::collections::VecDeque;
+
+/// Entries that a page must be away from the end of the trace to be entered again.
+pub const FILTER_PAGES: usize = 64;
+
+const MAGIC: &[u8] = b"HCTRACE1";
+
+/// Longest varint of 64 bits.
+const MAX_VARINT_BYTES: u32 = 10;
+
+/// One reference.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reference {
+    /// The virtual page number.
+    pub page: u64,
+    /// Whether it was written to.
+    pub write: bool,
+}
+
+/// Why bytes are not a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The first bytes are others.
+    #[error("not a page trace: it does not begin with HCTRACE1")]
+    Magic,
+    /// The tokens end early, run over, or are no varints.
+    #[error("the page trace is damaged at byte {0}; record it anew")]
+    Damaged(usize),
+}
+
+/// Builds a trace, reference by reference.
+#[derive(Default)]
+pub struct Recorder {
+    references: Vec<Reference>,
+    recent: VecDeque<Reference>,
+}
+
+impl Recorder {
+    /// Takes the program's next reference. True if it entered the trace.
+    pub fn record(&mut self, page: u64, write: bool) -> bool {
+        // Newest first: most references are to the page that was just entered.
+        if let Some(known) = self.recent.iter_mut().rev().find(|r| r.page == page) {
+            if known.write || !write {
+                return false;
+            }
+            known.write = true;
+        } else {
+            if self.recent.len() == FILTER_PAGES {
+                self.recent.pop_front();
+            }
+            self.recent.push_back(Reference { page, write });
+        }
+        self.references.push(Reference { page, write });
+        true
+    }
+
+    /// The trace so far.
+    pub fn references(&self) -> &[Reference] {
+        &self.references
+    }
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn step_token(previous: u64, reference: Reference) -> u64 {
+    let step = reference.page.wrapping_sub(previous) as i64;
+    let zigzag = ((step << 1) ^ (step >> 63)) as u64;
+    zigzag << 2 | u64::from(reference.write) << 1
+}
+
+/// The file of a trace. Page numbers are below 2^60.
+pub fn encode(references: &[Reference]) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    put_varint(&mut out, references.len() as u64);
+    let mut previous = 0;
+    let mut rest = references;
+    while let Some((&first, more)) = rest.split_first() {
+        let token = step_token(previous, first);
+        previous = first.page;
+        let mut run = 0;
+        for &next in more {
+            if step_token(previous, next) != token {
+                break;
+            }
+            previous = next.page;
+            run += 1;
+        }
+        put_varint(&mut out, token | u64::from(run > 0));
+        if run > 0 {
+            put_varint(&mut out, run as u64);
+        }
+        rest = &more[run..];
+    }
+    out
+}
+
+struct Bytes<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Bytes<'_> {
+    fn varint(&mut self) -> Result<u64, TraceError> {
+        let mut value = 0;
+        for place in 0..MAX_VARINT_BYTES {
+            let byte = *self.bytes.get(self.at).ok_or(TraceError::Damaged(self.at))?;
+            self.at += 1;
+            value |= u64::from(byte & 0x7f) << (7 * place);
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(TraceError::Damaged(self.at))
+    }
+}
+
+/// The trace in a file's bytes.
+///
+/// # Errors
+///
+/// If the bytes are no trace, or a damaged one.
+pub fn decode(bytes: &[u8]) -> Result<Vec<Reference>, TraceError> {
+    let bytes = bytes.strip_prefix(MAGIC).ok_or(TraceError::Magic)?;
+    let mut bytes = Bytes { bytes, at: 0 };
+    let total = bytes.varint()?;
+    let mut references = Vec::new();
+    let mut page = 0u64;
+    while (references.len() as u64) < total {
+        let token = bytes.varint()?;
+        let run = if token & 1 == 1 { bytes.varint()? } else { 0 };
+        if run >= total - references.len() as u64 {
+            return Err(TraceError::Damaged(bytes.at));
+        }
+        let zigzag = token >> 2;
+        let step = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+        for _ in 0..=run {
+            page = page.wrapping_add_signed(step);
+            references.push(Reference { page, write: token & 2 != 0 });
+        }
+    }
+    if bytes.at == bytes.bytes.len() { Ok(references) } else { Err(TraceError::Damaged(bytes.at)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_recorder_keeps_first_writes_and_the_regularly_used() {
+        let mut recorder = Recorder::default();
+        assert!(recorder.record(7, false));
+        assert!(!recorder.record(7, false));
+        assert!(recorder.record(7, true));
+        assert!(!recorder.record(7, true));
+        let again = (100..1000).filter(|&other| {
+            recorder.record(other, false);
+            recorder.record(7, false)
+        });
+        assert!(again.count() >= 900 / FILTER_PAGES);
+    }
+
+    #[test]
+    fn a_sweep_takes_a_few_bytes() {
+        let sweep: Vec<_> = (5000..9000).map(|page| Reference { page, write: true }).collect();
+        assert!(encode(&sweep).len() < 24);
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let bytes = encode(&[Reference { page: 9, write: true }; 3]);
+        assert_eq!(decode(&bytes[1..]), Err(TraceError::Magic));
+        for end in 8..bytes.len() {
+            assert!(matches!(decode(&bytes[..end]), Err(TraceError::Damaged(_))));
+        }
+        let endless = [MAGIC, &[0x7f, 1, 0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
+        assert!(matches!(decode(&endless), Err(TraceError::Damaged(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(
+            pages in prop::collection::vec((0u64..1 << 60, any::<bool>()), 0..200),
+            near in prop::collection::vec((0u64..4, any::<bool>()), 0..200),
+        ) {
+            let all = pages.into_iter().chain(near);
+            let trace: Vec<_> = all.map(|(page, write)| Reference { page, write }).collect();
+            prop_assert_eq!(decode(&encode(&trace)).unwrap(), trace);
+        }
+
+        #[test]
+        fn any_bytes_are_a_trace_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = decode(&[MAGIC, &[50], &bytes[..]].concat());
+        }
+    }
+}

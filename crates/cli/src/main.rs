@@ -1,2 +1,100 @@
 //! The `hecaton` command.
-fn main() {}
+
+mod bench;
+mod cluster;
+mod completion;
+mod dev;
+mod donor;
+mod failure;
+mod lifetime;
+mod listen;
+mod logging;
+mod man;
+mod manager;
+mod node;
+mod pager;
+mod run;
+mod status;
+mod table;
+
+use clap::{Parser, Subcommand};
+use failure::Usage;
+use std::process::ExitCode;
+
+/// Gives a cluster's idle memory to the programs and virtual machines that need more than their
+/// host has.
+#[derive(Parser)]
+#[command(name = "hecaton", version, propagate_version = true, disable_help_subcommand = true)]
+#[command(after_help = "\
+Commands find their cluster by --manager URL, else HECATON_MANAGER, else in the directory where \
+`hecaton dev` or `hecaton node` left it (--dir).\n\
+HECATON_LOG sets what is logged: error, warn, info, debug, trace, or a filter such as \
+hecaton_node=debug.")]
+struct Cli {
+    /// Logs as JSON, one object a line
+    #[arg(long, global = true)]
+    log_json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs a whole cluster on this machine, until it is interrupted
+    Dev(dev::Args),
+    /// Runs a program, with the memory that does not fit here in the pool
+    Run(run::Args),
+    /// Shows what the cluster holds
+    Status(status::Args),
+    /// Runs the manager of a real cluster
+    Manager(manager::Args),
+    /// Lends this host's memory, and borrows for the programs on it
+    Node(node::Args),
+    /// Measures what Hecaton costs, beside something everyone knows
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// Prints the completion script of a shell
+    Completion(completion::Args),
+    /// Prints the manual page, or writes those of all commands
+    Man(man::Args),
+    /// Serves pages from this process's memory; started by the node
+    #[command(hide = true)]
+    Donor,
+    /// Pages for one consumer; started by the node
+    #[command(hide = true)]
+    Pager,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::explain_arguments(&error),
+    };
+    let result = logging::start(cli.log_json).and_then(|()| match cli.command {
+        Command::Dev(args) => dev::run(args, cli.log_json),
+        Command::Run(args) => run::run(args),
+        Command::Status(args) => status::run(&args),
+        Command::Manager(args) => manager::run(&args),
+        Command::Node(args) => node::run(args, cli.log_json),
+        Command::Bench(bench) => bench::run(bench).map(|()| ExitCode::SUCCESS),
+        Command::Completion(args) => completion::run(&args),
+        Command::Man(args) => man::run(&args),
+        Command::Donor => donor::run(),
+        Command::Pager => pager::run(),
+    });
+    result.unwrap_or_else(|error| {
+        eprintln!("hecaton: {error:#}");
+        if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,1 +1,28 @@
-//! The host daemon: supervises donors and pagers
+//! The host daemon: supervises donors and pagers.
+//!
+//! Nothing here is on the path of a page. The node starts the processes that are, holds what must
+//! outlive them, starts them again when they die, and reports. It is plain threads: a handful of
+//! children and connections, descriptors passed along, and waits for processes, none of which an
+//! async runtime makes simpler.
+
+mod causes;
+pub mod channel;
+pub mod child;
+pub mod client;
+mod control;
+pub mod donor_directory;
+pub mod donors;
+pub mod heartbeat;
+pub mod held;
+pub mod message;
+pub mod metrics;
+pub mod node;
+pub mod node_dir;
+pub mod pagers;
+pub mod report;
+pub mod restart;
+pub mod stop;
+
+pub use causes::with_causes;
+pub use node::{Node, NodeConfig, NodeError};
+pub use node_dir::{DirectoryError, NodeDir, NodePaths};

@@ -1,1 +1,29 @@
-//! Spaces: segments, groups, thin allocation over donors
+//! Spaces: linear arrays of pages in the pool.
+//!
+//! A space is cut into segments of equal size, and each segment is held by a group of extents, one
+//! per copy or shard. It is thin: the extents of a segment are taken when its first page is
+//! written, and a page that was never written reads as zeros without asking anybody.
+//!
+//! What decides is apart from what does. [`map`] knows which donor holds what and whom to ask next,
+//! [`flights`] knows what one thread has under way and what becomes of it when a connection breaks;
+//! neither has a clock, a socket or a thread, and the seeded simulation in `tests/` drives both
+//! against the donor's own tables. [`Space`] and [`Lane`] are the same with sockets.
+//!
+//! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
+//! lane's connection, and one entry of the [`lookup`], which is read without a lock.
+
+mod config;
+mod control;
+mod error;
+pub mod flights;
+mod lane;
+pub mod lookup;
+pub mod map;
+mod space;
+mod status;
+
+pub use config::{Directory, DonorAddress, Redundancy, SpaceConfig};
+pub use error::SpaceError;
+pub use lane::{Completion, Lane};
+pub use space::Space;
+pub use status::{DonorStatus, SpaceStatus};

@@ -1,3 +1,15 @@
 //! The page protocol over TCP.
+//!
+//! There is no lock to share: every thread of a borrower opens a [`client::Connection`] of its own
+//! to each donor that it talks to, and every connection has a thread of its own at the donor. A
+//! request meets another thread's only in the donor's memory. What that costs is sockets (threads
+//! times donors), and [`server::Limits`] bounds them; what it saves is a lock, a queue and a
+//! wake-up on every page fault.
 
+pub mod client;
+pub mod codec;
+pub mod fault;
 pub mod protocol;
+pub mod server;
+mod socket;
+pub mod window;

@@ -16,7 +16,17 @@ pub const VERSIONS: (u16, u16) = (1, 1);
 /// Most pages that one request may name: 1 MiB of payload.
 pub const MAX_PAGES: usize = 256;
 
+/// Most lines of one answer to [`Request::List`].
+pub const MAX_HELD: usize = 2048;
+
+/// Most bytes of a name in [`Hello`] and [`Welcome`].
+pub const MAX_NAME: usize = 64;
+
 /// Opens a connection for one space.
+///
+/// The epoch belongs to the connection, not to the single request, but the donor compares it with
+/// the space's fence on *every* request: a connection that was opened before a [`Request::Fence`]
+/// with a higher epoch is refused from then on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Oldest and newest version that the borrower speaks.
@@ -25,9 +35,14 @@ pub struct Hello {
     pub space: SpaceId,
     /// The borrower's epoch for that space.
     pub epoch: Epoch,
-    /// How long the donor keeps the space's extents without hearing from the borrower.
+    /// Names one place of the borrower that opens connections one after another. A donor ends the
+    /// earlier connection of a lane before it welcomes the next: what was still under way on the
+    /// earlier one can then no longer overtake what comes on the new one. Chosen at random.
+    pub lane: u64,
+    /// How long the donor keeps the space's extents without hearing from the borrower; carried in
+    /// whole milliseconds.
     pub lease: Duration,
-    /// The consumer's name, for people; at most 64 bytes of UTF-8.
+    /// The consumer's name, for people; at most [`MAX_NAME`] bytes of UTF-8.
     pub consumer: String,
 }
 
@@ -38,7 +53,7 @@ pub struct Welcome {
     pub version: u16,
     /// Which life of the donor this is: its extents do not outlive it.
     pub boot: u64,
-    /// The donor's name; at most 64 bytes of UTF-8.
+    /// The donor's name; at most [`MAX_NAME`] bytes of UTF-8.
     pub donor: String,
     /// What the donor has free, and how busy it is.
     pub load: Load,
@@ -54,23 +69,23 @@ pub struct Load {
 }
 
 /// What a borrower may ask. Page numbers count from the start of the extent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
     /// The contents of some pages, answered in the order asked.
     Read {
         /// The extent that holds the pages.
         extent: ExtentId,
-        /// At most [`MAX_PAGES`] pages; the same one may stand twice.
-        pages: Vec<u32>,
+        /// At least one and at most [`MAX_PAGES`] pages; the same one may stand twice.
+        pages: &'a [u32],
     },
     /// New contents for some pages. The page data follow the frame's head, in the same order.
     Write {
         /// The extent that holds the pages.
         extent: ExtentId,
-        /// At most [`MAX_PAGES`] different pages.
-        pages: Vec<u32>,
+        /// At least one and at most [`MAX_PAGES`] pages, stored in the order given.
+        pages: &'a [u32],
         /// What each page must sum to; a page that does not is refused with [`Refusal::Corrupt`].
-        sums: Vec<PageSum>,
+        sums: &'a [PageSum],
     },
     /// The pages are not needed any more: they read as zeros, and the host has the memory back.
     Discard {
@@ -98,8 +113,12 @@ pub enum Request {
     },
     /// All extents of the space go back to their donor.
     FreeAll,
-    /// The extents that the donor holds for the space: how a lost map is rebuilt.
-    List,
+    /// The extents that the donor holds for the space, by rising id: how a lost map is rebuilt.
+    List {
+        /// The lowest id wanted. An answer of [`MAX_HELD`] lines may have a sequel, which begins
+        /// after its last line.
+        from: ExtentId,
+    },
     /// Makes the connection's epoch the oldest that the donor serves for this space.
     Fence,
     /// Nothing but a sign of life; extends the lease as every request does.
@@ -120,17 +139,17 @@ pub struct HeldExtent {
 }
 
 /// What a donor answers; [`Load`] stands beside it in every frame.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
     /// The sums that came with the pages when they were written; the page data follow. A page
     /// never written reads as zeros.
-    Pages(Vec<PageSum>),
+    Pages(&'a [PageSum]),
     /// Written, discarded, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
-    /// What the donor holds for the space.
-    Held(Vec<HeldExtent>),
+    /// What the donor holds for the space; at most [`MAX_HELD`] lines.
+    Held(&'a [HeldExtent]),
     /// Not done, and why.
     Refused(Refusal),
 }
@@ -156,4 +175,7 @@ pub enum Refusal {
     /// The borrower and the donor have no version in common.
     #[error("no common version: the donor speaks {0} to {1}")]
     Version(u16, u16),
+    /// The donor has as many connections as it takes, or cannot end the lane's earlier one.
+    #[error("the donor takes no more connections")]
+    Busy,
 }

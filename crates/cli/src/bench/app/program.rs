@@ -1,0 +1,231 @@
+//! The programs of `bench app`, each with input that does not compress and a check of its result.
+
+use super::{redis::Redis, setup::Setup};
+use crate::bench::{
+    cluster::this_program,
+    process::{Guarded, describe, require},
+    region::splitmix,
+};
+use anyhow::{Context as _, bail, ensure};
+use std::{
+    fs::{self, File},
+    hash::{DefaultHasher, Hasher as _},
+    io::{BufWriter, Write as _},
+    os::unix::process::ExitStatusExt as _,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// One run of a program that came to its end.
+pub(super) struct Finished {
+    pub(super) elapsed: Duration,
+    /// Its largest resident memory; only of use where nothing limits it.
+    pub(super) peak_bytes: u64,
+}
+
+/// A run that did not.
+pub(super) enum Outcome {
+    Finished(Finished),
+    /// Not within the time that a run is given.
+    TooSlow,
+    /// Killed by the kernel, which found no memory for it.
+    OutOfMemory,
+}
+
+/// What is known of a run from the way its process ended: nothing if it ended well.
+pub(super) fn failure(name: &str, status: ExitStatus) -> anyhow::Result<Option<Outcome>> {
+    if status.signal() == Some(SIGKILL) {
+        return Ok(Some(Outcome::OutOfMemory));
+    }
+    ensure!(status.success(), "`{name}` {}", describe(status));
+    Ok(None)
+}
+
+/// Nobody but the kernel sends it to a program of this bench.
+const SIGKILL: i32 = 9;
+
+/// A program that can be run again and again under different limits.
+pub(super) trait Program {
+    fn name(&self) -> &'static str;
+
+    /// Runs it once; an error if it fails or its result is wrong.
+    fn run(&self, setup: &Setup<'_>, limit: Duration) -> anyhow::Result<Outcome>;
+}
+
+/// The programs' names, in the order in which they run.
+pub(super) const NAMES: [&str; 4] = ["mbw", "sort", "redis", "quicksort"];
+
+/// Makes a program of about `bytes` of memory ready to run, with its input in `dir`.
+pub(super) fn prepare(name: &str, bytes: u64, dir: &Path) -> anyhow::Result<Box<dyn Program>> {
+    Ok(match name {
+        "mbw" => Box::new(Mbw::new(bytes)?),
+        "sort" => Box::new(Sort::new(bytes, dir)?),
+        "redis" => Box::new(Redis::new(bytes, dir)?),
+        "quicksort" => Box::new(Quicksort::new(bytes)?),
+        _ => bail!("there is no program {name}"),
+    })
+}
+
+fn run_to_end(name: &str, mut command: Command, limit: Duration) -> anyhow::Result<Outcome> {
+    let start = Instant::now();
+    let mut guarded = Guarded::spawn(&mut command)?;
+    let Some(status) = guarded.wait_until(start + limit)? else { return Ok(Outcome::TooSlow) };
+    let elapsed = start.elapsed();
+    if let Some(outcome) = failure(name, status)? {
+        return Ok(outcome);
+    }
+    Ok(Outcome::Finished(Finished { elapsed, peak_bytes: guarded.peak_bytes() }))
+}
+
+/// Copies one array into another, over and over: streaming reads and writes.
+struct Mbw {
+    mebibytes: u64,
+}
+
+impl Mbw {
+    fn new(bytes: u64) -> anyhow::Result<Self> {
+        require("mbw", "mbw")?;
+        Ok(Self { mebibytes: (bytes >> 21).max(1) })
+    }
+}
+
+impl Program for Mbw {
+    fn name(&self) -> &'static str {
+        "mbw"
+    }
+
+    fn run(&self, setup: &Setup<'_>, limit: Duration) -> anyhow::Result<Outcome> {
+        let mut command = setup.command("mbw");
+        command.args(["-q", "-t", "0", "-n", "5", &self.mebibytes.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        run_to_end(self.name(), command, limit)
+    }
+}
+
+/// GNU sort, in memory, of lines of random text.
+struct Sort {
+    input: PathBuf,
+    bytes: u64,
+    /// Of the sorted output, once a run has made one that was checked line by line.
+    sum: u64,
+}
+
+impl Sort {
+    fn new(bytes: u64, dir: &Path) -> anyhow::Result<Self> {
+        // sort keeps a line and 32 bytes about it; with lines of 64 bytes on average the input is
+        // two thirds of what it allocates.
+        let bytes = bytes / 3 * 2;
+        let input = dir.join("lines");
+        write_lines(&input, bytes)?;
+        let mut sort = Self { input, bytes, sum: 0 };
+        let output = Command::new("sort")
+            .env("LC_ALL", "C")
+            .arg(&sort.input)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start `sort`")?;
+        sort.sum = sum_of(output.stdout.context("no output")?)?;
+        Ok(sort)
+    }
+}
+
+/// The sum of a stream, which depends on the order of its bytes.
+fn sum_of(mut stream: impl std::io::Read) -> anyhow::Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match stream.read(&mut buffer)? {
+            0 => return Ok(hasher.finish()),
+            read => hasher.write(&buffer[..read]),
+        }
+    }
+}
+
+/// Lines of 16 to 112 random characters. Afterwards the file is in the page cache, so that reading
+/// it costs every setup the same and is accounted to none.
+pub(super) fn write_lines(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let (mut state, mut written) = (bytes, 0);
+    let mut line = Vec::with_capacity(128);
+    while written < bytes {
+        line.clear();
+        let length = 16 + splitmix(&mut state) as usize % 97;
+        while line.len() < length {
+            let word = splitmix(&mut state);
+            line.extend((0..10).map(|at| ALPHABET[(word >> (6 * at)) as usize & 63]));
+        }
+        line.truncate(length);
+        line.push(b'\n');
+        file.write_all(&line)?;
+        written += line.len() as u64;
+    }
+    file.into_inner()?.sync_all()?;
+    Ok(())
+}
+
+impl Program for Sort {
+    fn name(&self) -> &'static str {
+        "sort"
+    }
+
+    fn run(&self, setup: &Setup<'_>, limit: Duration) -> anyhow::Result<Outcome> {
+        let start = Instant::now();
+        let mut command = setup.command("sort");
+        command
+            .env("LC_ALL", "C")
+            .arg("--buffer-size")
+            .arg((self.bytes * 4).to_string())
+            .arg("--parallel=2")
+            .arg(&self.input)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut guarded = Guarded::spawn(&mut command)?;
+        let output = guarded.output()?;
+        let sum = thread::spawn(move || sum_of(output));
+        let Some(status) = guarded.wait_until(start + limit)? else { return Ok(Outcome::TooSlow) };
+        let elapsed = start.elapsed();
+        if let Some(outcome) = failure("sort", status)? {
+            return Ok(outcome);
+        }
+        let sum = sum.join().expect("hashing does not panic")?;
+        ensure!(sum == self.sum, "`sort` put out other lines than it should");
+        Ok(Outcome::Finished(Finished { elapsed, peak_bytes: guarded.peak_bytes() }))
+    }
+}
+
+impl Drop for Sort {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.input);
+    }
+}
+
+/// The MemX paper's application.
+struct Quicksort {
+    hecaton: PathBuf,
+    count: u64,
+}
+
+impl Quicksort {
+    fn new(bytes: u64) -> anyhow::Result<Self> {
+        Ok(Self { hecaton: this_program()?, count: bytes / 8 })
+    }
+}
+
+impl Program for Quicksort {
+    fn name(&self) -> &'static str {
+        "quicksort"
+    }
+
+    fn run(&self, setup: &Setup<'_>, limit: Duration) -> anyhow::Result<Outcome> {
+        let hecaton = self.hecaton.to_str().context("the path of hecaton is not UTF-8")?;
+        let mut command = setup.command(hecaton);
+        command.args(["bench", "program", "quicksort", "--count", &self.count.to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        run_to_end(self.name(), command, limit)
+    }
+}

@@ -1,0 +1,124 @@
+//! The cluster that a bench measures: a running one, or an embedded one for as long as it lasts.
+
+use super::process::{Guarded, eventually};
+use crate::{dev::Ready, node::MIN_LEND_BYTES};
+use anyhow::Context as _;
+use hecaton_manager::ClusterStatus;
+use hecaton_space::DonorAddress;
+use std::{
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+/// The variable by which every command finds its cluster.
+const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
+
+const DONORS: u32 = 3;
+
+/// Programs started through it run on its memory.
+pub(super) struct Cluster {
+    hecaton: PathBuf,
+    manager: String,
+    _embedded: Option<Guarded>,
+}
+
+impl Cluster {
+    /// The cluster at `manager`, else one of three donors with at least `bytes` between them, with
+    /// its sockets in `dir`.
+    pub(super) fn find_or_start(
+        manager: Option<&str>,
+        bytes: u64,
+        dir: &Path,
+    ) -> anyhow::Result<Self> {
+        let hecaton = this_program()?;
+        if let Some(url) = manager.map(str::to_owned).or_else(|| env::var(MANAGER_VARIABLE).ok()) {
+            let cluster = Self { hecaton, manager: url, _embedded: None };
+            cluster.status()?;
+            return Ok(cluster);
+        }
+
+        let mut embedded = Guarded::spawn(
+            Command::new(&hecaton)
+                .args(["dev", "--json", "--follow-stdin", "--donors", &DONORS.to_string()])
+                .args(["--lend", &share(bytes).to_string(), "--dir"])
+                .arg(dir.join("cluster"))
+                // Closed when this process ends, however it ends.
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped()),
+        )?;
+        let ready = embedded.lines()?.next()?;
+        // Without that line it has told the reason itself.
+        let ready = ready.context("the embedded cluster does not come up")?;
+        let Ready { manager, .. } = serde_json::from_str(&ready)?;
+        let cluster = Self { hecaton, manager, _embedded: Some(embedded) };
+        eventually(Duration::from_secs(30), || {
+            let serving = cluster.donors()?.len();
+            anyhow::ensure!(serving == DONORS as usize, "only {serving} of {DONORS} donors serve");
+            Ok(())
+        })?;
+        Ok(cluster)
+    }
+
+    fn status(&self) -> anyhow::Result<ClusterStatus> {
+        let output = self.command("status").arg("--json").output()?;
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "{}", complaint.trim());
+        serde_json::from_slice(&output.stdout).context("`hecaton status --json` is not understood")
+    }
+
+    /// Where the donors serve pages.
+    pub(super) fn donors(&self) -> anyhow::Result<Vec<DonorAddress>> {
+        let nodes = self.status()?.nodes;
+        let donors = nodes.iter().flat_map(|node| node.report.donor_addresses());
+        Ok(donors.map(|donor| DonorAddress { name: donor.name, addr: donor.address }).collect())
+    }
+
+    fn command(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(&self.hecaton);
+        command.arg(subcommand).env(MANAGER_VARIABLE, &self.manager);
+        command
+    }
+
+    /// `program` with `local` bytes of memory here and the rest in the pool. Statistics go to
+    /// `stats` when it has ended.
+    pub(super) fn run(
+        &self,
+        local: u64,
+        stats: Option<&Path>,
+        program: impl AsRef<OsStr>,
+    ) -> Command {
+        let mut command = self.command("run");
+        command.arg("--local").arg(whole_pages(local));
+        if let Some(stats) = stats {
+            command.arg("--stats").arg(stats);
+        }
+        command.arg("--").arg(program);
+        command
+    }
+
+    /// One of the bench's own programs, in the same way.
+    pub(super) fn run_own(&self, local: u64, program: &str) -> Command {
+        let mut command = self.run(local, None, &self.hecaton);
+        command.args(["bench", "program", program]);
+        command
+    }
+}
+
+/// What each donor lends, in bytes: whole mebibytes.
+fn share(bytes: u64) -> u64 {
+    bytes.div_ceil(u64::from(DONORS)).next_multiple_of(1 << 20).max(MIN_LEND_BYTES)
+}
+
+/// A size in bytes, without a unit, rounded up to pages.
+fn whole_pages(bytes: u64) -> String {
+    bytes.next_multiple_of(hecaton_memory::PAGE_SIZE as u64).to_string()
+}
+
+/// The executable that this process runs, under the name that it was started by: a path through
+/// /proc/self/exe would not lead to the library beside it.
+pub(super) fn this_program() -> anyhow::Result<PathBuf> {
+    env::current_exe().context("cannot tell where the hecaton command is")
+}

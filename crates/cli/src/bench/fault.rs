@@ -1,0 +1,144 @@
+//! `bench fault`: what a page fault costs, in round trips of plain TCP.
+//!
+//! Two runs of one program. In the first its region is pushed out to the pool by other memory,
+//! which is then unmapped; the region fits in what that leaves free, and every page is read once in
+//! random order: nothing is evicted while faults are measured. In the second half of the region may be local and half of
+//! the pages are written, so that every fault needs room and about half of the room is dirty.
+
+use super::{
+    Common, cluster::Cluster, process::Guarded, program::touch::Report, stats::Percentiles,
+    table::Table, wire,
+};
+use anyhow::{Context as _, ensure};
+use hecaton_memory::{Size, pages_for_bytes, pages_to_bytes};
+use serde::Serialize;
+use std::{net::SocketAddr, process::Stdio};
+
+/// Arguments of `bench fault`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Memory that is touched.
+    #[arg(long, default_value = "512M")]
+    size: Size,
+    /// Faults to measure in each run.
+    #[arg(long, default_value_t = 50_000)]
+    samples: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Serialize)]
+struct Result {
+    fault_p50_us: f64,
+    fault_p90_us: f64,
+    fault_p99_us: f64,
+    tcp_rtt_p50_us: f64,
+    tcp_rtt_p90_us: f64,
+    tcp_rtt_p99_us: f64,
+    /// Fault to round trip, medians of the run in which nothing is evicted.
+    ratio: f64,
+    evicting_fault_p50_us: f64,
+    evicting_fault_p90_us: f64,
+    evicting_fault_p99_us: f64,
+    evicting_tcp_rtt_p50_us: f64,
+    /// The same where half of the pages are dirty and being evicted.
+    evicting_ratio: f64,
+    samples: u64,
+    region_bytes: u64,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let common = &args.common;
+    let size = if common.quick { Size(args.size.0.min(128 << 20)) } else { args.size };
+    let samples = if common.quick { args.samples.min(10_000) } else { args.samples };
+    let pages = pages_for_bytes(size.0);
+    ensure!(
+        samples + samples / 4 <= pages,
+        "{samples} faults need at least {} of memory, not {size}",
+        Size(pages_to_bytes(samples + samples / 4))
+    );
+    let scratch = common.scratch()?;
+    let cluster = Cluster::find_or_start(common.manager.as_deref(), size.0 * 4, scratch.path())?;
+    let wire = wire::serve()?;
+    let run = Run { cluster: &cluster, wire, pages, samples };
+
+    common.say("faults while nothing is evicted");
+    let quiet = run.quiet()?;
+    common.say("faults while pages are evicted, half of them dirty");
+    let evicting = run.evicting()?;
+
+    let result = Result {
+        fault_p50_us: quiet.fault.p50_us,
+        fault_p90_us: quiet.fault.p90_us,
+        fault_p99_us: quiet.fault.p99_us,
+        tcp_rtt_p50_us: quiet.tcp_rtt.p50_us,
+        tcp_rtt_p90_us: quiet.tcp_rtt.p90_us,
+        tcp_rtt_p99_us: quiet.tcp_rtt.p99_us,
+        ratio: quiet.fault.p50_us / quiet.tcp_rtt.p50_us,
+        evicting_fault_p50_us: evicting.fault.p50_us,
+        evicting_fault_p90_us: evicting.fault.p90_us,
+        evicting_fault_p99_us: evicting.fault.p99_us,
+        evicting_tcp_rtt_p50_us: evicting.tcp_rtt.p50_us,
+        evicting_ratio: evicting.fault.p50_us / evicting.tcp_rtt.p50_us,
+        samples: quiet.fault.count.min(evicting.fault.count),
+        region_bytes: size.0,
+    };
+    if common.json {
+        println!("{}", serde_json::to_string_pretty(&result)?);
+        return Ok(());
+    }
+    let mut table = Table::new(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "to TCP"]);
+    let mut row = |name: &str, of: &Percentiles, ratio: Option<f64>| {
+        let us = |value: f64| format!("{value:.1}");
+        table.row([
+            name.to_owned(),
+            us(of.p50_us),
+            us(of.p90_us),
+            us(of.p99_us),
+            us(of.max_us),
+            ratio.map(|ratio| format!("{ratio:.2} ×")).unwrap_or_default(),
+        ]);
+    };
+    row("fault, nothing evicting", &quiet.fault, Some(result.ratio));
+    row("  TCP round trip beside it", &quiet.tcp_rtt, None);
+    row("fault, half dirty and evicting", &evicting.fault, Some(result.evicting_ratio));
+    row("  TCP round trip beside it", &evicting.tcp_rtt, None);
+    print!("{table}");
+    Ok(())
+}
+
+struct Run<'a> {
+    cluster: &'a Cluster,
+    wire: SocketAddr,
+    pages: u64,
+    samples: u64,
+}
+
+impl Run<'_> {
+    fn quiet(&self) -> anyhow::Result<Report> {
+        // A quarter more than the region, for the program's own heap and for what the pager keeps
+        // free; ballast of half as much again than that, so that nothing else has a place.
+        let local = self.pages / 4 * 5;
+        let ballast = local / 2 * 3;
+        self.touch(local, &["--ballast", &ballast.to_string()])
+    }
+
+    fn evicting(&self) -> anyhow::Result<Report> {
+        self.touch(self.pages / 2, &["--dirty"])
+    }
+
+    fn touch(&self, local_pages: u64, flags: &[&str]) -> anyhow::Result<Report> {
+        let mut command = self.cluster.run_own(pages_to_bytes(local_pages), "touch");
+        command
+            .args(["--pages", &self.pages.to_string(), "--samples", &self.samples.to_string()])
+            .args(["--wire", &self.wire.to_string()])
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut guarded = Guarded::spawn(&mut command)?;
+        let line = guarded.lines()?.next()?;
+        guarded.finish()?;
+        let line = line.context("the program that touches pages says nothing")?;
+        serde_json::from_str(&line).with_context(|| format!("not a report: {line:?}"))
+    }
+}

@@ -1,0 +1,88 @@
+//! `hecaton bench`: what Hecaton costs, measured beside something everyone knows.
+//!
+//! Absolute times of a shared machine say little and drift while they are taken. Every bench
+//! therefore measures its yardstick in the same run, in turns with the thing itself, and what it
+//! promises is a ratio. Nothing here is compared with a stored number.
+
+mod app;
+mod cluster;
+mod fault;
+mod interrupt;
+mod limited;
+mod pool;
+mod process;
+mod program;
+mod region;
+mod stats;
+mod stream;
+mod table;
+mod wire;
+
+use anyhow::Context as _;
+use std::path::PathBuf;
+
+/// Which bench.
+#[derive(clap::Subcommand)]
+pub(crate) enum Bench {
+    /// Latency of random page faults, beside 4 KiB round trips of plain TCP.
+    Fault(fault::Args),
+    /// Speed of sequential sweeps, beside one plain TCP stream.
+    Stream(stream::Args),
+    /// Slowdown of real programs with less local memory, beside disk swap, zram and nbdkit.
+    App(app::Args),
+    /// The pool through the page protocol alone: data stored on the donors, read back, verified.
+    /// Needs no userfaultfd.
+    Pool(pool::Args),
+    /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
+    Limited(limited::Args),
+    /// The programs that the benches run.
+    #[command(hide = true, subcommand)]
+    Program(program::Program),
+}
+
+/// What every bench takes.
+#[derive(clap::Args)]
+pub(crate) struct Common {
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Small sizes and few rounds: a try, not a measurement.
+    #[arg(long)]
+    quick: bool,
+    /// The cluster to measure; without it, and without HECATON_MANAGER, one is started.
+    #[arg(long, value_name = "URL")]
+    manager: Option<String>,
+    /// Where temporary files go; for disk swap to mean anything it must be on a disk.
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    dir: PathBuf,
+}
+
+impl Common {
+    /// A private directory, gone with the bench.
+    fn scratch(&self) -> anyhow::Result<tempfile::TempDir> {
+        tempfile::Builder::new().prefix("hecaton-bench-").tempdir_in(&self.dir).with_context(|| {
+            format!("cannot make a directory in {}; name another with --dir", self.dir.display())
+        })
+    }
+
+    /// Tells a waiting person what is going on.
+    fn say(&self, what: &str) {
+        eprintln!("bench: {what}");
+    }
+}
+
+/// Runs a bench to its end.
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
+    if let Bench::Program(program) = bench {
+        return program::run(program);
+    }
+    interrupt::watch()?;
+    match bench {
+        Bench::Fault(args) => fault::run(&args),
+        Bench::Stream(args) => stream::run(&args),
+        Bench::App(args) => app::run(&args),
+        Bench::Pool(args) => pool::run(&args),
+        Bench::Limited(args) => limited::run(&args),
+        Bench::Program(_) => unreachable!("returned above"),
+    }
+}

@@ -1,0 +1,258 @@
+//! Child processes that never outlive the bench.
+//!
+//! Each has a process group of its own. Ctrl-C in a terminal therefore reaches the bench alone,
+//! which can then take things down in their order: the program before the swap it is on, the swap
+//! before the server behind it.
+
+use super::interrupt;
+use anyhow::{Context as _, bail};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::OwnedFd,
+    process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open},
+};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read},
+    os::unix::process::{CommandExt as _, ExitStatusExt as _},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+/// Between two looks at Ctrl-C and at the child's memory.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What a child is given to end on SIGTERM, before SIGKILL.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What a child writes, line by line, read by a thread so that waiting can be interrupted.
+pub(super) struct Lines(mpsc::Receiver<String>);
+
+/// Lines that wait to be looked at; a child that writes more has to wait itself.
+const LINES: usize = 64;
+
+impl Lines {
+    fn of(output: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = mpsc::sync_channel(LINES);
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// The next line; nothing once the child has closed its output.
+    pub(super) fn next(&self) -> anyhow::Result<Option<String>> {
+        loop {
+            match self.0.recv_timeout(TICK) {
+                Ok(line) => return Ok(Some(line)),
+                Err(mpsc::RecvTimeoutError::Timeout) => interrupt::check()?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+        }
+    }
+}
+
+/// A child that is ended and reaped when it goes out of scope.
+pub(super) struct Guarded {
+    child: Child,
+    pidfd: OwnedFd,
+    name: String,
+    peak_bytes: u64,
+}
+
+impl Guarded {
+    pub(super) fn spawn(command: &mut Command) -> anyhow::Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child =
+            command.process_group(0).spawn().with_context(|| format!("cannot start `{name}`"))?;
+        let pidfd = pidfd_open(pid_of(&child), PidfdFlags::empty())
+            .with_context(|| format!("cannot watch `{name}`"))?;
+        Ok(Self { child, pidfd, name, peak_bytes: 0 })
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the child writes, as bytes.
+    pub(super) fn output(&mut self) -> anyhow::Result<ChildStdout> {
+        self.child.stdout.take().context("the output is no pipe")
+    }
+
+    /// What the child writes; its standard output must be a pipe.
+    pub(super) fn lines(&mut self) -> anyhow::Result<Lines> {
+        self.output().map(Lines::of)
+    }
+
+    /// The most memory that the process had resident at once, as far as it was seen.
+    pub(super) fn peak_bytes(&mut self) -> u64 {
+        self.peak_bytes = self.peak_bytes.max(peak_resident_bytes(self.id()).unwrap_or(0));
+        self.peak_bytes
+    }
+
+    /// How the process ended, if it has.
+    pub(super) fn exit_status(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Waits for an end without failure, however long it takes.
+    pub(super) fn finish(&mut self) -> anyhow::Result<()> {
+        loop {
+            if let Some(status) = self.wait_until(Instant::now() + GRACE)? {
+                anyhow::ensure!(status.success(), "`{}` {}", self.name, describe(status));
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for the end, but not longer than until `deadline`: then there is no status. The
+    /// moment of the end is known to some microseconds.
+    pub(super) fn wait_until(&mut self, deadline: Instant) -> anyhow::Result<Option<ExitStatus>> {
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        loop {
+            self.peak_bytes();
+            let ended = match poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&tick)) {
+                Ok(ready) => ready > 0,
+                Err(rustix::io::Errno::INTR) => false,
+                Err(error) => return Err(error).context("cannot wait for a child"),
+            };
+            if ended {
+                return Ok(Some(self.child.wait()?));
+            }
+            interrupt::check()?;
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        // Not reaped yet, so the number cannot have become another group's.
+        let group = pid_of(&self.child);
+        for signal in [Signal::TERM, Signal::KILL] {
+            let _ = kill_process_group(group, signal);
+            let deadline = Instant::now() + GRACE;
+            while Instant::now() < deadline {
+                if !matches!(self.child.try_wait(), Ok(None)) {
+                    return;
+                }
+                std::thread::sleep(TICK);
+            }
+        }
+        tracing::warn!(process = self.name, pid = self.id(), "does not end on SIGKILL");
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn pid_of(child: &Child) -> Pid {
+    let id = i32::try_from(child.id()).expect("process ids are below 2^22");
+    Pid::from_raw(id).expect("a child's process id is not zero")
+}
+
+/// The high-water mark of a process's resident memory.
+pub(super) fn peak_resident_bytes(id: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kilobytes << 10)
+}
+
+/// How a process ended, in words.
+pub(super) fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (_, Some(signal)) => format!("was ended by signal {signal}"),
+        _ => "ended".to_owned(),
+    }
+}
+
+/// Runs a tool to its end and returns what it said; its complaint is the error.
+pub(super) fn tool(program: &str, args: &[&str]) -> anyhow::Result<String> {
+    let output = sbin_too(Command::new(program))
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run `{program}`"))?;
+    if !output.status.success() {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let last = complaint.lines().last().unwrap_or("without a word").trim();
+        bail!("`{program} {}` {}: {last}", args.join(" "), describe(output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Tools such as mkswap are in directories that not every user has in the path.
+pub(super) fn sbin_too(mut command: Command) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
+    command
+}
+
+/// Looks for a program as a shell would.
+pub(super) fn require(program: &str, package: &str) -> anyhow::Result<()> {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let found = path.split(':').any(|dir| std::path::Path::new(dir).join(program).is_file());
+    anyhow::ensure!(found, "`{program}` is not installed (Debian package {package})");
+    Ok(())
+}
+
+/// Tries until it works, and fails with the last reason.
+pub(super) fn eventually<T>(
+    limit: Duration,
+    mut attempt: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match attempt() {
+            Ok(value) => return Ok(value),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => {
+                interrupt::check()?;
+                std::thread::sleep(TICK);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guarded_child_ends_with_its_guard() {
+        let guarded = Guarded::spawn(Command::new("sleep").arg("600")).unwrap();
+        let id = guarded.id();
+        assert!(peak_resident_bytes(id).is_some());
+        drop(guarded);
+        assert!(!std::path::Path::new(&format!("/proc/{id}")).exists());
+    }
+
+    #[test]
+    fn waiting_stops_at_the_deadline() {
+        let mut guarded = Guarded::spawn(Command::new("sleep").arg("600")).unwrap();
+        assert!(guarded.wait_until(Instant::now()).unwrap().is_none());
+        let mut guarded = Guarded::spawn(&mut Command::new("false")).unwrap();
+        let status = guarded.wait_until(Instant::now() + Duration::from_secs(60)).unwrap();
+        assert_eq!(describe(status.unwrap()), "ended with status 1");
+    }
+
+    #[test]
+    fn a_failing_tool_is_quoted() {
+        let error = tool("ls", &["/nowhere/at/all"]).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/at/all"), "{error}");
+        assert!(error.contains("ended with status 2"), "{error}");
+    }
+}

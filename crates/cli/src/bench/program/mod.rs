@@ -1,0 +1,35 @@
+//! The programs that the benches run on pool memory, as hidden subcommands of `hecaton bench`.
+//!
+//! They are ordinary programs to the pager: dynamically linked, with no knowledge of Hecaton. That
+//! they live in this executable is so that an installed `hecaton` can measure without further files.
+//! A program reports as one line of JSON on its standard output.
+
+pub(super) mod quicksort;
+pub(super) mod sweep;
+pub(super) mod touch;
+
+use serde::Serialize;
+
+/// Which program.
+#[derive(clap::Subcommand)]
+pub(crate) enum Program {
+    /// Random faults beside round trips of plain TCP.
+    Touch(touch::Args),
+    /// Sequential sweeps beside a stream of plain TCP.
+    Sweep(sweep::Args),
+    /// Fills an array of integers at random and sorts it.
+    Quicksort(quicksort::Args),
+}
+
+pub(super) fn run(program: Program) -> anyhow::Result<()> {
+    match program {
+        Program::Touch(args) => report(&touch::run(&args)?),
+        Program::Sweep(args) => report(&sweep::run(&args)?),
+        Program::Quicksort(args) => report(&quicksort::run(&args)?),
+    }
+}
+
+fn report(result: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(result)?);
+    Ok(())
+}

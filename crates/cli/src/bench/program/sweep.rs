@@ -1,0 +1,105 @@
+//! Sweeps over a region from its first page to its last, and streams the same bytes over plain TCP.
+
+use crate::bench::{
+    region::{Region, Residency, noise},
+    wire::Wire,
+};
+use anyhow::ensure;
+use hecaton_memory::pages_to_bytes;
+use serde::{Deserialize, Serialize};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+/// Arguments of `sweep`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Pages of the region.
+    #[arg(long)]
+    pages: u64,
+    /// How often everything is measured.
+    #[arg(long)]
+    rounds: u32,
+    /// Where the plain TCP server is.
+    #[arg(long)]
+    wire: SocketAddr,
+}
+
+/// Gigabytes (10⁹ bytes) per second, one number for each round.
+#[derive(Default, Serialize, Deserialize)]
+pub(in crate::bench) struct Report {
+    /// Fresh memory filled from its start to its end.
+    pub(in crate::bench) write_gbps: Vec<f64>,
+    /// All bytes of it read.
+    pub(in crate::bench) read_gbps: Vec<f64>,
+    /// All bytes of it overwritten: each page must come in before it goes out again.
+    pub(in crate::bench) rewrite_gbps: Vec<f64>,
+    /// The stream.
+    pub(in crate::bench) tcp_gbps: Vec<f64>,
+}
+
+fn gbps(pages: u64, elapsed: Duration) -> f64 {
+    pages_to_bytes(pages) as f64 / elapsed.as_secs_f64() / 1e9
+}
+
+/// Only what crosses the wire is counted: pages that stay behind after writing, or are still there
+/// before reading, are taken off.
+pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
+    ensure!(args.pages > 0, "a region of no pages");
+    let residency = Residency::open()?;
+    let mut wire = Wire::connect(args.wire)?;
+    let mut report = Report::default();
+    for round in 0..u64::from(args.rounds) {
+        let mut region = Region::new(args.pages)?;
+
+        // Every page its own, and none of them all zero: such pages would never be sent.
+        let mut block = noise(round + 1);
+        let base = block[1..].iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
+        let start = Instant::now();
+        for page in 0..args.pages {
+            block[0] = page;
+            region.fill(page, &block);
+        }
+        let elapsed = start.elapsed();
+        let stayed = residency.resident_pages(&region)?;
+        ensure!(
+            stayed < args.pages,
+            "all {} pages are local: run the sweep with less local memory",
+            args.pages
+        );
+        report.write_gbps.push(gbps(args.pages - stayed, elapsed));
+
+        let elapsed = wire.ask(pages_to_bytes(args.pages))?;
+        report.tcp_gbps.push(gbps(args.pages, elapsed));
+
+        let stayed = residency.resident_pages(&region)?;
+        let start = Instant::now();
+        for page in 0..args.pages {
+            let (found, expected) = (region.sum(page), base.wrapping_add(page));
+            ensure!(found == expected, "page {page} sums to {found:x} instead of {expected:x}");
+        }
+        report.read_gbps.push(gbps(args.pages - stayed, start.elapsed()));
+
+        let stayed = residency.resident_pages(&region)?;
+        let start = Instant::now();
+        for page in 0..args.pages {
+            block[0] = !page;
+            region.fill(page, &block);
+        }
+        report.rewrite_gbps.push(gbps(args.pages - stayed, start.elapsed()));
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_that_stays_local_is_an_error() {
+        let wire = crate::bench::wire::serve().unwrap();
+        let error = run(&Args { pages: 64, rounds: 1, wire }).err().expect("all is local");
+        assert!(error.to_string().contains("all 64 pages are local"), "{error}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Memory of the bench's own programs, touched page by page at known moments.
+//!
+//! It is mapped for the purpose and not taken from the allocator, so that a page is resident only
+//! if the program touched it, and its address says nothing about its neighbours.
+
+use anyhow::Context as _;
+use hecaton_memory::{PAGE_SIZE, pages_to_bytes};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::{fs::File, os::unix::fs::FileExt as _, ptr::NonNull};
+
+const WORDS: usize = PAGE_SIZE / size_of::<u64>();
+
+/// Private anonymous memory, as an allocator would map it.
+pub(super) struct Region {
+    start: NonNull<u64>,
+    pages: u64,
+}
+
+impl Region {
+    pub(super) fn new(pages: u64) -> anyhow::Result<Self> {
+        let bytes = pages_to_bytes(pages) as usize;
+        // SAFETY: the kernel chooses the place, so no existing mapping is touched.
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }
+        .with_context(|| format!("cannot map {bytes} bytes"))?;
+        let start = NonNull::new(start.cast()).context("the kernel mapped page zero")?;
+        Ok(Self { start, pages })
+    }
+
+    fn page(&self, page: u64) -> *mut u64 {
+        assert!(page < self.pages, "page {page} of {}", self.pages);
+        // SAFETY: the page lies within the mapping, by the assertion above.
+        unsafe { self.start.as_ptr().add(page as usize * WORDS) }
+    }
+
+    /// Reads the page's first word; exactly one access, which the compiler may not move.
+    pub(super) fn read(&self, page: u64) -> u64 {
+        // SAFETY: `page` is mapped readable for as long as `self` lives, and only this thread
+        // writes to it. Volatile because the access is the thing that is measured.
+        unsafe { self.page(page).read_volatile() }
+    }
+
+    /// Writes the page's first word.
+    pub(super) fn write(&mut self, page: u64, word: u64) {
+        // SAFETY: as in `read`; `&mut self` keeps others from reading meanwhile.
+        unsafe { self.page(page).write_volatile(word) }
+    }
+
+    /// Overwrites the whole page.
+    pub(super) fn fill(&mut self, page: u64, words: &[u64; WORDS]) {
+        // SAFETY: source and page are both `WORDS` long and cannot overlap: one is borrowed shared,
+        // the other is this mapping, which hands out no references.
+        unsafe { self.page(page).copy_from_nonoverlapping(words.as_ptr(), WORDS) }
+    }
+
+    /// Reads all of the page and adds its words up.
+    pub(super) fn sum(&self, page: u64) -> u64 {
+        // SAFETY: the page is mapped, aligned and initialised (fresh pages are zeros), and nothing
+        // writes to it while the slice is borrowed within this function.
+        let words = unsafe { std::slice::from_raw_parts(self.page(page), WORDS) };
+        words.iter().fold(0, |sum, word| sum.wrapping_add(*word))
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this region's own, and no reference into it outlives `self`.
+        let unmapped =
+            unsafe { munmap(self.start.as_ptr().cast(), pages_to_bytes(self.pages) as usize) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// Tells which pages of this process are in its memory, without touching them.
+pub(super) struct Residency(File);
+
+impl Residency {
+    pub(super) fn open() -> anyhow::Result<Self> {
+        File::open("/proc/self/pagemap").map(Self).context("cannot open /proc/self/pagemap")
+    }
+
+    /// Whether an access to the page would be served without a fault.
+    pub(super) fn is_resident(&self, region: &Region, page: u64) -> anyhow::Result<bool> {
+        let mut entry = [0; 8];
+        self.read(region, page, &mut entry)?;
+        Ok(is_present(entry))
+    }
+
+    /// How many pages of the region are resident.
+    pub(super) fn resident_pages(&self, region: &Region) -> anyhow::Result<u64> {
+        const AT_ONCE: u64 = 8192;
+        let mut resident = 0;
+        let mut entries = vec![0; AT_ONCE as usize * 8];
+        for first in (0..region.pages).step_by(AT_ONCE as usize) {
+            let pages = AT_ONCE.min(region.pages - first) as usize;
+            self.read(region, first, &mut entries[..pages * 8])?;
+            let (entries, _) = entries[..pages * 8].as_chunks();
+            resident += entries.iter().filter(|entry| is_present(**entry)).count() as u64;
+        }
+        Ok(resident)
+    }
+
+    fn read(&self, region: &Region, page: u64, entries: &mut [u8]) -> anyhow::Result<()> {
+        let number = region.page(page).addr() / PAGE_SIZE;
+        self.0.read_exact_at(entries, number as u64 * 8).context("cannot read /proc/self/pagemap")
+    }
+}
+
+/// Bit 63 of a pagemap entry (Documentation/admin-guide/mm/pagemap.rst).
+fn is_present(entry: [u8; 8]) -> bool {
+    u64::from_ne_bytes(entry) >> 63 == 1
+}
+
+/// A page that does not compress: the words of a splitmix64 sequence.
+pub(super) fn noise(seed: u64) -> [u64; WORDS] {
+    let mut state = seed;
+    std::array::from_fn(|_| splitmix(&mut state))
+}
+
+/// Vigna's splitmix64, good enough to choose pages and to fill them.
+pub(super) fn splitmix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut word = *state;
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_touched_pages_are_resident() {
+        let mut region = Region::new(64).unwrap();
+        let residency = Residency::open().unwrap();
+        assert!(!residency.is_resident(&region, 7).unwrap());
+        region.fill(7, &noise(7));
+        assert!(residency.is_resident(&region, 7).unwrap());
+        assert!(residency.resident_pages(&region).unwrap() >= 1);
+        assert_eq!(region.read(7), noise(7)[0]);
+        let sum = noise(7).iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
+        assert_eq!(region.sum(7), sum);
+    }
+
+    #[test]
+    #[should_panic(expected = "page 64 of 64")]
+    fn a_page_beyond_the_end_is_refused() {
+        Region::new(64).unwrap().read(64);
+    }
+}

@@ -1,0 +1,117 @@
+//! `bench stream`: a sequential sweep over pool memory beside one plain TCP stream.
+
+use super::{
+    Common, cluster::Cluster, process::Guarded, program::sweep::Report, stats::Spread,
+    table::Table, wire,
+};
+use anyhow::{Context as _, ensure};
+use hecaton_memory::{Size, pages_for_bytes};
+use serde::Serialize;
+use std::process::Stdio;
+
+/// Arguments of `bench stream`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Memory that is swept over; a quarter of it may be local.
+    #[arg(long, default_value = "1G")]
+    size: Size,
+    /// How often everything is measured; the medians are reported.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Serialize)]
+struct Result {
+    read_gbps: f64,
+    write_gbps: f64,
+    rewrite_gbps: f64,
+    tcp_gbps: f64,
+    read_ratio: f64,
+    write_ratio: f64,
+    /// The smaller of reading and writing, each against the plain stream.
+    ratio: f64,
+    rounds: u32,
+    region_bytes: u64,
+    local_bytes: u64,
+    spread: Spreads,
+}
+
+#[derive(Serialize)]
+struct Spreads {
+    read: Spread,
+    write: Spread,
+    rewrite: Spread,
+    tcp: Spread,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let common = &args.common;
+    let size = if common.quick { Size(args.size.0.min(256 << 20)) } else { args.size };
+    let rounds = if common.quick { args.rounds.min(3) } else { args.rounds };
+    ensure!(rounds > 0, "--rounds 0 would measure nothing");
+    let local = size.0 / 4;
+    let scratch = common.scratch()?;
+    // One region may still be on its way back to the donors when the next is filled.
+    let cluster = Cluster::find_or_start(common.manager.as_deref(), size.0 * 2, scratch.path())?;
+    let wire = wire::serve()?;
+
+    common.say(&format!("{rounds} rounds of sweeps over {size}, {} of it local", Size(local)));
+    let mut command = cluster.run_own(local, "sweep");
+    command
+        .args(["--pages", &pages_for_bytes(size.0).to_string(), "--rounds", &rounds.to_string()])
+        .args(["--wire", &wire.to_string()])
+        .stdout(Stdio::piped());
+    let mut guarded = Guarded::spawn(&mut command)?;
+    let output = guarded.lines()?.next()?;
+    guarded.finish()?;
+    let output = output.context("the program that sweeps says nothing")?;
+    let report: Report =
+        serde_json::from_str(&output).with_context(|| format!("not a report: {output:?}"))?;
+
+    let of = |values: &[f64]| Spread::of(values).context("a report without rounds");
+    let spread = Spreads {
+        read: of(&report.read_gbps)?,
+        write: of(&report.write_gbps)?,
+        rewrite: of(&report.rewrite_gbps)?,
+        tcp: of(&report.tcp_gbps)?,
+    };
+    let read_ratio = spread.read.median / spread.tcp.median;
+    let write_ratio = spread.write.median / spread.tcp.median;
+    let result = Result {
+        read_gbps: spread.read.median,
+        write_gbps: spread.write.median,
+        rewrite_gbps: spread.rewrite.median,
+        tcp_gbps: spread.tcp.median,
+        read_ratio,
+        write_ratio,
+        ratio: read_ratio.min(write_ratio),
+        rounds,
+        region_bytes: size.0,
+        local_bytes: local,
+        spread,
+    };
+    if common.json {
+        println!("{}", serde_json::to_string_pretty(&result)?);
+        return Ok(());
+    }
+    let mut table = Table::new(["", "GB/s", "least", "most", "to TCP"]);
+    for (name, of) in [
+        ("read", &result.spread.read),
+        ("write", &result.spread.write),
+        ("overwrite (in and out again)", &result.spread.rewrite),
+        ("one plain TCP stream", &result.spread.tcp),
+    ] {
+        let number = |value: f64| format!("{value:.2}");
+        table.row([
+            name.to_owned(),
+            number(of.median),
+            number(of.min),
+            number(of.max),
+            format!("{:.2} ×", of.median / result.tcp_gbps),
+        ]);
+    }
+    print!("{table}");
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! `hecaton dev`: a whole cluster on this machine.
+//!
+//! One process is the manager and the node; each donor is a process of its own, as it would be on
+//! another host, and can be killed like one. It is also what `hecaton run` starts when there is no
+//! cluster: then it lives until that command is gone and nothing uses the pool any more.
+
+use crate::cluster::dir_or_default;
+use crate::failure::usage;
+use crate::lifetime::{self, EndSignals};
+use crate::{listen, node};
+use anyhow::Context as _;
+use hecaton_manager::ManagerServer;
+use hecaton_memory::Size;
+use hecaton_node::donors::DonorSpec;
+use hecaton_node::report::Host;
+use hecaton_node::{Node, NodeConfig, NodeDir};
+use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The name of the one node of a development cluster.
+const NODE: &str = "local";
+
+/// Default sizes are whole multiples of this.
+const LEND_STEP: u64 = 64 << 20;
+
+/// Arguments of `hecaton dev`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How many donors
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=hecaton_node::node::MAX_DONORS as i64))]
+    donors: u16,
+    /// Memory that each donor lends, taken from the host only as it is used [default: half of the
+    /// memory that is available, shared by the donors]
+    #[arg(long, value_name = "SIZE")]
+    lend: Option<Size>,
+    /// The directory for the cluster's sockets [default: $XDG_RUNTIME_DIR/hecaton, or
+    /// /tmp/hecaton-UID]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Where the manager listens; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Prints one line of JSON when the cluster is ready
+    #[arg(long)]
+    json: bool,
+    /// Ends when standard input is closed and nothing uses the pool
+    #[arg(long, hide = true)]
+    follow_stdin: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Ready {
+    /// The manager's base URL.
+    pub(crate) manager: String,
+    /// The cluster's directory.
+    pub(crate) dir: PathBuf,
+    /// The donors.
+    pub(crate) donors: Vec<ReadyDonor>,
+}
+
+/// A donor in [`Ready`].
+#[derive(Serialize, Deserialize)]
+pub(crate) struct ReadyDonor {
+    name: String,
+    address: Option<SocketAddr>,
+    lend_bytes: u64,
+}
+
+pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
+    listen::check("--listen", args.listen, false)?;
+    let host = Host::here().context("cannot read /proc")?;
+    let lend = lend_bytes(&args, &host)?;
+    let runtime = lifetime::runtime().context("cannot start threads")?;
+    let mut signals = {
+        let _within = runtime.enter();
+        EndSignals::catch().context("cannot catch signals")?
+    };
+    let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
+    let manager = runtime.block_on(ManagerServer::start(args.listen))?;
+    let donors = (1..=args.donors).map(|number| DonorSpec {
+        name: format!("donor-{number}"),
+        lend_bytes: lend,
+        listen: (Ipv4Addr::LOCALHOST, 0).into(),
+    });
+    let node = Node::start(NodeConfig {
+        name: NODE.to_owned(),
+        location: None,
+        dir,
+        donors: donors.collect(),
+        manager_url: manager.url(),
+        command: node::child_command(log_json)?,
+    })?;
+    announce(&args, &manager, &node)?;
+    runtime.block_on(async {
+        if args.follow_stdin {
+            tokio::select! {
+                () = async {
+                    lifetime::stdin_closed().await;
+                    lifetime::no_consumers(&node).await;
+                } => {}
+                () = signals.next() => lifetime::drain(&node, &mut signals).await,
+            }
+        } else {
+            signals.next().await;
+            lifetime::drain(&node, &mut signals).await;
+        }
+    });
+    node.stop();
+    runtime.block_on(manager.stop());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn lend_bytes(args: &Args, host: &Host) -> anyhow::Result<u64> {
+    let Some(lend) = args.lend else {
+        let share = host.available_bytes / 2 / u64::from(args.donors);
+        return Ok((share / LEND_STEP * LEND_STEP).max(node::MIN_LEND_BYTES));
+    };
+    node::check_lend(lend.0)?;
+    check_total(lend, args.donors, host)?;
+    Ok(lend.0)
+}
+
+/// Refuses donors that would lend more than there is.
+pub(crate) fn check_total(lend: Size, donors: u16, host: &Host) -> anyhow::Result<()> {
+    if lend.0.saturating_mul(u64::from(donors)) > host.memory_bytes {
+        usage!(
+            "--lend {lend} from {donors} donors is more than the {} of this machine",
+            Size(host.memory_bytes)
+        );
+    }
+    Ok(())
+}
+
+fn announce(args: &Args, manager: &ManagerServer, node: &Node) -> anyhow::Result<()> {
+    let report = node.report();
+    let dir = dir_or_default(args.dir.as_deref());
+    if args.json {
+        let donors = report.donors.into_iter().map(|donor| ReadyDonor {
+            name: donor.name,
+            address: donor.address,
+            lend_bytes: donor.lend_bytes,
+        });
+        let ready = Ready { manager: manager.url(), dir, donors: donors.collect() };
+        println!("{}", serde_json::to_string(&ready)?);
+        return Ok(());
+    }
+    let lend: u64 = report.donors.iter().map(|donor| donor.lend_bytes).sum();
+    let option = match &args.dir {
+        Some(dir) => format!(" --dir {}", dir.display()),
+        None => String::new(),
+    };
+    println!(
+        "The cluster is ready: {} donors lend {}; the manager is at {}.\n    \
+         hecaton run{option} -- COMMAND    runs a program on it\n    \
+         hecaton status{option}            shows what it holds\n\
+         Ctrl-C ends it.",
+        report.donors.len(),
+        Size(lend),
+        manager.url(),
+    );
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! `hecaton node`: this host's part in a cluster.
+
+use crate::cluster::{dir_or_default, manager_for_node};
+use crate::failure::usage;
+use crate::lifetime::{self, EndSignals};
+use crate::listen;
+use anyhow::Context as _;
+use hecaton_manager::MetricsServer;
+use hecaton_memory::Size;
+use hecaton_node::child::ChildCommand;
+use hecaton_node::donors::DonorSpec;
+use hecaton_node::report::{Host, check_name};
+use hecaton_node::{Node, NodeConfig, NodeDir};
+use std::env;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+
+/// The least that a donor lends: one segment of a small space, and some to spare.
+pub(crate) const MIN_LEND_BYTES: u64 = 64 << 20;
+
+/// Arguments of `hecaton node`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The manager of the cluster [default: HECATON_MANAGER]
+    #[arg(long, value_name = "URL")]
+    manager: Option<String>,
+    /// The node's name in the cluster
+    #[arg(long)]
+    name: String,
+    /// Memory that the node lends, taken from the host only as it is used; without it, the node
+    /// only borrows
+    #[arg(long, value_name = "SIZE")]
+    lend: Option<Size>,
+    /// Where the node stands (rack, zone): copies of one page go to different places
+    #[arg(long)]
+    location: Option<String>,
+    /// Where the node's donor serves pages; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", requires = "lend")]
+    listen: SocketAddr,
+    /// Serves metrics for Prometheus at http://ADDRESS/metrics
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// Takes addresses that other hosts can reach, though nothing is encrypted or authenticated
+    #[arg(long)]
+    insecure: bool,
+    /// The directory for the node's sockets [default: $XDG_RUNTIME_DIR/hecaton, or
+    /// /tmp/hecaton-UID]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
+    let manager_url = manager_for_node(args.manager)?;
+    if let Err(error) = check_name(&args.name) {
+        usage!("--name: {error}");
+    }
+    listen::check("--listen", args.listen, args.insecure)?;
+    if let Some(address) = args.metrics {
+        listen::check("--metrics", address, args.insecure)?;
+    }
+    let donors = donors(&args.name, args.lend, args.listen)?;
+    let runtime = lifetime::runtime().context("cannot start threads")?;
+    let mut signals = {
+        let _within = runtime.enter();
+        EndSignals::catch().context("cannot catch signals")?
+    };
+    let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
+    let node = Arc::new(Node::start(NodeConfig {
+        name: args.name,
+        location: args.location,
+        dir,
+        donors,
+        manager_url,
+        command: child_command(log_json)?,
+    })?);
+    let served = serve(&runtime, &node, args.metrics, &mut signals);
+    node.stop();
+    served?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn serve(
+    runtime: &Runtime,
+    node: &Arc<Node>,
+    metrics: Option<SocketAddr>,
+    signals: &mut EndSignals,
+) -> anyhow::Result<()> {
+    runtime.block_on(async {
+        let metrics = match metrics {
+            Some(address) => {
+                let node = Arc::clone(node);
+                Some(MetricsServer::start(address, move || vec![node.report()]).await?)
+            }
+            None => None,
+        };
+        signals.next().await;
+        lifetime::drain(node, signals).await;
+        if let Some(metrics) = metrics {
+            metrics.stop().await;
+        }
+        Ok(())
+    })
+}
+
+fn donors(node: &str, lend: Option<Size>, listen: SocketAddr) -> anyhow::Result<Vec<DonorSpec>> {
+    let Some(Size(lend_bytes)) = lend else { return Ok(Vec::new()) };
+    check_lend(lend_bytes)?;
+    let host = Host::here().context("cannot read /proc")?;
+    if lend_bytes > host.memory_bytes {
+        usage!(
+            "--lend {} is more than the {} of this machine",
+            Size(lend_bytes),
+            Size(host.memory_bytes)
+        );
+    }
+    Ok(vec![DonorSpec { name: node.to_owned(), lend_bytes, listen }])
+}
+
+/// Refuses to lend less than is of use.
+pub(crate) fn check_lend(bytes: u64) -> anyhow::Result<()> {
+    if bytes < MIN_LEND_BYTES {
+        usage!("--lend {} is too little: lend at least {}", Size(bytes), Size(MIN_LEND_BYTES));
+    }
+    Ok(())
+}
+
+/// How the node starts its donors and pagers: with this very executable.
+pub(crate) fn child_command(log_json: bool) -> anyhow::Result<ChildCommand> {
+    let program = env::current_exe().context("cannot tell where the hecaton command is")?;
+    let args = if log_json { vec!["--log-json".into()] } else { Vec::new() };
+    Ok(ChildCommand { program, args })
+}

@@ -1,0 +1,48 @@
+//! Whether this user may have page faults handled at all.
+
+use anyhow::bail;
+use hecaton_uffd::{Errno, Uffd};
+use std::fs::File;
+use std::os::fd::FromRawFd;
+
+/// Tries what `libhecaton.so` will do in the program, and says how to grant it if it fails.
+pub(super) fn check() -> anyhow::Result<()> {
+    match Uffd::open() {
+        Ok(uffd) => {
+            // SAFETY: the descriptor was just opened and nothing else owns it.
+            drop(unsafe { File::from_raw_fd(uffd.0) });
+            Ok(())
+        }
+        Err(errno) => bail!("{}", explain(errno)),
+    }
+}
+
+fn explain(errno: Errno) -> String {
+    let cause = std::io::Error::from(errno);
+    match errno.0 {
+        libc::EPERM | libc::EACCES | libc::ENOENT => format!(
+            "this user may not handle page faults (userfaultfd: {cause}); as root, run \
+             `sysctl vm.unprivileged_userfaultfd=1`, or give the user access to \
+             /dev/userfaultfd (`chmod 666 /dev/userfaultfd`, or a udev rule with a group), or run \
+             this command as root; in a container, its seccomp profile must allow userfaultfd"
+        ),
+        libc::ENOSYS => {
+            "this kernel has no userfaultfd: it needs Linux 5.7 or newer with CONFIG_USERFAULTFD"
+                .to_owned()
+        }
+        _ => format!("userfaultfd cannot be opened: {cause}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_and_how_to_grant_it_is_said() {
+        assert!(explain(Errno(libc::EPERM)).contains("vm.unprivileged_userfaultfd=1"));
+        assert!(explain(Errno(libc::EACCES)).contains("/dev/userfaultfd"));
+        assert!(explain(Errno(libc::ENOSYS)).contains("CONFIG_USERFAULTFD"));
+        assert!(explain(Errno(libc::EMFILE)).contains("Too many open files"));
+    }
+}

@@ -1,0 +1,285 @@
+//! The program to run: found as a shell finds it, and looked at for what would keep its memory
+//! from the pool without a word: no dynamic linker to load the library, or one that refuses to.
+
+use crate::failure::usage;
+use anyhow::{anyhow, bail};
+use rustix::fs::{Access, AtFlags, CWD};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::{env, io};
+
+/// Interpreters of interpreters that the kernel follows.
+const MAX_INTERPRETERS: usize = 4;
+
+/// Longest first line of a script that the kernel reads.
+const MAX_SHEBANG: usize = 256;
+
+/// Most program headers that are looked at; real programs have about a dozen.
+const MAX_PROGRAM_HEADERS: u16 = 256;
+
+/// A program that the library can be loaded into.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// Its executable, or its script.
+    pub(super) path: PathBuf,
+}
+
+impl Program {
+    /// Finds `name` in PATH, or as a path if it has a slash, and checks it.
+    pub(super) fn find(name: &OsStr) -> anyhow::Result<Program> {
+        let path = match name.as_bytes().contains(&b'/') {
+            true => PathBuf::from(name),
+            false => search_path(name)?,
+        };
+        check(&path, 0)?;
+        Ok(Program { path })
+    }
+}
+
+fn search_path(name: &OsStr) -> anyhow::Result<PathBuf> {
+    let dirs = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    let candidates = env::split_paths(&dirs).map(|dir| dir.join(name));
+    let runnable = |path: &PathBuf| path.is_file() && may_execute(path).is_ok();
+    let found = if name.is_empty() { None } else { candidates.into_iter().find(runnable) };
+    let Some(found) = found else {
+        bail!("there is no program `{}` in PATH", name.display());
+    };
+    Ok(found)
+}
+
+fn may_execute(path: &Path) -> io::Result<()> {
+    Ok(rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?)
+}
+
+fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
+    let unusable = |error: io::Error| anyhow!("cannot run {}: {error}", path.display());
+    let metadata = fs::metadata(path).map_err(unusable)?;
+    if !metadata.is_file() {
+        bail!("cannot run {}: it is not a file", path.display());
+    }
+    may_execute(path).map_err(unusable)?;
+    // A program may be executable and not readable; then the kernel alone knows what it is.
+    let Ok(file) = File::open(path) else { return Ok(()) };
+    let mut head = Vec::new();
+    (&file).take(MAX_SHEBANG as u64).read_to_end(&mut head).map_err(unusable)?;
+    if let Some(interpreter) = script_interpreter(&head) {
+        if depth == MAX_INTERPRETERS {
+            usage!("cannot run {}: too many interpreters of interpreters", path.display());
+        }
+        return check(Path::new(interpreter), depth + 1);
+    }
+    match linking(&file, &head).map_err(unusable)? {
+        Linking::Dynamic => {}
+        Linking::Static => usage!(
+            "{} is statically linked: its memory cannot be put in the pool, because no library \
+             can be loaded into it; use a dynamically linked build of it",
+            path.display()
+        ),
+        Linking::Musl => usage!(
+            "{} is linked with musl: libhecaton.so needs the GNU C library; use a build for it",
+            path.display()
+        ),
+        Linking::OtherMachine => usage!(
+            "{} is for another kind of machine than this command (32-bit, or another processor)",
+            path.display()
+        ),
+        Linking::NotElf => {
+            usage!("{} is neither a program nor a script that begins with `#!`", path.display())
+        }
+    }
+    if gains_privilege(path, &metadata) {
+        usage!(
+            "{} runs with other rights than yours (set-user-ID, set-group-ID or file \
+             capabilities), so the dynamic linker loads no library into it; run it without \
+             Hecaton, or as the user that it belongs to",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// What the first line of a script names.
+fn script_interpreter(head: &[u8]) -> Option<&OsStr> {
+    let line = head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let line = line.trim_ascii();
+    let name = line.split(|byte| b" \t".contains(byte)).next()?;
+    (!name.is_empty()).then(|| OsStr::from_bytes(name))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Linking {
+    Dynamic,
+    Static,
+    Musl,
+    OtherMachine,
+    NotElf,
+}
+
+const ELF_CLASS_64: u8 = 2;
+const ELF_LITTLE_ENDIAN: u8 = 1;
+const PT_INTERP: u32 = 3;
+const ELF_HEADER_BYTES: usize = 64;
+const PROGRAM_HEADER_BYTES: usize = 56;
+
+/// `e_machine` of the programs that this build's library can be loaded into.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// How a program is linked, by its ELF headers.
+fn linking(file: &File, head: &[u8]) -> io::Result<Linking> {
+    if !head.starts_with(b"\x7fELF") {
+        return Ok(Linking::NotElf);
+    }
+    if head.len() < ELF_HEADER_BYTES
+        || head[4] != ELF_CLASS_64
+        || head[5] != ELF_LITTLE_ENDIAN
+        || u16_at(head, 18) != MACHINE
+    {
+        return Ok(Linking::OtherMachine);
+    }
+    let (offset, entry_bytes, count) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56));
+    if usize::from(entry_bytes) < PROGRAM_HEADER_BYTES {
+        return Ok(Linking::Static);
+    }
+    for number in 0..count.min(MAX_PROGRAM_HEADERS) {
+        let mut header = [0u8; PROGRAM_HEADER_BYTES];
+        let at = offset.saturating_add(u64::from(number) * u64::from(entry_bytes));
+        file.read_exact_at(&mut header, at)?;
+        if u32_at(&header, 0) != PT_INTERP {
+            continue;
+        }
+        let mut interpreter = vec![0u8; u64_at(&header, 32).min(MAX_SHEBANG as u64) as usize];
+        file.read_exact_at(&mut interpreter, u64_at(&header, 8))?;
+        let musl = interpreter.windows(7).any(|part| part == b"ld-musl");
+        return Ok(if musl { Linking::Musl } else { Linking::Dynamic });
+    }
+    Ok(Linking::Static)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+/// Whether the kernel would start the program in secure mode (`AT_SECURE`): the dynamic linker
+/// then preloads from system directories only.
+fn gains_privilege(path: &Path, metadata: &fs::Metadata) -> bool {
+    let user = rustix::process::geteuid();
+    let set_user = metadata.mode() & 0o4000 != 0 && metadata.uid() != user.as_raw();
+    // Without group execution the bit means something else.
+    let set_group =
+        metadata.mode() & 0o2010 == 0o2010 && metadata.gid() != rustix::process::getegid().as_raw();
+    let mut value = [0u8; 64];
+    let capabilities = !user.is_root()
+        && rustix::fs::getxattr(path, "security.capability", &mut value[..]).is_ok();
+    set_user || set_group || capabilities
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn executable(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = dir.join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// An ELF file with one program header of the given type, and what that header points to.
+    fn elf(header_type: u32, data: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0u8; ELF_HEADER_BYTES + PROGRAM_HEADER_BYTES];
+        bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        bytes[18..20].copy_from_slice(&MACHINE.to_le_bytes());
+        bytes[32..40].copy_from_slice(&(ELF_HEADER_BYTES as u64).to_le_bytes());
+        bytes[54..56].copy_from_slice(&(PROGRAM_HEADER_BYTES as u16).to_le_bytes());
+        bytes[56..58].copy_from_slice(&1u16.to_le_bytes());
+        let header = ELF_HEADER_BYTES;
+        bytes[header..header + 4].copy_from_slice(&header_type.to_le_bytes());
+        let at = bytes.len() as u64;
+        bytes[header + 8..header + 16].copy_from_slice(&at.to_le_bytes());
+        bytes[header + 32..header + 40].copy_from_slice(&(data.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(data);
+        bytes
+    }
+
+    fn refusal(path: &Path) -> String {
+        Program::find(path.as_os_str()).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn this_very_program_and_one_from_path_are_taken() {
+        Program::find(env::current_exe().unwrap().as_os_str()).expect("dynamically linked");
+        let shell = Program::find(OsStr::new("sh")).expect("every system has one");
+        assert!(shell.path.is_absolute());
+    }
+
+    #[test]
+    fn what_has_no_dynamic_linker_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let dynamic = elf(PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0");
+        Program::find(executable(dir.path(), "dynamic", &dynamic).as_os_str()).expect("taken");
+        let fixed = executable(dir.path(), "static", &elf(1, b""));
+        assert!(refusal(&fixed).contains("statically linked"));
+        let musl = executable(dir.path(), "musl", &elf(PT_INTERP, b"/lib/ld-musl-x86_64.so.1\0"));
+        assert!(refusal(&musl).contains("musl"));
+        let mut small = dynamic;
+        small[4] = 1;
+        let small = executable(dir.path(), "small", &small);
+        assert!(refusal(&small).contains("another kind of machine"));
+    }
+
+    #[test]
+    fn scripts_are_judged_by_their_interpreter() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = executable(dir.path(), "good", b"#! /bin/sh -e\nexit 0\n");
+        Program::find(good.as_os_str()).expect("a shell is dynamically linked");
+        let fixed = executable(dir.path(), "static", &elf(1, b""));
+        let script = format!("#!{}\n", fixed.display());
+        let script = executable(dir.path(), "script", script.as_bytes());
+        assert!(refusal(&script).contains("statically linked"));
+        let own = dir.path().join("loop");
+        let looped = executable(dir.path(), "loop", format!("#!{}\n", own.display()).as_bytes());
+        assert!(refusal(&looped).contains("too many interpreters"));
+        let none = executable(dir.path(), "none", b"echo hello\n");
+        assert!(refusal(&none).contains("neither a program nor a script"));
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(refusal(&dir.path().join("missing")).contains("missing"));
+        assert!(refusal(dir.path()).contains("not a file"));
+        let plain = executable(dir.path(), "plain", b"#!/bin/sh\n");
+        fs::set_permissions(&plain, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(refusal(&plain).contains("plain"));
+        let error = Program::find(OsStr::new("no-such-program-anywhere")).expect_err("refused");
+        assert!(error.to_string().contains("no-such-program-anywhere"), "{error}");
+        assert!(Program::find(OsStr::new("")).is_err());
+    }
+
+    #[test]
+    fn damaged_headers_are_refused_and_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = elf(PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0");
+        for length in 0..whole.len() {
+            let path = executable(dir.path(), "cut", &whole[..length]);
+            assert!(Program::find(path.as_os_str()).is_err(), "{length} bytes");
+        }
+        let mut wild = whole;
+        wild[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
+        let wild = executable(dir.path(), "wild", &wild);
+        assert!(Program::find(wild.as_os_str()).is_err());
+    }
+}

@@ -1,0 +1,287 @@
+//! `hecaton status`: what the cluster holds.
+
+use crate::cluster::ClusterArgs;
+use crate::table::Table;
+use hecaton_donor::Snapshot;
+use hecaton_manager::{ClusterStatus, NodeState};
+use hecaton_memory::{Size, pages_to_bytes};
+use hecaton_node::donors::DonorReport;
+use hecaton_node::pagers::ConsumerReport;
+use hecaton_pager::Stats;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// Arguments of `hecaton status`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Shown<'a> {
+    manager: &'a str,
+    #[serde(flatten)]
+    status: &'a ClusterStatus,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let manager = args.cluster.need_manager()?;
+    let status = manager.status()?;
+    if args.json {
+        let shown = Shown { manager: &manager.url, status: &status };
+        println!("{}", serde_json::to_string(&shown)?);
+    } else {
+        print!("{}", render(&manager.url, &status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn render(manager: &str, status: &ClusterStatus) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "manager {manager}, up {}\n", duration(status.uptime_ms / 1000));
+    let mut nodes =
+        Table::new(&["NODE", "STATE", "LOCATION", ">LENDS", ">HOST FREE", ">CONSUMERS"]);
+    let mut donors = Table::new(&[
+        "DONOR",
+        "NODE",
+        "STATE",
+        "ADDRESS",
+        ">LENDS",
+        ">COMMITTED",
+        ">FREE",
+        ">EXTENTS",
+        ">IN SERVICE",
+        ">RESTARTS",
+    ]);
+    let mut consumers = Table::new(&[
+        "CONSUMER",
+        "NODE",
+        "STATE",
+        ">LOCAL",
+        ">LIMIT",
+        ">POOL",
+        ">FAULTS",
+        ">P50",
+        ">P90",
+        ">P99",
+        ">PREFETCH",
+        ">EVICTED",
+        ">RESTARTS",
+    ]);
+    let (mut any_donor, mut any_consumer) = (false, false);
+    for node in &status.nodes {
+        let report = &node.report;
+        let lends: u64 = report.donors.iter().map(|donor| donor.lend_bytes).sum();
+        nodes.row([
+            report.name.clone(),
+            match node.state {
+                NodeState::Up => "up".to_owned(),
+                NodeState::Silent => format!("silent for {}", duration(node.silent_ms / 1000)),
+            },
+            report.location.clone().unwrap_or_else(|| "-".to_owned()),
+            size(lends),
+            size(report.host.available_bytes),
+            report.consumers.len().to_string(),
+        ]);
+        for donor in &report.donors {
+            any_donor = true;
+            donors.row(donor_row(&report.name, donor));
+        }
+        for consumer in &report.consumers {
+            any_consumer = true;
+            consumers.row(consumer_row(&report.name, consumer));
+        }
+    }
+    let _ = write!(text, "{nodes}");
+    if any_donor {
+        let _ = write!(text, "\n{donors}");
+    }
+    if any_consumer {
+        let _ = write!(
+            text,
+            "\n{consumers}\nP50, P90, P99: microseconds from a fault to its page from the pool. PREFETCH: pages\nfetched ahead that were used.\n"
+        );
+    }
+    text
+}
+
+fn donor_row(node: &str, donor: &DonorReport) -> [String; 10] {
+    let stats = donor.stats.as_ref();
+    let shown = |value: fn(&Snapshot) -> String| stats.map_or_else(|| "-".to_owned(), value);
+    [
+        donor.name.clone(),
+        node.to_owned(),
+        word(&donor.state),
+        donor.address.map_or_else(|| "-".to_owned(), |address| address.to_string()),
+        size(donor.lend_bytes),
+        shown(|stats| size(stats.committed_bytes)),
+        shown(|stats| size(pages_to_bytes(stats.free_pages))),
+        shown(|stats| extents(stats).to_string()),
+        shown(|stats| stats.in_service.to_string()),
+        donor.restarts.to_string(),
+    ]
+}
+
+fn consumer_row(node: &str, consumer: &ConsumerReport) -> [String; 13] {
+    let stats = consumer.stats.as_ref();
+    let shown = |value: fn(&Stats) -> String| stats.map_or_else(|| "-".to_owned(), value);
+    let latency = |value: fn(&Stats) -> f64| match stats {
+        Some(stats) if stats.pool_fault_latency.count > 0 => format!("{:.1}", value(stats)),
+        _ => "-".to_owned(),
+    };
+    [
+        consumer.name.clone(),
+        node.to_owned(),
+        word(&consumer.state),
+        shown(|stats| size(stats.local_bytes)),
+        size(consumer.local_bytes),
+        shown(|stats| size(stats.pool_bytes)),
+        shown(|stats| stats.faults.to_string()),
+        latency(|stats| stats.pool_fault_latency.p50_us),
+        latency(|stats| stats.pool_fault_latency.p90_us),
+        latency(|stats| stats.pool_fault_latency.p99_us),
+        shown(|stats| percentage(stats.prefetch_hits, stats.pages_prefetched)),
+        shown(|stats| stats.pages_evicted.to_string()),
+        // By the node, and by the pager's own keeper.
+        (consumer.restarts + stats.map_or(0, |stats| stats.restarts)).to_string(),
+    ]
+}
+
+fn extents(donor: &Snapshot) -> u64 {
+    donor.spaces.iter().map(|space| space.extents).sum()
+}
+
+fn size(bytes: u64) -> String {
+    Size(bytes).to_string()
+}
+
+/// A unit variant as it stands in JSON.
+fn word(state: &impl Serialize) -> String {
+    match serde_json::to_value(state) {
+        Ok(serde_json::Value::String(word)) => word,
+        _ => unreachable!("states are unit variants"),
+    }
+}
+
+fn percentage(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".to_owned(),
+        whole => format!("{:.0}%", 100.0 * part as f64 / whole as f64),
+    }
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_manager::NodeStatus;
+    use hecaton_memory::SpaceId;
+    use hecaton_node::donors::DonorState;
+    use hecaton_node::pagers::PagerState;
+    use hecaton_node::report::NodeReport;
+
+    fn status() -> ClusterStatus {
+        let donor = DonorReport {
+            name: "donor-1".to_owned(),
+            state: DonorState::Serving,
+            address: Some(([127, 0, 0, 1], 7071).into()),
+            pid: Some(5),
+            restarts: 2,
+            lend_bytes: 4 << 30,
+            last_error: None,
+            stats: None,
+        };
+        let consumer = ConsumerReport {
+            name: "sort-9".to_owned(),
+            space: SpaceId(1),
+            state: PagerState::Serving,
+            pid: Some(6),
+            restarts: 1,
+            local_bytes: 256 << 20,
+            held_fds: 0,
+            stats: Some(Stats {
+                local_bytes: 128 << 20,
+                pool_bytes: 1 << 30,
+                faults: 812,
+                pages_prefetched: 400,
+                prefetch_hits: 300,
+                restarts: 1,
+                ..Stats::default()
+            }),
+        };
+        let report = NodeReport {
+            name: "local".to_owned(),
+            boot: 1,
+            location: None,
+            pid: 1,
+            version: String::new(),
+            host: Default::default(),
+            control_socket: Default::default(),
+            donors: vec![donor],
+            consumers: vec![consumer],
+        };
+        let node = NodeStatus { state: NodeState::Up, silent_ms: 20, report };
+        ClusterStatus { version: String::new(), uptime_ms: 61_000, nodes: vec![node] }
+    }
+
+    #[test]
+    fn everything_is_in_the_tables() {
+        let text = render("http://m", &status());
+        let row = |start: &str| {
+            let line = text.lines().find(|line| line.starts_with(start));
+            line.unwrap_or_else(|| panic!("{text}")).split_whitespace().collect::<Vec<_>>()
+        };
+        assert_eq!(row("local "), ["local", "up", "-", "4G", "0", "1"]);
+        assert_eq!(
+            row("donor-1 "),
+            ["donor-1", "local", "serving", "127.0.0.1:7071", "4G", "-", "-", "-", "-", "2"]
+        );
+        assert_eq!(
+            row("sort-9 "),
+            [
+                "sort-9", "local", "serving", "128M", "256M", "1G", "812", "-", "-", "-", "75%",
+                "0", "2"
+            ]
+        );
+    }
+
+    #[test]
+    fn an_idle_cluster_has_no_empty_tables() {
+        let mut status = status();
+        status.nodes[0].report.consumers.clear();
+        status.nodes[0].report.donors.clear();
+        let text = render("http://m", &status);
+        assert!(!text.contains("CONSUMER ") && !text.contains("DONOR "), "{text}");
+    }
+
+    #[test]
+    fn json_names_the_manager_beside_the_status() {
+        let status = status();
+        let shown = Shown { manager: "http://m", status: &status };
+        let json = serde_json::to_value(&shown).expect("serialised");
+        assert_eq!(json["manager"], "http://m");
+        assert_eq!(json["nodes"][0]["donors"][0]["state"], "serving");
+        assert_eq!(json["nodes"][0]["consumers"][0]["stats"]["faults"], 812);
+    }
+
+    #[test]
+    fn durations_are_short() {
+        for (seconds, text) in [(5, "5 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 days")] {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Clusters of real processes: that they come up, are seen, heal, and leave nothing behind.
+
+mod common;
+
+use common::{
+    Daemon, donor_pids, eventually, get, hecaton, runs, scratch, signal_process, status, text, wait,
+};
+use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId, page_sum};
+use hecaton_transport::client::{Connection, Options, Outcome};
+use hecaton_transport::protocol::{Hello, Request, VERSIONS};
+use rustix::process::Signal;
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::time::Duration;
+
+#[test]
+fn dev_comes_up_and_leaves_nothing() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let scratch = scratch();
+        let dir = scratch.path().join("dev");
+        let dev = Daemon::dev(&dir, 3);
+        let status = status(&dir);
+        let pids = donor_pids(&status);
+        assert_eq!(pids.len(), 3);
+        assert!(pids.iter().all(|&pid| runs(pid)));
+        assert_eq!(dev.ready["donors"].as_array().map(Vec::len), Some(3));
+        assert!(dev.end(signal).success());
+        assert!(!pids.iter().any(|&pid| runs(pid)), "donors are left");
+        assert!(!dir.exists(), "files are left");
+    }
+}
+
+#[test]
+fn status_shows_nodes_and_donors() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let dev = Daemon::dev(&dir, 2);
+    let status = status(&dir);
+    assert_eq!(status["manager"], dev.manager());
+    let node = &status["nodes"][0];
+    assert_eq!(node["state"], "up");
+    assert_eq!(node["donors"][1]["name"], "donor-2");
+    assert_eq!(node["donors"][1]["state"], "serving");
+    assert_eq!(node["donors"][1]["lend_bytes"], 64 << 20);
+    // The three ways to the cluster show the same.
+    let by_url = hecaton().args(["status", "--manager", dev.manager()]).output().expect("runs");
+    let by_env =
+        hecaton().arg("status").env("HECATON_MANAGER", dev.manager()).output().expect("runs");
+    for output in [by_url, by_env] {
+        let table = text(&output.stdout);
+        assert!(output.status.success() && table.contains("donor-2"), "{table}");
+    }
+    // The same donors by HTTP, and in the metrics.
+    let donors: serde_json::Value =
+        serde_json::from_str(&get(&format!("{}/v1/donors", dev.manager()))).expect("JSON");
+    assert_eq!(donors[0]["name"], "donor-1");
+    let metrics = get(&format!("{}/metrics", dev.manager()));
+    let line = "hecaton_donor_serving{node=\"local\",donor=\"donor-1\"} 1.0";
+    assert!(metrics.lines().any(|found| found == line), "{metrics}");
+}
+
+#[test]
+fn a_second_dev_is_refused() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let first = Daemon::dev(&dir, 1);
+    let second = hecaton().args(["dev", "--dir"]).arg(&dir).output().expect("runs");
+    assert_eq!(second.status.code(), Some(1));
+    let error = text(&second.stderr);
+    assert!(error.contains("in use by another node") && error.contains("--dir"), "{error}");
+    // The first one did not notice.
+    assert_eq!(donor_pids(&status(&dir)).len(), 1);
+    drop(first);
+}
+
+#[test]
+fn what_a_killed_dev_left_is_reused() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let first = Daemon::dev(&dir, 2);
+    let pids = donor_pids(&status(&dir));
+    first.end(Signal::KILL);
+    assert!(dir.join("node.sock").exists(), "it had no time to clean up");
+    eventually("the donors end with their node", || {
+        (!pids.iter().any(|&pid| runs(pid))).then_some(())
+    });
+    let error = hecaton().args(["status", "--dir"]).arg(&dir).output().expect("runs");
+    assert_eq!(error.status.code(), Some(1));
+    let second = Daemon::dev(&dir, 1);
+    assert_eq!(donor_pids(&status(&dir)).len(), 1);
+    assert!(second.end(Signal::TERM).success());
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let address = taken.local_addr().expect("an address").to_string();
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let dev = hecaton().args(["dev", "--listen", &address, "--dir"]).arg(&dir).output();
+    let manager = hecaton().args(["manager", "--listen", &address]).output();
+    for output in [dev.expect("runs"), manager.expect("runs")] {
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(&address) && error.contains("--listen"), "{error}");
+    }
+    assert!(!dir.exists(), "nothing is left behind");
+}
+
+#[test]
+fn a_killed_donor_is_started_again() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let _dev = Daemon::dev(&dir, 2);
+    let before = status(&dir);
+    let killed = donor_pids(&before)[0];
+    signal_process(killed, Signal::KILL);
+    let after = eventually("the donor is back", || {
+        let status = status(&dir);
+        let donor = &status["nodes"][0]["donors"][0];
+        let back = donor["restarts"] == 1 && donor["state"] == "serving";
+        back.then_some(status)
+    });
+    let (before, after) = (&before["nodes"][0]["donors"], &after["nodes"][0]["donors"]);
+    assert_eq!(after[0]["address"], before[0]["address"]);
+    assert_ne!(after[0]["pid"], before[0]["pid"]);
+    assert_eq!(after[1]["restarts"], 0);
+}
+
+#[test]
+fn a_killed_donor_loses_no_page() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let _dev = Daemon::dev(&dir, 1);
+    let donor = &status(&dir)["nodes"][0]["donors"][0];
+    let address = donor["address"].as_str().expect("text").parse().expect("an address");
+    let hello = |lane| Hello {
+        versions: VERSIONS,
+        space: SpaceId(7),
+        epoch: Epoch(1),
+        lane,
+        lease: Duration::from_secs(3600),
+        consumer: "test".to_owned(),
+    };
+    let options = Options::default();
+    let page = [7u8; PAGE_SIZE];
+
+    let mut before = Connection::open(address, &hello(1), &options).expect("welcomed");
+    let allocate = Request::Allocate { segment: 0, member: 0, order: 4 };
+    let Outcome::Allocated(extent) = before.call(allocate, &[]).expect("answered") else {
+        panic!("no extent");
+    };
+    let write = Request::Write { extent, pages: &[3], sums: &[page_sum(&page)] };
+    assert_eq!(before.call(write, &[&page]).expect("answered"), Outcome::Done);
+
+    signal_process(donor_pids(&status(&dir))[0], Signal::KILL);
+    // The port was never closed: the new process takes what queued there.
+    let mut after =
+        eventually("the donor is back", || Connection::open(address, &hello(2), &options).ok());
+    let boots = [&before, &after].map(|connection| connection.welcome().map(|w| w.boot));
+    assert_eq!(boots[0], boots[1], "for borrowers the donor lives on");
+    let read = after.call(Request::Read { extent, pages: &[3] }, &[]).expect("answered");
+    assert_eq!(read, Outcome::Pages { sums: vec![page_sum(&page)], data: page.to_vec() });
+    let shown = eventually("the extent is shown", || {
+        let status = status(&dir);
+        let donor = &status["nodes"][0]["donors"][0];
+        (donor["restarts"] == 1 && donor["stats"]["lent_pages"] == 16).then(|| donor.clone())
+    });
+    assert_eq!(shown["stats"]["spaces"][0]["consumer"], "test");
+}
+
+#[test]
+fn a_dev_that_follows_its_input_ends_with_it() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let mut dev = hecaton()
+        .args(["dev", "--follow-stdin", "--donors", "1", "--lend", "64M", "--dir"])
+        .arg(&dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    eventually("it serves", || dir.join("node.sock").exists().then_some(()));
+    drop(dev.stdin.take());
+    assert!(wait(&mut dev).success());
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_manager_and_nodes_make_a_cluster() {
+    let scratch = scratch();
+    let manager = Daemon::start(hecaton().args(["manager", "--listen", "127.0.0.1:0", "--json"]));
+    let node = |name: &str, dir: &str| {
+        let mut command = hecaton();
+        command
+            .args(["node", "--lend", "64M", "--name", name, "--location", "rack 7"])
+            .args(["--manager", manager.manager(), "--dir"])
+            .arg(scratch.path().join(dir));
+        command
+    };
+    let names = || {
+        let status = get(&format!("{}/v1/status", manager.manager()));
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let nodes = status["nodes"].as_array().expect("nodes").iter();
+        nodes.map(|node| node["name"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    let (mut a, mut b) =
+        (node("a", "a").spawn().expect("starts"), node("b", "b").spawn().expect("starts"));
+    eventually("both are known", || (names() == ["a", "b"]).then_some(()));
+    // The node's directory leads to the manager as well.
+    eventually("the node is open", || scratch.path().join("a/manager.json").exists().then_some(()));
+    assert_eq!(status(&scratch.path().join("a"))["nodes"][0]["location"], "rack 7");
+
+    let taken = node("a", "c").output().expect("runs");
+    assert_eq!(taken.status.code(), Some(1));
+    let error = text(&taken.stderr);
+    assert!(error.contains("`a` is taken"), "{error}");
+
+    signal_process(a.id(), Signal::TERM);
+    assert!(wait(&mut a).success());
+    assert_eq!(names(), ["b"], "it said farewell");
+    signal_process(b.id(), Signal::TERM);
+    assert!(wait(&mut b).success());
+    assert!(!scratch.path().join("a").exists() && !scratch.path().join("c").exists());
+}
+
+#[test]
+fn a_node_serves_its_own_metrics() {
+    let scratch = scratch();
+    let port = {
+        let free = TcpListener::bind("127.0.0.1:0").expect("bound");
+        free.local_addr().expect("an address").port()
+    };
+    let address = format!("127.0.0.1:{port}");
+    // Its manager is not there, which is no reason not to start.
+    let mut node = hecaton()
+        .args(["node", "--name", "a", "--manager", "http://127.0.0.1:1", "--metrics", &address])
+        .arg("--dir")
+        .arg(scratch.path().join("a"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("starts");
+    let url = format!("http://{address}/metrics");
+    let metrics = eventually("it serves metrics", || {
+        let mut response = ureq::get(&url).call().ok()?;
+        response.body_mut().read_to_string().ok()
+    });
+    assert!(metrics.contains("hecaton_node_memory_bytes{node=\"a\"}"), "{metrics}");
+    signal_process(node.id(), Signal::TERM);
+    assert!(wait(&mut node).success());
+}

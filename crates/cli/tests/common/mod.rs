@@ -1,0 +1,167 @@
+//! Runs the real command, and cleans up after a test that fails.
+
+// Each test file is a crate of its own and uses a part of this.
+#![allow(dead_code)]
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a machine that has other things to do.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The command, without the environment of whoever runs the tests.
+pub(crate) fn hecaton() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hecaton"));
+    command.env_remove("HECATON_MANAGER").env_remove("HECATON_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end.
+pub(crate) fn output<const N: usize>(args: [&str; N]) -> Output {
+    hecaton().args(args).output().expect("the command starts")
+}
+
+/// What a command wrote, as text.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+/// A directory for clusters: short, because sockets have short names.
+pub(crate) fn scratch() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("hct-").tempdir_in("/tmp").expect("a directory")
+}
+
+/// A daemon that is ended with the test.
+pub(crate) struct Daemon {
+    child: Child,
+    /// The line of JSON by which it said that it is ready.
+    pub(crate) ready: Value,
+}
+
+impl Daemon {
+    /// Starts a daemon that prints one line of JSON when it is ready.
+    pub(crate) fn start(command: &mut Command) -> Daemon {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let mut line = String::new();
+        let output = child.stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        let ready = serde_json::from_str(&line).unwrap_or_else(|_| {
+            let _ = child.kill();
+            panic!("not ready but `{line}`")
+        });
+        Daemon { child, ready }
+    }
+
+    /// A development cluster in `dir`.
+    pub(crate) fn dev(dir: &Path, donors: u16) -> Daemon {
+        let donors = donors.to_string();
+        Daemon::start(
+            hecaton()
+                .args(["dev", "--json", "--lend", "64M", "--donors", &donors, "--dir"])
+                .arg(dir),
+        )
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The manager's URL.
+    pub(crate) fn manager(&self) -> &str {
+        self.ready["manager"].as_str().expect("a URL")
+    }
+
+    /// Ends it with a signal and waits.
+    pub(crate) fn end(mut self, signal: rustix::process::Signal) -> ExitStatus {
+        signal_process(self.pid(), signal);
+        wait(&mut self.child)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            signal_process(self.pid(), rustix::process::Signal::TERM);
+            wait(&mut self.child);
+        }
+    }
+}
+
+/// Waits for a child; kills it, and fails, if it does not end.
+pub(crate) fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            panic!("process {} does not end", child.id());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends a signal to a process that is there.
+pub(crate) fn signal_process(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("not zero");
+    rustix::process::kill_process(pid, signal).expect("signalled");
+}
+
+/// Whether a process runs; one that is dead and not reaped does not.
+pub(crate) fn runs(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => !stat.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with('Z')),
+        Err(_) => false,
+    }
+}
+
+/// Waits until `ask` has an answer.
+pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {} s", PATIENCE.as_secs());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// `hecaton status --json` of the cluster in `dir`.
+pub(crate) fn status(dir: &Path) -> Value {
+    let output =
+        hecaton().args(["status", "--json", "--dir"]).arg(dir).output().expect("the command runs");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// The processes of a cluster's donors.
+pub(crate) fn donor_pids(status: &Value) -> Vec<u32> {
+    let nodes = status["nodes"].as_array().expect("nodes").iter();
+    let donors = nodes.flat_map(|node| node["donors"].as_array().expect("donors"));
+    donors.map(|donor| donor["pid"].as_u64().expect("a process") as u32).collect()
+}
+
+/// What an HTTP server answers.
+pub(crate) fn get(url: &str) -> String {
+    let mut response = ureq::get(url).call().expect("answered");
+    let mut text = String::new();
+    response.body_mut().as_reader().read_to_string(&mut text).expect("text");
+    text
+}
+
+/// A file that is executable.
+pub(crate) fn executable(dir: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = dir.join(name);
+    std::fs::write(&path, bytes).expect("written");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("executable");
+    path
+}

@@ -1,0 +1,143 @@
+//! What is wrong with a command line is said in one line, with exit status 2; what merely is not
+//! there, with 1.
+
+mod common;
+
+use common::{executable, hecaton, output, scratch, text};
+use std::process::Output;
+
+fn one_line(output: &Output) -> String {
+    let error = text(&output.stderr);
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.starts_with("hecaton: "), "{error}");
+    error
+}
+
+#[test]
+fn bad_usage_is_named_with_its_value() {
+    let dir = scratch();
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["explode"], &["explode"]),
+        (&["dev", "--lend", "5Q"], &["5Q", "512M or 8G"]),
+        (&["dev", "--lend", "1M"], &["--lend 1M", "at least 64M"]),
+        (&["dev", "--lend", "900T"], &["--lend 900T", "this machine"]),
+        (&["dev", "--donors", "0"], &["'0'", "--donors"]),
+        (&["dev", "--listen", "0.0.0.0:0"], &["0.0.0.0:0", "loopback"]),
+        (&["manager", "--listen", "192.0.2.1:80"], &["192.0.2.1:80", "--insecure"]),
+        (&["manager", "--listen", "here"], &["here", "--listen"]),
+        (&["node", "--name", "a"], &["--manager URL"]),
+        (&["node", "--name", "a b", "--manager", "http://127.0.0.1:1"], &["`a b`"]),
+        (&["node", "--name", "a", "--manager", "127.0.0.1:1"], &["`127.0.0.1:1`", "http://"]),
+        (&["status", "--manager", "ftp://x"], &["`ftp://x`", "http://HOST:PORT"]),
+        (&["run", "--local", "1M", "true"], &["--local 1M", "at least 16M"]),
+        (&["run", "--local", "900T", "true"], &["--local 900T", "this machine"]),
+        (&["run", "--local", "lots", "true"], &["lots", "--local"]),
+        (&["run", "--name", "a/b", "true"], &["--name", "`a/b`"]),
+        (&["run"], &["<COMMAND>"]),
+        (&["completion", "tcsh"], &["tcsh"]),
+    ];
+    for (args, words) in cases {
+        let output = hecaton()
+            .args(*args)
+            .env("XDG_RUNTIME_DIR", dir.path())
+            .output()
+            .expect("the command starts");
+        let error = one_line(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {error}");
+        for word in *words {
+            assert!(error.contains(word), "{args:?}: `{word}` is not in: {error}");
+        }
+    }
+    let left = std::fs::read_dir(dir.path()).expect("a directory").count();
+    assert_eq!(left, 0, "nothing is left behind");
+}
+
+#[test]
+fn a_wrong_log_filter_is_named() {
+    let output = hecaton().arg("status").env("HECATON_LOG", "a=b=c").output().expect("starts");
+    assert!(one_line(&output).contains("`a=b=c`"));
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn without_a_cluster_commands_say_how_to_get_one() {
+    let dir = scratch();
+    let output =
+        hecaton().arg("status").env("XDG_RUNTIME_DIR", dir.path()).output().expect("starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(one_line(&output).contains("hecaton dev"));
+
+    let output = common::output(["status", "--manager", "http://127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = one_line(&output);
+    assert!(error.contains("http://127.0.0.1:1") && error.contains("refused"), "{error}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    for (program, words) in
+        [("no-such-program-anywhere", "in PATH"), ("/no/such/file", "No such file"), ("/", "file")]
+    {
+        let output = output(["run", program]);
+        assert_eq!(output.status.code(), Some(1));
+        let error = one_line(&output);
+        assert!(error.contains(program) && error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_static_program_is_refused() {
+    // An ELF header of this machine's kind, without program headers.
+    let mut elf = vec![0u8; 64];
+    elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    elf[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    elf[54] = 56;
+    let dir = scratch();
+    let program = executable(dir.path(), "static", &elf);
+    let output = hecaton().arg("run").arg(&program).output().expect("starts");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(one_line(&output).contains("statically linked"));
+}
+
+#[test]
+fn every_shell_gets_a_completion_script() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = output(["completion", shell]);
+        assert!(output.status.success());
+        assert!(text(&output.stdout).contains("hecaton"), "{shell}");
+    }
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let page = output(["man"]);
+    assert!(page.status.success());
+    assert!(text(&page.stdout).contains(".TH hecaton 1"));
+
+    let dir = scratch();
+    let written = hecaton().arg("man").arg("--dir").arg(dir.path()).output().expect("starts");
+    assert!(written.status.success());
+    let help = text(&output(["--help"]).stdout);
+    let commands = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
+    let commands: Vec<_> = commands.map_while(|line| line.split_whitespace().next()).collect();
+    assert!(commands.contains(&"run") && commands.contains(&"bench"), "{commands:?}");
+    for command in commands {
+        let page = dir.path().join(format!("hecaton-{command}.1"));
+        assert!(page.is_file(), "{} is missing", page.display());
+    }
+    assert!(dir.path().join("hecaton.1").is_file());
+    assert!(!dir.path().join("hecaton-pager.1").exists(), "it is not for people");
+}
+
+#[test]
+fn the_version_is_that_of_the_package() {
+    let output = output(["--version"]);
+    assert_eq!(text(&output.stdout), format!("hecaton {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn nothing_asked_is_answered_with_help() {
+    let output = output([]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("Usage: hecaton"));
+}

@@ -1,0 +1,180 @@
+//! Binds routes to an address and serves them until told to stop.
+
+use crate::api::Manager;
+use axum::Router;
+use rustix::io::Errno;
+use std::io;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// Why nothing is served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Somebody else listens there.
+    #[error("cannot listen on {address}: the port is in use; choose another one with {option}")]
+    PortInUse {
+        /// Where it should listen.
+        address: SocketAddr,
+        /// The option that says so.
+        option: &'static str,
+    },
+    /// The address is not this host's, or the port is reserved.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Where it should listen.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Serves some routes on an address.
+#[derive(Debug)]
+pub(crate) struct HttpServer {
+    address: SocketAddr,
+    serving: JoinHandle<io::Result<()>>,
+}
+
+impl HttpServer {
+    /// Serves on `address`, which was chosen by `option`.
+    pub(crate) async fn start(
+        address: SocketAddr,
+        option: &'static str,
+        router: Router,
+    ) -> Result<HttpServer, ServeError> {
+        let fail = |source: io::Error| match Errno::from_io_error(&source) {
+            Some(Errno::ADDRINUSE) => ServeError::PortInUse { address, option },
+            _ => ServeError::Listen { address, source },
+        };
+        let listener = TcpListener::bind(address).await.map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+        Ok(HttpServer { address, serving })
+    }
+
+    /// Stops. Connections are cut: every request is a whole, and a client that keeps its
+    /// connection open would be waited for without end.
+    pub(crate) async fn stop(self) {
+        self.serving.abort();
+        // An error says that it was aborted.
+        let _ = self.serving.await;
+    }
+}
+
+/// A manager that serves.
+#[derive(Debug)]
+pub struct ManagerServer(HttpServer);
+
+impl ManagerServer {
+    /// Serves on `address`; port 0 takes a free one. To be called within a tokio runtime.
+    pub async fn start(address: SocketAddr) -> Result<ManagerServer, ServeError> {
+        let router = Manager::default().router();
+        HttpServer::start(address, "--listen", router).await.map(ManagerServer)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// Its base URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.0.address)
+    }
+
+    /// Stops listening.
+    pub async fn stop(self) {
+        self.0.stop().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ClusterStatus;
+    use hecaton_node::heartbeat::{HeartbeatError, ManagerLink};
+    use hecaton_node::report::NodeReport;
+
+    fn report(name: &str, boot: u64) -> NodeReport {
+        NodeReport {
+            name: name.to_owned(),
+            boot,
+            location: Some("rack 7".to_owned()),
+            pid: 1,
+            version: String::new(),
+            host: Default::default(),
+            control_socket: Default::default(),
+            donors: Vec::new(),
+            consumers: Vec::new(),
+        }
+    }
+
+    /// Runs blocking clients against a real server.
+    fn with_server(test: impl FnOnce(&str)) {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let address = ([127, 0, 0, 1], 0).into();
+        let server = runtime.block_on(ManagerServer::start(address)).expect("started");
+        test(&server.url());
+        runtime.block_on(server.stop());
+    }
+
+    #[test]
+    fn nodes_come_and_go_over_http() {
+        with_server(|url| {
+            let link = ManagerLink::new(url);
+            link.beat(&report("a", 1)).expect("taken");
+            let refused = link.beat(&report("a", 2));
+            let Err(HeartbeatError::Refused { reason, .. }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert!(reason.contains("`a` is taken"), "{reason}");
+
+            let status = || {
+                let mut response = ureq::get(format!("{url}/v1/status")).call().expect("answered");
+                response.body_mut().read_json::<ClusterStatus>().expect("a status")
+            };
+            assert_eq!(status().nodes[0].report.location.as_deref(), Some("rack 7"));
+            link.farewell("a", 1).expect("taken");
+            assert!(status().nodes.is_empty());
+        });
+    }
+
+    #[test]
+    fn metrics_are_served_as_openmetrics() {
+        with_server(|url| {
+            ManagerLink::new(url).beat(&report("a", 1)).expect("taken");
+            let mut response = ureq::get(format!("{url}/metrics")).call().expect("answered");
+            let kind = response.headers()["content-type"].to_str().expect("text").to_owned();
+            assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
+            let text = response.body_mut().read_to_string().expect("text");
+            assert!(text.ends_with("# EOF\n"), "{text}");
+        });
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        with_server(|url| {
+            let status = |response: Result<_, ureq::Error>| match response {
+                Err(ureq::Error::StatusCode(status)) => status,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(status(ureq::get(format!("{url}/v2/status")).call()), 404);
+            let heartbeat = format!("{url}/v1/nodes/a/heartbeat");
+            assert_eq!(status(ureq::post(&heartbeat).send_json(1)), 422);
+            assert_eq!(status(ureq::post(&heartbeat).send_json(report("b", 1))), 400);
+            let huge = "x".repeat(5 << 20);
+            let response = ureq::post(&heartbeat).content_type("application/json").send(&huge);
+            assert!(response.is_err());
+        });
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        let address = taken.local_addr().expect("an address");
+        let error = runtime.block_on(ManagerServer::start(address)).expect_err("in use");
+        assert!(matches!(error, ServeError::PortInUse { address: at, .. } if at == address));
+    }
+}

@@ -1,0 +1,323 @@
+//! The server side of `node.sock`.
+//!
+//! A thread per connection: they are few (a launcher and a pager or two for each consumer), live
+//! long, and carry descriptors, which async runtimes do not. Who connects is checked by the
+//! kernel's word (`SO_PEERCRED`): the node's user, or root.
+
+use crate::causes::with_causes;
+use crate::channel::{self, Receiver};
+use crate::message::{Answer, PagerEnd, Request, StartPager};
+use crate::node::Inner;
+use crate::pagers::PagerError;
+use rustix::net::sockopt::socket_peercred;
+use std::collections::HashMap;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Most connections at a time: two for each of [`crate::pagers::MAX_PAGERS`], and some to spare.
+const MAX_CONNECTIONS: usize = 640;
+
+/// How long a client may leave an answer unread before its connection is given up.
+const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The listening socket and its connections.
+#[derive(Debug)]
+pub(crate) struct ControlServer {
+    listener: Arc<UnixListener>,
+    connections: Arc<Connections>,
+    acceptor: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    streams: Mutex<(u64, HashMap<u64, UnixStream>)>,
+}
+
+impl ControlServer {
+    /// Listens at `path`. The server ends by itself when the node is dropped.
+    pub(crate) fn start(path: &Path, node: Weak<Inner>) -> io::Result<ControlServer> {
+        let listener = Arc::new(UnixListener::bind(path)?);
+        let connections = Arc::new(Connections::default());
+        let acceptor = thread::Builder::new().name("control".into()).spawn({
+            let (listener, connections) = (Arc::clone(&listener), Arc::clone(&connections));
+            move || accept(&listener, &connections, &node)
+        })?;
+        Ok(ControlServer { listener, connections, acceptor })
+    }
+
+    /// Closes the socket and all connections.
+    pub(crate) fn stop(self) {
+        // Wakes the acceptor with EINVAL; a closed descriptor would not.
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        let _ = self.acceptor.join();
+        self.connections.close_all();
+    }
+}
+
+impl Connections {
+    /// Keeps a way to close `stream`; `None` when there are too many.
+    fn enter(&self, stream: &UnixStream) -> io::Result<Option<u64>> {
+        let mut streams = self.streams.lock().expect("no thread panics with the streams");
+        if streams.1.len() >= MAX_CONNECTIONS {
+            return Ok(None);
+        }
+        streams.0 += 1;
+        let id = streams.0;
+        streams.1.insert(id, stream.try_clone()?);
+        Ok(Some(id))
+    }
+
+    fn leave(&self, id: u64) {
+        self.streams.lock().expect("no thread panics with the streams").1.remove(&id);
+    }
+
+    fn close_all(&self) {
+        let streams = self.streams.lock().expect("no thread panics with the streams");
+        for stream in streams.1.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn accept(listener: &UnixListener, connections: &Arc<Connections>, node: &Weak<Inner>) {
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
+            Err(error) => {
+                // Out of descriptors, most likely: others' connections will end.
+                tracing::warn!(%error, "cannot accept a control connection");
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        if let Err(error) = admit(stream, connections, node) {
+            tracing::warn!(%error, "control connection refused");
+        }
+    }
+}
+
+fn admit(stream: UnixStream, connections: &Arc<Connections>, node: &Weak<Inner>) -> io::Result<()> {
+    let peer = socket_peercred(&stream)?;
+    let user = rustix::process::geteuid();
+    stream.set_write_timeout(Some(WRITE_PATIENCE))?;
+    let refuse = |reason: String| {
+        let _ = channel::send(&stream, &Answer::Refused(reason.clone()), &[]);
+        io::Error::other(reason)
+    };
+    if peer.uid != user && !peer.uid.is_root() {
+        let (theirs, ours) = (peer.uid.as_raw(), user.as_raw());
+        return Err(refuse(format!("this node serves user {ours} and root, not user {theirs}")));
+    }
+    let Some(id) = connections.enter(&stream)? else {
+        return Err(refuse(format!("the node has {MAX_CONNECTIONS} connections; try again later")));
+    };
+    let serving = {
+        let (connections, node) = (Arc::clone(connections), node.clone());
+        move || {
+            if let Err(error) = serve(stream, &node) {
+                tracing::debug!(%error, pid = peer.pid.as_raw_nonzero(), "control connection");
+            }
+            connections.leave(id);
+        }
+    };
+    thread::Builder::new().name("control-client".into()).spawn(serving).map(|_| ())
+}
+
+/// The writing half: the connection's thread and a pager's supervisor write to it.
+type Writer = Arc<Mutex<UnixStream>>;
+
+fn lock(writer: &Writer) -> MutexGuard<'_, UnixStream> {
+    writer.lock().expect("no thread panics while writing")
+}
+
+fn write(writer: &Writer, answer: &Answer, fds: &[OwnedFd]) -> io::Result<()> {
+    let fds: Vec<_> = fds.iter().map(OwnedFd::as_fd).collect();
+    channel::send(&lock(writer), answer, &fds)
+}
+
+/// Starts a pager, answers, and leaves behind what will tell the pager's end on the same stream.
+fn start_pager(
+    node: &Inner,
+    writer: &Writer,
+    wish: StartPager,
+    launched: &mut Vec<String>,
+) -> io::Result<()> {
+    // Held until the answer is out, so that the end of a short-lived pager comes after it.
+    let line = lock(writer);
+    let end_line = Arc::clone(writer);
+    let on_end = Box::new(move |end: PagerEnd| {
+        // A launcher that has gone needs no telling.
+        let _ = write(&end_line, &Answer::PagerEnded(Box::new(end)), &[]);
+    });
+    let answer = match node.pagers.start(&wish, on_end) {
+        Ok(address) => {
+            launched.push(wish.name);
+            Answer::Pager(address)
+        }
+        Err(error) => Answer::Refused(with_causes(&error)),
+    };
+    channel::send(&line, &answer, &[])
+}
+
+fn serve(stream: UnixStream, node: &Weak<Inner>) -> io::Result<()> {
+    let writer: Writer = Arc::new(Mutex::new(stream.try_clone()?));
+    let mut receiver = Receiver::new(stream);
+    // The pagers that this connection launched.
+    let mut launched = Vec::new();
+    let result = answer_all(&mut receiver, &writer, node, &mut launched);
+    if let Some(node) = node.upgrade() {
+        for name in launched {
+            node.pagers.launch_over(&name);
+        }
+    }
+    result
+}
+
+fn answer_all(
+    receiver: &mut Receiver,
+    writer: &Writer,
+    node: &Weak<Inner>,
+    launched: &mut Vec<String>,
+) -> io::Result<()> {
+    loop {
+        let request = match receiver.receive::<Request>() {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                let _ = write(writer, &Answer::Refused(error.to_string()), &[]);
+                return Err(error);
+            }
+        };
+        let Some(node) = node.upgrade() else { return Ok(()) };
+        let mut fds = Vec::new();
+        let answer = match request {
+            Request::Status => Answer::Status(Box::new(node.report())),
+            Request::Donors => Answer::Donors(node.directory.all()),
+            Request::StartPager(wish) => {
+                start_pager(&node, writer, wish, launched)?;
+                continue;
+            }
+            Request::LaunchOver => {
+                for name in launched.drain(..) {
+                    node.pagers.launch_over(&name);
+                }
+                Answer::Done
+            }
+            Request::PagerStats(update) => done(node.pagers.update_stats(*update)),
+            Request::HoldFds(hold) => {
+                let brought = receiver.take_fds(hold.labels.len())?;
+                done(node.pagers.hold(hold, brought))
+            }
+            Request::DropFds(drop) => done(node.pagers.drop_fds(&drop)),
+            Request::TakeFds(wish) => match node.pagers.held_fds(&wish.consumer, wish.skip) {
+                Ok(held) => {
+                    let (labels, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
+                    fds = held;
+                    Answer::Fds(labels)
+                }
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
+        };
+        write(writer, &answer, &fds)?;
+    }
+}
+
+fn done(result: Result<(), PagerError>) -> Answer {
+    match result {
+        Ok(()) => Answer::Done,
+        Err(error) => Answer::Refused(with_causes(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::child::ChildCommand;
+    use crate::client::{ClientError, NodeClient};
+    use crate::message::StartPager;
+    use crate::node::{Node, NodeConfig};
+    use crate::node_dir::NodeDir;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixStream;
+    use std::path::PathBuf;
+
+    /// A node without donors whose pagers are shell scripts, and whose manager is not there.
+    fn with_node(test: impl FnOnce(&Node, PathBuf)) {
+        let parent = tempfile::tempdir().expect("a directory");
+        let dir = NodeDir::claim(&parent.path().join("node")).expect("claimed");
+        let socket = dir.paths().control_socket();
+        let script = "read config; echo ready; exec cat >/dev/null";
+        let node = Node::start(NodeConfig {
+            name: "a".to_owned(),
+            location: None,
+            dir,
+            donors: Vec::new(),
+            manager_url: "http://127.0.0.1:1".to_owned(),
+            command: ChildCommand {
+                program: "/bin/sh".into(),
+                args: vec!["-c".into(), script.into()],
+            },
+        });
+        let node = node.expect("started");
+        test(&node, socket.clone());
+        node.stop();
+        assert!(!socket.exists());
+        assert!(!parent.path().join("node").exists());
+    }
+
+    fn wish(name: &str) -> StartPager {
+        StartPager { name: name.to_owned(), local_bytes: 1 << 24 }
+    }
+
+    #[test]
+    fn a_launcher_starts_a_pager_and_is_told_its_end() {
+        with_node(|node, socket| {
+            let mut client = NodeClient::connect(&socket).expect("connected");
+            let pager = client.start_pager(wish("x")).expect("started");
+            assert_eq!(pager.name, "x");
+            let report = NodeClient::connect(&socket).expect("connected").status().expect("told");
+            assert_eq!(report.consumers[0].pid, Some(pager.pid));
+            client.launch_line().expect("a handle").over().expect("said");
+            assert_eq!(client.wait_end().expect("told").error, None);
+            assert_eq!(node.pagers().count(), 0);
+        });
+    }
+
+    #[test]
+    fn a_launcher_that_goes_away_lets_its_pager_end() {
+        with_node(|node, socket| {
+            let mut client = NodeClient::connect(&socket).expect("connected");
+            client.start_pager(wish("x")).expect("started");
+            drop(client);
+            assert!(node.pagers().wait_none(std::time::Duration::from_secs(30)));
+        });
+    }
+
+    #[test]
+    fn refusals_come_in_words_and_leave_the_connection_open() {
+        with_node(|_, socket| {
+            let mut client = NodeClient::connect(&socket).expect("connected");
+            let refused = client.start_pager(wish("a b"));
+            let Err(ClientError::Refused(reason)) = refused else { panic!("{refused:?}") };
+            assert!(reason.contains("cannot be a name"), "{reason}");
+            client.start_pager(wish("x")).expect("started");
+        });
+    }
+
+    #[test]
+    fn what_is_no_request_is_answered_and_ends_the_connection() {
+        with_node(|_, socket| {
+            let mut stream = UnixStream::connect(&socket).expect("connected");
+            stream.write_all(b"{\"explode\":1}\n").expect("written");
+            let lines: Vec<_> = BufReader::new(stream).lines().map_while(Result::ok).collect();
+            assert_eq!(lines.len(), 1);
+            assert!(lines[0].starts_with("{\"refused\":"), "{lines:?}");
+        });
+    }
+}

@@ -1,0 +1,435 @@
+//! The donor processes: started, listened to, started again.
+//!
+//! A donor's memory must outlive the donor: a crash of the process that serves pages is no reason
+//! to lose them. So the node binds the donor's port, keeps duplicates of the descriptors that the
+//! donor sends up (its memory files), and gives all of them to the next process. Borrowers
+//! meanwhile see a connection that closes and, at the same port, one that waits in the queue of a
+//! listener that was never closed.
+//!
+//! Node and donor talk over the socket that is the donor's standard input: [`DonorStart`] goes
+//! down, [`DonorEvent`]s come up. When the node closes it, or dies, the donor ends.
+
+use crate::channel::{self, Receiver};
+use crate::child::{ChildCommand, Group, RunningChild};
+use crate::held::HeldFds;
+use crate::restart::Backoff;
+use crate::stop::Stop;
+use hecaton_donor::Snapshot;
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long a donor may take to close its books before it is killed.
+const STOP_GRACE: Duration = Duration::from_secs(3);
+
+/// The label of the listening socket among the descriptors that go down with [`DonorStart`].
+pub const LISTENER: &str = "listener";
+
+/// A donor that the node is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorSpec {
+    /// Its name; one of its kind in the cluster.
+    pub name: String,
+    /// Most bytes that it lends.
+    pub lend_bytes: u64,
+    /// Where it serves; port 0 takes a free one.
+    pub listen: SocketAddr,
+}
+
+/// The first line to a donor process, with the descriptors that its labels name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorStart {
+    /// Its name.
+    pub name: String,
+    /// Most bytes that it lends.
+    pub lend_bytes: u64,
+    /// [`LISTENER`], then whatever the process before it has sent up.
+    pub labels: Vec<String>,
+}
+
+/// A line from a donor process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DonorEvent {
+    /// Keep the descriptors that come along, under these labels.
+    HoldFds(Vec<String>),
+    /// It serves requests.
+    Serving,
+    /// Statistics at this moment.
+    Stats(Box<Snapshot>),
+    /// It cannot go on; the process ends.
+    Failed(String),
+}
+
+/// What a donor is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DonorState {
+    /// Its process is being started, or started again.
+    Starting,
+    /// It serves requests.
+    Serving,
+    /// Its process ends because the node does.
+    Stopping,
+}
+
+/// A donor, as the node reports it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DonorReport {
+    /// The donor's name.
+    pub name: String,
+    /// What it is doing.
+    pub state: DonorState,
+    /// Where it serves the page protocol.
+    pub address: Option<SocketAddr>,
+    /// Its process, while there is one.
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// Most bytes that it lends.
+    pub lend_bytes: u64,
+    /// Why the process before this one ended, if there was one.
+    pub last_error: Option<String>,
+    /// What it counted, as of its last line; none before the first.
+    pub stats: Option<Snapshot>,
+}
+
+/// A donor under supervision. Dropping it does not end it; [`Donor::stop`] does.
+#[derive(Debug)]
+pub struct Donor {
+    shared: Arc<Shared>,
+    supervisor: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    command: ChildCommand,
+    spec: DonorSpec,
+    listener: TcpListener,
+    stop: Stop,
+    status: Mutex<Status>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Status {
+    report: DonorReport,
+    held: HeldFds,
+    process: Option<Process>,
+    has_served: bool,
+}
+
+/// What stops the donor's process: first its stream, then a signal.
+#[derive(Debug)]
+struct Process {
+    stream: UnixStream,
+    group: Group,
+}
+
+impl Donor {
+    /// Binds the donor's port and starts its process; [`Donor::wait_serving`] tells how that went.
+    pub fn start(command: &ChildCommand, spec: DonorSpec) -> io::Result<Donor> {
+        let listener = TcpListener::bind(spec.listen)?;
+        let report = DonorReport {
+            name: spec.name.clone(),
+            state: DonorState::Starting,
+            address: Some(listener.local_addr()?),
+            pid: None,
+            restarts: 0,
+            lend_bytes: spec.lend_bytes,
+            last_error: None,
+            stats: None,
+        };
+        let shared = Arc::new(Shared {
+            command: command.clone(),
+            spec,
+            listener,
+            stop: Stop::default(),
+            status: Mutex::new(Status {
+                report,
+                held: HeldFds::default(),
+                process: None,
+                has_served: false,
+            }),
+            changed: Condvar::new(),
+        });
+        let supervisor = thread::Builder::new().name("donor-supervisor".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || supervise(&shared)
+        })?;
+        Ok(Donor { shared, supervisor })
+    }
+
+    /// Waits until the donor serves, or its process has ended, or time is up.
+    pub fn wait_serving(&self, patience: Duration) -> Result<(), String> {
+        let status = self.shared.status.lock().expect("no thread panics with the status");
+        let undecided =
+            |status: &mut Status| !status.has_served && status.report.last_error.is_none();
+        let (status, timeout) = self
+            .shared
+            .changed
+            .wait_timeout_while(status, patience, undecided)
+            .expect("no thread panics with the status");
+        match &status.report.last_error {
+            _ if status.has_served => Ok(()),
+            Some(error) => Err(error.clone()),
+            None => {
+                debug_assert!(timeout.timed_out());
+                Err(format!("it does not serve after {} s", patience.as_secs()))
+            }
+        }
+    }
+
+    /// The donor as it is now.
+    pub fn report(&self) -> DonorReport {
+        self.shared.lock().report.clone()
+    }
+
+    /// Tells the process to end; [`Donor::join`] waits for it.
+    pub fn stop(&self) {
+        self.shared.stop.set();
+        let mut status = self.shared.lock();
+        status.report.state = DonorState::Stopping;
+        if let Some(process) = &status.process {
+            let _ = process.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Waits for the end of a donor that was told to [`stop`](Donor::stop).
+    pub fn join(self) {
+        let deadline = Instant::now() + STOP_GRACE;
+        let status = self.shared.lock();
+        let (status, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(
+                status,
+                deadline.saturating_duration_since(Instant::now()),
+                |status| status.process.is_some(),
+            )
+            .expect("no thread panics with the status");
+        if let Some(process) = &status.process {
+            process.group.signal(Signal::KILL);
+        }
+        drop(status);
+        // A supervisor that panicked has said so on stderr already.
+        let _ = self.supervisor.join();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Status> {
+        self.status.lock().expect("no thread panics with the status")
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+}
+
+/// Runs the donor's processes, one after the other, until the node stops. One that never served is
+/// not started again: what keeps it from serving does not go away, and the node does not start.
+fn supervise(shared: &Shared) {
+    let mut backoff = Backoff::default();
+    let donor = &shared.spec.name;
+    loop {
+        let born = Instant::now();
+        let end = run_once(shared).unwrap_or_else(|error| format!("cannot run it: {error}"));
+        if shared.stop.is_set() {
+            return;
+        }
+        let has_served = shared.lock().has_served;
+        shared.update(|status| {
+            status.report.last_error = Some(end.clone());
+            status.report.state = DonorState::Starting;
+        });
+        if !has_served {
+            return;
+        }
+        tracing::warn!(donor, reason = end, "donor process ended; starting it again");
+        shared.update(|status| status.report.restarts += 1);
+        if shared.stop.wait(backoff.after_death(born.elapsed())) {
+            return;
+        }
+    }
+}
+
+/// Runs one process to its end, and says why it ended.
+fn run_once(shared: &Shared) -> io::Result<String> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let running =
+        shared.command.spawn("donor", Stdio::from(OwnedFd::from(theirs)), Stdio::null())?;
+    let process = Process { stream: ours.try_clone()?, group: running.group() };
+    shared.update(|status| {
+        status.report.pid = Some(running.pid());
+        status.process = Some(process);
+    });
+    // A stop that came before the process was known has closed nothing.
+    if shared.stop.is_set() {
+        ours.shutdown(Shutdown::Write)?;
+    }
+    let conversation = converse(shared, ours);
+    if conversation.is_err() {
+        running.group().signal(Signal::KILL);
+    }
+    let end = reap(shared, running)?;
+    Ok(conversation?.unwrap_or(end))
+}
+
+fn reap(shared: &Shared, running: RunningChild) -> io::Result<String> {
+    let end = running.wait().map(|end| end.to_string());
+    shared.update(|status| {
+        status.report.pid = None;
+        status.process = None;
+    });
+    end
+}
+
+/// Starts the donor and listens to it until it closes its end, which it does by ending. Gives the
+/// donor's own word on why, if it had one.
+fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
+    {
+        let status = shared.lock();
+        let mut labels = vec![LISTENER.to_owned()];
+        let mut fds = vec![shared.listener.as_fd()];
+        for (label, fd) in status.held.iter() {
+            labels.push(label.to_owned());
+            fds.push(fd);
+        }
+        let start = DonorStart {
+            name: shared.spec.name.clone(),
+            lend_bytes: shared.spec.lend_bytes,
+            labels,
+        };
+        if let Err(error) = channel::send(&stream, &start, &fds) {
+            // It died at once; how, its exit status says.
+            tracing::debug!(%error, "donor process took no start line");
+        }
+    }
+    let mut failure = None;
+    let mut receiver = Receiver::new(stream);
+    while let Some(event) = receiver.receive()? {
+        match event {
+            DonorEvent::HoldFds(labels) => {
+                let fds = receiver.take_fds(labels.len())?;
+                let held = shared.lock().held.hold(labels, fds);
+                held.map_err(io::Error::other)?;
+            }
+            DonorEvent::Serving => shared.update(|status| {
+                status.has_served = true;
+                if status.report.state == DonorState::Starting {
+                    status.report.state = DonorState::Serving;
+                }
+            }),
+            DonorEvent::Stats(stats) => shared.update(|status| status.report.stats = Some(*stats)),
+            DonorEvent::Failed(reason) => failure = Some(reason),
+        }
+    }
+    Ok(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::child::adopt_orphans;
+    use rustix::process::{Pid, kill_process};
+    use std::net::Ipv4Addr;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A donor that says and does what `script` does; its standard input is a socket both ways.
+    fn donor(script: &str) -> Donor {
+        adopt_orphans().expect("adopted");
+        let command =
+            ChildCommand { program: "/bin/sh".into(), args: vec!["-c".into(), script.into()] };
+        let spec = DonorSpec {
+            name: "d".to_owned(),
+            lend_bytes: 1 << 20,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+        };
+        Donor::start(&command, spec).expect("bound")
+    }
+
+    const GOOD: &str = r#"
+        read start
+        echo '"serving"' >&0
+        exec cat >/dev/null"#;
+
+    fn wait_until(donor: &Donor, what: impl Fn(&DonorReport) -> bool) -> DonorReport {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let report = donor.report();
+            if what(&report) {
+                return report;
+            }
+            assert!(Instant::now() < deadline, "{report:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn serves_until_it_is_stopped() {
+        let donor = donor(GOOD);
+        donor.wait_serving(PATIENCE).expect("serves");
+        let report = donor.report();
+        assert_eq!(report.state, DonorState::Serving);
+        let pid = Pid::from_raw(report.pid.expect("a process") as i32).expect("not zero");
+        donor.stop();
+        donor.join();
+        assert!(kill_process(pid, Signal::KILL).is_err(), "it is gone");
+    }
+
+    #[test]
+    fn is_started_again_at_the_same_address_when_killed() {
+        let donor = donor(GOOD);
+        donor.wait_serving(PATIENCE).expect("serves");
+        let before = donor.report();
+        let pid = Pid::from_raw(before.pid.expect("a process") as i32).expect("not zero");
+        kill_process(pid, Signal::KILL).expect("killed");
+        let after = wait_until(&donor, |report| {
+            report.restarts == 1 && report.state == DonorState::Serving
+        });
+        assert_eq!(after.address, before.address);
+        assert_ne!(after.pid, before.pid);
+        donor.stop();
+        donor.join();
+    }
+
+    #[test]
+    fn one_that_ignores_its_stop_is_killed() {
+        let donor = donor(r#"echo '"serving"' >&0; while :; do sleep 1; done"#);
+        donor.wait_serving(PATIENCE).expect("serves");
+        donor.stop();
+        donor.join();
+    }
+
+    #[test]
+    fn why_it_does_not_start_is_told() {
+        let failing = donor(r#"echo '{"failed":"no memory left"}' >&0; exit 1"#);
+        assert_eq!(failing.wait_serving(PATIENCE), Err("no memory left".to_owned()));
+        failing.stop();
+        failing.join();
+        let silent = donor("exit 3");
+        assert_eq!(silent.wait_serving(PATIENCE), Err("it ended with status 3".to_owned()));
+        silent.stop();
+        silent.join();
+    }
+
+    #[test]
+    fn nonsense_ends_the_process_and_not_the_supervisor() {
+        let donor = donor(r#"echo '"serving"' >&0; echo hello >&0; exec cat >/dev/null"#);
+        let report = wait_until(&donor, |report| report.restarts >= 2);
+        let reason = report.last_error.expect("it is told");
+        assert!(reason.contains("not a known message"), "{reason}");
+        donor.stop();
+        donor.join();
+    }
+}

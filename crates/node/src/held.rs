@@ -1,0 +1,133 @@
+//! Descriptors that the node keeps for a child, so that they outlive it.
+//!
+//! For a pager this is what stands between its crash and silent loss: when the last copy of a
+//! userfaultfd closes, the kernel serves zeros where the pool holds data.
+
+use crate::channel::MAX_FDS_PER_LINE;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Most descriptors that are held for one child: a pager has a few for each process of its program.
+pub const MAX_HELD: usize = 4096;
+
+/// Descriptors by the labels that the child gave them, in the order in which it did.
+#[derive(Debug, Default)]
+pub struct HeldFds {
+    held: Vec<(String, OwnedFd)>,
+}
+
+/// Why descriptors are not held.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HoldError {
+    /// More than [`MAX_HELD`].
+    #[error("{0} descriptors would be held for one process; the limit is {MAX_HELD}")]
+    TooMany(usize),
+    /// Labels and descriptors do not match.
+    #[error("{labels} labels came with {fds} descriptors")]
+    Mismatch {
+        /// How many labels.
+        labels: usize,
+        /// How many descriptors.
+        fds: usize,
+    },
+}
+
+impl HeldFds {
+    /// Keeps `fds` under `labels`; one that is held under the same label already is replaced.
+    pub fn hold(&mut self, labels: Vec<String>, fds: Vec<OwnedFd>) -> Result<(), HoldError> {
+        if labels.len() != fds.len() {
+            return Err(HoldError::Mismatch { labels: labels.len(), fds: fds.len() });
+        }
+        let added = labels.iter().filter(|label| self.position(label).is_none()).count();
+        if self.held.len() + added > MAX_HELD {
+            return Err(HoldError::TooMany(self.held.len() + added));
+        }
+        for (label, fd) in labels.into_iter().zip(fds) {
+            match self.position(&label) {
+                Some(at) => self.held[at].1 = fd,
+                None => self.held.push((label, fd)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is held under `labels`.
+    pub fn drop_labels(&mut self, labels: &[String]) {
+        self.held.retain(|(label, _)| !labels.contains(label));
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
+        self.held.iter().map(|(label, fd)| (label.as_str(), fd.as_fd()))
+    }
+
+    /// Duplicates of at most one line's worth of them, after the first `skip`.
+    pub fn duplicates(&self, skip: usize) -> std::io::Result<Vec<(String, OwnedFd)>> {
+        let chosen = self.held.iter().skip(skip).take(MAX_FDS_PER_LINE);
+        chosen.map(|(label, fd)| Ok((label.clone(), fd.try_clone()?))).collect()
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    fn position(&self, label: &str) -> Option<usize> {
+        self.held.iter().position(|(held, _)| held == label)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::fstat;
+
+    fn fd() -> OwnedFd {
+        tempfile::tempfile().expect("a temporary file").into()
+    }
+
+    fn labels(held: &HeldFds) -> Vec<&str> {
+        held.iter().map(|(label, _)| label).collect()
+    }
+
+    #[test]
+    fn keeps_the_order_and_replaces_by_label() {
+        let mut held = HeldFds::default();
+        held.hold(vec!["a".into(), "b".into()], vec![fd(), fd()]).unwrap();
+        let before = fstat(held.iter().next().unwrap().1).unwrap().st_ino;
+        let replacement = fd();
+        let expected = fstat(&replacement).unwrap().st_ino;
+        held.hold(vec!["a".into(), "c".into()], vec![replacement, fd()]).unwrap();
+        assert_eq!(labels(&held), ["a", "b", "c"]);
+        let after = fstat(held.iter().next().unwrap().1).unwrap().st_ino;
+        assert_eq!(after, expected);
+        assert_ne!(after, before);
+        held.drop_labels(&["b".into(), "x".into()]);
+        assert_eq!(labels(&held), ["a", "c"]);
+    }
+
+    #[test]
+    fn duplicates_are_given_a_line_at_a_time() {
+        let mut held = HeldFds::default();
+        for number in 0..MAX_FDS_PER_LINE + 3 {
+            held.hold(vec![number.to_string()], vec![fd()]).unwrap();
+        }
+        assert_eq!(held.duplicates(0).unwrap().len(), MAX_FDS_PER_LINE);
+        assert_eq!(held.duplicates(MAX_FDS_PER_LINE).unwrap().len(), 3);
+        assert!(held.duplicates(held.len()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn too_many_and_mismatched_ones_are_refused() {
+        let mut held = HeldFds::default();
+        assert_eq!(
+            held.hold(vec!["a".into()], vec![]),
+            Err(HoldError::Mismatch { labels: 1, fds: 0 })
+        );
+        assert!(held.is_empty());
+    }
+}

@@ -1,0 +1,323 @@
+//! The directory that a node lives in: `manager.json`, `node.sock` and the sockets of its pagers.
+//!
+//! One node per directory. The claim is a `flock` on the directory itself rather than on a file in
+//! it: the kernel drops it however the owner ends, there is no pid file to go stale, and a
+//! directory that a killed node left behind is told from one in use without guessing.
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+const CONTROL_SOCKET: &str = "node.sock";
+const MANAGER_FILE: &str = "manager.json";
+const PAGER_PREFIX: &str = "pager-";
+
+/// Bytes that fit in `sockaddr_un::sun_path` before its closing zero.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// Attempts to claim a directory that its last owner is removing at this moment.
+const CLAIM_ATTEMPTS: usize = 16;
+
+/// Why a directory cannot be a node's.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// Another process holds it.
+    #[error("{0} is in use by another node; give this one a directory of its own with --dir")]
+    InUse(PathBuf),
+    /// It belongs to another user.
+    #[error("{path} belongs to user {owner}, not to user {user}; choose another one with --dir")]
+    OtherOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who asks.
+        user: u32,
+    },
+    /// Others may enter it.
+    #[error(
+        "{path} is open to other users (mode {mode:o}); run `chmod 700 {path}` or choose another \
+         one with --dir"
+    )]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It is a file, or a symbolic link.
+    #[error("{0} is not a directory; choose another one with --dir")]
+    NotADirectory(PathBuf),
+    /// A socket in it would have a name longer than the kernel takes.
+    #[error(
+        "{0} is too long a path for the sockets in it; choose one of at most {max} bytes with \
+         --dir",
+        max = MAX_SOCKET_PATH - "/pager-4294967295.sock".len()
+    )]
+    TooLong(PathBuf),
+    /// The kernel refuses.
+    #[error("cannot use the directory {path}")]
+    Io {
+        /// The directory, or the file in it.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What `manager.json` holds: where the cluster's manager listens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagerFile {
+    /// The manager's base URL, such as `http://127.0.0.1:7070`.
+    pub url: String,
+    /// The process that wrote the file.
+    pub pid: u32,
+}
+
+/// The names of the things in a node's directory; claims nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePaths {
+    dir: PathBuf,
+}
+
+impl NodePaths {
+    /// The names in `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> NodePaths {
+        NodePaths { dir: dir.into() }
+    }
+
+    /// The directory that is used when none is named: `$XDG_RUNTIME_DIR/hecaton`, or
+    /// `/tmp/hecaton-UID` where there is no runtime directory.
+    pub fn default_dir() -> PathBuf {
+        match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+            Some(runtime) => Path::new(&runtime).join("hecaton"),
+            None => PathBuf::from(format!("/tmp/hecaton-{}", rustix::process::geteuid().as_raw())),
+        }
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The node's control socket.
+    pub fn control_socket(&self) -> PathBuf {
+        self.dir.join(CONTROL_SOCKET)
+    }
+
+    /// The file that says where the manager is.
+    pub fn manager_file(&self) -> PathBuf {
+        self.dir.join(MANAGER_FILE)
+    }
+
+    /// The socket of the `number`th pager that the node started.
+    pub fn pager_socket(&self, number: u32) -> PathBuf {
+        self.dir.join(format!("{PAGER_PREFIX}{number}.sock"))
+    }
+
+    /// What `manager.json` says; `None` if it is not there.
+    pub fn read_manager_file(&self) -> io::Result<Option<ManagerFile>> {
+        match fs::read(self.manager_file()) {
+            Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A directory that this process holds. Dropping it removes what the node put there, and the
+/// directory too if that leaves it empty.
+#[derive(Debug)]
+pub struct NodeDir {
+    paths: NodePaths,
+    _claim: OwnedFd,
+}
+
+impl NodeDir {
+    /// Claims `dir`, making it if needed, and clears away what a killed node left there.
+    pub fn claim(dir: &Path) -> Result<NodeDir, DirectoryError> {
+        let dir = std::path::absolute(dir).map_err(|source| io_error(dir, source))?;
+        let paths = NodePaths::new(&dir);
+        if paths.pager_socket(u32::MAX).as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(DirectoryError::TooLong(dir));
+        }
+        for _ in 0..CLAIM_ATTEMPTS {
+            if let Some(claim) = try_claim(&dir)? {
+                let node_dir = NodeDir { paths, _claim: claim };
+                node_dir.remove_our_files();
+                return Ok(node_dir);
+            }
+        }
+        Err(DirectoryError::InUse(dir))
+    }
+
+    /// The names in it.
+    pub fn paths(&self) -> &NodePaths {
+        &self.paths
+    }
+
+    /// Writes `manager.json`; a reader sees the old file or the new one, never half of one.
+    pub fn write_manager_file(&self, url: &str) -> Result<(), DirectoryError> {
+        let path = self.paths.manager_file();
+        let file = ManagerFile { url: url.to_owned(), pid: std::process::id() };
+        let unfinished = path.with_extension("json.new");
+        let written = serde_json::to_vec(&file)
+            .map_err(io::Error::from)
+            .and_then(|bytes| fs::write(&unfinished, bytes))
+            .and_then(|()| fs::rename(&unfinished, &path));
+        written.map_err(|source| io_error(&path, source))
+    }
+
+    /// Removes what the node put there, and the directory if that leaves it empty.
+    pub fn clear(&self) {
+        self.remove_our_files();
+        // Not empty: somebody else keeps files here.
+        let _ = fs::remove_dir(self.paths.dir());
+    }
+
+    fn remove_our_files(&self) {
+        let Ok(entries) = fs::read_dir(self.paths.dir()) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let is_pager_socket = name.starts_with(PAGER_PREFIX) && name.contains(".sock");
+            if is_pager_socket || name == CONTROL_SOCKET || name.starts_with(MANAGER_FILE) {
+                // What cannot be removed here fails again, and is reported, where it is bound.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+impl Drop for NodeDir {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Makes, checks and locks the directory; `None` if its last owner removed it meanwhile.
+fn try_claim(dir: &Path) -> Result<Option<OwnedFd>, DirectoryError> {
+    if let Err(source) = DirBuilder::new().recursive(true).mode(0o700).create(dir) {
+        return Err(match source.kind() {
+            io::ErrorKind::AlreadyExists => DirectoryError::NotADirectory(dir.to_owned()),
+            _ => io_error(dir, source),
+        });
+    }
+    // NOFOLLOW: in /tmp, a link of that name may be somebody's trap.
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let claim = match rustix::fs::open(dir, flags, Mode::empty()) {
+        Ok(fd) => fd,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::LOOP | Errno::NOTDIR) => {
+            return Err(DirectoryError::NotADirectory(dir.to_owned()));
+        }
+        Err(errno) => return Err(io_error(dir, errno.into())),
+    };
+    let opened = rustix::fs::fstat(&claim).map_err(|errno| io_error(dir, errno.into()))?;
+    let user = rustix::process::geteuid().as_raw();
+    if opened.st_uid != user {
+        return Err(DirectoryError::OtherOwner {
+            path: dir.to_owned(),
+            owner: opened.st_uid,
+            user,
+        });
+    }
+    if opened.st_mode & 0o077 != 0 {
+        return Err(DirectoryError::Open { path: dir.to_owned(), mode: opened.st_mode & 0o7777 });
+    }
+    match rustix::fs::flock(&claim, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Err(DirectoryError::InUse(dir.to_owned())),
+        Err(errno) => return Err(io_error(dir, errno.into())),
+    }
+    // Between the open and the lock the last owner may have removed the directory: then the lock
+    // is on something that nobody else can find.
+    let still_there = fs::symlink_metadata(dir)
+        .is_ok_and(|now| now.dev() == opened.st_dev && now.ino() == opened.st_ino);
+    Ok(still_there.then_some(claim))
+}
+
+fn io_error(path: &Path, source: io::Error) -> DirectoryError {
+    DirectoryError::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn parent() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a temporary directory")
+    }
+
+    #[test]
+    fn is_made_private_and_removed_again() {
+        let parent = parent();
+        let path = parent.path().join("a/b");
+        let dir = NodeDir::claim(&path).expect("claimed");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        dir.write_manager_file("http://127.0.0.1:1").expect("written");
+        assert_eq!(
+            dir.paths().read_manager_file().unwrap().map(|file| file.url),
+            Some("http://127.0.0.1:1".to_owned())
+        );
+        drop(dir);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn is_claimed_once() {
+        let parent = parent();
+        let path = parent.path().join("node");
+        let first = NodeDir::claim(&path).expect("claimed");
+        assert!(matches!(NodeDir::claim(&path), Err(DirectoryError::InUse(_))));
+        drop(first);
+        NodeDir::claim(&path).expect("free again");
+    }
+
+    #[test]
+    fn what_a_killed_node_left_is_cleared_and_what_is_not_ours_stays() {
+        let parent = parent();
+        let path = parent.path().join("node");
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        for name in ["node.sock", "manager.json", "pager-7.sock", "pager-7.sock.ctl", "notes.txt"] {
+            fs::write(path.join(name), "").unwrap();
+        }
+        let dir = NodeDir::claim(&path).expect("reused");
+        let names = || {
+            let entries = fs::read_dir(&path).unwrap();
+            entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(), ["notes.txt"]);
+        drop(dir);
+        assert_eq!(names(), ["notes.txt"]);
+    }
+
+    #[test]
+    fn one_that_is_open_to_others_a_file_or_a_link_is_refused() {
+        let parent = parent();
+        let open = parent.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(matches!(NodeDir::claim(&open), Err(DirectoryError::Open { mode: 0o755, .. })));
+        let file = parent.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(matches!(NodeDir::claim(&file), Err(DirectoryError::NotADirectory(_))));
+        let link = parent.path().join("link");
+        symlink(&open, &link).unwrap();
+        assert!(matches!(NodeDir::claim(&link), Err(DirectoryError::NotADirectory(_))));
+    }
+
+    #[test]
+    fn a_path_too_long_for_sockets_is_refused() {
+        let parent = parent();
+        let path = parent.path().join("x".repeat(MAX_SOCKET_PATH));
+        assert!(matches!(NodeDir::claim(&path), Err(DirectoryError::TooLong(_))));
+        assert!(!path.exists());
+    }
+}

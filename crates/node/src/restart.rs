@@ -1,0 +1,77 @@
+//! When a child that ended is started again.
+//!
+//! Pure: the supervisor tells how long the child lived and is told how long to wait. A child that
+//! ran for a while is started again at once, one that keeps dying waits twice as long each time.
+//! There is no giving up: a donor's memory and a pager's descriptors are held by the node, and as
+//! long as they are, somebody's data or faults wait for the child to come back.
+
+use std::time::Duration;
+
+/// A child that lived this long has started well: its earlier deaths are forgotten.
+pub const SETTLED_AFTER: Duration = Duration::from_secs(10);
+
+/// The wait before the second start in a row.
+pub const FIRST_DELAY: Duration = Duration::from_millis(100);
+
+/// The longest wait.
+pub const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// Counts a child's deaths in a row.
+#[derive(Clone, Debug, Default)]
+pub struct Backoff {
+    early_deaths: u32,
+}
+
+impl Backoff {
+    /// How long to wait before the child is started again, given how long it lived.
+    pub fn after_death(&mut self, lived: Duration) -> Duration {
+        if lived >= SETTLED_AFTER {
+            self.early_deaths = 0;
+        }
+        let delay = match self.early_deaths {
+            0 => Duration::ZERO,
+            deaths => FIRST_DELAY.saturating_mul(1 << (deaths - 1).min(16)).min(LONGEST_DELAY),
+        };
+        self.early_deaths = self.early_deaths.saturating_add(1);
+        delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_first_death_costs_no_wait() {
+        assert_eq!(Backoff::default().after_death(Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn deaths_in_a_row_wait_longer_and_longer() {
+        let mut backoff = Backoff::default();
+        let delays: Vec<_> = (0..10).map(|_| backoff.after_death(Duration::ZERO)).collect();
+        assert_eq!(delays[..4], [0, 100, 200, 400].map(Duration::from_millis));
+        assert_eq!(delays[9], LONGEST_DELAY);
+    }
+
+    proptest! {
+        #[test]
+        fn waits_are_bounded_and_a_settled_child_starts_over(
+            lives in prop::collection::vec(0u64..20_000, 1..100),
+        ) {
+            let mut backoff = Backoff::default();
+            let mut previous = Duration::ZERO;
+            for lived in lives.into_iter().map(Duration::from_millis) {
+                let delay = backoff.after_death(lived);
+                prop_assert!(delay <= LONGEST_DELAY);
+                if lived >= SETTLED_AFTER {
+                    prop_assert_eq!(delay, Duration::ZERO);
+                } else {
+                    prop_assert!(delay >= previous);
+                }
+                previous = delay;
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a space is made of, and where its donors are.
+
+use crate::SpaceError;
+use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId};
+use hecaton_transport::client::Options;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How a space's pages survive the loss of a donor.
+///
+/// The one place that says how many members a group has. Allocation, lookup and status go by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Redundancy {
+    /// One extent holds a segment; with its donor the segment is lost.
+    #[default]
+    None,
+}
+
+impl Redundancy {
+    /// Extents in a group.
+    pub fn members(self) -> u8 {
+        match self {
+            Redundancy::None => 1,
+        }
+    }
+}
+
+/// What a space is made of.
+#[derive(Clone, Debug)]
+pub struct SpaceConfig {
+    /// The space's name on the wire, chosen at random.
+    pub id: SpaceId,
+    /// The borrower's epoch. Donors refuse whoever comes with an older one.
+    pub epoch: Epoch,
+    /// The consumer's name, for people.
+    pub consumer: String,
+    /// Pages in the space.
+    pub pages: u64,
+    /// Pages in a segment, as a power of two: 12 for 16 MiB.
+    pub segment_order: u8,
+    /// How groups survive the loss of a donor.
+    pub redundancy: Redundancy,
+    /// How long donors keep the space's extents without hearing from it.
+    pub lease: Duration,
+    /// How long a request is tried again on a donor that does not answer before it fails.
+    pub patience: Duration,
+    /// Bounds of each connection.
+    pub connection: Options,
+}
+
+impl SpaceConfig {
+    /// The default order of a segment: 16 MiB, large enough that the map of a 1 TiB space fits in
+    /// 1.5 MiB, small enough that a program of 256 MiB spreads over its donors.
+    pub const SEGMENT_ORDER: u8 = 12;
+
+    /// The highest order of a segment: 4 GiB.
+    pub const MAX_SEGMENT_ORDER: u8 = 20;
+
+    /// A space with the defaults: no redundancy, a lease of 30 s, a patience of 10 s.
+    pub fn new(id: SpaceId, epoch: Epoch, consumer: &str, pages: u64) -> SpaceConfig {
+        SpaceConfig {
+            id,
+            epoch,
+            consumer: consumer.to_owned(),
+            pages,
+            segment_order: Self::SEGMENT_ORDER,
+            redundancy: Redundancy::None,
+            lease: Duration::from_secs(30),
+            patience: Duration::from_secs(10),
+            connection: Options::default(),
+        }
+    }
+
+    /// Pages in a segment.
+    pub fn segment_pages(&self) -> u64 {
+        1 << self.segment_order
+    }
+
+    /// Segments in the space; the last one may reach beyond the space's end.
+    pub fn segments(&self) -> u64 {
+        self.pages.div_ceil(self.segment_pages())
+    }
+
+    pub(crate) fn check(&self) -> Result<(), SpaceError> {
+        if self.segment_order > Self::MAX_SEGMENT_ORDER {
+            return Err(SpaceError::SegmentOrder {
+                order: self.segment_order,
+                most: Self::MAX_SEGMENT_ORDER,
+            });
+        }
+        let most = u64::MAX / PAGE_SIZE as u64;
+        if self.pages == 0 || self.pages > most {
+            return Err(SpaceError::Pages { pages: self.pages, most });
+        }
+        Ok(())
+    }
+}
+
+/// A donor and where it listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorAddress {
+    /// The donor's name, by which it is known again when its address changes.
+    pub name: String,
+    /// Where it takes page connections.
+    pub addr: SocketAddr,
+}
+
+/// Who the donors are at this moment. Asked when a space begins, when there is no room left, and
+/// with each renewal.
+pub trait Directory: Send + Sync {
+    /// All donors that the space may use.
+    fn donors(&self) -> Vec<DonorAddress>;
+}

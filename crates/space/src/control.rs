@@ -1,0 +1,216 @@
+//! The blocking connection to one donor for everything that is not a page: extents, lists, fences,
+//! discards and renewals. Shared by the space's threads, one call at a time.
+//!
+//! Every control request may be repeated without harm: allocating names what it allocates for,
+//! freeing twice finds nothing the second time. So a call goes on over a new connection when one
+//! breaks, as long as its persistence lasts.
+
+use crate::map::{DonorIndex, Place};
+use crate::{Space, SpaceError};
+use hecaton_memory::ExtentId;
+use hecaton_transport::client::{Connection, ConnectionError, Outcome};
+use hecaton_transport::protocol::{MAX_HELD, Refusal, Request};
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{debug, info};
+
+/// How long a call is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Persistence {
+    /// On the connection that is there, or one new one.
+    Once,
+    /// On new connections, until the space's patience has run out.
+    Patient,
+}
+
+/// Between two attempts to reach a donor that does not answer.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A donor, with the space's control connection to it.
+pub(crate) struct Donor {
+    pub(crate) index: DonorIndex,
+    pub(crate) name: String,
+    address: Mutex<SocketAddr>,
+    link: Mutex<Link>,
+}
+
+/// The control connection, and the lane id that its successors share.
+pub(crate) struct Link {
+    lane: u64,
+    open: Option<Open>,
+}
+
+struct Open {
+    connection: Connection,
+    boot: u64,
+    begun: Duration,
+}
+
+/// What a donor answered, and in which of its lives.
+pub(crate) struct Answered {
+    pub(crate) outcome: Outcome,
+    pub(crate) boot: u64,
+}
+
+impl Donor {
+    pub(crate) fn new(index: DonorIndex, name: &str, address: SocketAddr) -> Donor {
+        let link = Link { lane: crate::space::random_u64(), open: None };
+        Donor { index, name: name.to_owned(), address: Mutex::new(address), link: Mutex::new(link) }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_address(&self, address: SocketAddr) {
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+    }
+
+    /// The control connection. Taken before the space's map, never after.
+    pub(crate) fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    /// Asks the donor. With `expected`, only as long as the donor is in the life that gave the
+    /// extent; otherwise the segment is lost.
+    pub(crate) fn call(
+        &mut self,
+        space: &Space,
+        donor: &Donor,
+        expected: Option<(u64, Place)>,
+        request: Request<'_>,
+        persistence: Persistence,
+    ) -> Result<Answered, SpaceError> {
+        let began = Instant::now();
+        let mut fresh = 0;
+        loop {
+            if space.is_fenced() {
+                return Err(space.fenced_error());
+            }
+            let attempt = self.attempt(space, donor, expected, request, &mut fresh);
+            let error = match attempt {
+                Ok(answered) => return Ok(answered),
+                Err(Attempt::Final(error)) => return Err(error),
+                Err(Attempt::Again(error)) => error,
+            };
+            self.open = None;
+            debug!(donor = donor.name, %error, "control connection lost");
+            let patience = space.config().patience;
+            let spent = match persistence {
+                Persistence::Once => fresh > 0,
+                Persistence::Patient => began.elapsed() >= patience,
+            };
+            if spent {
+                space.map().silent(donor.index);
+                return Err(SpaceError::Unreachable {
+                    donor: donor.name.clone(),
+                    patience: began.elapsed(),
+                });
+            }
+            if fresh > 0 {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        space: &Space,
+        donor: &Donor,
+        expected: Option<(u64, Place)>,
+        request: Request<'_>,
+        fresh: &mut u32,
+    ) -> Result<Answered, Attempt> {
+        if self.open.is_none() {
+            *fresh += 1;
+            self.open = Some(introduce(space, donor, self.lane)?);
+        }
+        let Some(Open { connection, boot, begun }) = &mut self.open else {
+            return Err(Attempt::Again(ConnectionError::Closed));
+        };
+        let (boot, begun) = (*boot, *begun);
+        if let Some((segment, place)) = expected
+            && place.boot != boot
+        {
+            return Err(Attempt::Final(space.lost_error(segment, donor.index)));
+        }
+        let outcome = connection.call(request, &[])?;
+        if !space.map().heard(donor.index, boot, connection.load(), begun, space.now()) {
+            // An answer from an earlier life of the donor.
+            return Err(Attempt::Again(ConnectionError::Closed));
+        }
+        if let Outcome::Refused(Refusal::StaleEpoch(_)) = outcome {
+            return Err(Attempt::Final(space.fence()));
+        }
+        Ok(Answered { outcome, boot })
+    }
+}
+
+/// Why an attempt brought no answer.
+enum Attempt {
+    Again(ConnectionError),
+    Final(SpaceError),
+}
+
+impl From<ConnectionError> for Attempt {
+    fn from(error: ConnectionError) -> Attempt {
+        Attempt::Again(error)
+    }
+}
+
+/// Opens the control connection: raises the donor's fence to this borrower's epoch, so that an
+/// earlier borrower is refused from here on, and learns what the donor already holds.
+fn introduce(space: &Space, donor: &Donor, lane: u64) -> Result<Open, Attempt> {
+    let begun = space.now();
+    let hello = space.hello(lane);
+    let opened = Connection::open(donor.address(), &hello, &space.config().connection);
+    let mut connection = match opened {
+        Err(ConnectionError::Refused(Refusal::StaleEpoch(_))) => {
+            return Err(Attempt::Final(space.fence()));
+        }
+        Err(ConnectionError::Refused(refusal @ Refusal::Version(..))) => {
+            space.map().silent(donor.index);
+            return Err(Attempt::Final(SpaceError::Refused { donor: donor.name.clone(), refusal }));
+        }
+        opened => opened?,
+    };
+    let Some(boot) = connection.welcome().map(|welcome| welcome.boot) else {
+        return Err(Attempt::Again(ConnectionError::Closed));
+    };
+    match connection.call(Request::Fence, &[])? {
+        Outcome::Done => {}
+        Outcome::Refused(Refusal::StaleEpoch(_)) => return Err(Attempt::Final(space.fence())),
+        Outcome::Refused(refusal) => {
+            return Err(Attempt::Final(SpaceError::Refused { donor: donor.name.clone(), refusal }));
+        }
+        _ => return Err(Attempt::Again(ConnectionError::Closed)),
+    }
+    let mut held = Vec::new();
+    let to_list = space.is_adopted() && !space.map().is_listed(donor.index, boot);
+    if to_list {
+        let mut from = ExtentId(0);
+        loop {
+            let Outcome::Held(lines) = connection.call(Request::List { from }, &[])? else {
+                return Err(Attempt::Again(ConnectionError::Closed));
+            };
+            held.extend_from_slice(&lines);
+            match lines.last() {
+                Some(last) if lines.len() == MAX_HELD => from = ExtentId(last.extent.0 + 1),
+                _ => break,
+            }
+        }
+        info!(donor = donor.name, extents = held.len(), "learnt what the donor holds");
+    }
+    let mut map = space.map();
+    if !map.heard(donor.index, boot, connection.load(), begun, space.now()) {
+        return Err(Attempt::Again(ConnectionError::Closed));
+    }
+    if to_list {
+        map.listed(donor.index, boot, &held);
+    }
+    drop(map);
+    Ok(Open { connection, boot, begun })
+}

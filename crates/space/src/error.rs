@@ -1,0 +1,110 @@
+//! Why a space does not do what it was asked.
+
+use hecaton_memory::{Epoch, SpaceId};
+use hecaton_transport::protocol::Refusal;
+use std::io;
+use std::time::Duration;
+
+/// Why a space does not do what it was asked. None of these ever comes with wrong data.
+#[derive(Debug, thiserror::Error)]
+pub enum SpaceError {
+    /// The configuration has a segment size that no donor carves.
+    #[error("a segment of order {order} is too large: the largest is {most}")]
+    SegmentOrder {
+        /// The order asked for.
+        order: u8,
+        /// The largest order.
+        most: u8,
+    },
+    /// The configuration has no pages, or more than can be numbered.
+    #[error("a space of {pages} pages cannot be: it has 1 to {most}")]
+    Pages {
+        /// The size asked for.
+        pages: u64,
+        /// The largest size.
+        most: u64,
+    },
+    /// Not one donor could be reached.
+    #[error("no donor can be reached of {0} known: is the cluster running?")]
+    NoDonor(usize),
+    /// No donor has room for another extent.
+    #[error(
+        "the pool is full: none of {donors} donors has {pages} free pages left; add donors or end other consumers"
+    )]
+    NoRoom {
+        /// Pages of the extent.
+        pages: u64,
+        /// Donors that were considered.
+        donors: usize,
+    },
+    /// Another process has taken the space over, with a higher epoch. This one must stop.
+    #[error("space {space} has been taken over: its epoch {epoch} is stale")]
+    Fenced {
+        /// The space.
+        space: SpaceId,
+        /// The epoch of this borrower.
+        epoch: Epoch,
+    },
+    /// The only copy of a segment is gone: its donor has restarted, or has let the lease run out.
+    #[error("segment {segment} of space {space} is lost with donor {donor}")]
+    Lost {
+        /// The space.
+        space: SpaceId,
+        /// The segment.
+        segment: u64,
+        /// The donor that held it.
+        donor: String,
+    },
+    /// The donor did not answer for as long as the space's patience lasts. What it holds may still
+    /// be there. Whether an unanswered write was stored is not known: its pages are to be written
+    /// again through the same lane before they are read from the pool.
+    #[error("donor {donor} has not answered for {patience:?}")]
+    Unreachable {
+        /// The donor.
+        donor: String,
+        /// How long was tried.
+        patience: Duration,
+    },
+    /// The connection broke while a write was under way, and is there again. Whether the write was
+    /// stored is not known, but it will not be stored any later: its pages are to be written again.
+    #[error("the connection to donor {donor} broke during a write: write the pages again")]
+    Interrupted {
+        /// The donor.
+        donor: String,
+    },
+    /// The donor does not do this request, and would not do it the next time.
+    #[error("donor {donor} refused a request")]
+    Refused {
+        /// The donor.
+        donor: String,
+        /// Why.
+        #[source]
+        refusal: Refusal,
+    },
+    /// A page beyond the end of the space, pages of several segments, or too many or no pages.
+    #[error("bad request for {count} pages from page {first} of a space of {pages}")]
+    BadRequest {
+        /// The first page asked for.
+        first: u64,
+        /// How many were asked for.
+        count: usize,
+        /// Pages in the space.
+        pages: u64,
+    },
+    /// The lane has as much under way as it takes. Call `progress` before asking for more.
+    #[error("the lane has {0} pages under way, which is the limit")]
+    Busy(usize),
+    /// The system gives no descriptor for a lane.
+    #[error("cannot make a timer for a lane")]
+    Timer(#[source] io::Error),
+}
+
+impl SpaceError {
+    /// Whether asking again may help, with nothing else changed.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            SpaceError::Interrupted { .. } | SpaceError::Unreachable { .. } | SpaceError::Busy(_)
+        )
+    }
+}

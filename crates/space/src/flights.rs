@@ -1,0 +1,705 @@
+//! What one thread has under way at its donors, and what becomes of it when a connection breaks.
+//!
+//! Decisions only, like [`map`](crate::map); the clock comes in as a duration since any fixed
+//! moment. The rules:
+//!
+//! - A *read* changes nothing, so that it is simply sent again on the next connection, from the
+//!   first page that is still missing, as long as the donor's life is the one that gave the extent.
+//! - A *write* is not kept (its pages were handed to the kernel without a copy), so that it cannot
+//!   be sent again from here. Its failure is reported only once the next connection is welcomed:
+//!   the donor has then ended the earlier one, and nothing of the write can land any more. Before
+//!   that, the caller's second attempt could be overtaken by the first.
+//! - What has waited for longer than the patience fails as unreachable.
+//! - A connection whose oldest request has had no answer for longer than the stall limit is given
+//!   up like one that broke.
+
+use crate::map::{DonorIndex, Place};
+use hecaton_transport::protocol::Refusal;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Most requests that a lane has under way.
+pub const MAX_REQUESTS: usize = 1024;
+
+/// Most pages that those may name together: 16 MiB.
+pub const MAX_PAGES_UNDER_WAY: usize = 4096;
+
+/// Pauses between attempts to connect: none after a connection that worked, then doubling.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A request's place in its lane, while it is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(pub u32);
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// From when a request made its last progress until it fails.
+    pub patience: Duration,
+    /// From when a request was sent, or a connection begun, until the connection is given up.
+    pub stall: Duration,
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The extent is gone, and the segment with it.
+    Lost,
+    /// The donor has not answered in time.
+    Unreachable,
+    /// A write was under way when its connection broke. It will not land any more; whether it has
+    /// is not known.
+    Interrupted,
+    /// The space has another owner.
+    Fenced,
+    /// The donor will not do it.
+    Refused(Refusal),
+}
+
+/// A request that failed, from its page `from` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The caller's token.
+    pub token: u64,
+    /// Where in the request's list of pages the failure begins; what stands before was delivered.
+    pub from: usize,
+    /// The segment.
+    pub segment: u64,
+    /// Where it was asked for.
+    pub place: Place,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// A read that is to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToSend<'a> {
+    /// The request.
+    pub slot: Slot,
+    /// Where to.
+    pub place: Place,
+    /// The pages of the extent that are still missing.
+    pub pages: &'a [u32],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+}
+
+#[derive(Debug)]
+struct Flight {
+    kind: Kind,
+    token: u64,
+    segment: u64,
+    place: Place,
+    /// A read's pages within the extent. The buffer stays with the slot.
+    pages: Vec<u32>,
+    page_count: usize,
+    /// Pages delivered.
+    given: usize,
+    /// Pages delivered when the read was last sent: the donor's answer counts from there.
+    sent_from: usize,
+    entered: Duration,
+    /// Last sign of progress.
+    since: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Closed { not_before: Duration },
+    Opening { begun: Duration },
+    Open { begun: Duration, boot: u64 },
+}
+
+/// What a donor's connection is good for, for an extent of a certain life of the donor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Nothing yet: it is not open.
+    NotOpen,
+    /// It leads to the life that gave the extent.
+    Good,
+    /// It leads to another life, and was begun before the extent was asked for: the life may be an
+    /// earlier one. To be given up; the next connection will tell.
+    Stale,
+    /// It leads to a later life: the extent is gone.
+    Lost,
+}
+
+#[derive(Debug)]
+struct LinkState {
+    state: State,
+    /// Attempts in a row that brought no welcome.
+    attempts: u32,
+    /// Reads to be sent, in the order asked.
+    waiting: VecDeque<Slot>,
+    /// Sent on the open connection, in that order, with the time.
+    sent: VecDeque<(Slot, Duration)>,
+    /// Writes of an earlier connection, whose end is not certain yet.
+    unsettled: Vec<Slot>,
+}
+
+/// Everything that one lane has under way.
+#[derive(Debug)]
+pub struct Flights {
+    limits: Limits,
+    flights: Vec<Flight>,
+    free: Vec<Slot>,
+    links: Vec<LinkState>,
+    failures: VecDeque<Failure>,
+    pages_under_way: usize,
+}
+
+impl Flights {
+    /// A lane with nothing under way.
+    pub fn new(limits: Limits) -> Flights {
+        Flights {
+            limits,
+            flights: Vec::new(),
+            free: Vec::new(),
+            links: Vec::new(),
+            failures: VecDeque::new(),
+            pages_under_way: 0,
+        }
+    }
+
+    /// Requests whose end has not been reported.
+    pub fn len(&self) -> usize {
+        self.flights.len() - self.free.len() + self.failures.len()
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a request of so many pages may be entered.
+    pub fn has_room(&self, pages: usize) -> bool {
+        self.len() < MAX_REQUESTS && self.pages_under_way + pages <= MAX_PAGES_UNDER_WAY
+    }
+
+    /// Enters a read; [`Flights::next_to_send`] will name it.
+    pub fn read(
+        &mut self,
+        token: u64,
+        segment: u64,
+        place: Place,
+        pages: impl ExactSizeIterator<Item = u32>,
+        now: Duration,
+    ) {
+        let slot = self.enter(Kind::Read, token, segment, place, pages.len(), now);
+        self.flights[slot.0 as usize].pages.extend(pages);
+        self.link(place.donor).waiting.push_back(slot);
+    }
+
+    /// Enters a write of so many pages, which the caller sends right now on the open connection.
+    pub fn write(
+        &mut self,
+        token: u64,
+        segment: u64,
+        place: Place,
+        page_count: usize,
+        now: Duration,
+    ) -> Slot {
+        let slot = self.enter(Kind::Write, token, segment, place, page_count, now);
+        self.link(place.donor).sent.push_back((slot, now));
+        slot
+    }
+
+    /// Takes back the write that was entered last, because it could not be sent.
+    pub fn retract(&mut self, slot: Slot) {
+        let donor = self.flights[slot.0 as usize].place.donor;
+        self.link(donor).sent.retain(|(sent, _)| *sent != slot);
+        self.leave(slot);
+    }
+
+    /// What the donor's connection is good for, for an extent that was known at that time.
+    pub fn link_for(&self, place: Place, known_at: Duration) -> Link {
+        match self.links.get(place.donor.0 as usize).map(|link| link.state) {
+            Some(State::Open { boot, .. }) if boot == place.boot => Link::Good,
+            Some(State::Open { begun, .. }) if begun < known_at => Link::Stale,
+            Some(State::Open { .. }) => Link::Lost,
+            Some(State::Closed { .. } | State::Opening { .. }) | None => Link::NotOpen,
+        }
+    }
+
+    /// The read that is to go to the donor next. Those whose extent is gone fail here. There is none
+    /// while the connection is stale: see [`Flights::is_stale`].
+    pub fn next_to_send(&mut self, donor: DonorIndex) -> Option<ToSend<'_>> {
+        loop {
+            let slot = *self.link(donor).waiting.front()?;
+            let Flight { place, entered, .. } = self.flights[slot.0 as usize];
+            match self.link_for(place, entered) {
+                Link::NotOpen | Link::Stale => return None,
+                Link::Good => {
+                    let flight = &self.flights[slot.0 as usize];
+                    return Some(ToSend { slot, place, pages: &flight.pages[flight.given..] });
+                }
+                Link::Lost => {
+                    self.link(donor).waiting.pop_front();
+                    self.fail(slot, Cause::Lost);
+                }
+            }
+        }
+    }
+
+    /// Whether the donor's connection is to be given up, because the read that waits for it was
+    /// meant for another life of the donor.
+    pub fn is_stale(&self, donor: DonorIndex) -> bool {
+        let front = self.links.get(donor.0 as usize).and_then(|link| link.waiting.front());
+        front.is_some_and(|slot| {
+            let Flight { place, entered, .. } = self.flights[slot.0 as usize];
+            self.link_for(place, entered) == Link::Stale
+        })
+    }
+
+    /// The read that [`Flights::next_to_send`] named is on its way.
+    pub fn sent(&mut self, donor: DonorIndex, now: Duration) {
+        if let Some(slot) = self.link(donor).waiting.pop_front() {
+            let flight = &mut self.flights[slot.0 as usize];
+            flight.sent_from = flight.given;
+            self.link(donor).sent.push_back((slot, now));
+        }
+    }
+
+    /// Pages of a read have come: so many, `from` being where they begin in what was sent last.
+    /// Returns the token, and where they begin in the caller's list.
+    pub fn pages(&mut self, slot: Slot, from: usize, count: usize, now: Duration) -> (u64, usize) {
+        let flight = &mut self.flights[slot.0 as usize];
+        let begin = flight.sent_from + from;
+        debug_assert_eq!((flight.kind, flight.given), (Kind::Read, begin));
+        flight.given = begin + count;
+        flight.since = now;
+        let token = flight.token;
+        if flight.given == flight.page_count {
+            self.settle(slot);
+        }
+        (token, begin)
+    }
+
+    /// A write is stored. Returns its token.
+    pub fn written(&mut self, slot: Slot) -> u64 {
+        let token = self.flights[slot.0 as usize].token;
+        self.settle(slot);
+        token
+    }
+
+    /// A request was refused.
+    pub fn refused(&mut self, slot: Slot, refusal: Refusal) {
+        let donor = self.flights[slot.0 as usize].place.donor;
+        self.link(donor).sent.retain(|(sent, _)| *sent != slot);
+        let cause = match refusal {
+            Refusal::StaleEpoch(_) => Cause::Fenced,
+            Refusal::NoSuchExtent => Cause::Lost,
+            // Turned over on the way, and none of it stored: as good as a broken connection.
+            Refusal::Corrupt(_) => Cause::Interrupted,
+            other => Cause::Refused(other),
+        };
+        self.fail(slot, cause);
+    }
+
+    /// Donors to which a connection is to be begun now: something waits for them.
+    pub fn to_connect(&mut self, now: Duration) -> Vec<DonorIndex> {
+        let mut donors = Vec::new();
+        for (index, link) in self.links.iter_mut().enumerate() {
+            let needed = !link.waiting.is_empty() || !link.unsettled.is_empty();
+            if let State::Closed { not_before } = link.state
+                && needed
+                && not_before <= now
+            {
+                link.state = State::Opening { begun: now };
+                donors.push(DonorIndex(index as u32));
+            }
+        }
+        donors
+    }
+
+    /// As [`Flights::to_connect`], for one donor, whether something waits for it or not: true when a
+    /// connection is to be begun now.
+    pub fn begin_connect(&mut self, donor: DonorIndex, now: Duration) -> bool {
+        let link = self.link(donor);
+        match link.state {
+            State::Closed { not_before } if not_before <= now => {
+                link.state = State::Opening { begun: now };
+                true
+            }
+            State::Closed { .. } | State::Opening { .. } | State::Open { .. } => false,
+        }
+    }
+
+    /// The donor has welcomed a connection.
+    pub fn opened(&mut self, donor: DonorIndex, boot: u64) {
+        let link = self.link(donor);
+        if let State::Opening { begun } = link.state {
+            link.state = State::Open { begun, boot };
+        }
+        link.attempts = 0;
+        for slot in std::mem::take(&mut link.unsettled) {
+            let same_life = self.flights[slot.0 as usize].place.boot == boot;
+            self.fail(slot, if same_life { Cause::Interrupted } else { Cause::Lost });
+        }
+    }
+
+    /// The connection broke, or could not be made.
+    pub fn broke(&mut self, donor: DonorIndex, now: Duration) {
+        let link = self.link(donor);
+        let pause = match link.state {
+            State::Open { .. } => Duration::ZERO,
+            State::Opening { .. } | State::Closed { .. } => {
+                let doubled = FIRST_PAUSE * 2u32.pow(link.attempts.min(8));
+                link.attempts += 1;
+                doubled.min(LONGEST_PAUSE)
+            }
+        };
+        link.state = State::Closed { not_before: now + pause };
+        while let Some((slot, _)) = self.link(donor).sent.pop_back() {
+            match self.flights[slot.0 as usize].kind {
+                Kind::Read => self.link(donor).waiting.push_front(slot),
+                Kind::Write => self.link(donor).unsettled.push(slot),
+            }
+        }
+    }
+
+    /// The donor refuses the connection because of the space's epoch.
+    pub fn fenced(&mut self) {
+        for index in 0..self.links.len() {
+            let link = &mut self.links[index];
+            let mut slots: Vec<Slot> = link.waiting.drain(..).collect();
+            slots.append(&mut link.unsettled);
+            slots.into_iter().for_each(|slot| self.fail(slot, Cause::Fenced));
+        }
+    }
+
+    /// Fails what has waited too long, and names the donors whose connection is to be given up: the
+    /// caller closes those and tells [`Flights::broke`].
+    pub fn tick(&mut self, now: Duration) -> Vec<DonorIndex> {
+        let mut stalled = Vec::new();
+        for index in 0..self.links.len() {
+            let late =
+                |slot: &Slot| self.flights[slot.0 as usize].since + self.limits.patience <= now;
+            let link = &self.links[index];
+            let expired: Vec<Slot> =
+                link.waiting.iter().chain(&link.unsettled).copied().filter(late).collect();
+            let begun = match link.state {
+                State::Opening { begun } => Some(begun),
+                // A long read that makes progress is not stalled.
+                State::Open { .. } => link
+                    .sent
+                    .front()
+                    .map(|(slot, at)| (*at).max(self.flights[slot.0 as usize].since)),
+                State::Closed { .. } => None,
+            };
+            if begun.is_some_and(|begun| begun + self.limits.stall <= now) {
+                stalled.push(DonorIndex(index as u32));
+            }
+            let link = &mut self.links[index];
+            link.waiting.retain(|slot| !expired.contains(slot));
+            link.unsettled.retain(|slot| !expired.contains(slot));
+            expired.into_iter().for_each(|slot| self.fail(slot, Cause::Unreachable));
+        }
+        stalled
+    }
+
+    /// The next moment at which [`Flights::to_connect`] would name a donor that it does not name
+    /// yet, if there is one.
+    pub fn next_attempt(&self) -> Option<Duration> {
+        let waits = |link: &&LinkState| !link.waiting.is_empty() || !link.unsettled.is_empty();
+        let paused = self.links.iter().filter(waits).filter_map(|link| match link.state {
+            State::Closed { not_before } => Some(not_before),
+            State::Opening { .. } | State::Open { .. } => None,
+        });
+        paused.min()
+    }
+
+    /// A failure to report, if there is one.
+    pub fn next_failure(&mut self) -> Option<Failure> {
+        self.failures.pop_front()
+    }
+
+    /// Whether there are failures to report.
+    pub fn has_failures(&self) -> bool {
+        !self.failures.is_empty()
+    }
+
+    fn link(&mut self, donor: DonorIndex) -> &mut LinkState {
+        let index = donor.0 as usize;
+        while self.links.len() <= index {
+            self.links.push(LinkState {
+                state: State::Closed { not_before: Duration::ZERO },
+                attempts: 0,
+                waiting: VecDeque::new(),
+                sent: VecDeque::new(),
+                unsettled: Vec::new(),
+            });
+        }
+        &mut self.links[index]
+    }
+
+    fn enter(
+        &mut self,
+        kind: Kind,
+        token: u64,
+        segment: u64,
+        place: Place,
+        page_count: usize,
+        now: Duration,
+    ) -> Slot {
+        self.pages_under_way += page_count;
+        let (given, sent_from) = (0, 0);
+        if let Some(slot) = self.free.pop() {
+            let flight = &mut self.flights[slot.0 as usize];
+            let mut pages = std::mem::take(&mut flight.pages);
+            pages.clear();
+            *flight = Flight {
+                kind,
+                token,
+                segment,
+                place,
+                pages,
+                page_count,
+                given,
+                sent_from,
+                entered: now,
+                since: now,
+            };
+            return slot;
+        }
+        let pages = Vec::new();
+        self.flights.push(Flight {
+            kind,
+            token,
+            segment,
+            place,
+            pages,
+            page_count,
+            given,
+            sent_from,
+            entered: now,
+            since: now,
+        });
+        Slot(self.flights.len() as u32 - 1)
+    }
+
+    /// The request is answered in full. Answers come in order, so that it is the oldest one sent.
+    fn settle(&mut self, slot: Slot) {
+        let donor = self.flights[slot.0 as usize].place.donor;
+        let front = self.link(donor).sent.pop_front();
+        debug_assert_eq!(front.map(|(slot, _)| slot), Some(slot));
+        self.leave(slot);
+    }
+
+    fn fail(&mut self, slot: Slot, cause: Cause) {
+        let flight = &self.flights[slot.0 as usize];
+        self.failures.push_back(Failure {
+            token: flight.token,
+            from: flight.given,
+            segment: flight.segment,
+            place: flight.place,
+            cause,
+        });
+        self.leave(slot);
+    }
+
+    fn leave(&mut self, slot: Slot) {
+        self.pages_under_way -= self.flights[slot.0 as usize].page_count;
+        self.free.push(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_memory::{Epoch, ExtentId};
+
+    const DONOR: DonorIndex = DonorIndex(0);
+    const PLACE: Place = Place { donor: DONOR, boot: 7, extent: ExtentId(1) };
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn flights() -> Flights {
+        Flights::new(Limits { patience: at(1000), stall: at(300) })
+    }
+
+    fn read(flights: &mut Flights, token: u64, pages: &[u32], now: Duration) {
+        flights.read(token, 0, PLACE, pages.iter().copied(), now);
+    }
+
+    fn open(flights: &mut Flights, now: Duration) {
+        assert!(flights.begin_connect(DONOR, now));
+        flights.opened(DONOR, PLACE.boot);
+    }
+
+    /// Sends what is to be sent; the slots.
+    fn send_all(flights: &mut Flights, now: Duration) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        while let Some(next) = flights.next_to_send(DONOR) {
+            slots.push(next.slot);
+            flights.sent(DONOR, now);
+        }
+        slots
+    }
+
+    fn failures(flights: &mut Flights) -> Vec<(u64, usize, Cause)> {
+        std::iter::from_fn(|| flights.next_failure())
+            .map(|failure| (failure.token, failure.from, failure.cause))
+            .collect()
+    }
+
+    #[test]
+    fn a_read_waits_for_its_connection_and_is_sent_in_turn() {
+        let mut flights = flights();
+        read(&mut flights, 10, &[1, 2], at(0));
+        read(&mut flights, 11, &[3], at(0));
+        assert_eq!(flights.next_to_send(DONOR), None);
+        assert_eq!(flights.to_connect(at(0)), [DONOR]);
+        assert!(flights.to_connect(at(0)).is_empty(), "one attempt at a time");
+        flights.opened(DONOR, PLACE.boot);
+        let next = flights.next_to_send(DONOR).expect("the first read");
+        assert_eq!((next.place, next.pages), (PLACE, &[1, 2][..]));
+        let slots = send_all(&mut flights, at(1));
+        assert_eq!(flights.pages(slots[0], 0, 1, at(2)), (10, 0));
+        assert_eq!(flights.pages(slots[0], 1, 1, at(2)), (10, 1));
+        assert_eq!(flights.pages(slots[1], 0, 1, at(2)), (11, 0));
+        assert!(flights.is_empty());
+    }
+
+    #[test]
+    fn a_cut_read_goes_on_where_it_was_and_before_later_ones() {
+        let mut flights = flights();
+        read(&mut flights, 10, &[1, 2, 3], at(0));
+        read(&mut flights, 11, &[4], at(0));
+        open(&mut flights, at(0));
+        let slots = send_all(&mut flights, at(0));
+        flights.pages(slots[0], 0, 2, at(1));
+        flights.broke(DONOR, at(2));
+        read(&mut flights, 12, &[5], at(2));
+        assert_eq!(flights.to_connect(at(2)), [DONOR], "no pause after a connection that worked");
+        flights.opened(DONOR, PLACE.boot);
+        assert_eq!(flights.next_to_send(DONOR).expect("the cut read").pages, [3]);
+        let slots = send_all(&mut flights, at(3));
+        assert_eq!(flights.pages(slots[0], 0, 1, at(4)), (10, 2));
+        assert_eq!(flights.pages(slots[1], 0, 1, at(4)), (11, 0));
+        assert_eq!(flights.pages(slots[2], 0, 1, at(4)), (12, 0));
+        assert_eq!(failures(&mut flights), []);
+    }
+
+    #[test]
+    fn a_cut_write_fails_when_it_can_no_longer_land() {
+        let mut flights = flights();
+        open(&mut flights, at(0));
+        flights.write(20, 0, PLACE, 1, at(0));
+        flights.broke(DONOR, at(1));
+        assert_eq!(failures(&mut flights), [], "the donor may still be storing it");
+        assert_eq!(flights.to_connect(at(1)), [DONOR]);
+        flights.opened(DONOR, PLACE.boot);
+        assert_eq!(failures(&mut flights), [(20, 0, Cause::Interrupted)]);
+        assert!(flights.is_empty());
+    }
+
+    #[test]
+    fn another_life_of_the_donor_is_a_loss() {
+        let mut flights = flights();
+        open(&mut flights, at(0));
+        read(&mut flights, 10, &[1, 2], at(0));
+        let slots = send_all(&mut flights, at(0));
+        flights.pages(slots[0], 0, 1, at(0));
+        flights.write(20, 0, PLACE, 1, at(0));
+        flights.broke(DONOR, at(1));
+        flights.to_connect(at(1));
+        flights.opened(DONOR, PLACE.boot + 1);
+        assert_eq!(flights.next_to_send(DONOR), None);
+        assert_eq!(failures(&mut flights), [(20, 0, Cause::Lost), (10, 1, Cause::Lost)]);
+    }
+
+    #[test]
+    fn a_connection_to_an_earlier_life_is_given_up_and_loses_nothing() {
+        let mut flights = flights();
+        open(&mut flights, at(0));
+        // The donor has restarted since, and given an extent over another connection.
+        let place = Place { boot: PLACE.boot + 1, ..PLACE };
+        flights.read(10, 0, place, [1].into_iter(), at(5));
+        assert_eq!(flights.link_for(place, at(5)), Link::Stale);
+        assert_eq!(flights.next_to_send(DONOR), None);
+        assert!(flights.is_stale(DONOR));
+        assert_eq!(failures(&mut flights), []);
+        flights.broke(DONOR, at(5));
+        assert_eq!(flights.to_connect(at(5)), [DONOR]);
+        flights.opened(DONOR, place.boot);
+        assert!(!flights.is_stale(DONOR));
+        assert_eq!(send_all(&mut flights, at(6)).len(), 1);
+    }
+
+    #[test]
+    fn attempts_pause_longer_and_longer_until_patience_ends() {
+        let mut flights = flights();
+        read(&mut flights, 10, &[1], at(0));
+        let mut attempts = Vec::new();
+        for ms in 0..2000 {
+            if !flights.to_connect(at(ms)).is_empty() {
+                attempts.push(ms);
+                flights.broke(DONOR, at(ms));
+            }
+            assert!(flights.tick(at(ms)).is_empty());
+        }
+        assert_eq!(attempts, [0, 20, 60, 140, 300, 620]);
+        assert_eq!(failures(&mut flights), [(10, 0, Cause::Unreachable)]);
+        assert_eq!(flights.next_attempt(), None);
+    }
+
+    #[test]
+    fn a_donor_that_does_not_answer_or_welcome_is_given_up() {
+        let mut flights = flights();
+        open(&mut flights, at(0));
+        read(&mut flights, 10, &[1, 2], at(0));
+        let slots = send_all(&mut flights, at(0));
+        assert!(flights.tick(at(299)).is_empty());
+        flights.pages(slots[0], 0, 1, at(299));
+        assert!(flights.tick(at(400)).is_empty(), "it makes progress");
+        assert_eq!(flights.tick(at(600)), [DONOR]);
+        flights.broke(DONOR, at(600));
+        assert_eq!(flights.to_connect(at(600)), [DONOR]);
+        assert!(flights.tick(at(899)).is_empty());
+        assert_eq!(flights.tick(at(900)), [DONOR]);
+    }
+
+    #[test]
+    fn refusals_are_told_apart() {
+        let mut flights = flights();
+        open(&mut flights, at(0));
+        for (token, refusal, cause) in [
+            (1, Refusal::NoSuchExtent, Cause::Lost),
+            (2, Refusal::StaleEpoch(Epoch(9)), Cause::Fenced),
+            (3, Refusal::Corrupt(0), Cause::Interrupted),
+            (4, Refusal::OutOfBounds, Cause::Refused(Refusal::OutOfBounds)),
+        ] {
+            let slot = flights.write(token, 0, PLACE, 1, at(0));
+            flights.refused(slot, refusal);
+            assert_eq!(failures(&mut flights), [(token, 0, cause)]);
+        }
+        read(&mut flights, 5, &[1], at(0));
+        flights.fenced();
+        assert_eq!(failures(&mut flights), [(5, 0, Cause::Fenced)]);
+        assert!(flights.is_empty());
+    }
+
+    #[test]
+    fn room_is_bounded_and_comes_back() {
+        let mut flights = flights();
+        assert!(flights.has_room(MAX_PAGES_UNDER_WAY));
+        assert!(!flights.has_room(MAX_PAGES_UNDER_WAY + 1));
+        open(&mut flights, at(0));
+        for token in 0..MAX_REQUESTS as u64 {
+            assert!(flights.has_room(1));
+            read(&mut flights, token, &[1], at(0));
+        }
+        assert!(!flights.has_room(1));
+        for slot in send_all(&mut flights, at(0)) {
+            flights.pages(slot, 0, 1, at(0));
+        }
+        assert!(flights.has_room(MAX_PAGES_UNDER_WAY));
+    }
+}

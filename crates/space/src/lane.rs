@@ -1,0 +1,586 @@
+//! One thread's way to the donors: its own connections, its own requests, no lock shared with
+//! another thread's.
+//!
+//! Everything that a lane waits for makes one of its descriptors readable: an answer, the end of
+//! an attempt to connect, or the timer, which stands for pauses, stalls and whatever else is due
+//! without a packet. The timer is set while something is under way, at most once a second, so that a
+//! page request pays for no clock and no timer call of its own.
+
+use crate::flights::{Cause, Failure, Flights, Limits, Link, Slot};
+use crate::lookup::Whereabouts;
+use crate::map::DonorIndex;
+use crate::space::random_u64;
+use crate::{Space, SpaceError};
+use hecaton_memory::{PAGE_SIZE, PageNo, PageSum, page_sum};
+use hecaton_transport::client::{Connection, ConnectionError, Event};
+use hecaton_transport::protocol::{MAX_PAGES, Refusal, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tracing::debug;
+
+/// Longest time between two looks at what is late, while something is under way.
+const PULSE: Duration = Duration::from_secs(1);
+
+/// Longest wait of a write for room or for a connection, before it looks at its deadline again.
+const WRITE_WAIT: Duration = Duration::from_millis(20);
+
+static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// What has become of a request.
+#[derive(Debug)]
+pub enum Completion<'a> {
+    /// Some of the pages of a read. They come in order; those with the last page end the request.
+    Read {
+        /// The caller's token.
+        token: u64,
+        /// Where in the request's list of pages these begin.
+        from: usize,
+        /// The sums that the donor keeps for them, one each. Verifying is up to the caller, who has
+        /// the sums that it once computed itself.
+        sums: &'a [PageSum],
+        /// Their contents, one after another.
+        data: &'a [u8],
+    },
+    /// The pages of a write are stored.
+    Written {
+        /// The caller's token.
+        token: u64,
+    },
+    /// The request failed: for a read, from page `from` of its list on.
+    Failed {
+        /// The caller's token.
+        token: u64,
+        /// Where in the request's list of pages the failure begins.
+        from: usize,
+        /// Why.
+        error: SpaceError,
+    },
+}
+
+/// A completion that came while a write waited, kept for the next call of [`Lane::progress`].
+enum Stashed {
+    Read { token: u64, from: usize, sums: Vec<PageSum>, data: Vec<u8> },
+    Written { token: u64 },
+    Failed { token: u64, from: usize, error: SpaceError },
+}
+
+impl From<Completion<'_>> for Stashed {
+    fn from(completion: Completion<'_>) -> Stashed {
+        match completion {
+            Completion::Read { token, from, sums, data } => {
+                Stashed::Read { token, from, sums: sums.to_vec(), data: data.to_vec() }
+            }
+            Completion::Written { token } => Stashed::Written { token },
+            Completion::Failed { token, from, error } => Stashed::Failed { token, from, error },
+        }
+    }
+}
+
+/// A read of pages that were never written.
+struct ZeroRead {
+    token: u64,
+    pages: usize,
+}
+
+/// The lane's connections to one donor, one after another, under one lane id.
+struct DonorLink {
+    lane: u64,
+    connection: Option<Connection>,
+    begun: Duration,
+}
+
+/// One thread's handle to a [`Space`].
+///
+/// A lane may be moved to another thread but not shared. Every request that was accepted ends in
+/// exactly one of [`Completion::Written`], [`Completion::Failed`], or the [`Completion::Read`] with
+/// its last page, handed to the sink of [`Lane::progress`]; a request that was refused with an error
+/// ends in nothing.
+pub struct Lane {
+    space: Arc<Space>,
+    flights: Flights,
+    links: Vec<DonorLink>,
+    stash: VecDeque<Stashed>,
+    zeros: VecDeque<ZeroRead>,
+    zero_sum: PageSum,
+    extent_pages: Vec<u32>,
+    timer: OwnedFd,
+    /// When the timer goes off, if it is set.
+    armed: Option<Duration>,
+    pulse: Duration,
+    generation: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(space: Arc<Space>) -> Result<Lane, SpaceError> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|error| SpaceError::Timer(error.into()))?;
+        let config = space.config();
+        let stall = config.connection.answer;
+        Ok(Lane {
+            flights: Flights::new(Limits { patience: config.patience, stall }),
+            links: Vec::new(),
+            stash: VecDeque::new(),
+            zeros: VecDeque::new(),
+            zero_sum: page_sum(&ZERO_PAGE),
+            extent_pages: Vec::with_capacity(MAX_PAGES),
+            timer,
+            armed: None,
+            pulse: PULSE.min(stall / 4).min(config.patience / 4),
+            generation: 0,
+            space,
+        })
+    }
+
+    /// The space.
+    pub fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// Asks for some pages of one segment, at most [`MAX_PAGES`], and returns without waiting.
+    pub fn read(&mut self, token: u64, pages: &[PageNo]) -> Result<(), SpaceError> {
+        let segment = self.check(pages)?;
+        let place = match self.space.whereabouts(segment) {
+            Whereabouts::Held(place) => place,
+            Whereabouts::Lost(donor) => return Err(self.space.lost_error(segment, donor)),
+            Whereabouts::Nowhere => {
+                self.zeros.push_back(ZeroRead { token, pages: pages.len() });
+                // Nobody will answer, but the owner may be waiting for a descriptor.
+                self.arm(Duration::ZERO);
+                return Ok(());
+            }
+        };
+        let mask = self.space.segment_pages() - 1;
+        let now = self.now();
+        let extent_pages = pages.iter().map(|page| (page & mask) as u32);
+        self.flights.read(token, segment, place, extent_pages, now);
+        self.arm(now + self.pulse);
+        self.flush(place.donor, now);
+        self.connect_where_needed(now);
+        Ok(())
+    }
+
+    /// Stores some different pages of one segment, at most [`MAX_PAGES`]: `data` is their contents,
+    /// in the same order, in any number of pieces, and `sums` their checksums. The contents are
+    /// handed to the kernel before this returns, but the pages must be kept until
+    /// [`Completion::Written`]: a write that fails is not tried again from here.
+    ///
+    /// Waits while the segment's extent is taken, and while its donor's connection is not there or
+    /// has no room, for the space's patience at most. Completions that come meanwhile are kept for
+    /// the next [`Lane::progress`].
+    ///
+    /// # Panics
+    /// If there are other sums or other bytes than pages.
+    pub fn write(
+        &mut self,
+        token: u64,
+        pages: &[PageNo],
+        sums: &[PageSum],
+        data: &[&[u8]],
+    ) -> Result<(), SpaceError> {
+        let segment = self.check(pages)?;
+        let place = self.space.place_for_write(segment)?;
+        let donor = place.donor;
+        let known_at = self.now();
+        let deadline = known_at + self.space.config().patience;
+        let mask = self.space.segment_pages() - 1;
+        loop {
+            let now = self.now();
+            self.flush(donor, now);
+            if self.space.is_fenced() {
+                return Err(self.space.fenced_error());
+            }
+            match self.flights.link_for(place, known_at) {
+                Link::Lost => return Err(self.space.gone(segment, place)),
+                Link::Stale => self.broke(donor, &ConnectionError::Closed, now),
+                Link::NotOpen => {
+                    if self.flights.begin_connect(donor, now) {
+                        self.connect(donor, now);
+                    }
+                }
+                Link::Good => {
+                    self.extent_pages.clear();
+                    self.extent_pages.extend(pages.iter().map(|page| (page & mask) as u32));
+                    let request =
+                        Request::Write { extent: place.extent, pages: &self.extent_pages, sums };
+                    let is_next = self.flights.next_to_send(donor).is_none();
+                    let link = &mut self.links[donor.0 as usize];
+                    if let Some(connection) = &mut link.connection
+                        && is_next
+                        && connection.has_room(&request)
+                    {
+                        let slot = self.flights.write(token, segment, place, pages.len(), now);
+                        match connection.submit(slot.0.into(), request, data) {
+                            Ok(()) => {
+                                let undelivered = connection.has_undelivered();
+                                let at =
+                                    if undelivered { Duration::ZERO } else { now + self.pulse };
+                                self.arm(at);
+                                return Ok(());
+                            }
+                            Err(error) => {
+                                self.flights.retract(slot);
+                                self.broke(donor, &error, now);
+                            }
+                        }
+                    }
+                }
+            }
+            if now >= deadline {
+                return Err(self.unreachable(donor));
+            }
+            if !self.step_into_stash() {
+                self.wait(WRITE_WAIT);
+            }
+        }
+    }
+
+    /// The descriptors to wait on: [`Lane::progress`] is to be called when one is readable. The set
+    /// is another one whenever [`Lane::generation`] has changed.
+    pub fn fds(&self, out: &mut Vec<RawFd>) {
+        out.push(self.timer.as_raw_fd());
+        out.extend(
+            self.links.iter().filter_map(|link| link.connection.as_ref()).map(|c| c.as_raw_fd()),
+        );
+    }
+
+    /// Counts the changes of the set of descriptors. A descriptor's number may come back as another
+    /// file: whoever keeps them in an epoll set must enter all of them anew.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Zero exactly when nothing is left for [`Lane::progress`] to report. Otherwise the number of
+    /// requests under way, and of completions that wait for the next call.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len() + self.zeros.len() + self.stash.len()
+    }
+
+    /// Moves everything on, and hands what is complete to `sink`. Without `wait` it returns at once;
+    /// with it, when something was handed over, or the time has passed.
+    pub fn progress(&mut self, wait: Option<Duration>, sink: &mut dyn FnMut(Completion<'_>)) {
+        let deadline = wait.map(|wait| self.now() + wait);
+        loop {
+            let stashed = self.report_stash(sink);
+            if self.step(sink) || stashed {
+                return;
+            }
+            let Some(deadline) = deadline else { return };
+            let left = deadline.saturating_sub(self.now());
+            if left.is_zero() {
+                return;
+            }
+            self.wait(left);
+        }
+    }
+
+    /// One round without waiting. Says whether something was handed over.
+    fn step(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
+        let now = self.now();
+        if self.armed.is_some_and(|armed| armed <= now) {
+            self.tick(now);
+        }
+        let mut handed_over = self.report_zeros(sink);
+        let mut heard = false;
+        for busy in [true, false] {
+            // A connection without requests is only looked at when no other had anything: all that
+            // can come from it is its end.
+            if heard {
+                break;
+            }
+            for index in 0..self.links.len() {
+                let Some(connection) = &self.links[index].connection else { continue };
+                let is_busy = connection.welcome().is_none()
+                    || connection.in_flight() > 0
+                    || connection.has_undelivered();
+                if is_busy == busy {
+                    heard |= self.advance(DonorIndex(index as u32), now, sink);
+                }
+            }
+        }
+        handed_over |= heard;
+        handed_over | self.report_failures(sink)
+    }
+
+    fn step_into_stash(&mut self) -> bool {
+        let mut stash = std::mem::take(&mut self.stash);
+        let handed_over = self.step(&mut |completion| stash.push_back(completion.into()));
+        self.stash = stash;
+        handed_over
+    }
+
+    /// Receives from one donor. Says whether something was handed over.
+    fn advance(
+        &mut self,
+        donor: DonorIndex,
+        now: Duration,
+        sink: &mut dyn FnMut(Completion<'_>),
+    ) -> bool {
+        let Some(connection) = &mut self.links[donor.0 as usize].connection else {
+            return false;
+        };
+        let flights = &mut self.flights;
+        let was_open = connection.welcome().is_some();
+        let mut handed_over = false;
+        let outcome = connection.progress(&mut |tag, event| {
+            let slot = Slot(tag as u32);
+            match event {
+                Event::Pages { from, sums, data } => {
+                    let (token, from) = flights.pages(slot, from, sums.len(), now);
+                    handed_over = true;
+                    sink(Completion::Read { token, from, sums, data });
+                }
+                Event::Done => {
+                    handed_over = true;
+                    sink(Completion::Written { token: flights.written(slot) });
+                }
+                Event::Refused(refusal) => flights.refused(slot, refusal),
+                // The connection lets nothing through that was not asked for, and lanes ask for
+                // neither extents nor lists.
+                Event::Allocated(_) | Event::Held(_) => {}
+            }
+        });
+        match outcome {
+            Ok(()) => {
+                if let Some(welcome) = connection.welcome().filter(|_| !was_open) {
+                    let (boot, load) = (welcome.boot, welcome.load);
+                    self.generation += 1;
+                    let begun = self.links[donor.0 as usize].begun;
+                    if self.space.map().heard(donor, boot, load, begun, now) {
+                        self.flights.opened(donor, boot);
+                    } else {
+                        self.broke(donor, &ConnectionError::Closed, now);
+                    }
+                }
+                self.flush(donor, now);
+            }
+            Err(error) => self.broke(donor, &error, now),
+        }
+        handed_over
+    }
+
+    /// Sends the reads that wait for a donor, as far as the window allows.
+    fn flush(&mut self, donor: DonorIndex, now: Duration) {
+        let Some(connection) =
+            self.links.get_mut(donor.0 as usize).and_then(|link| link.connection.as_mut())
+        else {
+            return;
+        };
+        while let Some(next) = self.flights.next_to_send(donor) {
+            let request = Request::Read { extent: next.place.extent, pages: next.pages };
+            if !connection.has_room(&request) {
+                return;
+            }
+            if let Err(error) = connection.submit(next.slot.0.into(), request, &[]) {
+                self.broke(donor, &error, now);
+                return;
+            }
+            self.flights.sent(donor, now);
+            if connection.has_undelivered() {
+                // What was received while sending makes no descriptor readable any more.
+                self.armed = arm_timer(&self.timer, self.armed, Duration::ZERO, now);
+            }
+        }
+        if self.flights.is_stale(donor) {
+            self.broke(donor, &ConnectionError::Closed, now);
+        }
+    }
+
+    fn connect_where_needed(&mut self, now: Duration) {
+        for donor in self.flights.to_connect(now) {
+            self.connect(donor, now);
+        }
+        if let Some(attempt) = self.flights.next_attempt() {
+            self.arm(attempt);
+        }
+    }
+
+    fn connect(&mut self, donor: DonorIndex, now: Duration) {
+        while self.links.len() <= donor.0 as usize {
+            let link = DonorLink { lane: random_u64(), connection: None, begun: now };
+            self.links.push(link);
+        }
+        let link = &mut self.links[donor.0 as usize];
+        let address = self.space.donor(donor).address();
+        let hello = self.space.hello(link.lane);
+        match Connection::start(address, &hello, &self.space.config().connection) {
+            Ok(connection) => {
+                link.connection = Some(connection);
+                link.begun = now;
+                self.generation += 1;
+                self.arm(now + self.pulse);
+            }
+            Err(error) => {
+                debug!(%address, %error, "cannot connect to a donor");
+                self.flights.broke(donor, now);
+            }
+        }
+    }
+
+    /// The connection is over. What it carried is sent again on the next one, or fails.
+    fn broke(&mut self, donor: DonorIndex, error: &ConnectionError, now: Duration) {
+        let name = &self.space.donor(donor).name;
+        debug!(donor = name, %error, "connection lost");
+        self.links[donor.0 as usize].connection = None;
+        self.generation += 1;
+        self.flights.broke(donor, now);
+        if let ConnectionError::Refused(Refusal::StaleEpoch(_)) = error {
+            self.space.fence();
+        }
+        if self.space.is_fenced() {
+            self.flights.fenced();
+        }
+        self.connect_where_needed(now);
+    }
+
+    /// What is due by the clock.
+    fn tick(&mut self, now: Duration) {
+        let mut count = [0; 8];
+        // Nothing to read is an early call, and as good.
+        let _ = rustix::io::read(&self.timer, &mut count);
+        self.armed = None;
+        for donor in self.flights.tick(now) {
+            let stall = self.space.config().connection.answer;
+            self.broke(donor, &ConnectionError::TimedOut("answer", stall), now);
+        }
+        self.connect_where_needed(now);
+        if !self.flights.is_empty() {
+            self.arm(now + self.pulse);
+        }
+    }
+
+    /// Sees to it that the timer goes off at that time, or earlier.
+    fn arm(&mut self, at: Duration) {
+        if self.armed.is_none_or(|armed| at < armed) {
+            self.armed = arm_timer(&self.timer, self.armed, at, self.now());
+        }
+    }
+
+    fn report_stash(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
+        let any = !self.stash.is_empty();
+        for stashed in self.stash.drain(..) {
+            match stashed {
+                Stashed::Read { token, from, sums, data } => {
+                    sink(Completion::Read { token, from, sums: &sums, data: &data });
+                }
+                Stashed::Written { token } => sink(Completion::Written { token }),
+                Stashed::Failed { token, from, error } => {
+                    sink(Completion::Failed { token, from, error });
+                }
+            }
+        }
+        any
+    }
+
+    fn report_zeros(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
+        let any = !self.zeros.is_empty();
+        while let Some(ZeroRead { token, pages }) = self.zeros.pop_front() {
+            for from in 0..pages {
+                sink(Completion::Read { token, from, sums: &[self.zero_sum], data: &ZERO_PAGE });
+            }
+        }
+        any
+    }
+
+    fn report_failures(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
+        let any = self.flights.has_failures();
+        while let Some(failure) = self.flights.next_failure() {
+            let error = self.error_of(&failure);
+            sink(Completion::Failed { token: failure.token, from: failure.from, error });
+        }
+        any
+    }
+
+    fn error_of(&self, failure: &Failure) -> SpaceError {
+        let donor = failure.place.donor;
+        match failure.cause {
+            Cause::Lost => self.space.gone(failure.segment, failure.place),
+            Cause::Unreachable => self.unreachable(donor),
+            Cause::Interrupted => {
+                SpaceError::Interrupted { donor: self.space.donor(donor).name.clone() }
+            }
+            Cause::Fenced => self.space.fence(),
+            Cause::Refused(refusal) => {
+                SpaceError::Refused { donor: self.space.donor(donor).name.clone(), refusal }
+            }
+        }
+    }
+
+    fn unreachable(&self, donor: DonorIndex) -> SpaceError {
+        SpaceError::Unreachable {
+            donor: self.space.donor(donor).name.clone(),
+            patience: self.space.config().patience,
+        }
+    }
+
+    /// The segment that all the pages are in, if the lane may take such a request now.
+    fn check(&self, pages: &[PageNo]) -> Result<u64, SpaceError> {
+        let bad = |first| SpaceError::BadRequest {
+            first,
+            count: pages.len(),
+            pages: self.space.config().pages,
+        };
+        let first = *pages.first().ok_or_else(|| bad(0))?;
+        let segment = self.space.segment_of(first);
+        let fits = |page: &PageNo| {
+            self.space.segment_of(*page) == segment && *page < self.space.config().pages
+        };
+        if pages.len() > MAX_PAGES || !pages.iter().all(fits) {
+            return Err(bad(first));
+        }
+        if self.space.is_fenced() {
+            return Err(self.space.fenced_error());
+        }
+        let kept = self.zeros.len() + self.stash.len();
+        if kept >= crate::flights::MAX_REQUESTS || !self.flights.has_room(pages.len()) {
+            return Err(SpaceError::Busy(crate::flights::MAX_PAGES_UNDER_WAY));
+        }
+        Ok(segment)
+    }
+
+    fn wait(&self, longest: Duration) {
+        let links = self.links.iter().filter_map(|link| link.connection.as_ref());
+        let fds = links.map(AsFd::as_fd).chain([self.timer.as_fd()]);
+        let mut fds: Vec<PollFd<'_>> =
+            fds.map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        // A signal ends the wait early, which the callers' loops put right.
+        let _ = poll(&mut fds, Some(&timespec(longest)));
+    }
+
+    fn now(&self) -> Duration {
+        self.space.now()
+    }
+}
+
+/// Sets the timer; what it was set to stands if that fails, which is then what the caller notes.
+fn arm_timer(
+    timer: &OwnedFd,
+    armed: Option<Duration>,
+    at: Duration,
+    now: Duration,
+) -> Option<Duration> {
+    // A time of zero would switch the timer off.
+    let after = at.saturating_sub(now).max(Duration::from_nanos(1));
+    let setting = Itimerspec { it_interval: Timespec::default(), it_value: timespec(after) };
+    match timerfd_settime(timer, TimerfdTimerFlags::empty(), &setting) {
+        Ok(_) => Some(at),
+        Err(error) => {
+            tracing::error!(error = %io::Error::from(error), "cannot set a lane's timer");
+            armed
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}

@@ -1,0 +1,47 @@
+//! A space's state, for people and for metrics.
+
+use hecaton_memory::{Epoch, SpaceId};
+use serde::Serialize;
+use std::net::SocketAddr;
+
+/// A space's state.
+#[derive(Clone, Debug, Serialize)]
+pub struct SpaceStatus {
+    /// The space.
+    pub id: SpaceId,
+    /// The epoch of this borrower.
+    pub epoch: Epoch,
+    /// Pages in the space.
+    pub pages: u64,
+    /// Pages in a segment.
+    pub segment_pages: u64,
+    /// Segments in the space.
+    pub segments: u64,
+    /// Segments that hold extents.
+    pub segments_held: u64,
+    /// Segments whose only copy is gone.
+    pub segments_lost: u64,
+    /// Whether another borrower has taken the space over.
+    pub fenced: bool,
+    /// The donors that the space knows.
+    pub donors: Vec<DonorStatus>,
+}
+
+/// A donor, as one space sees it.
+#[derive(Clone, Debug, Serialize)]
+pub struct DonorStatus {
+    /// Its name.
+    pub name: String,
+    /// Where it takes page connections.
+    pub addr: SocketAddr,
+    /// Whether it answered when it was last asked.
+    pub reachable: bool,
+    /// Extents of this space that it holds.
+    pub extents: u64,
+    /// Bytes in those extents.
+    pub bytes_held: u64,
+    /// Pages that it could still lend, as it said last.
+    pub free_pages: u64,
+    /// Requests that it had in service, as it said last.
+    pub in_service: u32,
+}

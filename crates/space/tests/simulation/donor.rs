@@ -1,0 +1,195 @@
+//! A donor in the simulation: the donor's own table, with a map of values where its memory is.
+
+use crate::borrower::SEGMENT_ORDER;
+use crate::dice::Dice;
+use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Value, sum_of};
+use hecaton_donor::table::{Allocated, LentExtent, Table, TableLimits, Zone};
+use hecaton_memory::{Epoch, SpaceId};
+use hecaton_transport::protocol::{Load, MAX_HELD, Refusal};
+use std::collections::BTreeMap;
+
+pub(crate) const SPACE: SpaceId = SpaceId(77);
+pub(crate) const LEASE_MS: u64 = 4_000;
+
+struct Session {
+    epoch: Epoch,
+    lane: u64,
+}
+
+pub(crate) struct Donor {
+    pub(crate) table: Table,
+    pub(crate) boot: u64,
+    pages: u64,
+    /// By page of the donor's memory. What is not there is zero.
+    memory: BTreeMap<u64, Value>,
+    sessions: BTreeMap<ConnId, Session>,
+    /// Extents whose memory the host is still to get back.
+    leaving: Vec<LentExtent>,
+}
+
+fn table_of(pages: u64) -> Table {
+    let limits = TableLimits { extents: 1000, spaces: 10, min_order: SEGMENT_ORDER };
+    Table::new(&[Zone { pages, node: None }], limits)
+}
+
+impl Donor {
+    pub(crate) fn new(pages: u64, boot: u64) -> Donor {
+        Donor {
+            table: table_of(pages),
+            boot,
+            pages,
+            memory: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            leaving: Vec::new(),
+        }
+    }
+
+    /// Dies, and comes back with nothing.
+    pub(crate) fn restart(&mut self, boot: u64) {
+        *self = Donor::new(self.pages, boot);
+    }
+
+    pub(crate) fn is_all_free(&self) -> bool {
+        self.table.free_pages() == self.pages && self.memory.is_empty()
+    }
+
+    /// Segments of extents that nothing was ever written to.
+    pub(crate) fn unwritten(&self) -> Vec<u64> {
+        let unwritten =
+            self.table.extents().filter(|lent| self.memory.range(lent.pages()).next().is_none());
+        unwritten.map(|lent| lent.segment).collect()
+    }
+
+    /// Gives back what was freed some time ago.
+    pub(crate) fn reclaim(&mut self) {
+        for lent in std::mem::take(&mut self.leaving) {
+            for page in lent.pages() {
+                self.memory.remove(&page);
+            }
+            self.table.reclaimed(lent.extent);
+        }
+        self.table.assert_consistent();
+    }
+
+    /// Takes the extents whose lease has run out. Says of which segments.
+    pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<u64> {
+        let mut segments = Vec::new();
+        for space in self.table.due(now_ms) {
+            let taken = self.table.expire(space, now_ms);
+            segments.extend(taken.iter().map(|lent| lent.segment));
+            self.leaving.extend(taken);
+        }
+        segments
+    }
+
+    pub(crate) fn ended(&mut self, conn: ConnId) {
+        if self.sessions.remove(&conn).is_some() {
+            self.table.bye(SPACE);
+        }
+    }
+
+    pub(crate) fn receive(
+        &mut self,
+        conn: ConnId,
+        message: ToDonor,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        match message {
+            ToDonor::Hello { .. } if self.sessions.contains_key(&conn) => {
+                // A frame that cannot be: the connection is closed.
+                self.ended(conn);
+                net.sever(conn, dice);
+            }
+            ToDonor::Hello { epoch, lane } => {
+                let earlier = self.sessions.iter().find(|(_, session)| session.lane == lane);
+                if let Some(earlier) = earlier.map(|(conn, _)| *conn) {
+                    self.ended(earlier);
+                    net.sever(earlier, dice);
+                }
+                let now_ms = net.now.as_millis() as u64;
+                let welcome = self.table.hello(SPACE, epoch, LEASE_MS, "simulated", now_ms);
+                let welcome = welcome.map(|()| {
+                    self.sessions.insert(conn, Session { epoch, lane });
+                    (self.boot, self.load())
+                });
+                net.to_borrower(conn, ToBorrower::Welcome(welcome), dice);
+            }
+            ToDonor::Request { id, asked, data } => {
+                let Some(session) = self.sessions.get(&conn) else { return };
+                let epoch = session.epoch;
+                let now_ms = net.now.as_millis() as u64;
+                let (answered, data) = match self.handle(epoch, &asked, &data, now_ms) {
+                    Ok(answer) => answer,
+                    Err(refusal) => (Answered::Refused(refusal), Vec::new()),
+                };
+                let load = self.load();
+                net.to_borrower(conn, ToBorrower::Answer { id, answered, load, data }, dice);
+            }
+        }
+    }
+
+    fn load(&self) -> Load {
+        Load { free_pages: self.table.free_pages(), in_service: 0 }
+    }
+
+    fn handle(
+        &mut self,
+        epoch: Epoch,
+        asked: &Asked,
+        data: &[Value],
+        now_ms: u64,
+    ) -> Result<(Answered, Vec<Value>), Refusal> {
+        let table = &mut self.table;
+        let answered = match asked {
+            Asked::Read { extent, pages } => {
+                let lent = table.locate(SPACE, epoch, *extent, now_ms)?;
+                let value = |page: &u32| {
+                    Ok(self.memory.get(&lent.page(*page)?).copied().unwrap_or_default())
+                };
+                let values: Vec<Value> = pages.iter().map(value).collect::<Result<_, Refusal>>()?;
+                let sums = values.iter().map(|value| sum_of(*value)).collect();
+                return Ok((Answered::Pages(sums), values));
+            }
+            Asked::Write { extent, pages, sums } => {
+                let lent = table.locate(SPACE, epoch, *extent, now_ms)?;
+                for ((page, value), sum) in pages.iter().zip(data).zip(sums) {
+                    assert_eq!(sum_of(*value), *sum);
+                    self.memory.insert(lent.page(*page)?, *value);
+                }
+                Answered::Done
+            }
+            Asked::Discard { extent, first, count } => {
+                let lent = table.locate(SPACE, epoch, *extent, now_ms)?;
+                for page in lent.run(*first, *count)? {
+                    self.memory.remove(&page);
+                }
+                Answered::Done
+            }
+            Asked::Allocate { segment, order } => {
+                match table.allocate(SPACE, epoch, (*segment, 0), *order, now_ms)? {
+                    Allocated::Held(lent) => Answered::Allocated(lent.extent),
+                    Allocated::Fresh(lent) => {
+                        let leftover = self.memory.range(lent.pages()).next();
+                        assert_eq!(leftover, None, "a fresh extent with contents");
+                        Answered::Allocated(lent.extent)
+                    }
+                }
+            }
+            Asked::Free { extent } => {
+                self.leaving.push(table.free(SPACE, epoch, *extent, now_ms)?);
+                Answered::Done
+            }
+            Asked::FreeAll => {
+                self.leaving.extend(table.free_all(SPACE, epoch, now_ms)?);
+                Answered::Done
+            }
+            Asked::List { from } => {
+                Answered::Held(table.list(SPACE, epoch, *from, MAX_HELD, now_ms)?.collect())
+            }
+            Asked::Fence => table.fence(SPACE, epoch, now_ms).map(|()| Answered::Done)?,
+            Asked::Renew => table.renew(SPACE, epoch, now_ms).map(|()| Answered::Done)?,
+        };
+        Ok((answered, Vec::new()))
+    }
+}

@@ -1,0 +1,227 @@
+//! The simulated network and its clock: connections that keep their order and lose, repeat, delay
+//! and break.
+//!
+//! What a connection carried when it broke may still arrive at the donor, as it does in a kernel's
+//! buffers: that is what makes takeovers and retries dangerous.
+
+use crate::dice::Dice;
+use hecaton_memory::{Epoch, ExtentId};
+use hecaton_transport::protocol::{Answer, HeldExtent, Load, Refusal, Request};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What a page holds in the simulation. Zero is a page of zeros.
+pub(crate) type Value = u64;
+
+/// The checksum of a page that holds the value.
+pub(crate) fn sum_of(value: Value) -> u32 {
+    (value as u32).wrapping_mul(2_654_435_761)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ConnId(pub(crate) u64);
+
+/// A request with tables of its own.
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    Read { extent: ExtentId, pages: Vec<u32> },
+    Write { extent: ExtentId, pages: Vec<u32>, sums: Vec<u32> },
+    Discard { extent: ExtentId, first: u32, count: u32 },
+    Allocate { segment: u64, order: u8 },
+    Free { extent: ExtentId },
+    FreeAll,
+    List { from: ExtentId },
+    Fence,
+    Renew,
+}
+
+impl Asked {
+    pub(crate) fn as_request(&self) -> Request<'_> {
+        match self {
+            Asked::Read { extent, pages } => Request::Read { extent: *extent, pages },
+            Asked::Write { extent, pages, sums } => Request::Write { extent: *extent, pages, sums },
+            Asked::Discard { extent, first, count } => {
+                Request::Discard { extent: *extent, first: *first, count: *count }
+            }
+            Asked::Allocate { segment, order } => {
+                Request::Allocate { segment: *segment, member: 0, order: *order }
+            }
+            Asked::Free { extent } => Request::Free { extent: *extent },
+            Asked::FreeAll => Request::FreeAll,
+            Asked::List { from } => Request::List { from: *from },
+            Asked::Fence => Request::Fence,
+            Asked::Renew => Request::Renew,
+        }
+    }
+}
+
+/// An answer with tables of its own.
+#[derive(Clone, Debug)]
+pub(crate) enum Answered {
+    Pages(Vec<u32>),
+    Done,
+    Allocated(ExtentId),
+    Held(Vec<HeldExtent>),
+    Refused(Refusal),
+}
+
+impl Answered {
+    pub(crate) fn as_answer(&self) -> Answer<'_> {
+        match self {
+            Answered::Pages(sums) => Answer::Pages(sums),
+            Answered::Done => Answer::Done,
+            Answered::Allocated(extent) => Answer::Allocated(*extent),
+            Answered::Held(lines) => Answer::Held(lines),
+            Answered::Refused(refusal) => Answer::Refused(*refusal),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum ToDonor {
+    Hello { epoch: Epoch, lane: u64 },
+    Request { id: u64, asked: Asked, data: Vec<Value> },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum ToBorrower {
+    Welcome(Result<(u64, Load), Refusal>),
+    Answer { id: u64, answered: Answered, load: Load, data: Vec<Value> },
+}
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    AtDonor(ConnId, ToDonor),
+    AtBorrower(ConnId, ToBorrower),
+    DonorSeesEnd(ConnId),
+    BorrowerSeesEnd(ConnId),
+}
+
+/// How bad the network is, each in so many of a thousand messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) dropped: u64,
+    pub(crate) repeated: u64,
+    pub(crate) cut: u64,
+    pub(crate) slow: u64,
+}
+
+struct Line {
+    donor: usize,
+    /// When the latest message of each direction arrives; later ones arrive later.
+    latest: [Duration; 2],
+    severed: bool,
+}
+
+pub(crate) struct Network {
+    pub(crate) now: Duration,
+    pub(crate) faults: Faults,
+    /// Donors that nothing reaches and nothing leaves until then.
+    pub(crate) silent_until: Vec<Duration>,
+    lines: BTreeMap<ConnId, Line>,
+    queue: BTreeMap<(Duration, u64), Event>,
+    sequence: u64,
+}
+
+const TO_DONOR: usize = 0;
+const TO_BORROWER: usize = 1;
+
+impl Network {
+    pub(crate) fn new(donors: usize, faults: Faults) -> Network {
+        Network {
+            now: Duration::ZERO,
+            faults,
+            silent_until: vec![Duration::ZERO; donors],
+            lines: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            sequence: 0,
+        }
+    }
+
+    pub(crate) fn connect(&mut self, donor: usize) -> ConnId {
+        self.sequence += 1;
+        let conn = ConnId(self.sequence);
+        let line = Line { donor, latest: [self.now; 2], severed: false };
+        self.lines.insert(conn, line);
+        conn
+    }
+
+    pub(crate) fn donor_of(&self, conn: ConnId) -> usize {
+        self.lines[&conn].donor
+    }
+
+    pub(crate) fn to_donor(&mut self, conn: ConnId, message: ToDonor, dice: &mut Dice) {
+        self.send(conn, TO_DONOR, dice, || Event::AtDonor(conn, message.clone()));
+    }
+
+    pub(crate) fn to_borrower(&mut self, conn: ConnId, message: ToBorrower, dice: &mut Dice) {
+        self.send(conn, TO_BORROWER, dice, || Event::AtBorrower(conn, message.clone()));
+    }
+
+    fn send(&mut self, conn: ConnId, way: usize, dice: &mut Dice, event: impl Fn() -> Event) {
+        let line = &self.lines[&conn];
+        if line.severed || self.silent_until[line.donor] > self.now {
+            return;
+        }
+        if dice.permille(self.faults.cut) {
+            self.sever(conn, dice);
+        }
+        if dice.permille(self.faults.dropped) {
+            return;
+        }
+        let micros = match dice.permille(self.faults.slow) {
+            true => dice.below(400_000),
+            false => 20 + dice.below(200),
+        };
+        let line = self.lines.get_mut(&conn).expect("a known connection");
+        let at = line.latest[way].max(self.now + Duration::from_micros(micros));
+        line.latest[way] = at;
+        self.schedule(at, event());
+        if dice.permille(self.faults.repeated) {
+            // Right behind the first: a stream does not bring again what it brought long ago.
+            self.schedule(at, event());
+        }
+    }
+
+    /// Breaks the connection: nothing more gets in, what is in it may still arrive, and each side
+    /// sees it some time.
+    pub(crate) fn sever(&mut self, conn: ConnId, dice: &mut Dice) {
+        let line = self.lines.get_mut(&conn).expect("a known connection");
+        if std::mem::replace(&mut line.severed, true) {
+            return;
+        }
+        for event in [Event::DonorSeesEnd(conn), Event::BorrowerSeesEnd(conn)] {
+            let at = self.now + Duration::from_micros(dice.below(500_000));
+            self.schedule(at, event);
+        }
+    }
+
+    /// Breaks all connections to a donor that is gone: what was on the way to it is gone, too.
+    pub(crate) fn sever_all(&mut self, donor: usize, dice: &mut Dice) {
+        let of_donor: Vec<ConnId> = self
+            .lines
+            .iter()
+            .filter(|(_, line)| line.donor == donor)
+            .map(|(conn, _)| *conn)
+            .collect();
+        for conn in of_donor {
+            self.sever(conn, dice);
+            self.queue.retain(|_, event| !matches!(event, Event::AtDonor(at, _) if *at == conn));
+        }
+    }
+
+    pub(crate) fn schedule(&mut self, at: Duration, event: Event) {
+        self.sequence += 1;
+        self.queue.insert((at, self.sequence), event);
+    }
+
+    /// The next event that happens before `until`; the clock goes with it.
+    pub(crate) fn next(&mut self, until: Duration) -> Option<Event> {
+        let (at, _) = *self.queue.first_key_value()?.0;
+        if at >= until {
+            return None;
+        }
+        self.now = at;
+        self.queue.pop_first().map(|(_, event)| event)
+    }
+}

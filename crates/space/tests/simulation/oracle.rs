@@ -1,0 +1,191 @@
+//! What each page may be read as, and which losses are nobody's mistake.
+//!
+//! A page may hold the value that was acknowledged last, or that of a write whose end is not known.
+//! Once such a write cannot land any more, the page is one of its possible values for good: the
+//! first read shows which, and every later one must show the same.
+
+use crate::borrower::SEGMENT_PAGES;
+use crate::network::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Debug)]
+struct Page {
+    possible: Vec<Value>,
+    /// Counts the writes that began.
+    version: u64,
+    /// A write is under way, or its end is not known and it may still land.
+    open: bool,
+    /// Its write failed, and is to be done again.
+    dirty: bool,
+    /// That write may still land, so that nobody is to ask the pool for the page.
+    unsettled: bool,
+}
+
+impl Default for Page {
+    fn default() -> Page {
+        Page { possible: vec![0], version: 0, open: false, dirty: false, unsettled: false }
+    }
+}
+
+/// What a read that is under way may show.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    pub(crate) page: u64,
+    possible: Vec<Value>,
+    /// The page's version when the read began, if no write was open then.
+    quiet_since: Option<u64>,
+}
+
+#[derive(Default)]
+pub(crate) struct Oracle {
+    pages: BTreeMap<u64, Page>,
+    reads: BTreeMap<u64, Vec<Expected>>,
+    /// Segments of which an extent was lost with its donor, or that two donors claim.
+    losable: BTreeSet<u64>,
+    /// Segments for which a new owner was shown an extent that was never written: set aside by a
+    /// donor that was silent then, and for all the owner can see the segment's only one. Reads of it
+    /// show zeros, which the owner's own sums tell from what should be there.
+    doubtful: BTreeSet<u64>,
+    pub(crate) caught_by_sums: u64,
+    values: Value,
+    reads_begun: u64,
+    pub(crate) reads_checked: u64,
+}
+
+impl Oracle {
+    /// A value that no page ever had.
+    pub(crate) fn fresh_value(&mut self) -> Value {
+        self.values += 1;
+        self.values
+    }
+
+    pub(crate) fn may_write(&self, page: u64) -> bool {
+        self.pages.get(&page).is_none_or(|page| !page.open)
+    }
+
+    pub(crate) fn may_read(&self, page: u64) -> bool {
+        self.pages.get(&page).is_none_or(|page| !page.unsettled)
+    }
+
+    pub(crate) fn dirty_pages(&self) -> Vec<u64> {
+        self.pages.iter().filter(|(_, page)| page.dirty).map(|(number, _)| *number).collect()
+    }
+
+    /// Segments with a page that is certainly not zero.
+    pub(crate) fn segments_stored(&self) -> BTreeSet<u64> {
+        let stored = self.pages.iter().filter(|(_, page)| !page.possible.contains(&0));
+        stored.map(|(number, _)| number / SEGMENT_PAGES).collect()
+    }
+
+    pub(crate) fn write_begins(&mut self, number: u64, value: Value) {
+        let page = self.pages.entry(number).or_default();
+        page.possible.push(value);
+        page.version += 1;
+        page.open = true;
+        page.dirty = false;
+        page.unsettled = false;
+        for expected in self.reads.values_mut().flatten().filter(|e| e.page == number) {
+            expected.possible.push(value);
+        }
+    }
+
+    /// The write was acknowledged.
+    pub(crate) fn write_stored(&mut self, number: u64, value: Value) {
+        let page = self.pages.entry(number).or_default();
+        page.possible = vec![value];
+        page.open = false;
+    }
+
+    /// The write failed. `settled` says that it cannot land any more.
+    pub(crate) fn write_failed(&mut self, number: u64, settled: bool) {
+        let page = self.pages.entry(number).or_default();
+        page.open = false;
+        page.dirty = true;
+        page.unsettled = !settled;
+        if !settled {
+            // Keeps the reads that are under way from deciding what the page is.
+            page.version += 1;
+        }
+    }
+
+    /// Writes of an earlier borrower cannot land any more.
+    pub(crate) fn taken_over(&mut self) {
+        for page in self.pages.values_mut() {
+            page.open = false;
+            page.dirty = false;
+            page.unsettled = false;
+        }
+    }
+
+    pub(crate) fn zeroed(&mut self, number: u64) {
+        let page = self.pages.entry(number).or_default();
+        assert!(!page.open, "page {number} was zeroed under a write");
+        page.possible = vec![0];
+        page.version += 1;
+        page.dirty = false;
+        page.unsettled = false;
+    }
+
+    pub(crate) fn maybe_zeroed(&mut self, number: u64) {
+        let page = self.pages.entry(number).or_default();
+        page.possible.push(0);
+        page.version += 1;
+    }
+
+    /// A read begins; returns its key.
+    pub(crate) fn read_begins(&mut self, pages: &[u64]) -> u64 {
+        self.reads_begun += 1;
+        let expected = pages.iter().map(|number| {
+            let page = self.pages.get(number).cloned().unwrap_or_default();
+            Expected {
+                page: *number,
+                possible: page.possible,
+                quiet_since: (!page.open && !page.unsettled).then_some(page.version),
+            }
+        });
+        self.reads.insert(self.reads_begun, expected.collect());
+        self.reads_begun
+    }
+
+    /// The read shows a value for the page at this place of its list.
+    pub(crate) fn read_shows(&mut self, read: u64, at: usize, value: Value) {
+        let expected = &self.reads[&read][at];
+        let segment = expected.page / SEGMENT_PAGES;
+        if value == 0 && !expected.possible.contains(&0) && self.doubtful.contains(&segment) {
+            self.caught_by_sums += 1;
+            return;
+        }
+        assert!(
+            expected.possible.contains(&value),
+            "page {} reads as {value}, and may only be one of {:?}",
+            expected.page,
+            expected.possible,
+        );
+        self.reads_checked += 1;
+        let page = self.pages.entry(expected.page).or_default();
+        if expected.quiet_since == Some(page.version) && !page.open {
+            page.possible = vec![value];
+        }
+    }
+
+    pub(crate) fn read_ends(&mut self, read: u64) {
+        self.reads.remove(&read);
+    }
+
+    pub(crate) fn losable(&mut self, segment: u64) {
+        self.losable.insert(segment);
+    }
+
+    pub(crate) fn doubtful(&mut self, segment: u64) {
+        self.doubtful.insert(segment);
+    }
+
+    pub(crate) fn assert_losable(&self, segment: u64) {
+        assert!(self.losable.contains(&segment), "segment {segment} is lost without a reason");
+    }
+
+    pub(crate) fn loss_accepted(&mut self, segment: u64) {
+        self.losable.remove(&segment);
+        self.doubtful.remove(&segment);
+    }
+}

@@ -1,0 +1,591 @@
+//! A space on real donors over real sockets, in one process.
+
+use hecaton_donor::{Donor, DonorConfig, Serving};
+use hecaton_memory::{Epoch, PAGE_SIZE, PageNo, Size, SpaceId, page_sum};
+use hecaton_space::{Completion, Directory, DonorAddress, Lane, Space, SpaceConfig, SpaceError};
+use hecaton_transport::fault::{Chaos, Plan};
+use hecaton_transport::protocol::MAX_PAGES;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const SEGMENT_PAGES: u64 = 64;
+
+type Page = [u8; PAGE_SIZE];
+
+/// The donors that the tests want to be known.
+#[derive(Default)]
+struct Known(Mutex<BTreeMap<String, SocketAddr>>);
+
+impl Known {
+    fn set(&self, name: &str, addr: SocketAddr) {
+        self.0.lock().unwrap().insert(name.to_owned(), addr);
+    }
+}
+
+impl Directory for Known {
+    fn donors(&self) -> Vec<DonorAddress> {
+        let known = self.0.lock().unwrap();
+        known.iter().map(|(name, addr)| DonorAddress { name: name.clone(), addr: *addr }).collect()
+    }
+}
+
+struct Lent {
+    name: String,
+    donor: Donor,
+    serving: Option<Serving>,
+}
+
+impl Lent {
+    fn start(name: &str, segments: u64) -> Lent {
+        Lent::start_at(name, segments, (Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    fn start_at(name: &str, segments: u64, address: SocketAddr) -> Lent {
+        let lend = Size(segments * SEGMENT_PAGES * PAGE_SIZE as u64);
+        let donor = Donor::open(&DonorConfig::new(name, address, lend), None).unwrap();
+        let serving = Some(donor.serve(TcpListener::bind(address).unwrap()).unwrap());
+        Lent { name: name.to_owned(), donor, serving }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.serving.as_ref().expect("the donor serves").address()
+    }
+
+    /// Ends all connections; the memory stays.
+    fn stop(&mut self) -> SocketAddr {
+        let address = self.address();
+        self.serving = None;
+        address
+    }
+
+    fn serve_again(&mut self, address: SocketAddr) {
+        self.serving = Some(self.donor.serve(TcpListener::bind(address).unwrap()).unwrap());
+    }
+
+    /// A donor answers that extents are freed before its host has their memory back.
+    fn assert_all_comes_back(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.is_all_free() {
+            assert!(Instant::now() < deadline, "{:?}", self.donor.snapshot());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn is_all_free(&self) -> bool {
+        let snapshot = self.donor.snapshot();
+        snapshot.free_pages == snapshot.pages
+    }
+}
+
+fn config(pages: u64) -> SpaceConfig {
+    let mut config = SpaceConfig::new(SpaceId(0x5eed), Epoch(1), "test", pages);
+    config.segment_order = SEGMENT_PAGES.ilog2() as u8;
+    config.patience = Duration::from_secs(3);
+    config.connection.connect = Duration::from_millis(500);
+    config.connection.answer = Duration::from_millis(500);
+    config
+}
+
+fn cluster(donors: &[&Lent]) -> Arc<Known> {
+    let known = Known::default();
+    donors.iter().for_each(|donor| known.set(&donor.name, donor.address()));
+    Arc::new(known)
+}
+
+fn content(page: PageNo, turn: u64) -> Page {
+    let mut content = [turn as u8; PAGE_SIZE];
+    content[..8].copy_from_slice(&page.to_le_bytes());
+    content[8..16].copy_from_slice(&turn.to_le_bytes());
+    content
+}
+
+/// What became of a request.
+#[derive(Debug)]
+enum Outcome {
+    Read(Vec<u8>),
+    Written,
+    Failed(SpaceError),
+}
+
+/// Waits for one request, as a pager does: on the descriptors alone.
+fn finish(lane: &mut Lane, wanted: u64, pages: usize) -> Outcome {
+    let mut data = Vec::new();
+    let mut outcome = None;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while outcome.is_none() {
+        lane.progress(None, &mut |completion| match completion {
+            Completion::Read { token, from, sums, data: piece } if token == wanted => {
+                assert_eq!(from * PAGE_SIZE, data.len(), "pages out of order");
+                for (page, sum) in piece.chunks(PAGE_SIZE).zip(sums) {
+                    assert_eq!(page_sum(page), *sum);
+                }
+                data.extend_from_slice(piece);
+                if data.len() == pages * PAGE_SIZE {
+                    outcome = Some(Outcome::Read(std::mem::take(&mut data)));
+                }
+            }
+            Completion::Written { token } if token == wanted => outcome = Some(Outcome::Written),
+            Completion::Failed { token, error, .. } if token == wanted => {
+                outcome = Some(Outcome::Failed(error));
+            }
+            other => panic!("not asked for: {other:?}"),
+        });
+        if outcome.is_none() {
+            assert!(Instant::now() < deadline, "request {wanted} never ended");
+            wait_for_fds(lane);
+        }
+    }
+    assert_eq!(lane.in_flight(), 0);
+    outcome.expect("the loop ends with an outcome")
+}
+
+fn wait_for_fds(lane: &Lane) {
+    let mut fds = Vec::new();
+    lane.fds(&mut fds);
+    let mut fds: Vec<_> = fds
+        .iter()
+        // SAFETY: the lane owns the descriptors and lives on.
+        .map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(*fd) }, PollFlags::IN))
+        .collect();
+    let longest = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
+    assert_ne!(poll(&mut fds, Some(&longest)), Ok(0), "nothing ever became readable");
+}
+
+fn read(lane: &mut Lane, pages: &[PageNo]) -> Outcome {
+    match lane.read(7, pages) {
+        Ok(()) => finish(lane, 7, pages.len()),
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+fn write(lane: &mut Lane, pages: &[PageNo], turn: u64) -> Outcome {
+    let contents: Vec<Page> = pages.iter().map(|page| content(*page, turn)).collect();
+    let sums: Vec<u32> = contents.iter().map(|page| page_sum(page)).collect();
+    let data: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
+    match lane.write(8, pages, &sums, &data) {
+        Ok(()) => finish(lane, 8, pages.len()),
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+fn assert_reads(lane: &mut Lane, pages: &[PageNo], turn: u64) {
+    let Outcome::Read(data) = read(lane, pages) else { panic!("pages {pages:?} not read") };
+    for (page, data) in pages.iter().zip(data.chunks(PAGE_SIZE)) {
+        assert_eq!(data, content(*page, turn), "page {page}");
+    }
+}
+
+fn assert_zeros(lane: &mut Lane, pages: &[PageNo]) {
+    let Outcome::Read(data) = read(lane, pages) else { panic!("pages {pages:?} not read") };
+    assert!(data.iter().all(|byte| *byte == 0));
+}
+
+fn assert_written(lane: &mut Lane, pages: &[PageNo], turn: u64) {
+    let outcome = write(lane, pages, turn);
+    assert!(matches!(outcome, Outcome::Written), "{outcome:?}");
+}
+
+#[test]
+fn pages_come_back_and_so_does_the_memory() {
+    let donors = [Lent::start("a", 8), Lent::start("b", 8)];
+    let space = Space::create(config(8 * SEGMENT_PAGES), cluster(&[&donors[0], &donors[1]]));
+    let space = space.unwrap();
+    let mut lane = space.lane().unwrap();
+    assert_zeros(&mut lane, &[0, 3]);
+    assert!(donors.iter().all(Lent::is_all_free), "reading takes nothing");
+    for segment in 0..6 {
+        let pages: Vec<_> = (0..SEGMENT_PAGES).map(|page| segment * SEGMENT_PAGES + page).collect();
+        assert_written(&mut lane, &pages, 1);
+        assert_reads(&mut lane, &pages, 1);
+    }
+    // Any order, the same page twice, one page alone.
+    assert_reads(&mut lane, &[9, 5, 5, 63, 0], 1);
+    assert_reads(&mut lane, &[9], 1);
+    let status = space.status();
+    assert_eq!((status.segments, status.segments_held, status.segments_lost), (8, 6, 0));
+    assert!(status.donors.iter().all(|donor| donor.extents == 3 && donor.reachable));
+    serde_json::to_string(&status).unwrap();
+
+    space.discard(10, SEGMENT_PAGES).unwrap();
+    assert_zeros(&mut lane, &[10, 63]);
+    assert_zeros(&mut lane, &[64, 73]);
+    assert_reads(&mut lane, &[9], 1);
+    assert_reads(&mut lane, &[74], 1);
+    space.free_segment(0).unwrap();
+    assert_zeros(&mut lane, &[9]);
+    assert_eq!(space.status().segments_held, 5);
+    assert_written(&mut lane, &[9], 2);
+    assert_zeros(&mut lane, &[8]);
+
+    space.release().unwrap();
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+    assert_zeros(&mut lane, &[9]);
+}
+
+#[test]
+fn bad_requests_are_refused_and_leave_nothing_behind() {
+    let donor = Lent::start("a", 8);
+    let space = Space::create(config(SEGMENT_PAGES + 1), cluster(&[&donor])).unwrap();
+    let mut lane = space.lane().unwrap();
+    let many = vec![0; MAX_PAGES + 1];
+    for pages in [&[][..], &[0, SEGMENT_PAGES], &[SEGMENT_PAGES + 1], &[u64::MAX], &many] {
+        assert!(matches!(read(&mut lane, pages), Outcome::Failed(SpaceError::BadRequest { .. })));
+        assert!(matches!(
+            write(&mut lane, pages, 1),
+            Outcome::Failed(SpaceError::BadRequest { .. })
+        ));
+    }
+    assert!(matches!(space.free_segment(2), Err(SpaceError::BadRequest { .. })));
+    assert!(matches!(space.free_segment(u64::MAX), Err(SpaceError::BadRequest { .. })));
+    assert!(matches!(space.discard(0, SEGMENT_PAGES + 2), Err(SpaceError::BadRequest { .. })));
+    assert_eq!(lane.in_flight(), 0);
+    assert!(donor.is_all_free());
+}
+
+#[test]
+fn without_a_donor_there_is_no_space() {
+    let known = Arc::new(Known::default());
+    assert!(matches!(Space::create(config(1), known.clone()), Err(SpaceError::NoDonor(0))));
+    let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    known.set("gone", unused);
+    assert!(matches!(Space::create(config(1), known), Err(SpaceError::NoDonor(1))));
+    let donor = Lent::start("a", 8);
+    let mut large = config(1);
+    large.segment_order = 60;
+    assert!(matches!(
+        Space::create(large, cluster(&[&donor])),
+        Err(SpaceError::SegmentOrder { order: 60, .. })
+    ));
+    let empty = Space::create(config(0), cluster(&[&donor]));
+    assert!(matches!(empty, Err(SpaceError::Pages { pages: 0, .. })));
+}
+
+#[test]
+fn a_full_pool_says_so_and_goes_on_when_a_donor_joins() {
+    let small = Lent::start("small", 2);
+    let known = cluster(&[&small]);
+    let space = Space::create(config(8 * SEGMENT_PAGES), known.clone()).unwrap();
+    let mut lane = space.lane().unwrap();
+    assert_written(&mut lane, &[0], 1);
+    assert_written(&mut lane, &[SEGMENT_PAGES], 1);
+    let third = &[2 * SEGMENT_PAGES];
+    let outcome = write(&mut lane, third, 1);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::NoRoom { .. })), "{outcome:?}");
+    assert_zeros(&mut lane, third);
+    let joined = Lent::start("joined", 8);
+    known.set("joined", joined.address());
+    assert_written(&mut lane, third, 1);
+    assert_reads(&mut lane, third, 1);
+    assert_reads(&mut lane, &[0], 1);
+    assert!(!joined.is_all_free());
+}
+
+#[test]
+fn a_donor_that_comes_back_with_its_memory_is_not_noticed() {
+    let mut donor = Lent::start("a", 8);
+    let space = Space::create(config(SEGMENT_PAGES), cluster(&[&donor])).unwrap();
+    let mut lane = space.lane().unwrap();
+    assert_written(&mut lane, &[1, 2, 3], 1);
+    let address = donor.stop();
+    lane.read(1, &[1, 2, 3]).unwrap();
+    donor.serve_again(address);
+    assert!(matches!(finish(&mut lane, 1, 3), Outcome::Read(_)));
+    // A write may have gone out on the connection that was broken, and is then to be repeated.
+    let address = donor.stop();
+    donor.serve_again(address);
+    match write(&mut lane, &[1], 2) {
+        Outcome::Written => {}
+        Outcome::Failed(SpaceError::Interrupted { .. }) => assert_written(&mut lane, &[1], 2),
+        other => panic!("{other:?}"),
+    }
+    assert_reads(&mut lane, &[1], 2);
+    space.renew();
+    assert!(space.status().donors[0].reachable);
+}
+
+#[test]
+fn a_donor_that_comes_back_empty_is_a_clean_loss() {
+    let mut donor = Lent::start("a", 8);
+    let space = Space::create(config(2 * SEGMENT_PAGES), cluster(&[&donor])).unwrap();
+    let mut lane = space.lane().unwrap();
+    let mut other_lane = space.lane().unwrap();
+    assert_written(&mut lane, &[1, 2, 3], 1);
+    assert_reads(&mut other_lane, &[1], 1);
+    let address = donor.stop();
+    let donor = Lent::start_at("a", 8, address);
+    for lane in [&mut lane, &mut other_lane] {
+        for _ in 0..2 {
+            let outcome = read(lane, &[1]);
+            assert!(matches!(outcome, Outcome::Failed(SpaceError::Lost { segment: 0, .. })));
+            let outcome = write(lane, &[1], 2);
+            assert!(matches!(outcome, Outcome::Failed(SpaceError::Lost { segment: 0, .. })));
+        }
+    }
+    assert_eq!(space.status().segments_lost, 1);
+    // Another segment takes an extent of the new life, and the lost one does once it is given up.
+    assert_written(&mut lane, &[SEGMENT_PAGES], 2);
+    space.free_segment(0).unwrap();
+    assert_zeros(&mut lane, &[1]);
+    assert_written(&mut other_lane, &[1], 3);
+    assert_reads(&mut lane, &[1], 3);
+    space.release().unwrap();
+    donor.assert_all_comes_back();
+}
+
+#[test]
+fn a_silent_donor_is_an_error_within_the_patience() {
+    let donor = Lent::start("a", 8);
+    let chaos = Chaos::before(donor.address(), Plan::default(), 1).unwrap();
+    let known = Arc::new(Known::default());
+    known.set("a", chaos.address());
+    let mut config = config(2 * SEGMENT_PAGES);
+    config.patience = Duration::from_secs(1);
+    let space = Space::create(config, known).unwrap();
+    let mut lane = space.lane().unwrap();
+    assert_written(&mut lane, &[1], 1);
+    chaos.set_deaf(true);
+    chaos.cut_all();
+    let outcome = read(&mut lane, &[1]);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Unreachable { .. })), "{outcome:?}");
+    let outcome = write(&mut lane, &[1], 2);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Unreachable { .. })), "{outcome:?}");
+    let outcome = write(&mut lane, &[SEGMENT_PAGES], 2);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::NoRoom { .. })), "{outcome:?}");
+    assert!(matches!(space.discard(1, 1), Err(SpaceError::Unreachable { .. })));
+    assert!(matches!(space.release(), Err(SpaceError::Unreachable { .. })));
+    chaos.set_deaf(false);
+    chaos.cut_all();
+    space.release().unwrap();
+    donor.assert_all_comes_back();
+}
+
+#[test]
+fn a_successor_finds_everything_and_its_predecessor_is_fenced() {
+    let donors = [Lent::start("a", 8), Lent::start("b", 8)];
+    let known = cluster(&[&donors[0], &donors[1]]);
+    let first = Space::create(config(8 * SEGMENT_PAGES), known.clone()).unwrap();
+    let mut lane = first.lane().unwrap();
+    let pages: Vec<_> = (0..6).map(|segment| segment * SEGMENT_PAGES + 5).collect();
+    for page in &pages {
+        assert_written(&mut lane, &[*page], 1);
+    }
+    let mut config = config(8 * SEGMENT_PAGES);
+    config.epoch = Epoch(2);
+    let second = Space::adopt(config.clone(), known.clone()).unwrap();
+    assert_eq!(second.status().segments_held, 6);
+    let mut successor = second.lane().unwrap();
+    for page in &pages {
+        assert_reads(&mut successor, &[*page], 1);
+    }
+    // On connections that were open before, and on those that are opened now.
+    let outcome = write(&mut lane, &pages[..1], 9);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Fenced { .. })), "{outcome:?}");
+    let outcome = read(&mut lane, &pages[..1]);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Fenced { .. })), "{outcome:?}");
+    assert!(matches!(first.release(), Err(SpaceError::Fenced { .. })));
+    assert!(first.is_fenced());
+    config.epoch = Epoch(1);
+    assert!(matches!(Space::adopt(config, known), Err(SpaceError::Fenced { .. })));
+    assert_reads(&mut successor, &pages[..1], 1);
+    // What should be there and is not is lost; what never was is nothing.
+    second.expect(0).unwrap();
+    second.expect(7).unwrap();
+    assert_reads(&mut successor, &pages[..1], 1);
+    let outcome = read(&mut successor, &[7 * SEGMENT_PAGES]);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Lost { segment: 7, .. })));
+    assert_zeros(&mut successor, &[6 * SEGMENT_PAGES]);
+    second.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+#[test]
+fn a_successor_does_not_take_an_unreachable_donors_pages_for_zeros() {
+    let donors = [Lent::start("a", 8), Lent::start("b", 8)];
+    let chaos = Chaos::before(donors[1].address(), Plan::default(), 1).unwrap();
+    let known = cluster(&[&donors[0]]);
+    known.set("b", chaos.address());
+    let first = Space::create(config(4 * SEGMENT_PAGES), known.clone()).unwrap();
+    let mut lane = first.lane().unwrap();
+    let pages: Vec<_> = (0..4).map(|segment| segment * SEGMENT_PAGES).collect();
+    for page in &pages {
+        assert_written(&mut lane, &[*page], 1);
+    }
+    chaos.set_deaf(true);
+    chaos.cut_all();
+    let mut config = config(4 * SEGMENT_PAGES);
+    config.epoch = Epoch(2);
+    config.patience = Duration::from_secs(1);
+    let second = Space::adopt(config, known).unwrap();
+    let mut lane = second.lane().unwrap();
+    let lost = pages.iter().filter(|page| match read(&mut lane, &[**page]) {
+        Outcome::Read(data) => {
+            assert_eq!(data, content(**page, 1));
+            false
+        }
+        Outcome::Failed(SpaceError::Lost { donor, .. }) => donor == "b",
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(lost.count(), 2);
+    chaos.set_deaf(false);
+    chaos.cut_all();
+    second.renew();
+    for page in &pages {
+        assert_reads(&mut lane, &[*page], 1);
+    }
+}
+
+#[test]
+fn threads_share_the_space_and_nothing_else() {
+    let donors = [Lent::start("a", 20), Lent::start("b", 20)];
+    let space = Space::create(config(16 * SEGMENT_PAGES), cluster(&[&donors[0], &donors[1]]));
+    let space = &space.unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                let mut lane = space.lane().unwrap();
+                for turn in 0..20 {
+                    // All threads write to all segments, each to pages of its own.
+                    for segment in 0..16 {
+                        let page = segment * SEGMENT_PAGES + thread;
+                        assert_written(&mut lane, &[page, page + 32], turn);
+                        assert_reads(&mut lane, &[page + 32, page], turn);
+                    }
+                }
+            });
+        }
+    });
+    let held: BTreeSet<u64> = space.status().donors.iter().map(|donor| donor.extents).collect();
+    assert_eq!(held, BTreeSet::from([8]), "each segment is held once");
+}
+
+#[test]
+fn more_than_the_window_may_be_asked_for_at_once() {
+    let donor = Lent::start("a", 8);
+    let space = Space::create(config(4 * SEGMENT_PAGES), cluster(&[&donor])).unwrap();
+    let mut lane = space.lane().unwrap();
+    let all: Vec<PageNo> = (0..SEGMENT_PAGES).collect();
+    assert_written(&mut lane, &all, 1);
+    let mut accepted = 0;
+    let refused = loop {
+        match lane.read(accepted, &all[..32]) {
+            Ok(()) => accepted += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, SpaceError::Busy(_)) && refused.is_transient());
+    assert_eq!(lane.in_flight(), accepted as usize);
+    // A write makes room for itself; what comes meanwhile is kept.
+    let mut pages_read = 0;
+    let mut written = 0;
+    for turn in 0..8 {
+        let contents = content(SEGMENT_PAGES, turn);
+        let sums = [page_sum(&contents)];
+        while let Err(error) = lane.write(1 << 32 | turn, &[SEGMENT_PAGES], &sums, &[&contents]) {
+            assert!(matches!(error, SpaceError::Busy(_)), "{error}");
+            lane.progress(Some(Duration::from_secs(10)), &mut |completion| match completion {
+                Completion::Read { sums, .. } => pages_read += sums.len(),
+                Completion::Written { .. } => written += 1,
+                Completion::Failed { error, .. } => panic!("{error}"),
+            });
+        }
+    }
+    while lane.in_flight() > 0 {
+        lane.progress(Some(Duration::from_secs(10)), &mut |completion| match completion {
+            Completion::Read { sums, .. } => pages_read += sums.len(),
+            Completion::Written { .. } => written += 1,
+            Completion::Failed { error, .. } => panic!("{error}"),
+        });
+    }
+    assert_eq!((pages_read as u64, written), (accepted * 32, 8));
+    assert_reads(&mut lane, &[SEGMENT_PAGES], 7);
+}
+
+/// Lanes through a network that cuts, drops, corrupts and delays: whatever is acknowledged is there,
+/// and whatever is read was written.
+#[test]
+fn a_bad_network_costs_time_and_nothing_else() {
+    let mut interrupted = 0;
+    for seed in 0..4 {
+        let donors = [Lent::start("a", 8), Lent::start("b", 8)];
+        let known = Arc::new(Known::default());
+        let good = Plan::default();
+        let chaos: Vec<Chaos> =
+            donors.iter().map(|d| Chaos::before(d.address(), good, seed).unwrap()).collect();
+        for (donor, chaos) in donors.iter().zip(&chaos) {
+            known.set(&donor.name, chaos.address());
+        }
+        let mut config = config(4 * SEGMENT_PAGES);
+        config.connection.answer = Duration::from_millis(150);
+        config.connection.connect = Duration::from_millis(150);
+        let space = Space::create(config, known).unwrap();
+        let mut lane = space.lane().unwrap();
+        let bad = Plan {
+            grain_bytes: 2048,
+            delayed: 20_000,
+            delay: Duration::from_micros(500),
+            dropped: 2_000,
+            corrupted: 2_000,
+            cut: 3_000,
+            ..Plan::default()
+        };
+        chaos.iter().for_each(|chaos| chaos.set_plan(bad));
+        let mut possible: BTreeMap<PageNo, Vec<u64>> = BTreeMap::new();
+        for turn in 1..150 {
+            let page = turn * 37 % (4 * SEGMENT_PAGES);
+            let turns = possible.entry(page).or_default();
+            turns.push(turn);
+            for _ in 0..50 {
+                match write(&mut lane, &[page], turn) {
+                    Outcome::Written => {
+                        *turns = vec![turn];
+                        break;
+                    }
+                    Outcome::Failed(error) if error.is_transient() => interrupted += 1,
+                    Outcome::Failed(SpaceError::NoRoom { .. }) => {}
+                    other => panic!("seed {seed}, turn {turn}: {other:?}"),
+                }
+            }
+            assert_eq!(*turns, [turn], "seed {seed}: never written");
+            let (&page, turns) = possible.range(page / 2..).next().expect("at least one page");
+            match read_unverified(&mut lane, page) {
+                Some(data) => assert!(
+                    turns.iter().any(|turn| data == content(page, *turn)),
+                    "seed {seed}, turn {turn}: page {page} is none of {turns:?}"
+                ),
+                None => interrupted += 1,
+            }
+        }
+        chaos.iter().for_each(|chaos| chaos.set_plan(good));
+        for (page, turns) in possible {
+            assert_reads(&mut lane, &[page], turns[0]);
+        }
+        space.renew();
+        space.release().unwrap();
+        donors.iter().for_each(Lent::assert_all_comes_back);
+    }
+    assert!(interrupted > 0, "the network was too good");
+}
+
+/// The page, or nothing if it came corrupted: the sums are for the reader to verify.
+fn read_unverified(lane: &mut Lane, page: PageNo) -> Option<Vec<u8>> {
+    lane.read(3, &[page]).unwrap();
+    let mut outcome = None;
+    while outcome.is_none() {
+        lane.progress(Some(Duration::from_secs(10)), &mut |completion| {
+            outcome = Some(match completion {
+                Completion::Read { sums, data, .. } if page_sum(data) == sums[0] => {
+                    Some(data.to_vec())
+                }
+                Completion::Read { .. } => None,
+                Completion::Failed { error, .. } if error.is_transient() => None,
+                other => panic!("{other:?}"),
+            });
+        });
+    }
+    outcome.flatten()
+}

@@ -1,0 +1,606 @@
+//! The borrower's end: one thread's own connection to one donor.
+//!
+//! Nothing here waits unless its name or its documentation says so. Connecting and greeting go on
+//! in [`Connection::progress`] too, so that a thread which serves faults from several donors is not
+//! held up by one of them.
+//!
+//! A read of one page costs one send and one receive: the answer's head, sum and page come with one
+//! `recv` into a buffer, and the page is handed on from there. Receiving straight into the place
+//! where the page belongs was rejected, because the place is only known after the head, which would
+//! make two calls of each answer.
+
+use crate::codec::{
+    self, AnswerTables, HEAD_BYTES, Head, MAX_TABLE_BYTES, Malformed, WELCOME_BYTES,
+};
+use crate::protocol::{
+    Answer, HeldExtent, Hello, Load, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
+};
+use crate::socket::{self, Wait};
+use crate::window::{Unexpected, Window, WindowLimits};
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+use tracing::warn;
+
+/// Most bytes that one `recv` asks for: small enough to be still in the cache when the pages are
+/// handed on, large enough that the call itself costs nothing per page.
+const RECEIVE_BYTES: usize = 256 << 10;
+
+/// Full receives in a row before other connections get their turn.
+const MAX_RECEIVES: usize = 16;
+
+/// Bounds of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What may be under way.
+    pub window: WindowLimits,
+    /// How long [`Connection::open`] waits for the donor's welcome.
+    pub connect: Duration,
+    /// How long [`Connection::call`] waits for an answer.
+    pub answer: Duration,
+    /// How long a donor may take nothing of what is sent, or its host acknowledge nothing, before
+    /// the connection counts as lost.
+    pub stall: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            window: WindowLimits::default(),
+            connect: Duration::from_secs(3),
+            answer: Duration::from_secs(5),
+            stall: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a connection cannot be used, or used any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The socket said so.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The donor has closed the connection.
+    #[error("the donor closed the connection")]
+    Closed,
+    /// The donor was silent for too long.
+    #[error("the donor did not {0} within {1:?}")]
+    TimedOut(&'static str, Duration),
+    /// The donor does not welcome this borrower.
+    #[error("the donor refused the connection")]
+    Refused(#[source] Refusal),
+    /// What came is not the page protocol.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// What came is not the answer to what was asked.
+    #[error(transparent)]
+    Unexpected(#[from] Unexpected),
+}
+
+/// What a donor answered, as it comes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// Some of the pages of a read. A read of many pages comes in several such events, in order;
+    /// the one that brings the last page is the end of the request.
+    Pages {
+        /// Where in the request's list of pages these begin.
+        from: usize,
+        /// The sums that the donor keeps for them. Not verified here.
+        sums: &'a [PageSum],
+        /// Their contents, one after another.
+        data: &'a [u8],
+    },
+    /// Written, discarded, freed, fenced or renewed.
+    Done,
+    /// The extent that was asked for.
+    Allocated(ExtentId),
+    /// What the donor holds for the space.
+    Held(&'a [HeldExtent]),
+    /// Not done, and why.
+    Refused(Refusal),
+}
+
+/// What a donor answered, in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The pages of a read.
+    Pages {
+        /// The sums that the donor keeps for them. Not verified here.
+        sums: Vec<PageSum>,
+        /// Their contents, one after another.
+        data: Vec<u8>,
+    },
+    /// Written, discarded, freed, fenced or renewed.
+    Done,
+    /// The extent that was asked for.
+    Allocated(ExtentId),
+    /// What the donor holds for the space.
+    Held(Vec<HeldExtent>),
+    /// Not done, and why.
+    Refused(Refusal),
+}
+
+/// One thread's own connection to one donor, for one space.
+pub struct Connection {
+    socket: OwnedFd,
+    phase: Phase,
+    options: Options,
+    window: Window,
+    load: Load,
+    inbox: Inbox,
+    tables: AnswerTables,
+    delivery: Option<Delivery>,
+    has_undelivered: bool,
+    head: Vec<u8>,
+    parts: Vec<libc::iovec>,
+}
+
+// SAFETY: the pointers in `parts` are only set and used within one call of `submit`.
+unsafe impl Send for Connection {}
+
+enum Phase {
+    /// The kernel connects, then the greetings pass. `gate` is an epoll instance with the socket in
+    /// it, so that whoever waits for the connection may wait for readability throughout.
+    Opening {
+        gate: OwnedFd,
+        hello: Vec<u8>,
+        sent: usize,
+        connected: bool,
+    },
+    Open(Welcome),
+    Broken,
+}
+
+impl Connection {
+    /// Begins to connect, and returns at once. [`Connection::progress`] does the rest.
+    pub fn start(
+        address: SocketAddr,
+        hello: &Hello,
+        options: &Options,
+    ) -> Result<Connection, ConnectionError> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+            .map_err(io::Error::from)?;
+        socket::prepare(socket.as_fd(), options.stall)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+        let gate = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
+        let events = epoll::EventFlags::OUT;
+        epoll::add(&gate, &socket, epoll::EventData::new_u64(0), events)
+            .map_err(io::Error::from)?;
+        let hello = codec::encode_hello(hello).to_vec();
+        Ok(Connection {
+            socket,
+            phase: Phase::Opening { gate, hello, sent: 0, connected: false },
+            options: *options,
+            window: Window::new(options.window),
+            load: Load::default(),
+            inbox: Inbox::new(&options.window),
+            tables: AnswerTables::default(),
+            delivery: None,
+            has_undelivered: false,
+            head: Vec::with_capacity(HEAD_BYTES + MAX_PAGES * 8),
+            parts: Vec::with_capacity(1 + MAX_PAGES),
+        })
+    }
+
+    /// Connects and waits for the donor's welcome, [`Options::connect`] at most.
+    pub fn open(
+        address: SocketAddr,
+        hello: &Hello,
+        options: &Options,
+    ) -> Result<Connection, ConnectionError> {
+        let mut connection = Connection::start(address, hello, options)?;
+        let deadline = Instant::now() + options.connect;
+        while connection.welcome().is_none() {
+            if !wait_readable(connection.as_fd(), deadline)? {
+                return Err(ConnectionError::TimedOut("welcome this borrower", options.connect));
+            }
+            connection.progress(&mut |_, _| {})?;
+        }
+        Ok(connection)
+    }
+
+    /// The donor's welcome, once it is there. Requests may be submitted from then on.
+    pub fn welcome(&self) -> Option<&Welcome> {
+        match &self.phase {
+            Phase::Open(welcome) => Some(welcome),
+            Phase::Opening { .. } | Phase::Broken => None,
+        }
+    }
+
+    /// What the donor's latest answer said of its room and its load.
+    pub fn load(&self) -> Load {
+        self.load
+    }
+
+    /// Requests under way.
+    pub fn in_flight(&self) -> usize {
+        self.window.len()
+    }
+
+    /// Whether the window has room for the request.
+    pub fn has_room(&self, request: &Request<'_>) -> bool {
+        self.window.has_room(request)
+    }
+
+    /// Whether there are answers that were received while a submission waited: the descriptor need
+    /// not become readable for them, and [`Connection::progress`] is to be called all the same.
+    pub fn has_undelivered(&self) -> bool {
+        self.has_undelivered
+    }
+
+    /// Sends a request. `tag` comes back with every event of its answer. `data` is the page data of
+    /// a [`Request::Write`], in any number of pieces, and is handed to the kernel before this returns.
+    ///
+    /// Waits only while the socket takes no more, [`Options::stall`] at most. Meanwhile it receives
+    /// what the donor answers, because a donor that cannot get rid of its answers takes no requests
+    /// either; the window is what bounds that.
+    ///
+    /// # Panics
+    /// If the connection is not open, the window is full, or `data` has other bytes than the
+    /// request has pages.
+    pub fn submit(
+        &mut self,
+        tag: u64,
+        request: Request<'_>,
+        data: &[&[u8]],
+    ) -> Result<(), ConnectionError> {
+        assert!(matches!(self.phase, Phase::Open(_)), "the connection is not open");
+        let data_bytes: usize = data.iter().map(|part| part.len()).sum();
+        let expected = match request {
+            Request::Write { pages, .. } => pages.len() * PAGE_SIZE,
+            _ => 0,
+        };
+        assert_eq!(data_bytes, expected, "other bytes than pages");
+        let id = self.window.admit(tag, &request);
+        codec::encode_request(&request, id, &mut self.head);
+        let outcome = self.send(data);
+        self.note(outcome)
+    }
+
+    /// Receives what has come, without waiting, and hands it to `sink` with the tag of its request.
+    /// An error is the end of the connection; what was under way has no answer then.
+    pub fn progress(
+        &mut self,
+        sink: &mut dyn FnMut(u64, Event<'_>),
+    ) -> Result<(), ConnectionError> {
+        let outcome = match self.phase {
+            Phase::Opening { .. } => self.greet(),
+            Phase::Open(_) => self.receive(sink),
+            Phase::Broken => Err(ConnectionError::Closed),
+        };
+        self.note(outcome)
+    }
+
+    /// Sends a request and waits for its answer, [`Options::answer`] at most. For control requests:
+    /// it allocates, and events of other requests that come meanwhile are dropped.
+    pub fn call(
+        &mut self,
+        request: Request<'_>,
+        data: &[&[u8]],
+    ) -> Result<Outcome, ConnectionError> {
+        const TAG: u64 = u64::MAX;
+        let pages_asked = match request {
+            Request::Read { pages, .. } => pages.len(),
+            _ => 0,
+        };
+        let deadline = Instant::now() + self.options.answer;
+        self.submit(TAG, request, data)?;
+        let (mut all_sums, mut all_data) = (Vec::new(), Vec::new());
+        let mut outcome = None;
+        while outcome.is_none() {
+            if !self.has_undelivered() && !wait_readable(self.as_fd(), deadline)? {
+                self.phase = Phase::Broken;
+                return Err(ConnectionError::TimedOut("answer", self.options.answer));
+            }
+            self.progress(&mut |tag, event| {
+                if tag != TAG {
+                    return;
+                }
+                outcome = match event {
+                    Event::Pages { sums, data, .. } => {
+                        all_sums.extend_from_slice(sums);
+                        all_data.extend_from_slice(data);
+                        (all_sums.len() == pages_asked).then(|| Outcome::Pages {
+                            sums: std::mem::take(&mut all_sums),
+                            data: std::mem::take(&mut all_data),
+                        })
+                    }
+                    Event::Done => Some(Outcome::Done),
+                    Event::Allocated(extent) => Some(Outcome::Allocated(extent)),
+                    Event::Held(lines) => Some(Outcome::Held(lines.to_vec())),
+                    Event::Refused(refusal) => Some(Outcome::Refused(refusal)),
+                };
+            })?;
+        }
+        outcome.ok_or(ConnectionError::Closed)
+    }
+
+    /// Marks the connection as broken after an error, and logs what is not the protocol.
+    fn note(&mut self, outcome: Result<(), ConnectionError>) -> Result<(), ConnectionError> {
+        if let Err(error) = &outcome {
+            if matches!(error, ConnectionError::Malformed(_) | ConnectionError::Unexpected(_)) {
+                let peer = sockopt_peer(&self.socket);
+                warn!(peer, %error, "connection closed: malformed frame");
+            }
+            self.phase = Phase::Broken;
+        }
+        outcome
+    }
+
+    fn greet(&mut self) -> Result<(), ConnectionError> {
+        let Phase::Opening { gate, hello, sent, connected } = &mut self.phase else {
+            return Ok(());
+        };
+        if !*connected {
+            let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+            match poll(&mut fds, Some(&Timespec::default())) {
+                Ok(0) | Err(Errno::INTR) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+            sockopt::socket_error(&self.socket)
+                .map_err(io::Error::from)?
+                .map_err(io::Error::from)?;
+            *connected = true;
+        }
+        while *sent < hello.len() {
+            let parts = [socket::iovec(&hello[*sent..])];
+            // SAFETY: the greeting lives in `self`.
+            match unsafe { socket::send(self.socket.as_fd(), &parts, Wait::No) } {
+                Ok(count) => *sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            if *sent == hello.len() {
+                let data = epoll::EventData::new_u64(0);
+                epoll::modify(&*gate, &self.socket, data, epoll::EventFlags::IN)
+                    .map_err(io::Error::from)?;
+            }
+        }
+        self.inbox.receive(self.socket.as_fd(), RECEIVE_BYTES)?;
+        let Some((welcome, _)) = self.inbox.bytes().split_first_chunk::<WELCOME_BYTES>() else {
+            return Ok(());
+        };
+        let welcome = codec::decode_welcome(welcome)?.map_err(ConnectionError::Refused)?;
+        if welcome.version < VERSIONS.0 || welcome.version > VERSIONS.1 {
+            return Err(Malformed::Field("version").into());
+        }
+        self.inbox.consume(WELCOME_BYTES);
+        self.inbox.compact();
+        self.load = welcome.load;
+        self.phase = Phase::Open(welcome);
+        Ok(())
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(u64, Event<'_>)) -> Result<(), ConnectionError> {
+        self.deliver(sink)?;
+        for _ in 0..MAX_RECEIVES {
+            let received = self.inbox.receive(self.socket.as_fd(), RECEIVE_BYTES)?;
+            self.deliver(sink)?;
+            // A short receive has emptied the socket. Asking again would cost a call to be told so.
+            if received < RECEIVE_BYTES {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands on everything that the receiver has whole.
+    fn deliver(&mut self, sink: &mut dyn FnMut(u64, Event<'_>)) -> Result<(), ConnectionError> {
+        loop {
+            let bytes = self.inbox.bytes();
+            if let Some(delivery) = &mut self.delivery {
+                let from = delivery.given;
+                let pages = (bytes.len() / PAGE_SIZE).min(delivery.asked - from);
+                if pages == 0 {
+                    break;
+                }
+                delivery.given += pages;
+                let (tag, last) = (delivery.tag, delivery.given == delivery.asked);
+                let sums = &self.tables.sums()[from..from + pages];
+                let data = &bytes[..pages * PAGE_SIZE];
+                sink(tag, Event::Pages { from, sums, data });
+                self.inbox.consume(pages * PAGE_SIZE);
+                if last {
+                    self.delivery = None;
+                    self.window.settle();
+                }
+                continue;
+            }
+            let Some((head, _)) = bytes.split_first_chunk::<HEAD_BYTES>() else { break };
+            let head = Head::parse(head)?;
+            let length = HEAD_BYTES + head.table_bytes();
+            let Some(frame) = bytes.get(..length) else { break };
+            let (answer, load) = codec::decode_answer(&head, frame, &mut self.tables)?;
+            let tag = self.window.check(head.id(), &answer)?;
+            self.load = load;
+            let event = match answer {
+                Answer::Pages(sums) => {
+                    let asked = sums.len();
+                    self.delivery = Some(Delivery { tag, asked, given: 0 });
+                    self.inbox.consume(length);
+                    continue;
+                }
+                Answer::Done => Event::Done,
+                Answer::Allocated(extent) => Event::Allocated(extent),
+                Answer::Held(lines) => Event::Held(lines),
+                Answer::Refused(refusal) => Event::Refused(refusal),
+            };
+            sink(tag, event);
+            self.inbox.consume(length);
+            self.window.settle();
+        }
+        self.inbox.compact();
+        self.has_undelivered = false;
+        Ok(())
+    }
+
+    /// Sends the head and then `data`.
+    fn send(&mut self, data: &[&[u8]]) -> Result<(), ConnectionError> {
+        self.parts.clear();
+        self.parts.push(socket::iovec(&self.head));
+        self.parts.extend(data.iter().map(|part| socket::iovec(part)));
+        let mut from = 0;
+        while from < self.parts.len() {
+            // The kernel takes no more than this many at once.
+            let until = self.parts.len().min(from + libc::UIO_MAXIOV as usize);
+            let parts = &self.parts[from..until];
+            // SAFETY: the head lives in `self`, and `data` is borrowed for the whole call.
+            match unsafe { socket::send(self.socket.as_fd(), parts, Wait::No) } {
+                Ok(sent) => from += socket::advance(&mut self.parts[from..], sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_to_send()?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the socket takes more, and keeps what comes in meanwhile.
+    fn wait_to_send(&mut self) -> Result<(), ConnectionError> {
+        let deadline = Instant::now() + self.options.stall;
+        loop {
+            let mut events = PollFlags::OUT;
+            if self.inbox.has_space() {
+                events |= PollFlags::IN;
+            }
+            let mut fds = [PollFd::new(&self.socket, events)];
+            let left = deadline.saturating_duration_since(Instant::now());
+            match poll(&mut fds, Some(&timespec(left))) {
+                Ok(0) if left.is_zero() => {
+                    return Err(ConnectionError::TimedOut("take a request", self.options.stall));
+                }
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+            let ready = fds[0].revents();
+            if ready.contains(PollFlags::IN) {
+                self.inbox.receive(self.socket.as_fd(), RECEIVE_BYTES)?;
+                self.has_undelivered = true;
+            }
+            // Errors and hang-ups show in the send that follows.
+            if ready.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl AsFd for Connection {
+    /// Readable whenever [`Connection::progress`] has something to do. It is another descriptor
+    /// once the connection is open than before.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.phase {
+            Phase::Opening { gate, .. } => gate.as_fd(),
+            Phase::Open(_) | Phase::Broken => self.socket.as_fd(),
+        }
+    }
+}
+
+impl AsRawFd for Connection {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+/// Received bytes that are not handed on yet.
+///
+/// The buffer holds whatever the window lets the donor send, so that [`Connection::submit`] can
+/// always take in the answers that stand between it and the donor's next receive. It begins at its
+/// start again whenever it can: in quiet times only the first pages of it are ever touched.
+struct Inbox {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// An answer whose pages are coming in.
+struct Delivery {
+    tag: u64,
+    asked: usize,
+    given: usize,
+}
+
+impl Inbox {
+    fn new(window: &WindowLimits) -> Inbox {
+        let payload_bytes = window.payload_bytes.max(MAX_PAGES * PAGE_SIZE);
+        let heads = window.requests * (HEAD_BYTES + MAX_PAGES * 4);
+        let capacity = payload_bytes + heads + MAX_TABLE_BYTES + PAGE_SIZE;
+        // Fresh memory of this size is mapped, not touched.
+        let buffer = vec![0; capacity.max(RECEIVE_BYTES)].into_boxed_slice();
+        Inbox { buffer, start: 0, end: 0 }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    fn has_space(&self) -> bool {
+        self.end < self.buffer.len()
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+    }
+
+    /// Moves what is left, less than a page or a table, to the buffer's start.
+    fn compact(&mut self) {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+    }
+
+    /// One receive, without waiting. Says how many bytes came; none is not the end of the stream.
+    fn receive(&mut self, socket: BorrowedFd<'_>, most: usize) -> Result<usize, ConnectionError> {
+        let until = self.buffer.len().min(self.end + most);
+        match socket::receive(socket, &mut self.buffer[self.end..until], Wait::No) {
+            Ok(0) => Err(ConnectionError::Closed),
+            Ok(count) => {
+                self.end += count;
+                Ok(count)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Waits until the descriptor is readable. False when the deadline passes first.
+fn wait_readable(fd: BorrowedFd<'_>, deadline: Instant) -> Result<bool, ConnectionError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&timespec(left))) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+fn sockopt_peer(socket: &OwnedFd) -> String {
+    match rustix::net::getpeername(socket) {
+        Ok(Some(address)) => SocketAddr::try_from(address).map_or("?".into(), |a| a.to_string()),
+        _ => "?".into(),
+    }
+}

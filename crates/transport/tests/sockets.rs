@@ -1,0 +1,461 @@
+//! Both ends over real sockets: what a request costs is shown elsewhere, here is what becomes of it
+//! when the peer or the network misbehaves.
+
+use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, SpaceId, page_sum};
+use hecaton_transport::client::{Connection, ConnectionError, Event, Options, Outcome};
+use hecaton_transport::fault::{Chaos, Plan};
+use hecaton_transport::protocol::{
+    HeldExtent, Hello, Load, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
+};
+use hecaton_transport::server::{Limits, Replied, Reply, Server, Service};
+use hecaton_transport::window::WindowLimits;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const EXTENT: ExtentId = ExtentId(7);
+const PAGES: usize = 1024;
+
+/// One extent of plain memory.
+struct Shelf {
+    pages: Mutex<Vec<[u8; PAGE_SIZE]>>,
+    open: AtomicUsize,
+}
+
+struct Visit(Arc<Shelf>);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+struct Shop(Arc<Shelf>);
+
+const LOAD: Load = Load { free_pages: 5, in_service: 1 };
+
+impl Service for Shop {
+    type Session = Visit;
+
+    fn hello(&self, hello: &Hello, _peer: SocketAddr) -> Result<(Welcome, Visit), Refusal> {
+        if hello.epoch < Epoch(1) {
+            return Err(Refusal::StaleEpoch(Epoch(1)));
+        }
+        self.0.open.fetch_add(1, Ordering::SeqCst);
+        let welcome = Welcome { version: 0, boot: 9, donor: "shop".into(), load: LOAD };
+        Ok((welcome, Visit(self.0.clone())))
+    }
+
+    fn handle(
+        &self,
+        _visit: &mut Visit,
+        request: Request<'_>,
+        data: &[u8],
+        reply: Reply<'_>,
+    ) -> Replied {
+        let mut shelf = self.0.pages.lock().unwrap();
+        let missing = |pages: &[u32]| pages.iter().any(|page| *page as usize >= PAGES);
+        match request {
+            Request::Read { pages, .. } | Request::Write { pages, .. } if missing(pages) => {
+                reply.refused(Refusal::OutOfBounds, LOAD)
+            }
+            Request::Read { pages, .. } => {
+                let pages: Vec<_> = pages.iter().map(|page| &shelf[*page as usize]).collect();
+                let sums: Vec<_> = pages.iter().map(|page| page_sum(*page)).collect();
+                let data: Vec<_> = pages
+                    .iter()
+                    .map(|page| libc::iovec {
+                        iov_base: page.as_ptr().cast_mut().cast(),
+                        iov_len: PAGE_SIZE,
+                    })
+                    .collect();
+                // SAFETY: the pages are borrowed from the locked shelf for the whole call.
+                unsafe { reply.pages(&sums, &data, LOAD) }
+            }
+            Request::Write { pages, sums, .. } => {
+                let (data, _) = data.as_chunks::<PAGE_SIZE>();
+                for (place, (page, sum)) in data.iter().zip(sums).enumerate() {
+                    if page_sum(page) != *sum {
+                        return reply.refused(Refusal::Corrupt(place as u32), LOAD);
+                    }
+                }
+                for (number, page) in pages.iter().zip(data) {
+                    shelf[*number as usize] = *page;
+                }
+                reply.done(LOAD)
+            }
+            Request::Allocate { .. } => reply.allocated(EXTENT, LOAD),
+            Request::List { .. } => {
+                let line = HeldExtent { extent: EXTENT, segment: 0, member: 0, order: 10 };
+                reply.held(&[line; 3], LOAD)
+            }
+            // Long enough for a test to do something meanwhile.
+            Request::Fence => {
+                drop(shelf);
+                std::thread::sleep(Duration::from_millis(300));
+                reply.done(LOAD)
+            }
+            _ => reply.done(LOAD),
+        }
+    }
+}
+
+struct Fixture {
+    shelf: Arc<Shelf>,
+    server: Server,
+}
+
+fn serve(limits: Limits) -> Fixture {
+    let shelf = Arc::new(Shelf {
+        pages: Mutex::new(vec![[0; PAGE_SIZE]; PAGES]),
+        open: AtomicUsize::new(0),
+    });
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let server = Server::start(listener, Arc::new(Shop(shelf.clone())), limits).unwrap();
+    Fixture { shelf, server }
+}
+
+fn hello(lane: u64) -> Hello {
+    Hello {
+        versions: VERSIONS,
+        space: SpaceId(1),
+        epoch: Epoch(1),
+        lane,
+        lease: Duration::from_secs(30),
+        consumer: "test".into(),
+    }
+}
+
+fn connect(address: SocketAddr, lane: u64) -> Connection {
+    Connection::open(address, &hello(lane), &Options::default()).unwrap()
+}
+
+fn page(seed: u8) -> [u8; PAGE_SIZE] {
+    std::array::from_fn(|at| (at as u8).wrapping_mul(31).wrapping_add(seed))
+}
+
+fn write_page(connection: &mut Connection, number: u32, page: &[u8]) -> Outcome {
+    let request = Request::Write { extent: EXTENT, pages: &[number], sums: &[page_sum(page)] };
+    connection.call(request, &[page]).unwrap()
+}
+
+fn read_page(connection: &mut Connection, number: u32) -> Vec<u8> {
+    let request = Request::Read { extent: EXTENT, pages: &[number] };
+    match connection.call(request, &[]).unwrap() {
+        Outcome::Pages { sums, data } => {
+            assert_eq!(sums, [page_sum(&data)]);
+            data
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn every_request_gets_its_answer() {
+    let fixture = serve(Limits::default());
+    let mut connection = connect(fixture.server.address(), 1);
+    assert_eq!(connection.welcome().unwrap().boot, 9);
+    assert_eq!(connection.welcome().unwrap().version, VERSIONS.1);
+    assert_eq!(read_page(&mut connection, 3), [0; PAGE_SIZE]);
+    assert_eq!(write_page(&mut connection, 3, &page(3)), Outcome::Done);
+    assert_eq!(read_page(&mut connection, 3), page(3));
+    let allocate = Request::Allocate { segment: 0, member: 0, order: 10 };
+    assert_eq!(connection.call(allocate, &[]).unwrap(), Outcome::Allocated(EXTENT));
+    let Outcome::Held(lines) = connection.call(Request::List { from: ExtentId(0) }, &[]).unwrap()
+    else {
+        panic!("no list");
+    };
+    assert_eq!(lines.len(), 3);
+    let outside = Request::Read { extent: EXTENT, pages: &[PAGES as u32] };
+    assert_eq!(connection.call(outside, &[]).unwrap(), Outcome::Refused(Refusal::OutOfBounds));
+    assert_eq!(connection.load(), LOAD);
+}
+
+#[test]
+fn a_wrong_sum_stores_nothing() {
+    let fixture = serve(Limits::default());
+    let mut connection = connect(fixture.server.address(), 1);
+    let (good, bad) = (page(1), page(2));
+    let request = Request::Write {
+        extent: EXTENT,
+        pages: &[0, 1],
+        sums: &[page_sum(&good), page_sum(&good)],
+    };
+    let outcome = connection.call(request, &[&good, &bad]).unwrap();
+    assert_eq!(outcome, Outcome::Refused(Refusal::Corrupt(1)));
+    assert_eq!(read_page(&mut connection, 0), [0; PAGE_SIZE]);
+}
+
+/// Reads and writes of many sizes, with more under way in both directions than the sockets hold:
+/// a submission has to take in answers for the donor to go on.
+#[test]
+fn a_full_pipe_in_both_directions_does_not_lock() {
+    let fixture = serve(Limits::default());
+    let window = WindowLimits { requests: 512, payload_bytes: 128 << 20 };
+    let options = Options { window, ..Options::default() };
+    let mut connection = Connection::open(fixture.server.address(), &hello(1), &options).unwrap();
+    let contents: Vec<_> = (0..MAX_PAGES).map(|n| page(n as u8)).collect();
+    let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
+    let sums: Vec<u32> = contents.iter().map(|page| page_sum(page)).collect();
+    let pieces: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
+    let mut waited = false;
+    for tag in 0..40u64 {
+        let write = Request::Write { extent: EXTENT, pages: &pages, sums: &sums };
+        connection.submit(tag << 32, write, &pieces).unwrap();
+        let count = 1 + tag as usize % MAX_PAGES;
+        let read = Request::Read { extent: EXTENT, pages: &pages[..MAX_PAGES - count] };
+        connection.submit(tag, read, &[]).unwrap();
+        waited |= connection.has_undelivered();
+    }
+    let (mut done, mut read) = (0, [0usize; 40]);
+    while connection.in_flight() > 0 {
+        connection
+            .progress(&mut |tag, event| match event {
+                Event::Done => done += 1,
+                Event::Pages { from, sums, data } => {
+                    assert_eq!(from, read[tag as usize], "pages out of order");
+                    read[tag as usize] += sums.len();
+                    for (at, page) in data.chunks(PAGE_SIZE).enumerate() {
+                        assert_eq!(page, contents[from + at]);
+                    }
+                }
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+    }
+    assert_eq!(done, 40);
+    assert!(read.iter().enumerate().all(|(tag, pages)| *pages == MAX_PAGES - 1 - tag));
+    assert!(waited, "the pipe was never full: the test tests nothing");
+}
+
+/// Reads on one connection, writes on another, from two threads: no lock is shared, and every page
+/// that is read is one state of it.
+#[test]
+fn threads_have_connections_of_their_own() {
+    let fixture = serve(Limits::default());
+    let address = fixture.server.address();
+    std::thread::scope(|scope| {
+        for lane in 0..4u64 {
+            scope.spawn(move || {
+                let mut connection = connect(address, lane);
+                for turn in 0..200u8 {
+                    let number = lane as u32 * 100 + u32::from(turn) % 10;
+                    write_page(&mut connection, number, &page(turn));
+                    assert_eq!(read_page(&mut connection, number), page(turn));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_malformed_frame_ends_its_connection_and_no_other() {
+    let fixture = serve(Limits::default());
+    let address = fixture.server.address();
+    let mut healthy = connect(address, 1);
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 200], &[0; 200]] {
+        let mut raw = TcpStream::connect(address).unwrap();
+        raw.write_all(garbage).unwrap();
+        // Either an orderly end or a reset: the connection is gone.
+        let _ = raw.read_to_end(&mut Vec::new());
+        let mut greeted = TcpStream::connect(address).unwrap();
+        greeted.write_all(&hecaton_transport::codec::encode_hello(&hello(2))).unwrap();
+        let mut welcome = [0; hecaton_transport::codec::WELCOME_BYTES];
+        greeted.read_exact(&mut welcome).unwrap();
+        greeted.write_all(garbage).unwrap();
+        greeted.write_all(&[0xee; 100]).unwrap();
+        let _ = greeted.read_to_end(&mut Vec::new());
+        assert_eq!(read_page(&mut healthy, 0), [0; PAGE_SIZE]);
+    }
+    eventually("only one visit left", || fixture.shelf.open.load(Ordering::SeqCst) == 1);
+}
+
+#[test]
+fn the_next_connection_of_a_lane_ends_the_one_before() {
+    let fixture = serve(Limits::default());
+    let address = fixture.server.address();
+    let mut first = connect(address, 1);
+    let mut other_lane = connect(address, 2);
+    // In service for a while when the second connection comes; the write behind it is not begun.
+    first.submit(0, Request::Fence, &[]).unwrap();
+    let late = page(1);
+    let write = Request::Write { extent: EXTENT, pages: &[0], sums: &[page_sum(&late)] };
+    std::thread::sleep(Duration::from_millis(50));
+    first.submit(1, write, &[&late]).unwrap();
+    let mut second = connect(address, 1);
+    assert_eq!(read_page(&mut second, 0), [0; PAGE_SIZE]);
+    let ended = loop {
+        if let Err(error) =
+            first.progress(&mut |tag, event| assert_eq!((tag, event), (0, Event::Done)))
+        {
+            break error;
+        }
+    };
+    assert!(matches!(ended, ConnectionError::Closed | ConnectionError::Io(_)), "{ended}");
+    assert_eq!(
+        read_page(&mut second, 0),
+        [0; PAGE_SIZE],
+        "a write of the earlier connection landed"
+    );
+    assert_eq!(read_page(&mut other_lane, 0), [0; PAGE_SIZE]);
+}
+
+#[test]
+fn refused_greetings_say_why() {
+    let fixture = serve(Limits { connections: 2, ..Limits::default() });
+    let address = fixture.server.address();
+    let refusal = |hello: &Hello| match Connection::open(address, hello, &Options::default()) {
+        Err(ConnectionError::Refused(refusal)) => refusal,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("welcomed"),
+    };
+    let stale = Hello { epoch: Epoch(0), ..hello(1) };
+    assert_eq!(refusal(&stale), Refusal::StaleEpoch(Epoch(1)));
+    let future = Hello { versions: (VERSIONS.1 + 1, VERSIONS.1 + 9), ..hello(1) };
+    assert_eq!(refusal(&future), Refusal::Version(VERSIONS.0, VERSIONS.1));
+    let newer_too = Hello { versions: (VERSIONS.0, VERSIONS.1 + 9), ..hello(1) };
+    let welcomed = Connection::open(address, &newer_too, &Options::default()).unwrap();
+    assert_eq!(welcomed.welcome().unwrap().version, VERSIONS.1);
+}
+
+#[test]
+fn one_connection_too_many_is_refused_and_room_comes_back() {
+    let fixture = serve(Limits { connections: 2, ..Limits::default() });
+    let address = fixture.server.address();
+    let first = connect(address, 1);
+    let _second = connect(address, 2);
+    // Busy, or a reset when the refusal was overtaken by the end of the connection.
+    assert!(Connection::open(address, &hello(3), &Options::default()).is_err());
+    drop(first);
+    eventually("room for a third", || {
+        Connection::open(address, &hello(3), &Options::default()).is_ok()
+    });
+}
+
+#[test]
+fn silent_and_slow_borrowers_are_cut_off() {
+    let short = Duration::from_millis(200);
+    let limits = Limits { handshake: short, stall: short, idle: short, ..Limits::default() };
+    let fixture = serve(limits);
+    let address = fixture.server.address();
+    // Says nothing.
+    let mut silent = TcpStream::connect(address).unwrap();
+    assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
+    // Greets, and then nothing.
+    let mut idle = connect(address, 1);
+    let end = loop {
+        if let Err(error) = idle.progress(&mut |_, _| {}) {
+            break error;
+        }
+    };
+    assert!(matches!(end, ConnectionError::Closed), "{end}");
+    // Asks for much and takes nothing.
+    let window = WindowLimits { requests: 512, payload_bytes: 256 << 20 };
+    let options = Options { window, ..Options::default() };
+    let mut greedy = Connection::open(address, &hello(2), &options).unwrap();
+    let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
+    for tag in 0..200 {
+        let request = Request::Read { extent: EXTENT, pages: &pages };
+        if greedy.submit(tag, request, &[]).is_err() {
+            break;
+        }
+    }
+    eventually("all visits over", || fixture.shelf.open.load(Ordering::SeqCst) == 0);
+}
+
+#[test]
+fn stopping_ends_everything() {
+    let fixture = serve(Limits::default());
+    let address = fixture.server.address();
+    let mut connection = connect(address, 1);
+    fixture.server.stop();
+    assert_eq!(fixture.shelf.open.load(Ordering::SeqCst), 0);
+    let request = Request::Read { extent: EXTENT, pages: &[0] };
+    assert!(connection.call(request, &[]).is_err());
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn nobody_there_is_an_error_within_the_deadline() {
+    let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let options = Options { connect: Duration::from_millis(200), ..Options::default() };
+    assert!(matches!(Connection::open(unused, &hello(1), &options), Err(ConnectionError::Io(_))));
+    let fixture = serve(Limits::default());
+    let chaos = Chaos::before(fixture.server.address(), Plan::default(), 1).unwrap();
+    chaos.set_deaf(true);
+    assert!(matches!(
+        Connection::open(chaos.address(), &hello(1), &options),
+        Err(ConnectionError::TimedOut(..))
+    ));
+    chaos.set_deaf(false);
+    assert!(Connection::open(chaos.address(), &hello(1), &Options::default()).is_ok());
+}
+
+/// Whatever the network does, a read gives the page or an error, and a write that is acknowledged
+/// is there.
+#[test]
+fn no_fault_of_the_network_gives_wrong_data() {
+    for seed in 0..8u64 {
+        let fixture = serve(Limits::default());
+        let plan = Plan {
+            grain_bytes: 512,
+            delayed: 20_000,
+            delay: Duration::from_micros(300),
+            dropped: 4_000,
+            corrupted: 8_000,
+            cut: 4_000,
+            ..Plan::default()
+        };
+        let chaos = Chaos::before(fixture.server.address(), plan, seed).unwrap();
+        let options = Options {
+            answer: Duration::from_millis(200),
+            connect: Duration::from_millis(200),
+            ..Options::default()
+        };
+        let mut connection = None;
+        let mut stored = page(0);
+        let mut possible = vec![[0; PAGE_SIZE]];
+        for turn in 0..30u8 {
+            let open = match connection.take() {
+                Some(open) => open,
+                None => match Connection::open(chaos.address(), &hello(1), &options) {
+                    Ok(open) => open,
+                    Err(_) => continue,
+                },
+            };
+            let mut open = open;
+            stored = if turn % 2 == 0 { page(turn) } else { stored };
+            let sum = page_sum(&stored);
+            let write = Request::Write { extent: EXTENT, pages: &[0], sums: &[sum] };
+            match open.call(write, &[&stored]) {
+                Ok(Outcome::Done) => possible = vec![stored],
+                Ok(Outcome::Refused(Refusal::Corrupt(0))) => {}
+                Ok(other) => panic!("seed {seed}: {other:?}"),
+                Err(_) => {
+                    possible.push(stored);
+                    continue;
+                }
+            }
+            match open.call(Request::Read { extent: EXTENT, pages: &[0] }, &[]) {
+                // Corrupted on the way back: the sum tells, as it does the pager.
+                Ok(Outcome::Pages { sums, data }) if sums != [page_sum(&data)] => {}
+                Ok(Outcome::Pages { data, .. }) => {
+                    assert!(possible.iter().any(|page| data == page), "seed {seed}, turn {turn}");
+                }
+                Ok(other) => panic!("seed {seed}: {other:?}"),
+                Err(_) => continue,
+            }
+            connection = Some(open);
+        }
+    }
+}

@@ -40,8 +40,8 @@ pub(crate) struct Fetch {
     pub(crate) pages: Vec<u64>,
     /// When a fault on the first page was read, if it was asked for by one.
     pub(crate) demanded_at: Option<Instant>,
-    /// Evictions between the first page's own and that fault.
-    pub(crate) distance: u64,
+    /// When each page was evicted.
+    pub(crate) stamps: Vec<u32>,
     /// The page that stays unmapped, as the sign that the program follows the stream.
     pub(crate) trigger: Option<Key>,
     /// Map writable: the stream writes.
@@ -87,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) batch: Vec<BatchItem>,
     /// Children forked while the batch was under way, and their parents.
     pub(crate) batch_children: Vec<(usize, usize)>,
+    /// For a successor: pages of a batch that was copied and not settled, and their slots.
+    pub(crate) unsettled: HashMap<Key, u32>,
     pub(crate) own_drop: OwnDrop,
     /// The evictor's thread: a fault of its own must be answered whatever else.
     pub(crate) evictor_thread: u32,
@@ -148,6 +150,7 @@ impl Core {
             fetching: 0,
             batch: Vec::new(),
             batch_children: Vec::new(),
+            unsettled: HashMap::new(),
             own_drop: OwnDrop::new(),
             evictor_thread: 0,
             parked: Vec::new(),

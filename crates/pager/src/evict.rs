@@ -580,7 +580,7 @@ fn settle_one(
         return None;
     }
     let stamp = core.clock.stamp();
-    let out = entry.with_place(Place::Out).with_dirty(false).with_prefetched(false).with_tag(stamp);
+    let out = entry.with_place(Place::Out).with_dirty(false).with_tag(stamp);
     let (new, written) = match (&victim.content, victim.slot) {
         (Some(Content::Sum(sum)), Some(slot)) => {
             let page = page_to_write(core, key, entry.space_page());

@@ -161,7 +161,7 @@ impl Core {
     fn now_resident(&mut self, key: Key, dirty: bool, how: Installed) {
         let entry = self.get(key);
         let entry = entry.with_place(Place::Resident).with_awaited(false).with_dirty(dirty);
-        self.set(key, entry.with_prefetched(how == Installed::Prefetched));
+        self.set(key, entry);
         self.count_in(key, how);
     }
 
@@ -183,7 +183,7 @@ impl Core {
         let Some(slot) = record.slot() else {
             self.stats.pool_faults += 1;
             let tag = self.new_tag();
-            let distance = self.clock.distance(entry.tag());
+            let stamp = entry.tag();
             let entry = entry.with_place(Place::Fetching).with_tag(tag).with_awaited(true);
             self.set(key, entry.with_dirty(fault.write));
             self.fetching += 1;
@@ -192,7 +192,7 @@ impl Core {
                 keys: vec![key],
                 pages: vec![page],
                 demanded_at: Some(fault.read_at),
-                distance,
+                stamps: vec![stamp],
                 trigger: None,
                 write: fault.write,
                 again: false,
@@ -204,11 +204,17 @@ impl Core {
         let source = self.state.slot(slot);
         let uffd = self.spaces[key.space()].as_ref().expect("checked by the caller").uffd;
         let mode = if fault.write { 0 } else { UFFDIO_COPY_MODE_WP };
+        let followed = self.triggers.remove(&slot).is_some();
+        let how = if followed {
+            Installed::PrefetchedAgain { distance: self.clock.distance(entry.tag()) }
+        } else {
+            Installed::Rescued
+        };
         let copied = uffd.copy(key.address(), source, PAGE, mode);
         match copied.error {
-            None => self.now_resident(key, fault.write, Installed::Rescued),
+            None => self.now_resident(key, fault.write, how),
             Some(Errno(libc::EEXIST)) => {
-                self.now_resident(key, true, Installed::Rescued);
+                self.now_resident(key, true, how);
                 let _ = uffd.unprotect(key.address(), PAGE);
             }
             Some(_) => {
@@ -216,9 +222,10 @@ impl Core {
             }
         }
         self.local_latency.record(fault.read_at.elapsed());
-        let window = match self.triggers.remove(&slot) {
-            Some(_) => self.prefetcher.on_trigger_hit(thread, key.0),
-            None => self.prefetcher.on_fault(thread, key.0),
+        let window = if followed {
+            self.prefetcher.on_trigger_hit(thread, key.0)
+        } else {
+            self.prefetcher.on_fault(thread, key.0)
         };
         self.prefetch(window, fault.write, fetches);
     }
@@ -254,6 +261,7 @@ impl Core {
             let fetch = fetches.last_mut().expect("pushed if there was none");
             fetch.keys.push(key);
             fetch.pages.push(page);
+            fetch.stamps.push(entry.tag());
             let tag = fetch.tag;
             if trigger.is_none() && index as u32 >= window.trigger {
                 trigger = Some(key);
@@ -347,9 +355,10 @@ impl Core {
         for i in 0..done {
             let key = key.plus(i as u64);
             self.fetching -= 1;
+            let distance = self.clock.distance(fetch.stamps[first + i]);
             let how = match fetch.demanded_at {
-                Some(_) => Installed::Refault { distance: fetch.distance },
-                None => Installed::Prefetched,
+                Some(_) => Installed::Refault { distance },
+                None => Installed::PrefetchedAgain { distance },
             };
             self.now_resident(key, writable, how);
         }
@@ -366,7 +375,7 @@ impl Core {
         } else {
             // The mappings are changing or gone; whoever still wants the page faults again.
             let entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
-            self.set(key, entry);
+            self.set(key, entry.with_tag(fetch.stamps[first + done]));
         }
         let _ = uffd.wake(key.address(), PAGE);
         done + 1
@@ -376,7 +385,8 @@ impl Core {
         let (key, page) = (fetch.keys[index], fetch.pages[index]);
         let entry = self.get(key);
         self.fetching -= 1;
-        self.set(key, entry.with_place(Place::Out).with_dirty(false));
+        let out = entry.with_place(Place::Out).with_dirty(false);
+        self.set(key, out.with_tag(fetch.stamps[index]));
         let Some(slot) = self.take_slot() else {
             return self.prefetcher.on_window_dead(key.0);
         };
@@ -400,7 +410,7 @@ impl Core {
             let entry = self.get(key);
             let awaited = entry.is_awaited();
             let entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
-            self.set(key, entry);
+            self.set(key, entry.with_tag(fetch.stamps[index]));
             if awaited && let Some(uffd) = self.uffd(key.space()) {
                 let _ = uffd.wake(key.address(), PAGE);
             }

@@ -4,6 +4,7 @@ use crate::address_space::read_mappings;
 use crate::control;
 use crate::core::{Core, Shared};
 use crate::node::NodeLine;
+use crate::worker::TERMINATED;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_space::Space;
 use hecaton_uffd::Errno;
@@ -11,6 +12,7 @@ use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::Range;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
@@ -27,6 +29,9 @@ pub(crate) fn run(
     let renewal = space.renew_interval();
     loop {
         control::serve(&control, &shared, TICK);
+        if TERMINATED.load(Ordering::Relaxed) {
+            shared.lock().fail("the node is stopping".into());
+        }
         watch_spaces(&shared);
         if renewed.elapsed() >= renewal {
             renewed = Instant::now();

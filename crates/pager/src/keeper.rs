@@ -23,6 +23,9 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// # Errors
 /// When no process can be made, or the workers die too fast.
 pub(crate) fn keep(worker: impl Fn() -> i32) -> std::io::Result<i32> {
+    // The worker ends the programs on SIGTERM, and then itself; the keeper follows it.
+    // SAFETY: ignoring a signal runs no code.
+    unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
     let mut deaths: Vec<Instant> = Vec::new();
     loop {
         let pid = clone_sharing_files()?;

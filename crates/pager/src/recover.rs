@@ -10,7 +10,7 @@
 //! | resident | no | freed by the program: zero |
 //! | out, fetching | yes | it arrived and was mapped: resident, dirty |
 //! | out, fetching | no | out |
-//! | zero | yes | zero-filled and not noted: resident |
+//! | zero | yes | zero: housekeeping will find it |
 
 use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
@@ -44,7 +44,10 @@ impl Core {
     /// page's count.
     fn recount(&mut self) {
         let named = self.all_named_pages();
-        for &(_, page) in &named {
+        // A page that is staged may have been given out to an entry that does not name it yet.
+        let staged =
+            self.state.slot_pages.iter().filter_map(|page| page.load(Relaxed).checked_sub(1));
+        for page in named.iter().map(|&(_, page)| page).chain(staged) {
             let record = self.pages.record(&self.state, page);
             self.pages.set_record(&self.state, page, record.with_refs(0));
         }
@@ -66,14 +69,28 @@ impl Core {
     }
 
     fn adopt_staging(&mut self) {
+        let batch: Vec<(Key, u32)> =
+            self.state.batch.items().filter_map(|(_, key, slot)| Some((Key(key), slot?))).collect();
+        for (key, slot) in batch {
+            // Not settled: whatever is said of the slot elsewhere, it is this page's.
+            let entry = self.get(key);
+            if entry.is_busy() && entry.place() == Place::Resident && self.staging.reserve(slot) {
+                self.unsettled.insert(key, slot);
+            }
+        }
         for slot in 0..STAGING_SLOTS as u32 {
-            let holds = self.state.slot_pages[slot as usize].load(Relaxed);
-            let page = holds.checked_sub(1);
-            let record = page.map_or(Record::FREE, |page| self.pages.record(&self.state, page));
-            if record.refs() > 0 && record.slot() == Some(slot) {
+            let holds = &self.state.slot_pages[slot as usize];
+            let Some(page) = holds.load(Relaxed).checked_sub(1) else { continue };
+            let record = self.pages.record(&self.state, page);
+            let names_it = record.refs() > 0 && record.slot() == Some(slot);
+            if names_it && self.staging.is_free(slot) {
                 self.staging.adopt(slot, record.is_stored());
-            } else {
-                self.state.slot_pages[slot as usize].store(0, Relaxed);
+                continue;
+            }
+            holds.store(0, Relaxed);
+            if names_it {
+                let unstaged = record.with_slot(None).with_stored(false);
+                self.pages.set_record(&self.state, page, unstaged);
             }
         }
     }
@@ -112,21 +129,19 @@ impl Core {
 
     /// Pages of the unfinished batch that are not in the program any more, by slot.
     fn batch_contents(&mut self) -> HashMap<Key, u32> {
-        let items: Vec<(usize, u64, Option<u32>)> = self.state.batch.items().collect();
-        let mut contents = HashMap::new();
+        let mut contents = std::mem::take(&mut self.unsettled);
+        let items: Vec<Key> = self.state.batch.items().map(|(_, key, _)| Key(key)).collect();
         let mut group_start = 0;
-        for (i, &(item, key, slot)) in items.iter().enumerate() {
-            let key = Key(key);
-            if i > 0 && Key(items[i - 1].1).space() != key.space() {
+        for (i, &key) in items.iter().enumerate() {
+            if i > 0 && items[i - 1].space() != key.space() {
                 group_start = i;
             }
-            let kept = match slot {
-                // The slot was not published, so nobody else has been given it.
-                Some(slot) if self.staging.reserve(slot) => Some(slot),
-                Some(_) => None,
-                None => self.copy_from_area(key, item - group_start),
-            };
-            if let Some(slot) = kept {
+            let entry = self.get(key);
+            let unsettled = entry.is_busy() && entry.place() == Place::Resident;
+            if unsettled
+                && !contents.contains_key(&key)
+                && let Some(slot) = self.copy_from_area(key, i - group_start)
+            {
                 contents.insert(key, slot);
             }
         }
@@ -181,12 +196,14 @@ impl Core {
         contents: &mut HashMap<Key, u32>,
     ) {
         let entry = self.get(key);
-        let clear = entry.with_busy(false).with_awaited(false).with_prefetched(false);
+        let clear = entry.with_busy(false).with_awaited(false);
         let present = mapped.map_or(entry.place() == Place::Resident, |mapped| mapped.present);
         let protected = mapped.is_none_or(|mapped| mapped.protected);
         if present {
-            if entry == Entry::ZERO && mapped.is_none() {
-                return;
+            if entry.place() == Place::Zero {
+                // Filled and not noted, or not ours (a stack, the helper's memory): housekeeping
+                // lists what is registered and finds the former.
+                return self.set(key, clear);
             }
             let dirty = entry.place() != Place::Resident || entry.is_dirty() || !protected;
             if dirty

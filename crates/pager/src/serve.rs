@@ -295,8 +295,7 @@ impl Server {
                     thread: message.arg2 as u32,
                     read_at: Instant::now(),
                 };
-                if core.spaces[space].as_ref().is_some_and(|space| space.pid.is_none())
-                {
+                if core.spaces[space].as_ref().is_some_and(|space| space.pid.is_none()) {
                     attach::recognise(self, core, space, fault.thread);
                 }
                 core.fault(fault, &mut self.fetches);
@@ -360,6 +359,7 @@ impl Server {
                         tag: fetch.tag,
                         keys: vec![fetch.keys[index]],
                         pages: vec![fetch.pages[index]],
+                        stamps: vec![fetch.stamps[index]],
                         demanded_at: Some(Instant::now()),
                         write: fetch.write,
                         again: true,

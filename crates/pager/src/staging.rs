@@ -124,9 +124,14 @@ impl Staging {
         self.free.push(slot);
     }
 
+    /// Whether nothing is in the slot.
+    pub(crate) fn is_free(&self, slot: u32) -> bool {
+        self.slots[slot as usize] == Slot::Free
+    }
+
     /// For a successor: takes this very slot, if it is free.
     pub(crate) fn reserve(&mut self, slot: u32) -> bool {
-        let free = self.slots[slot as usize] == Slot::Free;
+        let free = self.is_free(slot);
         if free {
             self.free.retain(|&other| other != slot);
             self.slots[slot as usize] = Slot::Taken;

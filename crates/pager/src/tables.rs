@@ -76,11 +76,6 @@ impl Tables {
         tables
     }
 
-    /// Pages that the tables have room for at this moment, used or not.
-    pub(crate) fn chunk_count(&self) -> usize {
-        self.chunks.len()
-    }
-
     fn find(&mut self, key: Key) -> Option<usize> {
         let chunk = key.chunk();
         if self.last.0 != chunk {
@@ -181,7 +176,7 @@ mod tests {
 
         tables.free_chunk(&state, Key::new(0, 512));
         let mut successor = Tables::load(&state);
-        assert_eq!(successor.chunk_count(), 2);
+        assert_eq!(successor.chunks.len(), 2);
         assert_eq!(successor.get(&state, keys[0]).place(), Place::Resident);
         assert_eq!(successor.get(&state, keys[2]).place(), Place::Zero);
         successor.set(&state, Key::new(5, 5120), resident);

@@ -65,6 +65,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         server.watch_all();
     }
 
+    end_on_sigterm();
     spawn("evictor", move || evictor.run());
     // SAFETY: the keeper keeps its own copy of the number; this object is never dropped.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
@@ -74,7 +75,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
 
     let launcher_gone = launcher_watch(held.launcher);
     server.run(|core, pending| {
-        launcher_gone.load(Relaxed) && pending.is_empty() && core.live_spaces().next().is_none()
+        let no_more = launcher_gone.load(Relaxed) || core.failed.is_some();
+        no_more && pending.is_empty() && core.live_spaces().next().is_none()
     })?;
     let stats = shared.lock().snapshot();
     let released = space.release();
@@ -97,6 +99,18 @@ fn end_on_panic() {
         report(panic);
         std::process::exit(crate::keeper::PANICKED);
     }));
+}
+
+/// Set by SIGTERM: the programs are ended first, then the pager, so that none of them ever runs
+/// without it.
+pub(crate) static TERMINATED: AtomicBool = AtomicBool::new(false);
+
+fn end_on_sigterm() {
+    extern "C" fn note(_: libc::c_int) {
+        TERMINATED.store(true, Relaxed);
+    }
+    // SAFETY: the handler only stores to an atomic.
+    unsafe { libc::signal(libc::SIGTERM, note as *const () as libc::sighandler_t) };
 }
 
 /// Set once the launcher's end of the pipe is closed.

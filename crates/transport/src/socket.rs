@@ -61,7 +61,8 @@ pub(crate) fn iovec(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// One gathered send; says how many bytes the kernel took.
+/// One gathered send; says how many bytes the kernel took. A single part goes without the message
+/// header, which the kernel would copy and check: page reads are mostly that.
 ///
 /// # Safety
 /// Every `iovec` must point to memory that stays mapped during the call. It may change meanwhile.
@@ -75,10 +76,14 @@ pub(crate) unsafe fn send(
     message.msg_iov = parts.as_ptr().cast_mut();
     message.msg_iovlen = parts.len() as _;
     loop {
+        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_NOSIGNAL | wait.flags());
         // SAFETY: the message names `parts`, which the kernel only reads, and the caller vouches
         // for the memory behind them.
         let sent = unsafe {
-            libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | wait.flags())
+            match parts {
+                [part] => libc::send(fd, part.iov_base, part.iov_len, flags),
+                _ => libc::sendmsg(fd, &message, flags),
+            }
         };
         match sent {
             0.. => return Ok(sent as usize),

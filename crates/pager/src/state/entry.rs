@@ -20,7 +20,6 @@ pub(crate) enum Place {
 /// | 2 | dirty: resident, and not (or no longer) what the space page holds. Fetching: wanted for writing |
 /// | 3 | busy: in the eviction batch under way, or was when it was last heard of; faults wait |
 /// | 4 | awaited: fetching, and a thread waits for it |
-/// | 5 | prefetched: resident without having been asked for |
 /// | 8–27 | tag: of the request that fetches it; else the time of its last eviction |
 /// | 28–63 | space page plus one; 0: none |
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,7 +28,6 @@ pub(crate) struct Entry(pub(crate) u64);
 const DIRTY: u64 = 1 << 2;
 const BUSY: u64 = 1 << 3;
 const AWAITED: u64 = 1 << 4;
-const PREFETCHED: u64 = 1 << 5;
 const TAG_SHIFT: u32 = 8;
 const TAG_BITS: u32 = 20;
 const PAGE_SHIFT: u32 = TAG_SHIFT + TAG_BITS;
@@ -77,10 +75,6 @@ impl Entry {
         /// See the table above.
         is_awaited, with_awaited, AWAITED
     );
-    flag!(
-        /// See the table above.
-        is_prefetched, with_prefetched, PREFETCHED
-    );
 
     pub(crate) fn tag(self) -> u32 {
         (self.0 >> TAG_SHIFT) as u32 & TAG_MASK
@@ -118,14 +112,13 @@ mod tests {
             .with_dirty(true)
             .with_busy(true)
             .with_awaited(true)
-            .with_prefetched(true)
             .with_tag(TAG_MASK)
             .with_space_page(Some(last_page));
         assert_eq!(full.space_page(), Some(last_page));
         assert_eq!(full.tag(), TAG_MASK);
         let bare = full.with_tag(0).with_space_page(None).with_busy(false);
         assert_eq!(bare.place(), Place::Fetching);
-        assert!(bare.is_dirty() && bare.is_awaited() && bare.is_prefetched() && !bare.is_busy());
+        assert!(bare.is_dirty() && bare.is_awaited() && !bare.is_busy());
         assert_eq!((bare.tag(), bare.space_page()), (0, None));
         assert_eq!(full.with_place(Place::Zero).tag(), TAG_MASK);
     }

@@ -227,11 +227,11 @@ impl Borrower {
         lane: usize,
         token: u64,
         segment: u64,
-        pages: Vec<u32>,
-        values: Vec<Value>,
+        contents: impl Iterator<Item = (u32, Value)>,
         net: &mut Network,
         dice: &mut Dice,
     ) {
+        let (pages, values) = contents.unzip();
         let write = Write { token, segment, pages, values, since: net.now, known_at: None };
         self.lanes[lane].writes.push_back(write);
         self.push_writes(lane, net, dice);
@@ -333,7 +333,7 @@ impl Borrower {
         let write = writes.pop_front()?;
         let slot = flights.write(write.token, write.segment, place, write.pages.len(), net.now);
         let id = link.window.admit(slot.0.into(), &asked.as_request());
-        net.to_donor(conn, ToDonor::Request { id, asked, data: write.values }, dice);
+        net.send_to_donor(conn, ToDonor::Request { id, asked, data: write.values }, dice);
         None
     }
 
@@ -347,7 +347,7 @@ impl Borrower {
                 return;
             }
             let id = link.window.admit(next.slot.0.into(), &asked.as_request());
-            net.to_donor(conn, ToDonor::Request { id, asked, data: Vec::new() }, dice);
+            net.send_to_donor(conn, ToDonor::Request { id, asked, data: Vec::new() }, dice);
             flights.sent(index_of(donor), net.now);
         }
         if flights.is_stale(index_of(donor)) {
@@ -369,7 +369,7 @@ impl Borrower {
         link.open = false;
         link.begun = net.now;
         self.conns.insert(conn, End::Lane(lane, donor));
-        net.to_donor(conn, ToDonor::Hello { epoch: self.epoch, lane: link.lane }, dice);
+        net.send_to_donor(conn, ToDonor::Hello { epoch: self.epoch, lane: link.lane }, dice);
     }
 
     fn broke(&mut self, lane: usize, donor: usize, net: &mut Network, dice: &mut Dice) {
@@ -556,7 +556,7 @@ impl Borrower {
                     control.since = net.now;
                     control.begun = net.now;
                     self.conns.insert(conn, End::Control(donor));
-                    net.to_donor(
+                    net.send_to_donor(
                         conn,
                         ToDonor::Hello { epoch: self.epoch, lane: control.lane },
                         dice,
@@ -608,7 +608,7 @@ impl Borrower {
         let id = control.window.admit(0, &asked.as_request());
         control.asked = true;
         control.since = net.now;
-        net.to_donor(conn, ToDonor::Request { id, asked, data: Vec::new() }, dice);
+        net.send_to_donor(conn, ToDonor::Request { id, asked, data: Vec::new() }, dice);
     }
 
     fn control_receives(

@@ -113,7 +113,7 @@ impl Donor {
                     self.sessions.insert(conn, Session { epoch, lane });
                     (self.boot, self.load())
                 });
-                net.to_borrower(conn, ToBorrower::Welcome(welcome), dice);
+                net.send_to_borrower(conn, ToBorrower::Welcome(welcome), dice);
             }
             ToDonor::Request { id, asked, data } => {
                 let Some(session) = self.sessions.get(&conn) else { return };
@@ -124,7 +124,7 @@ impl Donor {
                     Err(refusal) => (Answered::Refused(refusal), Vec::new()),
                 };
                 let load = self.load();
-                net.to_borrower(conn, ToBorrower::Answer { id, answered, load, data }, dice);
+                net.send_to_borrower(conn, ToBorrower::Answer { id, answered, load, data }, dice);
             }
         }
     }

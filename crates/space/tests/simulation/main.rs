@@ -243,7 +243,8 @@ impl World {
         let lane = segment as usize % LANES;
         let World { borrowers, net, dice, .. } = self;
         let owner = borrowers.last_mut().expect("there is always an owner");
-        owner.write(lane, token, segment, pages, values, net, dice);
+        let contents = pages.into_iter().zip(values);
+        owner.write(lane, token, segment, contents, net, dice);
         self.hear();
     }
 
@@ -481,11 +482,10 @@ impl World {
         let index = self.borrowers.len() - 2;
         for segment in 0..3 {
             let value = self.oracle.fresh_value();
-            let (pages, values) = (vec![0], vec![value]);
-            let pending = Pending::Write { segment, pages: pages.clone(), values: values.clone() };
+            let pending = Pending::Write { segment, pages: vec![0], values: vec![value] };
             let token = self.token(pending);
             let World { borrowers, net, dice, .. } = self;
-            borrowers[index].write(0, token, segment, pages, values, net, dice);
+            borrowers[index].write(0, token, segment, [(0, value)].into_iter(), net, dice);
             self.hear();
         }
     }

@@ -150,11 +150,11 @@ impl Network {
         self.lines[&conn].donor
     }
 
-    pub(crate) fn to_donor(&mut self, conn: ConnId, message: ToDonor, dice: &mut Dice) {
+    pub(crate) fn send_to_donor(&mut self, conn: ConnId, message: ToDonor, dice: &mut Dice) {
         self.send(conn, TO_DONOR, dice, || Event::AtDonor(conn, message.clone()));
     }
 
-    pub(crate) fn to_borrower(&mut self, conn: ConnId, message: ToBorrower, dice: &mut Dice) {
+    pub(crate) fn send_to_borrower(&mut self, conn: ConnId, message: ToBorrower, dice: &mut Dice) {
         self.send(conn, TO_BORROWER, dice, || Event::AtBorrower(conn, message.clone()));
     }
 

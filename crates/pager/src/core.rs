@@ -105,6 +105,8 @@ pub(crate) struct Core {
     pub(crate) local_latency: LatencyRecorder,
     /// Evict down to this many pages, although there is room.
     pub(crate) evict_to: Option<u64>,
+    /// The consumer has ended: the evictor ends too.
+    pub(crate) over: bool,
     /// Nothing more is served: the reason, for the consumer.
     pub(crate) failed: Option<String>,
 }
@@ -162,6 +164,7 @@ impl Core {
             pool_latency: LatencyRecorder::new(),
             local_latency: LatencyRecorder::new(),
             evict_to: None,
+            over: false,
             failed: None,
         }
     }

@@ -92,10 +92,10 @@ impl Evictor {
         }
     }
 
-    /// Runs as long as the process.
+    /// Runs until the consumer has ended.
     pub(crate) fn run(mut self) {
         self.shared.lock().evictor_thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        loop {
+        while !self.shared.lock().over {
             self.send_unsent();
             let idle = self.wait_for_work();
             if !idle {

@@ -14,14 +14,14 @@
 
 use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
-use crate::fault::{Content, examine};
+use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
 use crate::state::{CHUNK_PAGES, MAX_SPACES, STAGING_SLOTS};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Staged pages that no donor has acknowledged: space page, sum, slot.
@@ -66,6 +66,14 @@ impl Core {
             }
         }
         named
+    }
+
+    /// Segments of which the donors must hold something.
+    pub(crate) fn stored_segments(&mut self) -> BTreeSet<u64> {
+        let named = self.all_named_pages();
+        let stored =
+            named.iter().filter(|(_, page)| self.pages.record(&self.state, *page).is_stored());
+        stored.map(|(_, page)| page / SEGMENT_PAGES).collect()
     }
 
     fn adopt_staging(&mut self) {

@@ -165,7 +165,7 @@ mod tests {
         let state = state();
         let mut tables = Tables::load(&state);
         let resident = Entry::ZERO.with_place(Place::Resident);
-        let keys = [Key::new(0, 0x7f00_0000_1), Key::new(3, 0x7f00_0000_1), Key::new(0, 512)];
+        let keys = [Key::new(0, 0x7_f000_0001), Key::new(3, 0x7_f000_0001), Key::new(0, 512)];
         for key in keys {
             assert_eq!(tables.get(&state, key).place(), Place::Zero);
             tables.set(&state, key, resident);

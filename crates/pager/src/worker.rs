@@ -14,6 +14,7 @@ use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
 
 /// Descriptors that the keeper opened; each worker finds them under the same numbers.
 #[derive(Clone, Copy)]
@@ -30,9 +31,12 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     end_on_panic();
     // SAFETY: the keeper has the descriptor open as long as this process lives.
     let (state, is_successor) = State::open(unsafe { BorrowedFd::borrow_raw(held.state) })?;
+    // Each life of the pager has an epoch of its own: what a predecessor still has in the network
+    // is refused, and cannot come after what this one writes.
+    let lives = if is_successor { state.count_restart() } else { 0 };
     let mut space_config = SpaceConfig::new(
         SpaceId(config.space),
-        Epoch(1),
+        Epoch(1 + lives),
         &config.consumer,
         crate::state::SPACE_PAGES,
     );
@@ -51,6 +55,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     } else {
         Space::create(space_config, directory)?
     };
+    for segment in core.stored_segments() {
+        space.expect(segment)?;
+    }
     let shared = Arc::new(Shared::new(core));
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
     let mut evictor = Evictor::new(shared.clone(), space.clone())?;
@@ -59,14 +66,14 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         server.settle_helpers();
         let mut core = shared.lock();
         let unwritten = core.reconcile();
-        core.stats.restarts = core.state.count_restart();
+        core.stats.restarts = lives;
         drop(core);
         evictor.resume(unwritten);
         server.watch_all();
     }
 
     end_on_sigterm();
-    spawn("evictor", move || evictor.run());
+    let evicting = spawn("evictor", move || evictor.run());
     // SAFETY: the keeper keeps its own copy of the number; this object is never dropped.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
@@ -78,6 +85,12 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         let no_more = launcher_gone.load(Relaxed) || core.failed.is_some();
         no_more && pending.is_empty() && core.live_spaces().next().is_none()
     })?;
+    shared.lock().over = true;
+    shared.evict.notify_one();
+    // It may be giving pages back, which must not meet the release of all of them.
+    if evicting.join().is_err() {
+        unreachable!("a thread that panics ends the process");
+    }
     let stats = shared.lock().snapshot();
     let released = space.release();
     NodeLine::new(config).report(&stats);
@@ -87,9 +100,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     released.map_err(PagerError::from)
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let thread = std::thread::Builder::new().name(name.into()).spawn(body);
-    thread.expect("the system has a thread for the pager");
+    thread.expect("the system has a thread for the pager")
 }
 
 /// A thread that panics leaves its part undone: the process ends, and a successor does it anew.

@@ -184,7 +184,7 @@ fn connect(
     let doorbell = own + DOORBELL_AT as u64;
     let mover = open_area(area);
     // SAFETY: written once, before any fork.
-    let path = unsafe { &*(&raw const SOCKET_PATH) };
+    let path: [u8; 108] = unsafe { (&raw const SOCKET_PATH).read() };
     let length = path.iter().position(|&b| b == 0).unwrap_or(path.len());
     let socket = sys::connect(&path[..length])
         .map_err(|errno| Failure("the pager cannot be reached", errno))?;

@@ -20,8 +20,7 @@ pub(crate) fn for_each_pageable(own: Range, mut each: impl FnMut(Range)) {
     let fd = fd as RawFd;
     let mut buffer = [0u8; 4096];
     let mut filled = 0;
-    loop {
-        let Ok(read) = sys::read(fd, &mut buffer[filled..]) else { break };
+    while let Ok(read) = sys::read(fd, &mut buffer[filled..]) {
         filled += read;
         let mut used = 0;
         while let Some(length) = buffer[used..filled].iter().position(|&b| b == b'\n') {

@@ -175,6 +175,13 @@ impl Flights {
         self.len() == 0
     }
 
+    /// Whether [`Flights::tick`] has anything to watch: requests, or a connection that is not welcomed
+    /// yet, which a write may be waiting for that is not entered before.
+    pub fn needs_clock(&self) -> bool {
+        let is_opening = |link: &LinkState| matches!(link.state, State::Opening { .. });
+        !self.is_empty() || self.links.iter().any(is_opening)
+    }
+
     /// Whether a request of so many pages may be entered.
     pub fn has_room(&self, pages: usize) -> bool {
         self.len() < MAX_REQUESTS && self.pages_under_way + pages <= MAX_PAGES_UNDER_WAY
@@ -664,6 +671,17 @@ mod tests {
         assert_eq!(flights.to_connect(at(600)), [DONOR]);
         assert!(flights.tick(at(899)).is_empty());
         assert_eq!(flights.tick(at(900)), [DONOR]);
+    }
+
+    #[test]
+    fn a_connection_that_nothing_waits_for_is_watched_too() {
+        let mut flights = flights();
+        assert!(!flights.needs_clock());
+        assert!(flights.begin_connect(DONOR, at(0)));
+        assert!(flights.is_empty() && flights.needs_clock());
+        assert_eq!(flights.tick(at(300)), [DONOR]);
+        flights.broke(DONOR, at(300));
+        assert!(!flights.needs_clock());
     }
 
     #[test]

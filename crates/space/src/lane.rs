@@ -453,7 +453,7 @@ impl Lane {
             self.broke(donor, &ConnectionError::TimedOut("answer", stall), now);
         }
         self.connect_where_needed(now);
-        if !self.flights.is_empty() {
+        if self.flights.needs_clock() {
             self.arm(now + self.pulse);
         }
     }

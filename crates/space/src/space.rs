@@ -48,7 +48,10 @@ impl Space {
     /// lost, reads and writes, until the donor is reached (by [`Space::renew`], for one).
     ///
     /// A donor that has restarted knows nothing of what it held. Tell [`Space::expect`] of the
-    /// segments that there should be, or what was lost before the takeover reads as zeros.
+    /// segments that there should be, or what was lost before the takeover reads as zeros. One case
+    /// stays that only the owner's own sums tell: a donor that could not be heard had set aside an
+    /// extent for a segment that then went elsewhere, and was lost there. What that donor lists cannot
+    /// be told from the segment's only extent, and reads as zeros.
     pub fn adopt(
         config: SpaceConfig,
         directory: Arc<dyn Directory>,

@@ -1,0 +1,35 @@
+# Everything a person or a machine does with this repository, by one word each.
+
+CARGO ?= cargo
+BENCH_ARGS ?=
+FUZZ_SECONDS ?= 60
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test check bench fuzz
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install the system packages that tests and benches use, only what is missing
+	@scripts/setup.sh all
+
+build: ## build the hecaton command and libhecaton.so, optimised
+	@$(CARGO) build --release --locked -p hecaton-cli -p hecaton-preload
+
+demo: ## sort 1 GiB with a quarter of the memory that it asks for, the rest in the pool
+	@scripts/setup.sh demo
+	@scripts/demo.sh
+
+test: ## set-up, then every check and test; ends with what was skipped and the counts
+	@scripts/setup.sh test
+	@scripts/test.sh full
+
+check: ## the quick ones, before a commit: format, clippy, unit tests, licences
+	@scripts/test.sh quick
+
+bench: ## bench fault, stream and app; BENCH_ARGS=--quick for small sizes
+	@scripts/setup.sh bench
+	@scripts/bench.sh $(BENCH_ARGS)
+
+fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
+	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -1,0 +1,210 @@
+//! A cluster of the real `hecaton dev`, and programs on it.
+
+use crate::process::{Ended, Running, run};
+use anyhow::{Context as _, anyhow, bail, ensure};
+use serde_json::Value;
+use std::{
+    env, fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long anything may take that is not a program's own work.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long extents may stay away when whoever would have given them back was killed: the lease of
+/// a space, and some time to notice its end.
+pub(crate) const AFTER_LEASE: Duration = Duration::from_secs(100);
+
+/// How long a program may take. Ten times what it takes on a slow machine: only a hang is longer.
+pub(crate) const LONG: Duration = Duration::from_secs(300);
+
+/// The built command: `HECATON`, or the one beside the test's own directory.
+pub(crate) fn hecaton() -> anyhow::Result<PathBuf> {
+    if let Some(path) = env::var_os("HECATON") {
+        return Ok(path.into());
+    }
+    let test = env::current_exe()?;
+    let built = test.parent().and_then(Path::parent).context("the test is in no directory")?;
+    let path = built.join("hecaton");
+    ensure!(
+        path.is_file() && built.join("libhecaton.so").is_file(),
+        "{} is not built; run: cargo build --release -p hecaton-cli -p hecaton-preload",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// A cluster; it is stopped when it goes out of scope.
+pub(crate) struct Cluster {
+    pub(crate) hecaton: PathBuf,
+    pub(crate) url: String,
+    /// Before the directory that it is in.
+    _dev: Running,
+    scratch: tempfile::TempDir,
+}
+
+impl Cluster {
+    pub(crate) fn start(donors: u32, lend: &str) -> anyhow::Result<Self> {
+        let hecaton = hecaton()?;
+        let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
+        let dir = scratch.path().join("node");
+        let log = fs::File::create(scratch.path().join("log"))?;
+        let mut dev = Running::spawn(
+            Command::new(&hecaton)
+                .args(["dev", "--json", "--donors", &donors.to_string(), "--lend", lend, "--dir"])
+                .arg(&dir)
+                .env_remove("HECATON_MANAGER")
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(log),
+        )?;
+        let mut ready = String::new();
+        let output = dev.child_mut().stdout.take().context("no output")?;
+        BufReader::new(output).read_line(&mut ready)?;
+        let ready: Value = serde_json::from_str(&ready).map_err(|_| {
+            let log = fs::read_to_string(scratch.path().join("log")).unwrap_or_default();
+            anyhow!("`hecaton dev` does not come up: {}", log.trim())
+        })?;
+        let url = ready["manager"].as_str().context("the cluster has no manager")?.to_owned();
+        let cluster = Self { hecaton, url, _dev: dev, scratch };
+        cluster.eventually("all donors serve", PATIENCE, |status| {
+            let donors_up = all(status, "donors").filter(|donor| donor["state"] == "serving");
+            Ok(donors_up.count() == donors as usize)
+        })?;
+        Ok(cluster)
+    }
+
+    /// Tries the smallest program; the command's own words are the reason if this machine does not
+    /// let page faults be handled.
+    pub(crate) fn check_userfaultfd(&self) -> Result<(), String> {
+        match run(&mut self.on_pool("64M", "true"), PATIENCE) {
+            Ok(ended) if ended.stderr.contains("userfaultfd") => {
+                Err(ended.stderr.trim().to_owned())
+            }
+            // Anything else is for the tests to find.
+            _ => Ok(()),
+        }
+    }
+
+    /// A place for a test's files.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// The end of what the cluster's processes logged.
+    pub(crate) fn log_tail(&self) -> String {
+        let log = fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n    ")
+    }
+
+    pub(crate) fn command(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(&self.hecaton);
+        command.arg(subcommand).env("HECATON_MANAGER", &self.url).stdin(Stdio::null());
+        command
+    }
+
+    /// `hecaton run --local LOCAL -- PROGRAM`, ready for the program's arguments.
+    pub(crate) fn on_pool(&self, local: &str, program: impl AsRef<Path>) -> Command {
+        let mut command = self.command("run");
+        command.args(["--local", local, "--"]).arg(program.as_ref());
+        command
+    }
+
+    /// What `hecaton status --json` says.
+    pub(crate) fn status(&self) -> anyhow::Result<Value> {
+        let ended = run(self.command("status").arg("--json"), PATIENCE)?;
+        ended.expect_success("hecaton status --json")?;
+        serde_json::from_slice(&ended.stdout).context("the status is no JSON")
+    }
+
+    /// Waits for a condition of the cluster's status.
+    pub(crate) fn eventually(
+        &self,
+        what: &str,
+        limit: Duration,
+        condition: impl Fn(&Value) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if let Ok(status) = &status
+                && condition(status)?
+            {
+                return Ok(());
+            }
+            if start.elapsed() > limit {
+                let now = status.map_or_else(|error| format!("{error:#}"), |now| in_short(&now));
+                bail!("after {} s, still not: {what}\n    {now}", limit.as_secs());
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Nothing borrows, and the donors have all of their memory back.
+    pub(crate) fn wait_until_idle(&self, limit: Duration) -> anyhow::Result<()> {
+        self.eventually("all extents are back in the pool", limit, |status| {
+            let consumers = all(status, "consumers").count();
+            let mut held = 0;
+            for donor in all(status, "donors") {
+                held += lent_pages(donor)?;
+            }
+            Ok(consumers == 0 && held == 0)
+        })
+    }
+
+    /// The process of the only consumer's pager.
+    pub(crate) fn pager_of_only_consumer(&self) -> anyhow::Result<u32> {
+        let status = self.status()?;
+        let pids: Vec<_> = all(&status, "consumers").map(|one| one["pid"].as_u64()).collect();
+        match pids[..] {
+            [Some(pid)] => Ok(u32::try_from(pid)?),
+            _ => bail!("there is not one consumer with a pager: {status}"),
+        }
+    }
+}
+
+/// The entries of one kind, of all nodes.
+pub(crate) fn all<'a>(status: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    let nodes = status["nodes"].as_array().into_iter().flatten();
+    nodes.flat_map(move |node| node[kind].as_array().into_iter().flatten())
+}
+
+/// Who borrows, and what is lent, of a status that fills screens.
+fn in_short(status: &Value) -> String {
+    let name = |one: &Value| one["name"].as_str().unwrap_or("?").to_owned();
+    let consumers: Vec<_> =
+        all(status, "consumers").map(|one| format!("{} ({})", name(one), one["state"])).collect();
+    let mut lent = Vec::new();
+    for donor in all(status, "donors") {
+        let pages = lent_pages(donor).map_or("?".to_owned(), |pages| pages.to_string());
+        lent.push(format!("{} {} lends {pages} pages", name(donor), donor["state"]));
+        for space in donor["stats"]["spaces"].as_array().into_iter().flatten() {
+            if space["extents"].as_u64() > Some(0) {
+                let (pages, silent_ms) = (&space["pages"], &space["silent_ms"]);
+                lent.push(format!("{pages} to {}, silent for {silent_ms} ms", space["consumer"]));
+            }
+        }
+    }
+    format!("consumers: [{}]; {}", consumers.join(", "), lent.join(", "))
+}
+
+/// Pages of a donor that are lent out, or on their way back.
+fn lent_pages(donor: &Value) -> anyhow::Result<u64> {
+    let pages = |name: &str| donor["stats"][name].as_u64();
+    let lent = pages("lent_pages").zip(pages("leaving_pages"));
+    let (lent, leaving) =
+        lent.with_context(|| format!("the donor does not say what it has lent: {donor}"))?;
+    Ok(lent + leaving)
+}
+
+/// The outcome of a program that must succeed.
+pub(crate) fn succeed(command: &mut Command) -> anyhow::Result<Ended> {
+    let ended = run(command, LONG)?;
+    ended.expect_success(&format!("{command:?}"))?;
+    Ok(ended)
+}

@@ -1,0 +1,64 @@
+//! `fork` keeps its meaning: memory as of the fork, for both, whatever either writes.
+
+use crate::{
+    cluster::{Cluster, succeed},
+    harness::{Outcome, TestResult},
+    process::missing,
+};
+use anyhow::ensure;
+use std::{fs, path::Path};
+
+pub(crate) fn without_exec(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.on_pool("32M", env!("CARGO_BIN_EXE_fork-without-exec"));
+    let ended = succeed(command.args(["16000", "3"]))?;
+    ensure!(ended.text() == "verified in 7 processes\n", "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
+const PYTHON: &str = r#"
+import hashlib, multiprocessing, os, random
+
+PAGE, PAGES = 4096, 16000
+random.seed(1)
+data = bytearray(random.randbytes(PAGE * PAGES))
+before = hashlib.sha256(data).hexdigest()
+plenty = [str(number) * 3 for number in range(200_000)]
+
+def work(number):
+    # The parent's memory as it was at the fork, then changes that nobody else may see.
+    assert hashlib.sha256(data).hexdigest() == before, "the child sees other bytes"
+    chance = random.Random(number)
+    for _ in range(PAGES // 4):
+        at = chance.randrange(PAGES) * PAGE
+        data[at:at + 8] = number.to_bytes(8, "little")
+    assert sum(map(len, plenty)) == expected
+    return hashlib.sha256(data).hexdigest()
+
+expected = sum(map(len, plenty))
+context = multiprocessing.get_context("fork")
+# A process for each task: what one has changed, the next must not see.
+with context.Pool(3, maxtasksperchild=1) as pool:
+    results = pool.map(work, range(6), chunksize=1)
+assert len(results) == 6
+assert hashlib.sha256(data).hexdigest() == before, "a child's write is seen by the parent"
+assert [str(number) * 3 for number in range(200_000)] == plenty
+print("verified")
+"#;
+
+pub(crate) fn python_multiprocessing(cluster: &Cluster) -> TestResult {
+    // Not a wrapper script that some version manager has put into the path.
+    let python = match Path::new("/usr/bin/python3").exists() {
+        true => "/usr/bin/python3",
+        false => "python3",
+    };
+    if python == "python3"
+        && let Some(reason) = missing(python)
+    {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let script = cluster.file("fork.py");
+    fs::write(&script, PYTHON)?;
+    let ended = succeed(cluster.on_pool("40M", python).arg(&script))?;
+    ensure!(ended.text() == "verified\n", "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,86 @@
+//! How programs start and end is not changed by `hecaton run`.
+
+use crate::{
+    cluster::{Cluster, PATIENCE, succeed},
+    harness::{Outcome, TestResult},
+    process::{Running, family, kill_dead, name_of, run},
+};
+use anyhow::{Context as _, ensure};
+use hecaton_e2e::Random;
+use rustix::process::Signal;
+use std::{
+    io::{BufRead as _, BufReader},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+pub(crate) fn exit_statuses_are_passed_on(cluster: &Cluster) -> TestResult {
+    for (script, code) in [("true", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -9 $$", 137)]
+    {
+        let ended = run(cluster.on_pool("64M", "sh").args(["-c", script]), PATIENCE)?;
+        ensure!(
+            ended.status.code() == Some(code),
+            "`{script}` gave {} instead of {code}: {}",
+            ended.status,
+            ended.stderr
+        );
+    }
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
+    let script = "trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut command = cluster.on_pool("64M", "sh");
+    command.args(["-c", script]).stdout(Stdio::piped());
+    let mut running = Running::spawn(&mut command)?;
+    let output = running.child_mut().stdout.take().context("no output")?;
+    let mut lines = BufReader::new(output).lines();
+    ensure!(lines.next().transpose()?.as_deref() == Some("ready"), "it does not get ready");
+    running.signal(Signal::TERM);
+    ensure!(lines.next().transpose()?.as_deref() == Some("caught"), "it was not told");
+    let status = running.wait(PATIENCE, || Ok(()))?;
+    ensure!(status.code() == Some(9), "it ended with {status}");
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn exec_starts_anew(cluster: &Cluster) -> TestResult {
+    // The shell has memory of its own when it becomes another program, in the same process.
+    let program = env!("CARGO_BIN_EXE_verify-threads");
+    let script = format!("x=$(head -c 30000000 /dev/zero | tr '\\0' x); exec {program} 2 6000 500");
+    let ended = succeed(cluster.on_pool("32M", "sh").args(["-c", &script]))?;
+    ensure!(ended.text().starts_with("verified"), "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn a_program_may_end_at_any_point(cluster: &Cluster) -> TestResult {
+    let mut random = Random(20);
+    for round in 0..12 {
+        let mut command = cluster.on_pool("16M", env!("CARGO_BIN_EXE_verify-threads"));
+        command.args(["2", "5000", "60000"]).stdout(Stdio::null());
+        let mut running = Running::spawn(&mut command)?;
+        let program = program_of(&running)?;
+        thread::sleep(Duration::from_millis(random.below(400) as u64));
+        kill_dead(program);
+        let status = running.wait(PATIENCE, || Ok(()))?;
+        ensure!(status.code() == Some(137), "round {round}: `hecaton run` ended with {status}");
+        cluster.wait_until_idle(PATIENCE)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// The process of the program that `hecaton run` has started.
+pub(crate) fn program_of(launcher: &Running) -> anyhow::Result<u32> {
+    let start = Instant::now();
+    loop {
+        let program = family(launcher.id())
+            .into_iter()
+            .skip(1)
+            .find(|id| name_of(*id).is_some_and(|name| !name.starts_with("hecaton")));
+        if let Some(id) = program {
+            return Ok(id);
+        }
+        ensure!(start.elapsed() < PATIENCE, "`hecaton run` does not start its program");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

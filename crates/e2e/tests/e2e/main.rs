@@ -1,0 +1,68 @@
+//! Real programs on the real `hecaton` command, and what is killed under them.
+//!
+//! Everything here goes through the command line, as a person's use would. All tests share one
+//! cluster, except for those that break it; after each of them nothing may borrow any more and the
+//! donors must have all of their memory back.
+
+mod cluster;
+mod concurrent;
+mod crash;
+mod fork;
+mod harness;
+mod life;
+mod limit;
+mod process;
+mod programs;
+mod redis;
+mod usage;
+
+use cluster::{AFTER_LEASE, Cluster, PATIENCE};
+use harness::Test;
+use std::process::ExitCode;
+
+/// Each donor's share; 24 programs at once are what needs most.
+const LEND: &str = "1500M";
+
+const TESTS: &[Test<Cluster>] = &[
+    Test { name: "usage::bad_input_is_one_clear_line", run: usage::bad_input_is_one_clear_line },
+    Test { name: "usage::a_static_program_is_refused", run: usage::a_static_program_is_refused },
+    Test { name: "life::exit_statuses_are_passed_on", run: life::exit_statuses_are_passed_on },
+    Test { name: "life::signals_are_passed_on", run: life::signals_are_passed_on },
+    Test { name: "life::exec_starts_anew", run: life::exec_starts_anew },
+    Test {
+        name: "life::a_program_may_end_at_any_point",
+        run: life::a_program_may_end_at_any_point,
+    },
+    Test { name: "programs::threads_verify", run: programs::threads_verify },
+    Test { name: "programs::sort_like_without", run: programs::sort_like_without },
+    Test { name: "programs::a_shell_pipeline", run: programs::a_shell_pipeline },
+    Test { name: "programs::stress_ng_verifies", run: programs::stress_ng_verifies },
+    Test { name: "fork::without_exec", run: fork::without_exec },
+    Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
+    Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
+    Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },
+    Test { name: "concurrent::many_runs_at_once", run: concurrent::many_runs_at_once },
+    Test { name: "crash::of_the_pager", run: crash::of_the_pager },
+    Test { name: "crash::of_the_keeper", run: crash::of_the_keeper },
+    Test { name: "crash::of_pager_and_keeper_at_once", run: crash::of_pager_and_keeper_at_once },
+    Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
+    Test { name: "crash::of_a_donor", run: crash::of_a_donor },
+    Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },
+];
+
+fn main() -> ExitCode {
+    let cluster = Cluster::start(3, LEND);
+    let usable = match &cluster {
+        Ok(cluster) => cluster.check_userfaultfd().map(|()| cluster),
+        // A cluster needs nothing that a machine might forbid: this is a failure, not a skip.
+        Err(error) => {
+            println!("running 1 test\ntest cluster ... FAILED\n    {error:#}");
+            println!("test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured");
+            return ExitCode::FAILURE;
+        }
+    };
+    harness::run(TESTS, usable.as_ref().map_err(String::as_str).copied(), |name, cluster| {
+        let killed = name.starts_with("crash::");
+        cluster.wait_until_idle(if killed { AFTER_LEASE } else { PATIENCE })
+    })
+}

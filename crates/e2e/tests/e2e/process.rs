@@ -1,0 +1,168 @@
+//! Processes of the tests: none outlives its test, none is waited for without end.
+
+use anyhow::{Context as _, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use std::{
+    fs,
+    io::Read,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const TICK: Duration = Duration::from_millis(5);
+
+/// What a process said before it ended.
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    pub(crate) fn expect_success(&self, what: &str) -> anyhow::Result<()> {
+        ensure!(self.status.success(), "{what}: {}: {}", self.status, self.stderr.trim());
+        Ok(())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// A process in a group of its own; what is left of the group is killed at the end.
+pub(crate) struct Running {
+    child: Child,
+}
+
+impl Running {
+    pub(crate) fn spawn(command: &mut Command) -> anyhow::Result<Self> {
+        let child = command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        Ok(Self { child })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) const fn child_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let _ = kill_process(pid(self.id()), signal);
+    }
+
+    /// Waits for the end; looks at `watch` meanwhile.
+    pub(crate) fn wait(
+        &mut self,
+        limit: Duration,
+        mut watch: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            watch()?;
+            if start.elapsed() > limit {
+                bail!("process {} has not ended after {} s", self.id(), limit.as_secs());
+            }
+            thread::sleep(TICK);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal(Signal::TERM);
+            if self.wait(Duration::from_secs(10), || Ok(())).is_err() {
+                let _ = kill_process_group(pid(self.id()), Signal::KILL);
+                let _ = self.child.wait();
+            }
+        }
+    }
+}
+
+fn pid(id: u32) -> Pid {
+    i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process id is a small positive number")
+}
+
+/// SIGKILL for any process.
+pub(crate) fn kill_dead(id: u32) {
+    let _ = kill_process(pid(id), Signal::KILL);
+}
+
+/// Runs a command to its end and collects what it says.
+pub(crate) fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Ended> {
+    run_watched(command, limit, |_| Ok(()))
+}
+
+/// The same, with a look at the process every few milliseconds.
+pub(crate) fn run_watched(
+    command: &mut Command,
+    limit: Duration,
+    mut watch: impl FnMut(u32) -> anyhow::Result<()>,
+) -> anyhow::Result<Ended> {
+    let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    let stdout = collect(running.child.stdout.take().context("no output")?);
+    let stderr = collect(running.child.stderr.take().context("no output")?);
+    let id = running.id();
+    let status = running.wait(limit, || watch(id));
+    if status.is_err() {
+        // Otherwise its pipes stay open, and what it said cannot be collected.
+        let _ = kill_process_group(pid(id), Signal::KILL);
+    }
+    let (stdout, stderr) = (stdout.join(), stderr.join());
+    let stderr = String::from_utf8_lossy(&stderr.unwrap_or_default()).into_owned();
+    let status = status.with_context(|| format!("{command:?}: {}", stderr.trim()))?;
+    Ok(Ended { status, stdout: stdout.unwrap_or_default(), stderr })
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
+/// Whether a program can be found; the reason to skip if not.
+pub(crate) fn missing(program: &str) -> Option<String> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let found = path.split(':').any(|dir| Path::new(dir).join(program).is_file());
+    (!found).then(|| format!("`{program}` is not installed"))
+}
+
+/// The process and all that descend from it, as far as they can be seen at this moment.
+pub(crate) fn family(id: u32) -> Vec<u32> {
+    let mut members = vec![id];
+    let mut at = 0;
+    while let Some(&id) = members.get(at) {
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+        for task in tasks {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            members.extend(children.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
+        }
+        at += 1;
+    }
+    members
+}
+
+/// The program's name as the kernel knows it, at most 15 bytes.
+pub(crate) fn name_of(id: u32) -> Option<String> {
+    Some(fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned())
+}
+
+/// Resident anonymous memory of a process, in bytes.
+pub(crate) fn anonymous_bytes(id: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}

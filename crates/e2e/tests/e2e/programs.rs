@@ -1,0 +1,91 @@
+//! Programs that check themselves, or are compared with themselves without Hecaton.
+
+use crate::{
+    cluster::{Cluster, LONG, succeed},
+    harness::{Outcome, TestResult},
+    process::{missing, run},
+};
+use anyhow::ensure;
+use hecaton_e2e::Random;
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::Path,
+    process::Command,
+};
+
+pub(crate) fn threads_verify(cluster: &Cluster) -> TestResult {
+    let stats = cluster.file("stats.json");
+    let mut command = cluster.command("run");
+    command.args(["--local", "48M", "--stats"]).arg(&stats).arg("--");
+    command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["4", "12000", "8000"]);
+    let ended = succeed(&mut command)?;
+    ensure!(ended.text().starts_with("verified"), "it said {:?}", ended.text());
+    // 190 MB on 48 MiB: a run that never went to the pool would have shown nothing.
+    let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats)?)?;
+    for counter in ["pages_in", "pages_out"] {
+        let count = stats["pager"][counter].as_u64();
+        ensure!(count > Some(10_000), "{counter} is {count:?}: {stats}");
+    }
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn sort_like_without(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("sort") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let input = cluster.file("lines");
+    write_lines(&input, 1_500_000)?;
+    let (plain, pooled) = (cluster.file("plain"), cluster.file("pooled"));
+    let sort = |mut command: Command, output: &Path| {
+        command.env("LC_ALL", "C").args(["-S", "1G", "--parallel=2", "-o"]).arg(output).arg(&input);
+        succeed(&mut command)
+    };
+    sort(Command::new("sort"), &plain)?;
+    sort(cluster.on_pool("48M", "sort"), &pooled)?;
+    let compared = run(Command::new("cmp").args([&plain, &pooled]), LONG)?;
+    ensure!(compared.status.success(), "the outputs differ: {}", compared.text());
+    Ok(Outcome::Passed)
+}
+
+fn write_lines(path: &Path, lines: usize) -> anyhow::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    let mut random = Random(lines as u64);
+    for _ in 0..lines {
+        writeln!(file, "{:016x}{:016x} {}", random.next(), random.next(), random.below(1 << 40))?;
+    }
+    Ok(file.flush()?)
+}
+
+pub(crate) fn a_shell_pipeline(cluster: &Cluster) -> TestResult {
+    let script = "seq 1 1500000 | awk '{ print ($1 * 7919) % 1500007, $1 }' \
+                  | sort -n -S 512M | awk '{ s = (s * 31 + $2) % 1000000007 } END { print s }'";
+    let plain = succeed(Command::new("sh").args(["-c", script]))?;
+    let pooled = succeed(cluster.on_pool("32M", "sh").args(["-c", script]))?;
+    ensure!(
+        plain.text() == pooled.text() && !plain.stdout.is_empty(),
+        "{:?} instead of {:?}",
+        pooled.text(),
+        plain.text()
+    );
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn stress_ng_verifies(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("stress-ng") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    // Methods with different orders of access: scans both ways, strides, random places, whole-page
+    // moves. Each verifies what it reads.
+    for method in ["flip", "galpat-1", "inc-nybble", "rand-set", "swap", "walk-0a", "zero-one"] {
+        let mut command = cluster.on_pool("64M", "stress-ng");
+        command
+            .args(["--vm", "2", "--vm-bytes", "160M", "--vm-method", method, "--verify"])
+            .args(["--vm-ops", "40", "--timeout", "4s", "--metrics-brief"]);
+        let ended = run(&mut command, LONG)?;
+        let said = format!("{}{}", ended.text(), ended.stderr);
+        ensure!(ended.status.success(), "--vm-method {method}: {}: {said}", ended.status);
+        ensure!(!said.contains("fail"), "--vm-method {method}: {said}");
+    }
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Installs the system packages that a task needs, and only those that are missing.
+#
+#   setup.sh demo|test|bench|all
+#
+# What cannot be installed is listed with what depends on it, and is no failure: tests and benches
+# skip what a machine does not have and say so. Only a missing Rust or C compiler is a failure.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+task=${1:-all}
+
+# command : package : tasks : what is lost without it
+needs='
+cc           gcc           demo,test,bench  nothing can be built
+sort         coreutils     demo,test,bench  the sort program
+losetup      mount         demo,test,bench  disk swap and nbdkit swap, to compare with
+mkswap       util-linux    demo,test,bench  disk swap, to compare with
+python3      python3       test             the Python programs of the end-to-end tests
+stress-ng    stress-ng     test             the stress-ng end-to-end tests
+redis-server redis-server  test,bench       the Redis tests and bench
+redis-benchmark redis-tools test,bench      the Redis tests and bench
+mbw          mbw           bench            the mbw bench
+zramctl      util-linux    bench            zram, to compare with
+nbdkit       nbdkit        bench            nbdkit swap, to compare with
+nbdfuse      libnbd-bin    bench            nbdkit swap, to compare with
+fusermount3  fuse3         bench            nbdkit swap, to compare with
+'
+
+export PATH="$PATH:/usr/sbin:/sbin"
+
+missing_lines() {
+    while read -r command package tasks lost; do
+        [ -n "$command" ] || continue
+        case ",$tasks," in *",$task,"*) ;; *) [ "$task" = all ] || continue ;; esac
+        command -v "$command" >/dev/null || printf '%s %s %s\n' "$command" "$package" "$lost"
+    done <<<"$needs"
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        env DEBIAN_FRONTEND=noninteractive "$@"
+    else
+        sudo -n env DEBIAN_FRONTEND=noninteractive "$@"
+    fi
+}
+
+missing=$(missing_lines)
+if [ -n "$missing" ]; then
+    mapfile -t packages < <(awk '{ print $2 }' <<<"$missing" | sort -u)
+    if ! command -v apt-get >/dev/null; then
+        echo "setup: this system has no apt-get; please install by hand: ${packages[*]}"
+    elif [ "$(id -u)" -ne 0 ] && ! sudo -n true 2>/dev/null; then
+        echo "setup: neither root nor password-less sudo; please run:"
+        echo "    sudo apt-get install --no-install-recommends ${packages[*]}"
+    else
+        echo "setup: installing ${packages[*]}"
+        log=$(mktemp)
+        # The lists of a fresh machine are empty or old, so one failure is no answer yet.
+        install() { as_root apt-get install -y -q --no-install-recommends "${packages[@]}"; }
+        if ! install >"$log" 2>&1; then
+            as_root apt-get update -q >>"$log" 2>&1
+            if ! install >>"$log" 2>&1; then
+                for package in "${packages[@]}"; do
+                    as_root apt-get install -y -q --no-install-recommends "$package" \
+                        >>"$log" 2>&1 || true
+                done
+            fi
+        fi
+        [ -z "$(missing_lines)" ] || tail -n 5 "$log" >&2
+        rm -f "$log"
+    fi
+    while read -r command package lost; do
+        [ -n "$command" ] || continue
+        echo "setup: could not install $command (package $package); without it: $lost"
+    done < <(missing_lines)
+fi
+
+failed=0
+if ! command -v cargo >/dev/null; then
+    echo "setup: there is no cargo; install Rust from https://rustup.rs" >&2
+    failed=1
+else
+    wanted=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml | head -n 1)
+    present=$(rustc --version | awk '{ print $2 }')
+    if [ "$(printf '%s\n' "$wanted" "$present" | sort -V | head -n 1)" != "$wanted" ]; then
+        echo "setup: rustc is $present, $wanted or newer is needed; run: rustup update stable" >&2
+        failed=1
+    fi
+fi
+if ! command -v cc >/dev/null; then
+    echo "setup: there is no C compiler, which Rust links with" >&2
+    failed=1
+fi
+exit "$failed"

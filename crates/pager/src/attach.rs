@@ -2,6 +2,7 @@
 
 use crate::address_space::{AddressSpace, Helper, process_of_thread};
 use crate::core::{Core, Shared, close};
+use crate::remote;
 use crate::serve::Server;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
@@ -199,5 +200,5 @@ fn is_readable(pid: i32, own: &Range) -> bool {
     let to = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let from = libc::iovec { iov_base: (own.start + 4096) as *mut _, iov_len: 1 };
     // SAFETY: one byte is written to `byte`.
-    unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) == 1 }
+    unsafe { remote::read(pid, &[to], &[from]) }
 }

@@ -19,6 +19,7 @@
 use crate::core::{BatchItem, Core, Shared, reserve};
 use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::helper;
+use crate::remote;
 use crate::state::CHUNK_PAGES;
 use crate::state::batch::MAX_BATCH;
 use crate::state::entry::{Entry, Place};
@@ -35,6 +36,9 @@ use std::time::{Duration, Instant};
 /// How long pages may wait for a donor with room before the consumer is ended: its memory is full
 /// and so is the pool, and nobody else can help.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a program that cannot be read any more may take to end.
+const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -350,28 +354,23 @@ impl Evictor {
         if items.is_empty() {
             return;
         }
-        let wanted = items.len() * PAGE_SIZE;
-        // SAFETY: the slots were taken for this batch, so nobody else touches them; the other side
-        // is another process's memory.
-        let read = unsafe {
-            libc::process_vm_readv(
-                pid,
-                to.as_ptr(),
-                to.len() as u64,
-                from.as_ptr(),
-                from.len() as u64,
-                0,
-            )
-        };
-        if read != wanted as isize {
-            let error = std::io::Error::last_os_error();
-            tracing::warn!(pid, %error, "a program's memory cannot be read; it may have ended");
-            return;
+        // SAFETY: the slots were taken for this batch, so nobody else touches them.
+        if !unsafe { remote::read(pid, &to, &from) } {
+            return self.note_end(group[0].key.space());
         }
         let core = self.shared.lock();
         for (i, slot) in items {
             group[i].copied = true;
             core.state.batch.copied(first + i, slot);
+        }
+    }
+
+    /// A program could not be read. If that is because it has ended, its connection ends too, if
+    /// not at once: a thread's memory goes before its descriptors do.
+    fn note_end(&mut self, index: usize) {
+        let helper = self.shared.lock().helper(index);
+        if helper.is_none_or(|helper| helper::has_ended(helper.socket, DEATH_PATIENCE)) {
+            self.shared.lock().end_space(index);
         }
     }
 

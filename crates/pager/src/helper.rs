@@ -63,6 +63,13 @@ pub(crate) fn ask(socket: RawFd, op: Op, runs: &[Range], nonce: u64) -> Result<V
     }
 }
 
+/// Whether the helper's end of the connection closes within `patience`.
+pub(crate) fn has_ended(socket: RawFd, patience: std::time::Duration) -> bool {
+    let mut polled = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one structure, as said.
+    unsafe { libc::poll(&raw mut polled, 1, patience.as_millis() as i32) == 1 }
+}
+
 fn receive(socket: RawFd) -> Result<Reply, Gone> {
     let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
     loop {

@@ -12,7 +12,7 @@
 //! | [`evict`], [`staging`] | making room |
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`] | taking over from a pager that died |
-//! | [`attach`], [`address_space`], [`helper`] | programs, and the thread in them that works for us |
+//! | [`attach`], [`address_space`], [`helper`], [`remote`] | programs, the thread in them that works for us, their memory |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
 mod address_space;
@@ -28,6 +28,7 @@ mod housekeeping;
 mod keeper;
 mod node;
 mod recover;
+mod remote;
 mod serve;
 mod space_pages;
 mod staging;

@@ -15,6 +15,7 @@
 use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
 use crate::fault::{Content, SEGMENT_PAGES, examine};
+use crate::remote;
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
 use crate::state::{CHUNK_PAGES, MAX_SPACES, STAGING_SLOTS};
@@ -169,9 +170,9 @@ impl Core {
         let slot = self.take_slot()?;
         let to = libc::iovec { iov_base: self.state.slot(slot).cast(), iov_len: PAGE_SIZE };
         let from = libc::iovec { iov_base: (vpn << 12) as *mut _, iov_len: PAGE_SIZE };
-        // SAFETY: the slot was taken; the other side is another process's memory.
-        let read = unsafe { libc::process_vm_readv(pid, &raw const to, 1, &raw const from, 1, 0) };
-        (read == PAGE_SIZE as isize).then_some(slot)
+        // SAFETY: the slot was taken.
+        let read = unsafe { remote::read(pid, &[to], &[from]) };
+        read.then_some(slot)
     }
 
     fn reconcile_space(&mut self, index: usize, contents: &mut HashMap<Key, u32>) {

@@ -17,7 +17,7 @@ use rustix::event::epoll;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -343,8 +343,7 @@ impl Server {
         let watched = if source == Source::Demand { &mut self.demand } else { &mut self.prefetch };
         let (shared, requests, damaged) = (&self.shared, &mut watched.requests, &mut self.damaged);
         let mut again = Vec::new();
-        let nothing = Some(Duration::ZERO);
-        watched.lane.progress(nothing, &mut |completion| match completion {
+        watched.lane.progress(None, &mut |completion| match completion {
             Completion::Read { token, from, data, .. } => {
                 let Some(fetch) = requests.get(&token) else { return };
                 damaged.clear();

@@ -70,21 +70,10 @@ pub(crate) fn register(start: u64, len: u64) {
     let _ = Uffd(UFFD.load(Relaxed)).register(start, len, mode);
 }
 
-/// The features that paging needs, and those that make `fork` work.
-const NEEDED: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
-    | UFFD_FEATURE_EVENT_REMAP
-    | UFFD_FEATURE_EVENT_REMOVE
-    | UFFD_FEATURE_EVENT_UNMAP
-    | UFFD_FEATURE_THREAD_ID;
-
 fn open_uffd() -> Result<Uffd, Failure> {
-    let open = || {
-        Uffd::open()
-            .map(out_of_the_way)
-            .map_err(|errno| Failure("userfaultfd is not permitted; see hecaton run --help", errno))
-    };
-    let uffd = open()?;
-    match uffd.api(NEEDED | UFFD_FEATURE_EVENT_FORK) {
+    let refused = |errno| Failure("userfaultfd is not permitted to this program", errno);
+    let uffd = out_of_the_way(Uffd::open().map_err(refused)?);
+    match uffd.api(PAGER_FEATURES) {
         Ok(_) => Ok(uffd),
         Err(errno) => {
             sys::close(uffd.0);

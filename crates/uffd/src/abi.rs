@@ -17,6 +17,15 @@ pub const UFFD_FEATURE_THREAD_ID: u64 = 1 << 8;
 pub const UFFD_FEATURE_POISON: u64 = 1 << 14;
 pub const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 
+/// What a pager needs of a program's userfaultfd. Following `fork` is permitted only to a process
+/// with CAP_SYS_PTRACE.
+pub const PAGER_FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | UFFD_FEATURE_EVENT_FORK
+    | UFFD_FEATURE_EVENT_REMAP
+    | UFFD_FEATURE_EVENT_REMOVE
+    | UFFD_FEATURE_EVENT_UNMAP
+    | UFFD_FEATURE_THREAD_ID;
+
 pub const UFFDIO_API: u64 = 0xC018_AA3F;
 pub const UFFDIO_REGISTER: u64 = 0xC020_AA00;
 pub const UFFDIO_UNREGISTER: u64 = 0x8010_AA01;

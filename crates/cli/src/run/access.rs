@@ -1,19 +1,36 @@
 //! Whether this user may have page faults handled at all.
 
 use anyhow::bail;
+use hecaton_uffd::abi::PAGER_FEATURES;
 use hecaton_uffd::{Errno, Uffd};
 use std::fs::File;
 use std::os::fd::FromRawFd;
 
 /// Tries what `libhecaton.so` will do in the program, and says how to grant it if it fails.
 pub(super) fn check() -> anyhow::Result<()> {
-    match Uffd::open() {
-        Ok(uffd) => {
-            // SAFETY: the descriptor was just opened and nothing else owns it.
-            drop(unsafe { File::from_raw_fd(uffd.0) });
-            Ok(())
-        }
+    let uffd = match Uffd::open() {
+        Ok(uffd) => uffd,
         Err(errno) => bail!("{}", explain(errno)),
+    };
+    let negotiated = uffd.api(PAGER_FEATURES);
+    // SAFETY: the descriptor was just opened and nothing else owns it.
+    drop(unsafe { File::from_raw_fd(uffd.0) });
+    match negotiated {
+        Ok(_) => Ok(()),
+        Err(errno) => bail!("{}", explain_features(errno)),
+    }
+}
+
+fn explain_features(errno: Errno) -> String {
+    match errno.0 {
+        libc::EPERM => "this user may handle page faults, but not follow a program that forks: that \
+                        needs CAP_SYS_PTRACE; run this command as root, or with the capability in \
+                        the ambient set (`setpriv --inh-caps +sys_ptrace --ambient-caps +sys_ptrace`)"
+            .to_owned(),
+        _ => format!(
+            "this kernel's userfaultfd lacks what paging needs ({}): it takes Linux 6.1 or newer",
+            std::io::Error::from(errno)
+        ),
     }
 }
 
@@ -27,7 +44,7 @@ fn explain(errno: Errno) -> String {
              this command as root; in a container, its seccomp profile must allow userfaultfd"
         ),
         libc::ENOSYS => {
-            "this kernel has no userfaultfd: it needs Linux 5.7 or newer with CONFIG_USERFAULTFD"
+            "this kernel has no userfaultfd: it needs Linux 6.1 or newer with CONFIG_USERFAULTFD"
                 .to_owned()
         }
         _ => format!("userfaultfd cannot be opened: {cause}"),
@@ -42,6 +59,8 @@ mod tests {
     fn what_is_missing_and_how_to_grant_it_is_said() {
         assert!(explain(Errno(libc::EPERM)).contains("vm.unprivileged_userfaultfd=1"));
         assert!(explain(Errno(libc::EACCES)).contains("/dev/userfaultfd"));
+        assert!(explain_features(Errno(libc::EPERM)).contains("CAP_SYS_PTRACE"));
+        assert!(explain_features(Errno(libc::EINVAL)).contains("Linux 6.1"));
         assert!(explain(Errno(libc::ENOSYS)).contains("CONFIG_USERFAULTFD"));
         assert!(explain(Errno(libc::EMFILE)).contains("Too many open files"));
     }

@@ -39,7 +39,7 @@ impl Space {
     }
 
     /// Takes over a space that another process began, with its id, size and segment order. The map
-    /// is rebuilt from what the donors hold (DESIGN, decision 3).
+    /// is rebuilt from what the donors hold (see docs/design.md).
     ///
     /// Give it a higher epoch than the predecessor's: the donors then refuse whatever the
     /// predecessor still has in the network, which could otherwise overwrite what this one writes.

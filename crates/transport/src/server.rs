@@ -1,7 +1,7 @@
 //! The donor's end: one blocking thread for each connection.
 //!
 //! Blocking threads and not a runtime, because a page request then costs one wake-up: a 4 KiB get
-//! over loopback takes 20 µs this way and 33 µs through tokio (DESIGN, decision 8).
+//! over loopback takes 20 µs this way and 33 µs through tokio.
 //!
 //! Payload goes two ways:
 //! - *Out*: a read is answered by one gathered `sendmsg` from the memory that holds the pages. No

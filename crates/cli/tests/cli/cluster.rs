@@ -1,8 +1,6 @@
 //! Clusters of real processes: that they come up, are seen, heal, and leave nothing behind.
 
-mod common;
-
-use common::{
+use crate::common::{
     Daemon, donor_pids, eventually, get, hecaton, runs, scratch, signal_process, status, text, wait,
 };
 use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId, page_sum};

@@ -1,9 +1,7 @@
 //! What is wrong with a command line is said in one line, with exit status 2; what merely is not
 //! there, with 1.
 
-mod common;
-
-use common::{executable, hecaton, output, scratch, text};
+use crate::common::{executable, hecaton, output, scratch, text};
 use std::process::Output;
 
 fn one_line(output: &Output) -> String {
@@ -67,7 +65,7 @@ fn without_a_cluster_commands_say_how_to_get_one() {
     assert_eq!(output.status.code(), Some(1));
     assert!(one_line(&output).contains("hecaton dev"));
 
-    let output = common::output(["status", "--manager", "http://127.0.0.1:1"]);
+    let output = crate::common::output(["status", "--manager", "http://127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));
     let error = one_line(&output);
     assert!(error.contains("http://127.0.0.1:1") && error.contains("refused"), "{error}");

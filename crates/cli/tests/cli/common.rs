@@ -1,8 +1,5 @@
 //! Runs the real command, and cleans up after a test that fails.
 
-// Each test file is a crate of its own and uses a part of this.
-#![allow(dead_code)]
-
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -1,0 +1,5 @@
+//! Drives the real `hecaton` command: what it refuses, and clusters on this machine.
+
+mod cluster;
+mod common;
+mod usage;

@@ -6,6 +6,7 @@ mod completion;
 mod dev;
 mod donor;
 mod failure;
+mod lending;
 mod lifetime;
 mod listen;
 mod logging;

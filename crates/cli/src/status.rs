@@ -202,6 +202,7 @@ mod tests {
             pid: Some(5),
             restarts: 2,
             lend_bytes: 4 << 30,
+            memory: Default::default(),
             last_error: None,
             stats: None,
         };

@@ -190,6 +190,7 @@ mod tests {
             pid: Some(1),
             restarts: 0,
             lend_bytes: 1 << 30,
+            memory: Default::default(),
             last_error: None,
             stats: None,
         };

@@ -39,8 +39,19 @@ pub struct DonorSpec {
     pub name: String,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
+    /// What kind of memory these are.
+    pub memory: DonorMemory,
     /// Where it serves; port 0 takes a free one.
     pub listen: SocketAddr,
+}
+
+/// The kind of memory that a donor lends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorMemory {
+    /// The NUMA node whose memory it is; all nodes', if none is named.
+    pub numa_node: Option<u32>,
+    /// Whether it is in huge pages, which the host must have set aside.
+    pub huge_pages: bool,
 }
 
 /// The first line to a donor process, with the descriptors that its labels name.
@@ -50,6 +61,8 @@ pub struct DonorStart {
     pub name: String,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
+    /// What kind of memory these are.
+    pub memory: DonorMemory,
     /// [`LISTENER`], then whatever the process before it has sent up.
     pub labels: Vec<String>,
 }
@@ -95,6 +108,8 @@ pub struct DonorReport {
     pub restarts: u64,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
+    /// What kind of memory these are.
+    pub memory: DonorMemory,
     /// Why the process before this one ended, if there was one.
     pub last_error: Option<String>,
     /// What it counted, as of its last line; none before the first.
@@ -144,6 +159,7 @@ impl Donor {
             pid: None,
             restarts: 0,
             lend_bytes: spec.lend_bytes,
+            memory: spec.memory,
             last_error: None,
             stats: None,
         };
@@ -307,6 +323,7 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
         let start = DonorStart {
             name: shared.spec.name.clone(),
             lend_bytes: shared.spec.lend_bytes,
+            memory: shared.spec.memory,
             labels,
         };
         if let Err(error) = channel::send(&stream, &start, &fds) {
@@ -353,6 +370,7 @@ mod tests {
         let spec = DonorSpec {
             name: "d".to_owned(),
             lend_bytes: 1 << 20,
+            memory: DonorMemory::default(),
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
         };
         Donor::start(&command, spec).expect("bound")

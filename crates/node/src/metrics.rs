@@ -264,6 +264,7 @@ mod tests {
             pid: None,
             restarts: 2,
             lend_bytes: 1 << 30,
+            memory: Default::default(),
             last_error: None,
             stats: None,
         };

@@ -22,7 +22,7 @@ use crate::state::{CHUNK_PAGES, MAX_SPACES, STAGING_SLOTS};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Staged pages that no donor has acknowledged: space page, sum, slot.
@@ -69,12 +69,17 @@ impl Core {
         named
     }
 
-    /// Segments of which the donors must hold something.
-    pub(crate) fn stored_segments(&mut self) -> BTreeSet<u64> {
+    /// How many pages of each segment the donors must hold, where they hold any.
+    pub(crate) fn stored_segments(&mut self) -> BTreeMap<u64, u32> {
         let named = self.all_named_pages();
-        let stored =
-            named.iter().filter(|(_, page)| self.pages.record(&self.state, *page).is_stored());
-        stored.map(|(_, page)| page / SEGMENT_PAGES).collect()
+        let is_stored = |page: &u64| self.pages.record(&self.state, *page).is_stored();
+        // After a fork several entries name one page.
+        let stored: BTreeSet<u64> = named.iter().map(|(_, page)| *page).filter(is_stored).collect();
+        let mut pages = BTreeMap::new();
+        for page in stored {
+            *pages.entry(page / SEGMENT_PAGES).or_default() += 1;
+        }
+        pages
     }
 
     fn adopt_staging(&mut self) {

@@ -55,8 +55,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     } else {
         Space::create(space_config, directory)?
     };
-    for segment in core.stored_segments() {
-        space.expect(segment)?;
+    for (segment, pages) in core.stored_segments() {
+        space.expect(segment, pages)?;
     }
     let shared = Arc::new(Shared::new(core));
     let mut server = Server::new(shared.clone(), &space, held.listener)?;

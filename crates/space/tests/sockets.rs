@@ -393,8 +393,8 @@ fn a_successor_finds_everything_and_its_predecessor_is_fenced() {
     assert!(matches!(Space::adopt(config, known), Err(SpaceError::Fenced { .. })));
     assert_reads(&mut successor, &pages[..1], 1);
     // What should be there and is not is lost; what never was is nothing.
-    second.expect(0).unwrap();
-    second.expect(7).unwrap();
+    second.expect(0, 1).unwrap();
+    second.expect(7, 1).unwrap();
     assert_reads(&mut successor, &pages[..1], 1);
     let outcome = read(&mut successor, &[7 * SEGMENT_PAGES]);
     assert!(matches!(outcome, Outcome::Failed(SpaceError::Lost { segment: 7, .. })));

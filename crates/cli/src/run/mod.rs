@@ -13,6 +13,7 @@ mod signals;
 
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
+use crate::lending;
 use anyhow::Context as _;
 use embedded::Embedded;
 use hecaton_memory::Size;
@@ -60,8 +61,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let host = Host::here().context("cannot read /proc")?;
     let local_bytes = local_bytes(args.local, &host)?;
-    if let Some(Size(lend)) = args.lend {
-        crate::node::check_lend(lend)?;
+    if let Some(lend) = args.lend {
+        lending::check_least(lend)?;
     }
     let program = Program::find(&args.command[0])?;
     let name = consumer_name(args.name, &program)?;

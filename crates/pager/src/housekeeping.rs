@@ -5,9 +5,7 @@ use crate::control;
 use crate::core::{Core, Shared};
 use crate::node::NodeLine;
 use crate::worker::TERMINATED;
-use hecaton_memory::PAGE_SIZE;
 use hecaton_space::Space;
-use hecaton_uffd::Errno;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::Range;
 use std::os::unix::net::UnixListener;
@@ -54,8 +52,10 @@ fn watch_spaces(shared: &Shared) {
         if space.is_due() {
             core.charge(index);
             shared.evict.notify_one();
-        } else if space.helper.is_none() && has_ended(space) {
+        } else if space.is_late_child() {
+            tracing::warn!("a child that does not attach is given up, and its parent goes on");
             core.end_space(index);
+            shared.ring();
         }
         drop(core);
         if let Some(pid) = pid {
@@ -64,26 +64,21 @@ fn watch_spaces(shared: &Shared) {
     }
 }
 
-/// An address space without a helper has no connection whose end would tell.
-fn has_ended(space: &crate::address_space::AddressSpace) -> bool {
-    // Nothing is ever mapped at page 16; a living process answers ENOENT.
-    space.uffd.zero(16 * PAGE_SIZE as u64, PAGE_SIZE as u64).error == Some(Errno(libc::ESRCH))
-}
-
 /// Memory that a program mapped by a system call of its own, past libc, is registered from outside.
 fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
     let Ok(mappings) = read_mappings(pid) else { return };
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
+    let mut left_alone = None;
     for mapping in mappings.iter().filter(|mapping| mapping.pageable) {
         let mut core = shared.lock();
+        let Some(helper) = core.helper(index) else { return };
         let Some(space) = core.space(index) else { return };
-        let Some(helper) = space.helper else { return };
-        let own = helper.own.start..helper.own.start + helper.own.len;
-        if mapping.start < own.end && own.start < mapping.end {
-            continue;
-        }
         let Some(new) = space.unregistered_part(mapping.start, mapping.end) else { continue };
         if new.len < SMALLEST {
+            continue;
+        }
+        let left_alone = left_alone.get_or_insert_with(|| helper.read_left_alone(pid));
+        if left_alone.iter().any(|range| mapping.overlaps(range)) {
             continue;
         }
         // Fails when the mapping has changed since it was read, or belongs to a userfaultfd of the

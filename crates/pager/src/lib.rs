@@ -12,7 +12,7 @@
 //! | [`evict`], [`staging`] | making room |
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`] | taking over from a pager that died |
-//! | [`attach`], [`address_space`], [`helper`], [`remote`] | programs, the thread in them that works for us, their memory |
+//! | [`attach`], [`fork`], [`address_space`], [`helper`], [`remote`] | programs, their children, the thread in them that works for us, their memory |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
 mod address_space;
@@ -23,6 +23,7 @@ mod core;
 mod event;
 mod evict;
 mod fault;
+mod fork;
 mod helper;
 mod housekeeping;
 mod keeper;

@@ -4,6 +4,7 @@ use crate::PagerError;
 use crate::config::PagerConfig;
 use crate::core::{Core, Shared};
 use crate::evict::Evictor;
+use crate::fork;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
 use crate::serve::Server;
@@ -58,7 +59,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     for (segment, pages) in core.stored_segments() {
         space.expect(segment, pages)?;
     }
-    let shared = Arc::new(Shared::new(core));
+    let shared = Arc::new(Shared::new(core)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
     let mut evictor = Evictor::new(shared.clone(), space.clone())?;
     if is_successor {
@@ -70,6 +71,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         drop(core);
         evictor.resume(unwritten);
         server.watch_all();
+        fork::take_over(&mut server, &shared);
     }
 
     end_on_sigterm();
@@ -81,9 +83,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     spawn("housekeeping", move || housekeeping::run(housekeepers, its_space, line, control));
 
     let launcher_gone = launcher_watch(held.launcher);
-    server.run(|core, pending| {
+    server.run(|core| {
         let no_more = launcher_gone.load(Relaxed) || core.failed.is_some();
-        no_more && pending.is_empty() && core.live_spaces().next().is_none()
+        no_more && core.fork_requests.is_empty() && core.live_spaces().next().is_none()
     })?;
     shared.lock().over = true;
     shared.evict.notify_one();
@@ -145,10 +147,9 @@ fn close_leftovers(core: &mut Core, held: Held) {
     core.load_spaces();
     let mut kept = vec![0, 1, 2, held.state, held.listener, held.control, held.launcher];
     for space in core.spaces.iter().flatten() {
-        kept.push(space.uffd.0);
+        kept.extend((space.uffd.0 >= 0).then_some(space.uffd.0));
         kept.extend(space.helper.map(|helper| helper.socket));
     }
-    kept.extend(core.state.journal.forked_descriptors());
     kept.sort_unstable();
     kept.dedup();
     let close_range = |first: RawFd, last: RawFd| {

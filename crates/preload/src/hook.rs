@@ -4,30 +4,35 @@
 //! Those internal names are the same functions as the exported ones, though, so the functions
 //! themselves are replaced: their first instructions become a jump to ours, which makes the system
 //! call and registers what it mapped. A program that makes the system call by itself (Go's runtime)
-//! is not seen here; the pager finds such memory from outside, a little later.
+//! is not seen here; the pager finds such memory from outside, a little later. `fork` is replaced
+//! too, see [`crate::fork`].
 //!
 //! Rejected: polling `/proc/self/maps` alone (a program fills a new mapping faster than any poll);
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context
 //! switches); an allocator of our own (changes the program).
 
-use crate::attach;
-use crate::sys;
+use crate::attach::{self, Failure};
+use crate::fork::{self, MappingHeld};
+use crate::{own, sys};
 use hecaton_uffd::Errno;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
+use own::PAGE;
 
-const PAGE: usize = 4096;
-
-/// Replaces libc's `mmap` and `brk`. Where the text cannot be written (a hardened system), nothing
-/// is replaced and the pager's own search is all there is.
-pub(crate) fn install() {
+/// Replaces libc's `fork`, without which a program must not run, and its `mmap` and `brk`. Where
+/// those are not found, the pager's own search is all there is.
+pub(crate) fn install() -> Result<(), Failure> {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
     unsafe {
         let libc_handle = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if libc_handle.is_null() {
-            return;
+            return Err(Failure(
+                "the program does not use the GNU C library",
+                Errno(libc::ENOTSUP),
+            ));
         }
+        fork::install(libc_handle)?;
         let curbrk = libc::dlsym(libc_handle, c"__curbrk".as_ptr());
         if !curbrk.is_null() {
             CURRENT_BREAK.store(curbrk.cast(), std::sync::atomic::Ordering::Relaxed);
@@ -35,13 +40,13 @@ pub(crate) fn install() {
         }
         replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
     }
+    Ok(())
 }
 
 /// libc's own record of the break, which `sbrk` reads.
 static CURRENT_BREAK: std::sync::atomic::AtomicPtr<usize> =
     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
 
-#[cfg(target_arch = "x86_64")]
 fn jump_to(target: usize) -> [u8; 14] {
     // jmp [rip + 0]; the address
     let mut code = [0xff, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -49,44 +54,28 @@ fn jump_to(target: usize) -> [u8; 14] {
     code
 }
 
-#[cfg(target_arch = "aarch64")]
-fn jump_to(target: usize) -> [u8; 16] {
-    // ldr x16, #8; br x16; the address
-    let mut code = [0x50, 0, 0, 0x58, 0, 2, 0x1f, 0xd6, 0, 0, 0, 0, 0, 0, 0, 0];
-    code[8..].copy_from_slice(&target.to_le_bytes());
-    code
+/// # Safety
+/// `function` is null or the start of a function of at least 14 bytes with `target`'s signature,
+/// and no thread is running its first instructions: the program has only this thread yet.
+unsafe fn replace(function: *mut c_void, target: *const ()) {
+    if !function.is_null() {
+        // SAFETY: the caller's promise. If the text cannot be written, the function stays as it is.
+        let _ = unsafe { write_code(function as usize, &jump_to(target as usize)) };
+    }
 }
 
 /// # Safety
-/// `function` is null or the start of a function of at least 16 bytes with `target`'s signature,
-/// and no thread is running its first instructions: the program has only this thread yet.
-unsafe fn replace(function: *mut c_void, target: *const ()) {
-    if function.is_null() {
-        return;
-    }
-    let code = jump_to(target as usize);
-    let first = function as usize & !(PAGE - 1);
-    let end = (function as usize + code.len()).next_multiple_of(PAGE);
+/// `at` is within text, and its bytes may be replaced at this moment.
+pub(crate) unsafe fn write_code(at: usize, code: &[u8]) -> Result<(), Errno> {
+    let first = at & !(PAGE - 1);
+    let end = (at + code.len()).next_multiple_of(PAGE);
     let text = libc::PROT_READ | libc::PROT_EXEC;
     // SAFETY: the pages stay readable and executable throughout, for other functions on them. A
     // private file mapping is copied when written, so no other process sees it.
     unsafe {
-        if sys::protect(first, end - first, text | libc::PROT_WRITE).is_ok() {
-            std::ptr::copy_nonoverlapping(code.as_ptr(), function.cast(), code.len());
-            #[cfg(target_arch = "aarch64")]
-            flush_instruction_cache(function as usize, code.len());
-            let _ = sys::protect(first, end - first, text);
-        }
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-unsafe fn flush_instruction_cache(start: usize, len: usize) {
-    for line in (start & !63..start + len).step_by(64) {
-        // SAFETY: cache maintenance on mapped text.
-        unsafe {
-            std::arch::asm!("dc cvau, {0}", "dsb ish", "ic ivau, {0}", "dsb ish", "isb", in(reg) line)
-        };
+        sys::protect(first, end - first, text | libc::PROT_WRITE)?;
+        std::ptr::copy_nonoverlapping(code.as_ptr(), at as *mut u8, code.len());
+        sys::protect(first, end - first, text)
     }
 }
 
@@ -103,6 +92,7 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
+    let _held = MappingHeld::new();
     // SAFETY: the caller's promises are those of mmap.
     let mapped = unsafe {
         let args =
@@ -115,11 +105,14 @@ unsafe extern "C" fn mmap(
             let pageable = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let never =
                 libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-            if flags & libc::MAP_TYPE == libc::MAP_PRIVATE
-                && flags & pageable == pageable
-                && flags & never == 0
-            {
-                attach::register(start as u64, len.next_multiple_of(PAGE) as u64);
+            let len = len.next_multiple_of(PAGE) as u64;
+            if flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & pageable == pageable {
+                if flags & never == 0 {
+                    own::forget_left_alone(start as u64, len);
+                    attach::register(start as u64, len);
+                } else {
+                    own::leave_alone(start as u64, len);
+                }
             }
             start as *mut c_void
         }
@@ -131,6 +124,7 @@ unsafe extern "C" fn mmap(
 }
 
 unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {
+    let _held = MappingHeld::new();
     let current = CURRENT_BREAK.load(std::sync::atomic::Ordering::Relaxed);
     // SAFETY: the kernel answers with the break that is in force; `current` is libc's variable,
     // which libc's own brk writes as we do, without a lock.

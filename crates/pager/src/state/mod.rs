@@ -31,7 +31,7 @@ use std::sync::atomic::AtomicU64;
 /// Address spaces that one pager serves at a time.
 pub(crate) const MAX_SPACES: usize = 1024;
 /// Words that describe an address space.
-pub(crate) const SPACE_WORDS: usize = 8;
+pub(crate) const SPACE_WORDS: usize = 16;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
 pub(crate) const CHUNK_PAGES: u64 = 512;
 /// Chunks that all address spaces together may have: 2 TiB.

@@ -148,8 +148,7 @@ fn consumer_row(node: &str, consumer: &ConsumerReport) -> [String; 13] {
         latency(|stats| stats.pool_fault_latency.p99_us),
         shown(|stats| percentage(stats.prefetch_hits, stats.pages_prefetched)),
         shown(|stats| stats.pages_evicted.to_string()),
-        // By the node, and by the pager's own keeper.
-        (consumer.restarts + stats.map_or(0, |stats| stats.restarts)).to_string(),
+        consumer.restarts.to_string(),
     ]
 }
 

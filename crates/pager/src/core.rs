@@ -9,6 +9,7 @@
 use crate::address_space::Stage;
 use crate::address_space::{AddressSpace, Helper};
 use crate::fork::ForkRequest;
+use crate::guard::Guard;
 use crate::space_pages::SpacePages;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
@@ -19,8 +20,8 @@ use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::OwnedFd;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// A fault as the kernel reports it.
@@ -73,6 +74,8 @@ pub(crate) type OwnDrop = HashMap<Key, u32>;
 /// All that is under the lock.
 pub(crate) struct Core {
     pub(crate) state: State,
+    pub(crate) guard: Guard,
+    pub(crate) epoll: EpollSet,
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
@@ -116,6 +119,21 @@ pub(crate) struct Core {
     pub(crate) failed: Option<String>,
 }
 
+/// The fault loop's epoll set, once there is one. What is in it must be taken out before it is
+/// closed: the kernel does that by itself only with a file's last descriptor, and the node has
+/// another.
+#[derive(Default)]
+pub(crate) struct EpollSet(pub(crate) Option<Arc<OwnedFd>>);
+
+impl EpollSet {
+    fn forget(&self, fd: RawFd) {
+        if let Some(epoll) = &self.0 {
+            // SAFETY: the descriptor is open. An error means that it was not watched yet.
+            let _ = rustix::event::epoll::delete(epoll, unsafe { BorrowedFd::borrow_raw(fd) });
+        }
+    }
+}
+
 /// The lock, and the bells of the evictor and of the fault loop.
 pub(crate) struct Shared {
     core: Mutex<Core>,
@@ -148,11 +166,13 @@ pub(crate) fn reserve(limit: u64) -> u64 {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, limit: u64) -> Core {
+    pub(crate) fn new(state: State, guard: Guard, limit: u64) -> Core {
         let tables = Tables::load(&state);
         let capacity = limit as usize;
         Core {
             state,
+            guard,
+            epoll: EpollSet::default(),
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
@@ -213,7 +233,10 @@ impl Core {
     }
 
     /// A new address space; `None` when there are too many.
-    pub(crate) fn add_space(&mut self, space: AddressSpace) -> Option<usize> {
+    pub(crate) fn add_space(&mut self, mut space: AddressSpace) -> Option<usize> {
+        if space.serial == 0 {
+            space.serial = self.state.next_serial();
+        }
         let free = self.spaces.iter().position(Option::is_none);
         let index = free.unwrap_or(self.spaces.len());
         if index >= MAX_SPACES {
@@ -346,11 +369,12 @@ impl Core {
         let space = self.spaces[index].take().expect("torn down once");
         debug_assert_eq!(space.resident, 0);
         AddressSpace::erase(&self.state, index);
-        if space.uffd.0 >= 0 {
-            close(space.uffd.0);
-        }
-        if let Some(helper) = space.helper {
-            close(helper.socket);
+        self.guard.release(space.serial);
+        let descriptors = [Some(space.uffd.0), space.helper.map(|helper| helper.socket)];
+        // Negative for one that a predecessor has lost.
+        for fd in descriptors.into_iter().flatten().filter(|&fd| fd >= 0) {
+            self.epoll.forget(fd);
+            close(fd);
         }
         self.parked.retain(|key| key.space() != index);
         self.starved.retain(|key| key.space() != index);
@@ -387,6 +411,11 @@ impl Core {
         for (_, space) in self.live_spaces() {
             space.kill();
         }
+    }
+
+    /// Whether nothing more is to be served.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.over || self.failed.is_some()
     }
 
     /// The helper of a page's program, if something may be evicted there.

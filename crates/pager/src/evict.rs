@@ -544,6 +544,11 @@ impl Evictor {
     fn discard_emptied(&mut self) {
         let emptied = self.shared.lock().pages.take_emptied();
         for slot in emptied {
+            // Everything is about to be given back at once, and a donor that is away would be waited
+            // for with each page.
+            if self.shared.lock().is_ending() {
+                return;
+            }
             // A write that is still under way to the slot must not come after the discard.
             let first = u64::from(slot) * CHUNK_PAGES;
             let in_slot = |page: &u64| page / CHUNK_PAGES == u64::from(slot);

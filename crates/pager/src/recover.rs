@@ -35,8 +35,9 @@ impl Core {
         while self.spaces.last().is_some_and(Option::is_none) {
             self.spaces.pop();
         }
-        // Reference counts are needed by the first event already.
+        // Counts are needed by the first event already.
         self.recount();
+        self.count_as_noted();
         self.adopt_staging();
         self.restore_own_drop();
     }
@@ -55,6 +56,28 @@ impl Core {
         for (key, page) in named {
             self.pages.recount(&self.state, page, key);
         }
+    }
+
+    /// What is in memory and on its way, as the tables say.
+    fn count_as_noted(&mut self) {
+        for space in 0..self.spaces.len() {
+            for first in self.tables.chunks_in(space, ALL_PAGES) {
+                for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
+                    match self.get(key).place() {
+                        Place::Resident => self.count_in(key, Installed::Demand),
+                        Place::Fetching => self.fetching += 1,
+                        Place::Zero | Place::Out => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nothing is in memory or on its way, until it is found to be.
+    fn forget_counts(&mut self) {
+        self.spaces.iter_mut().flatten().for_each(|space| space.resident = 0);
+        (self.resident, self.fetching) = (0, 0);
+        self.order = hecaton_policy::evict::default(self.limit as usize);
     }
 
     fn all_named_pages(&mut self) -> Vec<(Key, u64)> {
@@ -128,6 +151,7 @@ impl Core {
     pub(crate) fn reconcile(&mut self) -> Unwritten {
         self.finish_own_drop();
         let mut contents = self.batch_contents();
+        self.forget_counts();
         for index in 0..self.spaces.len() {
             let Some(space) = self.spaces[index].as_mut() else { continue };
             // Who was being made ready has not been told so, and asks again.

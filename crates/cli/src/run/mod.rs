@@ -51,6 +51,11 @@ pub(crate) struct Args {
     /// program [default: half of what is available]
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
+    /// Seconds that a donor may be away; a program that wants a page of one that is away for longer
+    /// is ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    donor_patience: u64,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// The program and its arguments
@@ -82,7 +87,11 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     // From here on a signal does not end this process: it is the program's.
     let signals = Signals::hold()?;
-    let pager = client.start_pager(StartPager { name, local_bytes })?;
+    let pager = client.start_pager(StartPager {
+        name,
+        local_bytes,
+        donor_patience_s: Some(args.donor_patience),
+    })?;
     let command = command(&args.command, &program, &pager, &library, &signals);
     let outcome = watch(command, client, &signals);
     if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {

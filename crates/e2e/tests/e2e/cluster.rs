@@ -1,6 +1,6 @@
 //! A cluster of the real `hecaton dev`, and programs on it.
 
-use crate::process::{Ended, Running, run};
+use crate::process::{Ended, Running, kill_dead, run};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -43,7 +43,7 @@ pub(crate) struct Cluster {
     pub(crate) hecaton: PathBuf,
     pub(crate) url: String,
     /// Before the directory that it is in.
-    _dev: Running,
+    dev: Running,
     scratch: tempfile::TempDir,
 }
 
@@ -70,7 +70,7 @@ impl Cluster {
             anyhow!("`hecaton dev` does not come up: {}", log.trim())
         })?;
         let url = ready["manager"].as_str().context("the cluster has no manager")?.to_owned();
-        let cluster = Self { hecaton, url, _dev: dev, scratch };
+        let cluster = Self { hecaton, url, dev, scratch };
         cluster.eventually("all donors serve", PATIENCE, |status| {
             let donors_up = all(status, "donors").filter(|donor| donor["state"] == "serving");
             Ok(donors_up.count() == donors as usize)
@@ -88,6 +88,11 @@ impl Cluster {
             // Anything else is for the tests to find.
             _ => Ok(()),
         }
+    }
+
+    /// SIGKILL for the node, which is the manager, too.
+    pub(crate) fn kill_node(&self) {
+        kill_dead(self.dev.id());
     }
 
     /// A place for a test's files.

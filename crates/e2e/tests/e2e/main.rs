@@ -11,6 +11,7 @@ mod fork;
 mod harness;
 mod life;
 mod limit;
+mod pool;
 mod process;
 mod programs;
 mod redis;
@@ -41,10 +42,23 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
     Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
     Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },
+    Test { name: "pool::a_full_one_ends_the_program", run: pool::a_full_one_ends_the_program },
+    Test {
+        name: "pool::a_donor_gone_for_good_ends_the_program",
+        run: pool::a_donor_gone_for_good_ends_the_program,
+    },
     Test { name: "concurrent::many_runs_at_once", run: concurrent::many_runs_at_once },
     Test { name: "crash::of_the_pager", run: crash::of_the_pager },
-    Test { name: "crash::of_the_keeper", run: crash::of_the_keeper },
-    Test { name: "crash::of_pager_and_keeper_at_once", run: crash::of_pager_and_keeper_at_once },
+    Test {
+        name: "crash::of_a_pager_while_programs_start",
+        run: crash::of_a_pager_while_programs_start,
+    },
+    Test { name: "crash::of_a_pager_without_end", run: crash::of_a_pager_without_end },
+    Test { name: "crash::of_the_node", run: crash::of_the_node },
+    Test {
+        name: "crash::of_the_node_and_then_of_the_pager",
+        run: crash::of_the_node_and_then_of_the_pager,
+    },
     Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },

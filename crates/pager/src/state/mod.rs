@@ -1,6 +1,6 @@
 //! The pager's tables, in memory that outlives it.
 //!
-//! One memfd, held by the keeper too, mapped by the pager and by its successor. Every table is a
+//! One memfd, held by the node too, mapped by the pager and by its successor. Every table is a
 //! slice of atomics: a table is read and written with plain safe code, and a kill between two
 //! stores leaves each word either old or new. What must hold between words is arranged by the order
 //! of the stores and mended by `recover`.
@@ -111,7 +111,7 @@ impl Layout {
 }
 
 impl State {
-    /// A new state file; returned as a descriptor that the keeper holds.
+    /// A new state file; returned as a descriptor that nobody closes.
     pub(crate) fn create() -> std::io::Result<RawFd> {
         let (_, len) = Layout { base: std::ptr::null_mut(), used: 0 }.state();
         let fd = memfd_create("hecaton-pager", MemfdFlags::CLOEXEC)?;
@@ -142,6 +142,11 @@ impl State {
     /// Counts a takeover; returns how many there were.
     pub(crate) fn count_restart(&self) -> u64 {
         self.header[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
+    }
+
+    /// A number that no address space of this consumer has had.
+    pub(crate) fn next_serial(&self) -> u64 {
+        self.header[2].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
     }
 
     /// The 4096 bytes of a staging slot.

@@ -260,7 +260,7 @@ impl AddressSpace {
     pub(crate) fn unregistered_part(&self, start: u64, end: u64) -> Option<Range> {
         let next = self.registered.partition_point(|&(from, _)| from <= start);
         let known = next.checked_sub(1).map_or(start, |i| self.registered[i].1.max(start));
-        (known < end).then_some(Range { start: known, len: end - known })
+        (known < end).then(|| Range { start: known, len: end - known })
     }
 
     /// The range is registered.

@@ -2,13 +2,13 @@
 # Records the page traces in this folder anew, or just those named:
 #     traces/record.sh [sort|sort-threads|quicksort|heat|python|sqlite|compile|xz|redis|sort-demo]...
 # Needs cargo, cc, gcc, valgrind, python3, sqlite3, xz, redis-server and redis-benchmark; takes about
-# twenty minutes. Each program's references go from valgrind's lackey through a pipe into
+# half an hour. Each program's references go from valgrind's lackey through a pipe into
 # examples/record_trace.rs, which keeps at most the number of entries given below.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."
-traces=${*:-sort sort-threads quicksort heat python sqlite compile xz redis}
+traces=${*:-sort quicksort heat python sqlite compile xz redis}
 # The recorder is built with the traces in it, and so needs a file for each.
 for name in $traces; do
     [ -e "$here/$name.trace" ] || : >"$here/$name.trace"
@@ -45,7 +45,7 @@ for _ in range(30000):
     record sort 150000 64 sort --parallel=1 -S 14M -o "$scratch/sorted" "$scratch/lines"
 }
 
-# sort has threads from 131072 lines on: short ones, to keep it small. Each of four threads sorts a
+# Not one of the set. sort has threads from 131072 lines on: short ones, to keep it small. Each of four threads sorts a
 # quarter of them; then two merge two quarters each.
 trace_sort_threads() {
     python3 -c '

@@ -65,7 +65,9 @@ pub(super) fn clock_refetches(references: &[u32], pages: usize, capacity: usize)
 mod tests {
     use super::*;
 
-    const YARDSTICKS: [fn(&[u32], usize, usize) -> u64; 2] = [lru_refetches, clock_refetches];
+    type Refetches = fn(&[u32], usize, usize) -> u64;
+
+    const YARDSTICKS: [Refetches; 2] = [lru_refetches, clock_refetches];
 
     #[test]
     fn a_loop_that_does_not_fit_misses_always_and_one_that_fits_never() {

@@ -7,7 +7,7 @@
 use crate::cluster::dir_or_default;
 use crate::lending::{self, MIN_LEND_BYTES, MemoryArgs};
 use crate::lifetime::{self, EndSignals};
-use crate::{listen, node};
+use crate::{descriptors, listen, node};
 use anyhow::Context as _;
 use hecaton_manager::ManagerServer;
 use hecaton_memory::Size;
@@ -77,6 +77,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let host = Host::here().context("cannot read /proc")?;
     let lend = lend(&args, &host)?;
     let memory = args.memory.check(lend, args.donors)?;
+    descriptors::raise_limit();
     let runtime = lifetime::runtime().context("cannot start threads")?;
     let mut signals = {
         let _within = runtime.enter();

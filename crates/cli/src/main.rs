@@ -3,6 +3,7 @@
 mod bench;
 mod cluster;
 mod completion;
+mod descriptors;
 mod dev;
 mod donor;
 mod failure;

@@ -82,10 +82,11 @@ pub enum DonorEvent {
 }
 
 /// What a donor is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DonorState {
     /// Its process is being started, or started again.
+    #[default]
     Starting,
     /// It serves requests.
     Serving,
@@ -94,7 +95,7 @@ pub enum DonorState {
 }
 
 /// A donor, as the node reports it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DonorReport {
     /// The donor's name.
     pub name: String,
@@ -154,14 +155,10 @@ impl Donor {
         let listener = TcpListener::bind(spec.listen)?;
         let report = DonorReport {
             name: spec.name.clone(),
-            state: DonorState::Starting,
             address: Some(listener.local_addr()?),
-            pid: None,
-            restarts: 0,
             lend_bytes: spec.lend_bytes,
             memory: spec.memory,
-            last_error: None,
-            stats: None,
+            ..DonorReport::default()
         };
         let shared = Arc::new(Shared {
             command: command.clone(),

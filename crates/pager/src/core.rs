@@ -177,7 +177,7 @@ impl Core {
             pages: SpacePages::new(),
             staging: Staging::new(),
             spaces: Vec::new(),
-            order: evict::default(capacity),
+            order: evict::default(),
             clock: EvictionClock::new(capacity),
             prefetcher: Prefetcher::new(Limits::for_capacity(capacity)),
             fill_ahead: FillAhead::new(capacity),
@@ -261,18 +261,21 @@ impl Core {
         space.resident += 1;
         if space.charged {
             self.resident += 1;
-            self.order.installed(key.0, how);
+            self.order.installed(self.tables.place_of(&self.state, key), how);
         }
     }
 
     /// A page has left a program's memory. `in_order`: the eviction order still has it.
     pub(crate) fn count_out(&mut self, key: Key, in_order: bool) {
         let Some(space) = self.spaces[key.space()].as_mut() else { return };
-        space.resident -= 1;
+        // A successor that finishes its predecessor's journal has counted nothing yet; what is left
+        // then, it counts afterwards.
+        let Some(rest) = space.resident.checked_sub(1) else { return };
+        space.resident = rest;
         if space.charged {
             self.resident -= 1;
             if in_order {
-                self.order.removed(key.0);
+                self.order.removed(self.tables.place_of(&self.state, key));
             }
         }
     }
@@ -289,7 +292,7 @@ impl Core {
             for key in (0..crate::state::CHUNK_PAGES).map(|i| first.plus(i)) {
                 let entry = self.get(key);
                 if entry.place() == Place::Resident && !entry.is_busy() {
-                    self.order.installed(key.0, Installed::Demand);
+                    self.order.installed(self.tables.place_of(&self.state, key), Installed::Demand);
                 }
             }
         }

@@ -58,6 +58,22 @@ fn status_shows_nodes_and_donors() {
 }
 
 #[test]
+fn donors_may_have_all_the_descriptors_that_there_are() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let mut dev = std::process::Command::new("sh");
+    dev.args(["-c", "ulimit -Sn 100; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_hecaton")])
+        .args(["dev", "--json", "--donors", "1", "--lend", "64M", "--dir"])
+        .arg(&dir);
+    let _dev = Daemon::start(&mut dev);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", donor_pids(&status(&dir))[0]))
+        .expect("a process");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    let [soft, hard] = [3, 4].map(|word| line.split_whitespace().nth(word));
+    assert!(soft.is_some() && soft == hard, "{line}");
+}
+
+#[test]
 fn a_second_dev_is_refused() {
     let scratch = scratch();
     let dir = scratch.path().join("dev");

@@ -62,10 +62,7 @@ impl Cluster {
                 .stdout(Stdio::piped())
                 .stderr(log),
         )?;
-        let mut ready = String::new();
-        let output = dev.child_mut().stdout.take().context("no output")?;
-        BufReader::new(output).read_line(&mut ready)?;
-        let ready: Value = serde_json::from_str(&ready).map_err(|_| {
+        let ready = ready_line(&mut dev).map_err(|_| {
             let log = fs::read_to_string(scratch.path().join("log")).unwrap_or_default();
             anyhow!("`hecaton dev` does not come up: {}", log.trim())
         })?;
@@ -171,6 +168,14 @@ impl Cluster {
             _ => bail!("there is not one consumer with a pager: {status}"),
         }
     }
+}
+
+/// The line of JSON by which a daemon says that it is ready.
+pub(crate) fn ready_line(daemon: &mut Running) -> anyhow::Result<Value> {
+    let mut line = String::new();
+    let output = daemon.child_mut().stdout.take().context("no output")?;
+    BufReader::new(output).read_line(&mut line)?;
+    serde_json::from_str(&line).with_context(|| format!("not ready, but `{line}`"))
 }
 
 /// The entries of one kind, of all nodes.

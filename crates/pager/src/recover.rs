@@ -77,7 +77,7 @@ impl Core {
     fn forget_counts(&mut self) {
         self.spaces.iter_mut().flatten().for_each(|space| space.resident = 0);
         (self.resident, self.fetching) = (0, 0);
-        self.order = hecaton_policy::evict::default(self.limit as usize);
+        self.order = hecaton_policy::evict::default();
     }
 
     fn all_named_pages(&mut self) -> Vec<(Key, u64)> {

@@ -36,10 +36,6 @@ const TESTS: &[Test<Cluster>] = &[
         name: "life::a_program_may_end_at_any_point",
         run: life::a_program_may_end_at_any_point,
     },
-    Test {
-        name: "life::too_many_processes_end_the_program",
-        run: life::too_many_processes_end_the_program,
-    },
     Test { name: "programs::threads_verify", run: programs::threads_verify },
     Test { name: "programs::sort_like_without", run: programs::sort_like_without },
     Test { name: "programs::a_shell_pipeline", run: programs::a_shell_pipeline },

@@ -17,6 +17,7 @@ mod process;
 mod programs;
 mod redis;
 mod traffic;
+mod unprivileged;
 mod usage;
 
 use cluster::{AFTER_LEASE, Cluster, PATIENCE};
@@ -36,12 +37,18 @@ const TESTS: &[Test<Cluster>] = &[
         name: "life::a_program_may_end_at_any_point",
         run: life::a_program_may_end_at_any_point,
     },
+    Test {
+        name: "life::a_process_too_many_cannot_be_forked",
+        run: life::a_process_too_many_cannot_be_forked,
+    },
     Test { name: "programs::threads_verify", run: programs::threads_verify },
     Test { name: "programs::sort_like_without", run: programs::sort_like_without },
     Test { name: "programs::a_shell_pipeline", run: programs::a_shell_pipeline },
     Test { name: "programs::stress_ng_verifies", run: programs::stress_ng_verifies },
     Test { name: "fork::without_exec", run: fork::without_exec },
     Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
+    Test { name: "fork::a_storm", run: fork::a_storm },
+    Test { name: "unprivileged::programs_fork", run: unprivileged::programs_fork },
     Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
     Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },
     Test { name: "pool::a_full_one_ends_the_program", run: pool::a_full_one_ends_the_program },
@@ -77,6 +84,11 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },
+    Test { name: "crash::of_a_pager_in_a_storm", run: crash::of_a_pager_in_a_storm },
+    Test {
+        name: "crash::of_everything_but_the_program",
+        run: crash::of_everything_but_the_program,
+    },
 ];
 
 fn main() -> ExitCode {

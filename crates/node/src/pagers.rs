@@ -276,6 +276,7 @@ impl Pagers {
             donors: Vec::new(),
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
+            guest: None,
         };
         let report = ConsumerReport {
             name: wish.name.clone(),

@@ -12,6 +12,7 @@
 //! | [`evict`], [`staging`] | making room |
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`] | taking over from a pager that died |
+//! | [`guest`] | guest RAM of virtual machines |
 //! | [`attach`], [`address_space`], [`helper`], [`remote`] | programs, the thread in them that works for us, their memory |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
@@ -23,6 +24,7 @@ mod core;
 mod event;
 mod evict;
 mod fault;
+mod guest;
 mod helper;
 mod housekeeping;
 mod keeper;
@@ -37,7 +39,7 @@ pub mod stats;
 mod tables;
 mod worker;
 
-pub use config::{Donor, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig};
+pub use config::{Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig};
 pub use stats::{Latency, Stats};
 
 use hecaton_space::SpaceError;

@@ -8,6 +8,7 @@
 
 use crate::address_space::{AddressSpace, Helper};
 use crate::guest::Ram;
+use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
 use crate::space_pages::SpacePages;
 use crate::staging::Staging;
@@ -111,6 +112,8 @@ pub(crate) struct Core {
     pub(crate) over: bool,
     /// Files of guest RAM that was unmapped, until no batch can name them.
     pub(crate) unmapped_files: Vec<MemoryFile>,
+    /// A machine is being detached.
+    pub(crate) detach: Option<Detach>,
     /// What is done to a consumer that cannot go on.
     pub(crate) on_loss: OnLoss,
     /// Nothing more is served: the reason, for the consumer.
@@ -182,6 +185,7 @@ impl Core {
             evict_to: None,
             over: false,
             unmapped_files: Vec::new(),
+            detach: None,
             on_loss: OnLoss::Kill,
             failed: None,
         }

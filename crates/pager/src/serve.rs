@@ -8,7 +8,7 @@
 use crate::PagerError;
 use crate::attach::{self, Pending};
 use crate::core::{Core, Fault, Fetch, Shared};
-use crate::guest;
+use crate::guest::{self, detach};
 use crate::helper;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
@@ -218,6 +218,7 @@ impl Server {
         loop {
             self.watch_lane(Source::Demand)?;
             self.watch_lane(Source::Prefetch)?;
+            self.bring_home();
             events.clear();
             self.wait(&mut events)?;
             if events.is_empty() && over(&self.shared.lock(), &self.pending) {
@@ -228,6 +229,22 @@ impl Server {
                 self.handle(source)?;
             }
         }
+    }
+
+    /// Goes on with a detach, if one is under way.
+    fn bring_home(&mut self) {
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        if core.detach.is_none() || self.prefetch.requests.len() >= detach::MAX_REQUESTS {
+            return;
+        }
+        let idle = self.prefetch.requests.is_empty() && self.demand.requests.is_empty();
+        let progress = core.bring_home(idle, &mut self.fetches);
+        if progress == detach::Progress::Done {
+            core.finish_detach();
+        }
+        drop(core);
+        self.send();
     }
 
     /// Waits for something to do: at first without sleeping, because faults come in trains, and

@@ -48,6 +48,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     if config.guest.is_some() {
         core.on_loss = OnLoss::Report;
     }
+    let was_detaching = core.state.is_detaching();
     if is_successor {
         close_leftovers(&mut core, held);
     }
@@ -70,6 +71,10 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         let mut core = shared.lock();
         let unwritten = core.reconcile();
         core.stats.restarts = lives;
+        if was_detaching {
+            // There was room when it began. The machine may have gone meanwhile.
+            let _ = core.begin_detach(u64::MAX);
+        }
         drop(core);
         evictor.resume(unwritten);
         server.watch_all();

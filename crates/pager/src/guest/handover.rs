@@ -114,6 +114,12 @@ fn answer(socket: RawFd, answer: &Answer) -> rustix::io::Result<usize> {
     rustix::net::send(socket, answer.as_bytes(), flags)
 }
 
+/// The last word on a connection.
+pub(super) fn say_detached(socket: RawFd) {
+    // A hypervisor that has hung up need not be told.
+    let _ = answer(socket, &Answer::DETACHED);
+}
+
 fn first_region(
     shared: &Shared,
     socket: RawFd,

@@ -16,8 +16,10 @@
 //! | [`memory_file`] | what is asked and done to a memory file |
 //! | [`handover`] | the hand-over by `libhecaton.so` |
 //! | [`evict`] | taking pages away |
+//! | [`detach`] | a machine that leaves while it runs |
 //! | [`event`] | what the hypervisor does to its memory: free, unplug |
 
+pub(crate) mod detach;
 pub(crate) mod event;
 pub(crate) mod evict;
 pub(crate) mod handover;

@@ -150,6 +150,21 @@ impl State {
         self.header[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
     }
 
+    /// A machine is being detached.
+    pub(crate) fn set_detaching(&self) {
+        self.header[2].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether a machine was being detached.
+    pub(crate) fn is_detaching(&self) -> bool {
+        self.header[2].load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// Nothing is being detached any more.
+    pub(crate) fn clear_detaching(&self) {
+        self.header[2].store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// The 4096 bytes of a staging slot.
     pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
         assert!((slot as usize) < STAGING_SLOTS);

@@ -142,6 +142,26 @@ fn a_limit_is_changed_while_it_runs() {
     world.end();
 }
 
+fn a_machine_leaves_while_it_runs() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("hammer 3000");
+    assert!(world.stats().pool_bytes > world::LOCAL);
+    machine.begin("hammer 6000");
+    world.control("\"detach\"");
+    world.kill_worker();
+    world.wait_until("all pages are home", || world.stats().processes == 0);
+    machine.wait();
+    // What is evicted no more cannot come back wrong; what came back wrong would be found.
+    machine.order("check");
+    machine.order("hammer 1000");
+    world.wait_until("nothing is in the pool", || world.lent_pages() == 0);
+    assert_eq!(world.pager_memory_files(), 0);
+    world.end();
+    machine.order("check");
+    machine.end();
+}
+
 fn a_killed_machine_leaves_nothing() {
     let world = World::start();
     let mut machine = Machine::start(&world, PAGES);
@@ -168,6 +188,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_balloon_under_load", a_balloon_under_load),
     ("memory_is_plugged_and_unplugged", memory_is_plugged_and_unplugged),
     ("a_limit_is_changed_while_it_runs", a_limit_is_changed_while_it_runs),
+    ("a_machine_leaves_while_it_runs", a_machine_leaves_while_it_runs),
     ("a_killed_machine_leaves_nothing", a_killed_machine_leaves_nothing),
     ("qemu_boots_and_survives", qemu::boots_and_survives_dead_pagers_and_reboots),
     ("qemu_plugs_memory", qemu::memory_is_plugged_or_refused_by_qmp),

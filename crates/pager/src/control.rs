@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 #[derive(Deserialize)]
@@ -68,13 +69,20 @@ fn perform(request: &Request, shared: &Shared) -> Value {
         Request::ResizeLocal { bytes } if bytes < MIN_LOCAL_BYTES => {
             Err(format!("{bytes} bytes are too few: a pager works with {MIN_LOCAL_BYTES} or more"))
         }
+        Request::ResizeLocal { .. } | Request::Evict { .. } if shared.lock().limit_is_advisory => {
+            Err("nothing can be taken away from this machine's memory, which is private".into())
+        }
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
             shared.lock().resize(pages);
             evict_down_to(shared, pages)
         }
         Request::Detach => match available_bytes() {
-            Ok(bytes) => shared.lock().begin_detach(bytes),
+            Ok(bytes) => {
+                let begun = shared.lock().begin_detach(bytes);
+                shared.detaching.fetch_or(begun.is_ok(), Ordering::Relaxed);
+                begun
+            }
             Err(error) => Err(format!("cannot read /proc/meminfo: {error}")),
         },
         Request::Evict { down_to_bytes } => evict_down_to(shared, pages_for_bytes(down_to_bytes)),

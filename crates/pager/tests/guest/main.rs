@@ -4,6 +4,7 @@
 //! The test program is also the pager and the machine, by its first argument. The pager becomes its
 //! own keeper by `clone`, so nothing here runs under libtest, which has threads.
 
+mod firecracker;
 mod machine;
 mod malformed;
 mod qemu;
@@ -192,6 +193,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_killed_machine_leaves_nothing", a_killed_machine_leaves_nothing),
     ("qemu_boots_and_survives", qemu::boots_and_survives_dead_pagers_and_reboots),
     ("qemu_plugs_memory", qemu::memory_is_plugged_or_refused_by_qmp),
+    ("firecracker_restores", firecracker::a_snapshot_is_restored_from_the_pool),
+    ("firecracker_malformed", firecracker::malformed_handovers_harm_nobody),
     ("malformed_handovers_harm_nobody", malformed::handovers_harm_nobody),
 ];
 
@@ -202,6 +205,10 @@ fn main() -> ExitCode {
         ["be-the-pager"] => world::be_the_pager(),
         ["be-the-machine", socket, pages] => {
             machine::run(Path::new(socket), pages.parse().expect("a number"));
+            ExitCode::SUCCESS
+        }
+        ["be-firecracker", socket] => {
+            firecracker::run(Path::new(socket));
             ExitCode::SUCCESS
         }
         _ => run_tests(&words),

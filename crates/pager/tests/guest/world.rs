@@ -89,10 +89,9 @@ impl World {
     }
 
     pub(crate) fn control(&self, request: &str) -> Stats {
-        let path = hecaton_pager_control(&self.socket);
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let answer = ask(&path, request);
+            let answer = self.say(request);
             if let Ok(stats) = serde_json::from_str(&answer) {
                 return stats;
             }
@@ -100,6 +99,11 @@ impl World {
             assert!(Instant::now() < deadline, "{request}: {answer}");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// What the control socket answers.
+    pub(crate) fn say(&self, request: &str) -> String {
+        ask(&hecaton_pager::control_socket(&self.socket), request)
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -171,10 +175,6 @@ impl Drop for World {
     }
 }
 
-fn hecaton_pager_control(socket: &std::path::Path) -> PathBuf {
-    hecaton_pager::control_socket(socket)
-}
-
 fn ask(path: &std::path::Path, request: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = UnixStream::connect(path) {
@@ -195,8 +195,12 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn start(world: &World, pages: usize) -> Machine {
         let socket = world.socket.to_str().unwrap();
-        let mut child =
-            own_program(&["be-the-machine", socket, &pages.to_string()]).spawn().unwrap();
+        Machine::spawn(&["be-the-machine", socket, &pages.to_string()])
+    }
+
+    /// This program with these arguments, once it has handed its memory over.
+    pub(crate) fn spawn(arguments: &[&str]) -> Machine {
+        let mut child = own_program(arguments).spawn().unwrap();
         let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut machine = Machine { child, orders, answers };

@@ -73,12 +73,15 @@ fn freed_memory_is_zero_and_leaves_the_pool() {
     assert_eq!(half.pages_discarded, PAGES as u64 / 2, "{half:?}");
     assert_eq!(half.pool_bytes, full.pool_bytes / 2, "{half:?}");
     machine.order("check");
-    // Resident pages, those written last: let go of, but not freed; and then freed.
+    // Resident pages: let go of, but not freed; and then freed.
+    world.control(&format!("{{\"resize_local\":{{\"bytes\":{}}}}}", 2 * PAGES * machine::PAGE));
     machine.order("fill");
     machine.order(&format!("let_go {} 512", PAGES - 512));
     machine.order("check");
     machine.order("fill");
     machine.order(&format!("free {} 512", PAGES - 512));
+    machine.order("check");
+    world.control(&format!("{{\"resize_local\":{{\"bytes\":{}}}}}", world::LOCAL));
     machine.order("check");
     let donors_before = world.lent_pages();
     machine.order(&format!("free 0 {PAGES}"));

@@ -185,6 +185,23 @@ fn a_killed_machine_leaves_nothing() {
     world.end();
 }
 
+fn a_machine_whose_memory_is_lost_is_left_to_its_supervisor() {
+    let mut world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("fill");
+    world.control("{\"evict\":{\"down_to_bytes\":0}}");
+    world.lose_the_donor();
+    machine.begin("check");
+    world.wait_until("it is reported", || world.stats().error.is_some());
+    // Not killed, and not given anything else: it waits.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(machine.lives());
+    let reason = world.stats().error.unwrap();
+    assert!(reason.contains("lost"), "{reason}");
+    machine.kill();
+    world.end_with_failure();
+}
+
 const TESTS: &[(&str, fn())] = &[
     ("writers_never_lose_a_write", writers_never_lose_a_write),
     ("a_killed_pager_loses_nothing", a_killed_pager_loses_nothing),
@@ -196,6 +213,10 @@ const TESTS: &[(&str, fn())] = &[
     ("a_killed_machine_leaves_nothing", a_killed_machine_leaves_nothing),
     ("qemu_boots_and_survives", qemu::boots_and_survives_dead_pagers_and_reboots),
     ("qemu_plugs_memory", qemu::memory_is_plugged_or_refused_by_qmp),
+    (
+        "a_machine_whose_memory_is_lost_is_left_to_its_supervisor",
+        a_machine_whose_memory_is_lost_is_left_to_its_supervisor,
+    ),
     ("firecracker_restores", firecracker::a_snapshot_is_restored_from_the_pool),
     ("firecracker_malformed", firecracker::malformed_handovers_harm_nobody),
     ("malformed_handovers_harm_nobody", malformed::handovers_harm_nobody),

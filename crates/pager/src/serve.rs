@@ -13,6 +13,7 @@ use crate::guest::{self, detach};
 use crate::helper;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
+use hecaton_transport::vigil::Vigil;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::*;
 use rustix::event::epoll;
@@ -20,10 +21,7 @@ use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
-
-/// How long the loop stays awake after it had something to do.
-const AWAKE: Duration = Duration::from_micros(100);
+use std::time::Instant;
 
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,6 +100,7 @@ struct Firecracker {
 pub(crate) struct Server {
     shared: Arc<Shared>,
     epoll: OwnedFd,
+    vigil: Vigil,
     listener: RawFd,
     /// Single pages that a thread waits for, so that no window of prefetched pages is before them.
     demand: Watched,
@@ -125,6 +124,7 @@ impl Server {
             prefetch: Watched::new(space.lane()?),
             shared,
             epoll,
+            vigil: Vigil::default(),
             listener,
             next_token: 0,
             firecracker: None,
@@ -269,23 +269,22 @@ impl Server {
         self.send();
     }
 
-    /// Waits for something to do: at first without sleeping, because faults come in trains, and
-    /// waking a sleeper on another processor takes longer than a donor's answer. The processor is
-    /// offered to others at each look, so only idle time is spent.
-    fn wait(&self, events: &mut Vec<epoll::Event>) -> std::io::Result<()> {
-        let began = Instant::now();
+    /// Waits for something to do: at first without sleeping, see [`Vigil`].
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> std::io::Result<()> {
         loop {
-            let sleep = began.elapsed() >= AWAKE;
+            let sleep = !self.vigil.looks_again();
             let tv_nsec = if sleep { 50_000_000 } else { 0 };
             let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec };
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&wait)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+            if !events.is_empty() {
+                self.vigil.keep();
+            }
             if sleep || !events.is_empty() {
                 return Ok(());
             }
-            rustix::thread::sched_yield();
         }
     }
 

@@ -5,17 +5,22 @@
 //! one small helper thread that moves pages out on the pager's command: no other process may.
 //! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`].
 //! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
-//! attaches itself ([`attach::forked`]).
+//! attaches itself before anything else runs in it ([`fork`]).
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
 //! calls are raw.
 
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("libhecaton.so replaces machine code of the C library's, and knows only x86-64's");
+
 mod attach;
+mod fork;
 mod guest;
 mod helper;
 mod hook;
 mod maps;
+mod own;
 mod sys;
 
 /// Runs when the dynamic loader has mapped the library, before `main`.
@@ -25,18 +30,15 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
-        if !guest::prepare(path.to_bytes()) || !hook::install() {
+        if !guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
     let Some(path) = variable(c"HECATON_PAGER") else { return };
-    if let Err(failure) = attach::fresh(path.to_bytes()) {
+    if let Err(failure) = attach::fresh(path.to_bytes()).and_then(|()| hook::install()) {
         failure.report_and_exit();
     }
-    hook::install();
-    // SAFETY: the handler is an extern "C" function that lives as long as the process.
-    unsafe { libc::pthread_atfork(None, None, Some(attach::after_fork_in_child)) };
 }
 
 fn variable(name: &std::ffi::CStr) -> Option<&'static std::ffi::CStr> {

@@ -284,6 +284,7 @@ impl Pagers {
             donors: Vec::new(),
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
+            guest: None,
             donor_patience: wish.donor_patience_s.map_or(DONOR_PATIENCE, Duration::from_secs),
         };
         let report = ConsumerReport {

@@ -1,10 +1,13 @@
-//! One program's (or forked child's) memory: its userfaultfd, its helper, its mappings.
+//! One program's (or forked child's, or hypervisor's) memory: its userfaultfd, its helper, its
+//! mappings.
 
+use crate::guest::{FilePlace, Ram};
 use crate::helper;
 use crate::remote;
 use crate::state::{SPACE_WORDS, State};
-use hecaton_uffd::Uffd;
+use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::Range;
+use hecaton_uffd::{Errno, Uffd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -99,6 +102,8 @@ pub(crate) struct AddressSpace {
     pub(crate) pid: Option<i32>,
     /// The connection is there from the start, the thread at its end once the space is live.
     pub(crate) helper: Option<Helper>,
+    /// What is paged, if this is a hypervisor: its guest RAM, and nothing else of it.
+    pub(crate) guest: Option<Ram>,
     /// Pages in its memory.
     pub(crate) resident: u64,
     /// Pages that a forked child had in memory from its parent.
@@ -150,7 +155,8 @@ const PAGEMAP_UFFD_WP: u64 = 1 << 57;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mapped {
     pub(crate) present: bool,
-    pub(crate) protected: bool,
+    /// Unknown of a page in a memory file.
+    pub(crate) protected: Option<bool>,
 }
 
 impl AddressSpace {
@@ -160,6 +166,7 @@ impl AddressSpace {
             uffd,
             pid: None,
             helper: Some(helper),
+            guest: None,
             resident: 0,
             inherited: 0,
             since: Instant::now(),
@@ -171,6 +178,16 @@ impl AddressSpace {
             registered: Vec::new(),
             pagemap: None,
         }
+    }
+
+    /// A hypervisor, of which guest RAM is paged. There is no helper in it.
+    pub(crate) fn hypervisor(uffd: Uffd, pid: i32) -> AddressSpace {
+        let mut space = AddressSpace::new(uffd, Helper::NONE);
+        space.stage = Stage::Live;
+        space.pid = Some(pid);
+        space.helper = None;
+        space.charged = true;
+        space
     }
 
     /// Whether a forked child has lived long enough, or grown enough, to be worth evicting for.
@@ -193,6 +210,9 @@ impl AddressSpace {
 
     /// SIGKILL. A child that has not attached ends itself when its connection does.
     pub(crate) fn kill(&self) {
+        if self.guest.is_some() {
+            return self.kill_hypervisor();
+        }
         let Some(helper) = self.helper else { return };
         if self.stage != Stage::Live {
             // SAFETY: the descriptor is open as long as the address space is known.
@@ -209,11 +229,67 @@ impl AddressSpace {
         }
     }
 
+    fn kill_hypervisor(&self) {
+        let Some(pid) = self.pid.and_then(Pid::from_raw) else { return };
+        // As above, but for the memory in place of the connection.
+        if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+            && !self.has_ended()
+        {
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        }
+    }
+
+    /// Whether the pager can take the page at `address` away.
+    pub(crate) fn can_give_up(&self, address: u64) -> bool {
+        match &self.guest {
+            Some(ram) => ram.place(address).is_some(),
+            None => self.stage == Stage::Live,
+        }
+    }
+
+    /// The places of pages in memory files, for guest RAM.
+    pub(crate) fn file_places(
+        &self,
+        addresses: impl Iterator<Item = u64>,
+    ) -> Option<Vec<Option<FilePlace>>> {
+        let ram = self.guest.as_ref()?;
+        Some(addresses.map(|address| ram.place(address)).collect())
+    }
+
+    /// Whether pages can be mapped write-protected, so that a later write shows.
+    pub(crate) fn protects(&self) -> bool {
+        self.guest.as_ref().is_none_or(Ram::protects)
+    }
+
+    /// The connection whose end tells that the address space may be gone.
+    pub(crate) fn connection(&self) -> Option<RawFd> {
+        match &self.guest {
+            Some(ram) => ram.socket,
+            None => self.helper.map(|helper| helper.socket),
+        }
+    }
+
+    /// Every descriptor that is held for the address space.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let guest = self.guest.as_ref().map(Ram::descriptors).unwrap_or_default();
+        let helper = self.helper.map(|helper| helper.socket);
+        let uffd = Some(self.uffd.0).filter(|&fd| fd >= 0);
+        uffd.into_iter().chain(helper).chain(guest).collect()
+    }
+
+    /// Whether the process has given up its memory.
+    pub(crate) fn has_ended(&self) -> bool {
+        // Nothing is ever mapped at page 16; a living process answers ENOENT.
+        let page = PAGE_SIZE as u64;
+        self.uffd.zero(16 * page, page).error == Some(Errno(libc::ESRCH))
+    }
+
     /// Writes down what a successor needs.
     pub(crate) fn save(&self, state: &State, index: usize) {
         let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
         let helper = self.helper.unwrap_or(Helper::NONE);
-        words[1].store((helper.socket + 1) as u64, Relaxed);
+        let socket = self.connection().unwrap_or(-1);
+        words[1].store((socket + 1) as u64, Relaxed);
         words[2].store(helper.area, Relaxed);
         words[3].store(helper.own.start, Relaxed);
         words[4].store(helper.own.len, Relaxed);
@@ -223,6 +299,7 @@ impl AddressSpace {
         words[8].store(helper.left_alone, Relaxed);
         words[9].store(helper.left_alone_count as u64, Relaxed);
         words[10].store(self.serial, Relaxed);
+        words[11].store(u64::from(self.guest.is_some()), Relaxed);
         words[0].store(self.stage.to_word() + 1, Release);
     }
 
@@ -231,8 +308,9 @@ impl AddressSpace {
         let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
         let word = |i: usize| words[i].load(Relaxed);
         let stage = Stage::from_word(word(0).checked_sub(1)?);
+        let socket = word(1) as RawFd - 1;
         let helper = Helper {
-            socket: word(1) as RawFd - 1,
+            socket,
             area: word(2),
             own: Range { start: word(3), len: word(4) },
             left_alone: word(8),
@@ -240,6 +318,10 @@ impl AddressSpace {
         };
         let mut space = AddressSpace::new(Uffd(word(7) as RawFd - 1), helper);
         space.helper = space.helper.filter(|helper| helper.socket >= 0);
+        if word(11) != 0 {
+            space.helper = None;
+            space.guest = Some(Ram::load(state, index, Some(socket).filter(|&fd| fd >= 0)));
+        }
         space.stage = stage;
         space.pid = Some(word(5) as i32).filter(|&pid| pid != 0);
         space.charged = word(6) != 0;
@@ -287,6 +369,9 @@ impl AddressSpace {
     /// The end of the mapping that holds `address`, if it is known to the kernel; at most what was
     /// true a moment ago.
     pub(crate) fn mapping_end(&mut self, address: u64) -> Option<u64> {
+        if let Some(ram) = &self.guest {
+            return ram.region_end(address);
+        }
         let find = |mappings: &[(u64, u64)]| {
             let next = mappings.partition_point(|&(start, _)| start <= address);
             let (_, end) = *mappings.get(next.checked_sub(1)?)?;
@@ -343,6 +428,9 @@ impl AddressSpace {
 
     /// What the kernel says of `count` pages from `vpn` on. An error means that the process is gone.
     pub(crate) fn mapped(&mut self, vpn: u64, count: usize) -> std::io::Result<Vec<Mapped>> {
+        if let Some(ram) = self.guest.as_ref().filter(|ram| ram.has_files()) {
+            return ram.mapped(vpn, count);
+        }
         if self.pagemap.is_none() {
             let pid = self.pid.ok_or(std::io::ErrorKind::NotFound)?;
             self.pagemap = Some(File::open(format!("/proc/{pid}/pagemap"))?);
@@ -354,7 +442,7 @@ impl AddressSpace {
         Ok(words
             .map(|word| Mapped {
                 present: word & PAGEMAP_PRESENT != 0,
-                protected: word & PAGEMAP_UFFD_WP != 0,
+                protected: Some(word & PAGEMAP_UFFD_WP != 0),
             })
             .collect())
     }
@@ -481,7 +569,7 @@ mod tests {
         space.pid = Some(std::process::id() as i32);
         let vpn = memory.as_ptr() as u64 / 4096 + 1;
         let pages = space.mapped(vpn, 4).unwrap();
-        assert!(pages.iter().all(|page| page.present && !page.protected));
+        assert!(pages.iter().all(|page| page.present && page.protected == Some(false)));
         let end = space.mapping_end(memory.as_ptr() as u64).unwrap();
         assert!(end >= memory.as_ptr() as u64 + (64 << 10));
     }

@@ -11,6 +11,7 @@
 use crate::PagerError;
 use crate::address_space::{AddressSpace, Renumbered};
 use crate::guard;
+use crate::guest::Ram;
 use crate::state::{MAX_SPACES, State};
 use crate::worker::Held;
 use std::collections::HashMap;
@@ -33,9 +34,10 @@ pub(crate) fn adopt(held: Labelled, node: RawFd) -> Result<(Held, Vec<String>), 
         (take(guard::STATE)?, take(guard::LISTENER)?, take(guard::CONTROL)?);
     // SAFETY: just received, and closed nowhere.
     let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(state_fd) })?;
+    let firecracker = held.remove(guard::FIRECRACKER).map(IntoRawFd::into_raw_fd);
     let lost = renumber(&state, &mut held);
     let strays = held.into_keys().collect();
-    Ok((Held { state: state_fd, listener, control, launcher: 0, node, lost }, strays))
+    Ok((Held { state: state_fd, listener, control, firecracker, launcher: 0, node, lost }, strays))
 }
 
 /// Enters the numbers under which the descriptors came, and takes those out of `held`. True if a
@@ -43,7 +45,10 @@ pub(crate) fn adopt(held: Labelled, node: RawFd) -> Result<(Held, Vec<String>), 
 fn renumber(state: &State, held: &mut HashMap<String, OwnedFd>) -> bool {
     let number =
         |held: &HashMap<String, OwnedFd>, label: String| held.get(&label).map(AsRawFd::as_raw_fd);
-    let (mut lost, mut used) = (false, Vec::new());
+    // Before the address spaces, which look at their files.
+    let ram = Ram::renumber(state, |serial| number(held, guard::ram_label(serial)));
+    let mut used: Vec<String> = ram.found.into_iter().map(guard::ram_label).collect();
+    let mut lost = ram.lost;
     for index in 0..MAX_SPACES {
         let renumbered = AddressSpace::renumber(state, index, |serial| {
             let uffd = number(held, guard::uffd_label(serial));
@@ -52,7 +57,7 @@ fn renumber(state: &State, held: &mut HashMap<String, OwnedFd>) -> bool {
         lost |= renumbered == Renumbered::Lost;
         if let Some(space) = AddressSpace::load(state, index) {
             used.extend((space.uffd.0 >= 0).then(|| guard::uffd_label(space.serial)));
-            used.extend(space.helper.map(|_| guard::helper_label(space.serial)));
+            used.extend(space.connection().map(|_| guard::helper_label(space.serial)));
         }
     }
     for label in used {

@@ -4,14 +4,15 @@ use crate::address_space::{AddressSpace, Helper, Stage};
 use crate::core::{Core, Shared, close};
 use crate::fork;
 use crate::guard::{helper_label, uffd_label};
+use crate::guest;
 use crate::remote;
 use crate::serve::Server;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
 use hecaton_policy::evict::Installed;
-use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
-use std::os::fd::{BorrowedFd, RawFd};
+use hecaton_uffd::{Uffd, guest_ram};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 /// What was said on a connection.
 pub(crate) struct MessageFrom {
@@ -48,7 +49,13 @@ pub(crate) fn newcomer(server: &mut Server, shared: &Shared, socket: RawFd) {
         close(socket);
         uffd.into_iter().for_each(close);
     };
-    let Ok(Some(MessageFrom { attach, uffd, .. })) = receive(socket) else {
+    let Ok(Some(message)) = receive_message(socket) else {
+        return refuse("it hung up, or said more than there is to say", None);
+    };
+    if let Some(handover) = guest_ram::Handover::parse(&message.bytes) {
+        return guest::handover::begin(server, shared, socket, &handover, message.fds);
+    }
+    let Ok(MessageFrom { attach, uffd, .. }) = parse_attach(message) else {
         return refuse("what it says is not an attach message", None);
     };
     let Some(pid) = peer(socket) else {
@@ -147,12 +154,23 @@ pub(crate) fn say(socket: RawFd, step: Step) -> rustix::io::Result<()> {
     rustix::net::send(socket, Answer::new(step).as_bytes(), flags).map(drop)
 }
 
-/// What was said on a connection; `Ok(None)` if nothing was, an error if it has ended or what was
-/// said is not understood.
-pub(crate) fn receive(socket: RawFd) -> std::io::Result<Option<MessageFrom>> {
-    use rustix::net::{RecvAncillaryMessage, RecvFlags};
-    let mut bytes = [0u8; size_of::<Attach>()];
-    let space = rustix::cmsg_space!(ScmRights(1), ScmCredentials(1));
+/// One packet.
+pub(crate) struct Message {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// See [`MessageFrom`].
+    pid: Option<i32>,
+}
+
+/// Most descriptors that any message brings.
+const MAX_DESCRIPTORS: usize = 2;
+
+/// The packet that waits in `socket`; `Ok(None)` if none does. An error if the peer has hung up, or
+/// the packet is larger than any message, or brings more descriptors.
+pub(crate) fn receive_message(socket: RawFd) -> std::io::Result<Option<Message>> {
+    use rustix::net::{RecvAncillaryMessage, RecvFlags, ReturnFlags};
+    let mut bytes = vec![0u8; size_of::<Attach>()];
+    let space = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS), ScmCredentials(1));
     let mut space = vec![std::mem::MaybeUninit::uninit(); space];
     let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
     let received = {
@@ -165,32 +183,46 @@ pub(crate) fn receive(socket: RawFd) -> std::io::Result<Option<MessageFrom>> {
             result => result?,
         }
     };
-    let (mut uffd, mut pid) = (None, None);
+    let (mut fds, mut pid) = (Vec::new(), None);
     for message in ancillary.drain() {
         match message {
-            RecvAncillaryMessage::ScmRights(fds) => {
-                uffd = fds.map(std::os::fd::IntoRawFd::into_raw_fd).next();
-            }
+            RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
             RecvAncillaryMessage::ScmCredentials(who) => {
                 pid = Some(who.pid.as_raw_nonzero().get());
             }
             _ => {}
         }
     }
-    // SAFETY: any bytes are a valid Attach.
-    let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
-    if received.bytes != bytes.len() || attach.magic != MAGIC {
-        uffd.into_iter().for_each(close);
-        let what = match received.bytes {
-            0 => "it has ended",
-            _ => "its libhecaton.so is of another version",
-        };
-        return Err(std::io::Error::other(what));
+    if received.bytes == 0 {
+        return Err(std::io::Error::other("it has ended"));
     }
-    Ok(Some(MessageFrom { attach, uffd, pid }))
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(std::io::Error::other("it says more than there is to say"));
+    }
+    bytes.truncate(received.bytes);
+    Ok(Some(Message { bytes, fds, pid }))
 }
 
-fn peer(socket: RawFd) -> Option<i32> {
+/// What was said on a connection; `Ok(None)` if nothing was, an error if it has ended or what was
+/// said is not understood.
+pub(crate) fn receive(socket: RawFd) -> std::io::Result<Option<MessageFrom>> {
+    receive_message(socket)?.map(parse_attach).transpose()
+}
+
+fn parse_attach(message: Message) -> std::io::Result<MessageFrom> {
+    let Message { bytes, fds, pid } = message;
+    if bytes.len() == size_of::<Attach>() && fds.len() <= 1 {
+        // SAFETY: the length was compared, and any bytes are a valid Attach.
+        let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
+        if attach.magic == MAGIC {
+            let uffd = fds.into_iter().next().map(IntoRawFd::into_raw_fd);
+            return Ok(MessageFrom { attach, uffd, pid });
+        }
+    }
+    Err(std::io::Error::other("its libhecaton.so is of another version"))
+}
+
+pub(crate) fn peer(socket: RawFd) -> Option<i32> {
     // SAFETY: the socket is open.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let credentials = rustix::net::sockopt::socket_peercred(socket).ok()?;

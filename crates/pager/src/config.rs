@@ -25,6 +25,25 @@ pub struct PagerConfig {
     pub lease: Duration,
     /// How long a donor may be away before the consumer is ended that wants a page of it.
     pub donor_patience: Duration,
+    /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:
+    /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
+    #[serde(default)]
+    pub guest: Option<Guest>,
+}
+
+/// How a virtual machine's memory is handed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Guest {
+    /// By `libhecaton.so` in QEMU, at [`PagerConfig::socket`].
+    Qemu,
+    /// By Firecracker, at a stream socket of its own, when it restores a snapshot.
+    Firecracker {
+        /// The socket, for `mem_backend.backend_path`.
+        socket: PathBuf,
+        /// The snapshot's memory file; it is put into the pool before the socket is listened to.
+        image: PathBuf,
+    },
 }
 
 /// A donor's name and address. More may be said of it by the node, and is passed over.

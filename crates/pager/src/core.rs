@@ -10,10 +10,13 @@ use crate::address_space::Stage;
 use crate::address_space::{AddressSpace, Helper};
 use crate::fork::ForkRequest;
 use crate::guard::Guard;
+use crate::guest::Ram;
+use crate::guest::detach::Detach;
+use crate::guest::memory_file::MemoryFile;
 use crate::space_pages::SpacePages;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
-use crate::state::{MAX_SPACES, State};
+use crate::state::{IMAGE_SPACE, State};
 use crate::stats::{LatencyRecorder, Stats};
 use crate::tables::{Key, Tables};
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
@@ -21,6 +24,7 @@ use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -115,8 +119,26 @@ pub(crate) struct Core {
     pub(crate) evict_to: Option<u64>,
     /// The consumer has ended: the evictor ends too.
     pub(crate) over: bool,
+    /// Files of guest RAM that was unmapped, until no batch can name them.
+    pub(crate) unmapped_files: Vec<MemoryFile>,
+    /// Nothing can be taken away from the machine's memory: the limit is not kept.
+    pub(crate) limit_is_advisory: bool,
+    /// A machine is being detached.
+    pub(crate) detach: Option<Detach>,
+    /// What is done to a consumer that cannot go on.
+    pub(crate) on_loss: OnLoss,
     /// Nothing more is served: the reason, for the consumer.
     pub(crate) failed: Option<String>,
+}
+
+/// What becomes of a consumer whose memory cannot be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OnLoss {
+    /// Its processes are killed.
+    Kill,
+    /// Whoever supervises it is told, and stops it. Meanwhile what is lost is waited for, and all
+    /// else is served.
+    Report,
 }
 
 /// The fault loop's epoll set, once there is one. What is in it must be taken out before it is
@@ -139,13 +161,16 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     pub(crate) evict: Condvar,
     pub(crate) bell: OwnedFd,
+    /// Whether [`Core::detach`] is there: looked at without the lock.
+    pub(crate) detaching: AtomicBool,
 }
 
 impl Shared {
     pub(crate) fn new(core: Core) -> std::io::Result<Shared> {
         use rustix::event::{EventfdFlags, eventfd};
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Shared { core: Mutex::new(core), evict: Condvar::new(), bell })
+        let detaching = AtomicBool::new(false);
+        Ok(Shared { core: Mutex::new(core), evict: Condvar::new(), bell, detaching })
     }
 
     /// Has the fault loop look at the forks that wait.
@@ -200,6 +225,10 @@ impl Core {
             local_latency: LatencyRecorder::new(),
             evict_to: None,
             over: false,
+            unmapped_files: Vec::new(),
+            limit_is_advisory: false,
+            detach: None,
+            on_loss: OnLoss::Kill,
             failed: None,
         }
     }
@@ -228,8 +257,18 @@ impl Core {
         self.spaces.get_mut(index)?.as_mut().filter(|space| !space.gone)
     }
 
+    pub(crate) fn is_guest(&self, index: usize) -> bool {
+        self.spaces.get(index).and_then(Option::as_ref).is_some_and(|space| space.guest.is_some())
+    }
+
     pub(crate) fn uffd(&self, index: usize) -> Option<Uffd> {
         self.spaces.get(index)?.as_ref().map(|space| space.uffd)
+    }
+
+    /// Where the next address space goes; `None` when there are too many.
+    pub(crate) fn free_space(&self) -> Option<usize> {
+        let free = self.spaces.iter().position(Option::is_none);
+        Some(free.unwrap_or(self.spaces.len())).filter(|&index| index < IMAGE_SPACE)
     }
 
     /// A new address space; `None` when there are too many.
@@ -237,11 +276,7 @@ impl Core {
         if space.serial == 0 {
             space.serial = self.state.next_serial();
         }
-        let free = self.spaces.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.spaces.len());
-        if index >= MAX_SPACES {
-            return None;
-        }
+        let index = self.free_space()?;
         space.save(&self.state, index);
         if index == self.spaces.len() {
             self.spaces.push(None);
@@ -373,9 +408,11 @@ impl Core {
         debug_assert_eq!(space.resident, 0);
         AddressSpace::erase(&self.state, index);
         self.guard.release(space.serial);
-        let descriptors = [Some(space.uffd.0), space.helper.map(|helper| helper.socket)];
-        // Negative for one that a predecessor has lost.
-        for fd in descriptors.into_iter().flatten().filter(|&fd| fd >= 0) {
+        if let Some(ram) = &space.guest {
+            ram.erase(&self.state);
+            self.guard.release_labels(ram.labels());
+        }
+        for fd in space.descriptors() {
             self.epoll.forget(fd);
             close(fd);
         }
@@ -404,13 +441,29 @@ impl Core {
     }
 
     /// The consumer cannot go on: pages are lost, or there is nowhere to put them. It is ended with
-    /// the reason, rather than given wrong data or left to wait for ever.
+    /// the reason, rather than given wrong data or left to wait for ever; a machine is left to who
+    /// supervises it, see [`OnLoss`].
     pub(crate) fn fail(&mut self, reason: String) {
         if self.failed.is_some() {
             return;
         }
-        tracing::error!(reason, "the consumer is ended");
+        tracing::error!(reason, "the consumer cannot go on");
         self.failed = Some(reason);
+        if self.on_loss == OnLoss::Kill {
+            self.kill_all();
+        }
+    }
+
+    /// The pager is about to end: nobody may run on without it.
+    pub(crate) fn terminate(&mut self, reason: &str) {
+        self.on_loss = OnLoss::Kill;
+        match self.failed {
+            Some(_) => self.kill_all(),
+            None => self.fail(reason.into()),
+        }
+    }
+
+    fn kill_all(&self) {
         for (_, space) in self.live_spaces() {
             space.kill();
         }
@@ -436,6 +489,10 @@ impl Core {
         stats.local_bytes = bytes(self.resident);
         stats.pool_bytes = bytes(self.pages.in_use());
         stats.processes = self.live_spaces().count() as u64;
+        let guests = || self.live_spaces().filter_map(|(_, space)| space.guest.as_ref());
+        stats.limit_is_advisory = self.limit_is_advisory;
+        stats.guest_ram_bytes = guests().map(Ram::bytes).sum();
+        stats.memory_file_bytes = guests().map(Ram::allocated_bytes).sum();
         stats.pages_prefetched = counters.prefetched;
         stats.prefetch_hits = counters.hits;
         stats.prefetch_waste = counters.waste;

@@ -30,6 +30,14 @@ pub(crate) const LISTENER: &str = "listener";
 /// The control socket.
 pub(crate) const CONTROL: &str = "control";
 
+/// Where Firecracker connects.
+pub(crate) const FIRECRACKER: &str = "firecracker";
+
+/// A memory file of a virtual machine, by the serial number of its hand-over.
+pub(crate) fn ram_label(serial: u64) -> String {
+    format!("ram-{serial}")
+}
+
 /// The userfaultfd of the address space with this serial number.
 ///
 /// Not the space's index, which is used again: a label that the node was not told to drop must

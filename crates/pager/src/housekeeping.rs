@@ -28,7 +28,7 @@ pub(crate) fn run(
     loop {
         control::serve(&control, &shared, TICK);
         if TERMINATED.load(Ordering::Relaxed) {
-            shared.lock().fail("the node is stopping".into());
+            shared.lock().terminate("the node is stopping");
         }
         watch_spaces(&shared);
         if renewed.elapsed() >= renewal {
@@ -56,6 +56,13 @@ fn watch_spaces(shared: &Shared) {
             tracing::warn!("a child that does not attach is given up, and its parent goes on");
             core.end_space(index);
             shared.ring();
+        } else if space.guest.is_some() {
+            // The end of a hypervisor's connection does not tell for sure that it has ended.
+            if space.has_ended() {
+                core.end_space(index);
+            } else {
+                core.notice_holes(index);
+            }
         }
         drop(core);
         if let Some(pid) = pid {

@@ -12,6 +12,7 @@
 //! | [`evict`], [`staging`] | making room |
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`] | taking over from a pager that died |
+//! | [`guest`] | guest RAM of virtual machines |
 //! | [`attach`], [`fork`], [`address_space`], [`helper`], [`remote`] | programs, their children, the thread in them that works for us, their memory |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
@@ -27,6 +28,7 @@ mod evict;
 mod fault;
 mod fork;
 mod guard;
+mod guest;
 mod helper;
 mod housekeeping;
 mod node;
@@ -40,7 +42,9 @@ pub mod stats;
 mod tables;
 mod worker;
 
-pub use config::{Donor, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart};
+pub use config::{
+    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart,
+};
 pub use stats::{Latency, Stats};
 pub use worker::PANICKED;
 
@@ -116,7 +120,14 @@ fn page(config: &PagerConfig, held: adopt::Labelled, node: RawFd) -> Result<(), 
         let state = state::State::create()?;
         let labels = [guard::STATE, guard::LISTENER, guard::CONTROL].map(String::from);
         guard.hold(labels.into(), &[state, listener, control]);
-        worker::Held { state, listener, control, launcher: 0, node, lost: false }
+        let firecracker = match &config.guest {
+            Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, libc::SOCK_STREAM)?),
+            _ => None,
+        };
+        if let Some(listener) = firecracker {
+            guard.hold(vec![guard::FIRECRACKER.into()], &[listener]);
+        }
+        worker::Held { state, listener, control, firecracker, launcher: 0, node, lost: false }
     } else {
         let (held, strays) = adopt::adopt(held, node)?;
         for strays in strays.chunks(channel::MAX_FDS_PER_LINE) {
@@ -130,6 +141,9 @@ fn page(config: &PagerConfig, held: adopt::Labelled, node: RawFd) -> Result<(), 
     let ended = worker::run(config, held);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
+    if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
+        let _ = std::fs::remove_file(socket);
+    }
     ended.inspect_err(|error| guard.say_why(error))
 }
 

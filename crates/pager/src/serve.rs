@@ -10,6 +10,8 @@ use crate::address_space::Stage;
 use crate::attach;
 use crate::core::{Core, Fault, Fetch, Shared};
 use crate::fork;
+use crate::guest::firecracker::{Arriving, Heard};
+use crate::guest::{self, detach};
 use crate::helper;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
@@ -20,6 +22,7 @@ use rustix::event::epoll;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// What a descriptor in the epoll set is; with the index that goes with it.
@@ -32,6 +35,11 @@ enum Source {
     Faults(usize),
     /// The connection to a program's helper: readable by the evictor, watched here for its end.
     Helper(usize),
+    /// The connection on which a hypervisor hands over guest RAM.
+    Guest(usize),
+    FirecrackerListener,
+    /// A connection on which Firecracker has not said all yet.
+    Firecracker(RawFd),
     /// The connection of a child that is to come.
     Child(usize),
     /// Rung by other threads when a fork that had to wait may have its turn.
@@ -51,6 +59,9 @@ impl Source {
             Source::Prefetch => (5, 0),
             Source::Child(space) => (6, space as u64),
             Source::Bell => (7, 0),
+            Source::Guest(space) => (8, space as u64),
+            Source::FirecrackerListener => (9, 0),
+            Source::Firecracker(fd) => (10, fd as u64),
         };
         kind << 32 | index
     }
@@ -65,6 +76,9 @@ impl Source {
             4 => Source::Demand,
             5 => Source::Prefetch,
             6 => Source::Child(index as usize),
+            8 => Source::Guest(index as usize),
+            9 => Source::FirecrackerListener,
+            10 => Source::Firecracker(index as RawFd),
             _ => Source::Bell,
         }
     }
@@ -84,6 +98,14 @@ impl Watched {
     }
 }
 
+/// Firecracker's socket, and who has connected to it.
+struct Firecracker {
+    listener: RawFd,
+    image_bytes: u64,
+    listens: bool,
+    arriving: HashMap<RawFd, Arriving>,
+}
+
 /// The fault loop.
 pub(crate) struct Server {
     shared: Arc<Shared>,
@@ -94,6 +116,7 @@ pub(crate) struct Server {
     demand: Watched,
     prefetch: Watched,
     next_token: u64,
+    firecracker: Option<Firecracker>,
     /// Address spaces whose faults are not served while a child of theirs attaches.
     paused: Vec<usize>,
     fetches: Vec<Fetch>,
@@ -117,6 +140,7 @@ impl Server {
             vigil: Vigil::default(),
             listener,
             next_token: 0,
+            firecracker: None,
             paused: Vec::new(),
             fetches: Vec::new(),
             damaged: Vec::new(),
@@ -140,6 +164,15 @@ impl Server {
             && error.kind() != std::io::ErrorKind::AlreadyExists
         {
             self.shared.lock().fail(format!("a program's faults cannot be watched: {error}"));
+        }
+    }
+
+    /// Begins to serve a hypervisor: its faults, and what it hands over later.
+    pub(crate) fn watch_guest(&self, index: usize, uffd: Uffd, socket: Option<RawFd>) {
+        self.watch_space(index, uffd, None);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        if let Some(Err(error)) = socket.map(|fd| self.watch(fd, Source::Guest(index), flags)) {
+            tracing::warn!(%error, "memory that is plugged into the machine later is not paged");
         }
     }
 
@@ -237,11 +270,15 @@ impl Server {
         let spaces: Vec<_> = core
             .live_spaces()
             .filter(|(_, space)| space.stage == Stage::Live)
-            .map(|(index, space)| (index, space.uffd, space.helper.map(|helper| helper.socket)))
+            .map(|(i, space)| (i, space.uffd, space.connection(), space.guest.is_some()))
             .collect();
         drop(core);
-        for (index, uffd, helper) in spaces {
-            self.watch_space(index, uffd, helper);
+        for (index, uffd, connection, is_guest) in spaces {
+            if is_guest {
+                self.watch_guest(index, uffd, connection);
+            } else {
+                self.watch_space(index, uffd, connection);
+            }
         }
     }
 
@@ -251,6 +288,8 @@ impl Server {
         loop {
             self.watch_lane(Source::Demand)?;
             self.watch_lane(Source::Prefetch)?;
+            self.bring_home();
+            self.tend_firecracker()?;
             events.clear();
             self.wait(&mut events)?;
             if events.is_empty() {
@@ -264,6 +303,24 @@ impl Server {
                 self.handle(source)?;
             }
         }
+    }
+
+    /// Goes on with a detach, if one is under way.
+    fn bring_home(&mut self) {
+        let wanted = self.shared.detaching.load(Relaxed);
+        if !wanted || self.prefetch.requests.len() >= detach::MAX_REQUESTS {
+            return;
+        }
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let idle = self.prefetch.requests.is_empty() && self.demand.requests.is_empty();
+        let progress = core.bring_home(idle, &mut self.fetches);
+        if progress == detach::Progress::Done {
+            core.finish_detach();
+            shared.detaching.store(false, Relaxed);
+        }
+        drop(core);
+        self.send();
     }
 
     /// Waits for something to do: at first without sleeping, see [`Vigil`].
@@ -320,7 +377,85 @@ impl Server {
                 drop(core);
                 self.shared.evict.notify_one();
             }
+            Source::Guest(space) => self.hear_guest(space)?,
+            Source::FirecrackerListener => self.accept_firecracker()?,
+            Source::Firecracker(fd) => self.hear_firecracker(fd)?,
             Source::Demand | Source::Prefetch => self.collect(source),
+        }
+        Ok(())
+    }
+
+    /// Firecracker will be listened to once its image is in the pool. Until then it waits in the
+    /// socket's queue, and its message with it.
+    pub(crate) fn expect_firecracker(&mut self, listener: RawFd, image_bytes: u64) {
+        let arriving = HashMap::new();
+        self.firecracker = Some(Firecracker { listener, image_bytes, listens: false, arriving });
+    }
+
+    /// Begins to listen when it is time to, and ends peers that say nothing.
+    fn tend_firecracker(&mut self) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        let late: Vec<RawFd> =
+            firecracker.arriving.values().filter(|p| p.is_late()).map(|p| p.socket).collect();
+        for fd in late {
+            let peer = firecracker.arriving.remove(&fd).expect("just listed");
+            guest::firecracker::refuse(&self.shared, &peer, &guest::handover::Refused::Silent);
+        }
+        if firecracker.listens || !self.shared.lock().state.is_image_loaded() {
+            return Ok(());
+        }
+        firecracker.listens = true;
+        let listener = firecracker.listener;
+        self.watch(listener, Source::FirecrackerListener, epoll::EventFlags::IN)
+    }
+
+    fn accept_firecracker(&mut self) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        while let Some(fd) = attach::accept(firecracker.listener) {
+            let peer = Arriving::new(fd);
+            if firecracker.arriving.len() >= guest::firecracker::MAX_ARRIVING {
+                guest::firecracker::refuse(&self.shared, &peer, &guest::handover::Refused::Silent);
+                continue;
+            }
+            firecracker.arriving.insert(fd, peer);
+            let flags = epoll::EventFlags::IN;
+            let data = epoll::EventData::new_u64(Source::Firecracker(fd).encode());
+            // SAFETY: just accepted.
+            epoll::add(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) }, data, flags)?;
+        }
+        Ok(())
+    }
+
+    fn hear_firecracker(&mut self, fd: RawFd) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        let Some(peer) = firecracker.arriving.remove(&fd) else { return Ok(()) };
+        let image_bytes = firecracker.image_bytes;
+        // Whoever has said all is watched for its end only, or closed.
+        // SAFETY: open; it stays so if there is more to come.
+        epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) })?;
+        match guest::firecracker::hear(self, &self.shared.clone(), peer, image_bytes) {
+            Heard::Settled => {}
+            Heard::More(peer) => {
+                self.watch(fd, Source::Firecracker(fd), epoll::EventFlags::IN)?;
+                let firecracker = self.firecracker.as_mut().expect("it was just used");
+                firecracker.arriving.insert(fd, peer);
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_guest(&mut self, space: usize) -> std::io::Result<()> {
+        let connection = self.shared.lock().space(space).and_then(|space| space.connection());
+        let Some(socket) = connection else { return Ok(()) };
+        if guest::handover::go_on(&self.shared, space, socket) {
+            return Ok(());
+        }
+        self.unwatch(socket);
+        let mut core = self.shared.lock();
+        // Descriptors may be closed in a process that lives on, whose memory must be served: letting
+        // go of it would give it zeros. Housekeeping notices when it has ended.
+        if core.space(space).is_some_and(|space| space.has_ended()) {
+            core.end_space(space);
         }
         Ok(())
     }
@@ -383,6 +518,9 @@ impl Server {
                     read_at: Instant::now(),
                 };
                 core.fault(fault, &mut self.fetches);
+            }
+            UFFD_EVENT_REMAP if core.is_guest(space) => {
+                core.fail("the hypervisor has moved guest RAM to another address".into());
             }
             UFFD_EVENT_REMAP => {
                 let (from, to, len) = (message.arg0, message.arg1, message.arg2);

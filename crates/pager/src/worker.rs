@@ -1,11 +1,12 @@
 //! The process that pages: sets up the threads, and ends when the consumer has.
 
 use crate::PagerError;
-use crate::config::PagerConfig;
-use crate::core::{Core, Shared};
+use crate::config::{Guest, PagerConfig};
+use crate::core::{Core, OnLoss, Shared};
 use crate::evict::Evictor;
 use crate::fork;
 use crate::guard::Guard;
+use crate::guest;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
 use crate::serve::Server;
@@ -27,6 +28,8 @@ pub(crate) struct Held {
     pub(crate) control: RawFd,
     /// At its end no further program will be started.
     pub(crate) launcher: RawFd,
+    /// Where Firecracker connects, if it is to.
+    pub(crate) firecracker: Option<RawFd>,
     /// Up to the node.
     pub(crate) node: RawFd,
     /// A program ran on memory whose userfaultfd is gone: see [`crate::adopt`].
@@ -55,6 +58,10 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
 
     let guard = Guard::new(held.node)?;
     let mut core = Core::new(state, guard, pages_for_bytes(config.local_bytes));
+    if config.guest.is_some() {
+        core.on_loss = OnLoss::Report;
+    }
+    let was_detaching = core.state.is_detaching();
     if is_successor {
         core.load_spaces();
     }
@@ -71,6 +78,14 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     }
     let shared = Arc::new(Shared::new(core)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
+    let image = match &config.guest {
+        Some(Guest::Firecracker { image, .. }) => Some(image.clone()),
+        _ => None,
+    };
+    if let (Some(image), Some(listener)) = (&image, held.firecracker) {
+        server.expect_firecracker(listener, guest::image::image_bytes(image)?);
+    }
+    let image = image.filter(|_| !shared.lock().state.is_image_loaded());
     let mut evictor = Evictor::new(shared.clone(), space.clone())?;
     if is_successor {
         server.finish_journal();
@@ -78,6 +93,11 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         let mut core = shared.lock();
         let unwritten = core.reconcile();
         core.stats.restarts = lives;
+        core.lift_limit();
+        if was_detaching {
+            // There was room when it began. The machine may have gone meanwhile.
+            shared.detaching.store(core.begin_detach(u64::MAX).is_ok(), Relaxed);
+        }
         drop(core);
         evictor.resume(unwritten);
         server.watch_all();
@@ -85,7 +105,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     }
 
     end_on_sigterm();
-    let evicting = spawn("evictor", move || evictor.run());
+    let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
     // SAFETY: nobody else uses the number.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;

@@ -25,6 +25,10 @@ static mut SOCKET_PATH: [u8; 108] = [0; 108];
 pub(crate) struct Failure(pub(crate) &'static str, pub(crate) Errno);
 
 impl Failure {
+    /// Guest RAM would not be seen.
+    pub(crate) const HYPERVISOR: Failure =
+        Failure("guest RAM cannot be watched: libc's mmap cannot be replaced", Errno(libc::EPERM));
+
     /// Says so on standard error.
     pub(crate) fn report(&self) {
         let mut digits = [0u8; 12];
@@ -89,7 +93,7 @@ fn open_uffd() -> Result<Uffd, Failure> {
 }
 
 /// A high descriptor number, so that the program finds the low ones it expects.
-fn out_of_the_way(uffd: Uffd) -> Uffd {
+pub(crate) fn out_of_the_way(uffd: Uffd) -> Uffd {
     let mut limit = [1024u64, 0];
     // SAFETY: the kernel writes two words, the structure's two members; fcntl touches no memory.
     unsafe {
@@ -233,7 +237,7 @@ fn ask(attach: &Attach, uffd: Option<Uffd>, wanted: Step) -> Result<RawFd, Failu
 }
 
 fn say(socket: RawFd, attach: &Attach, uffd: Option<Uffd>) -> Result<(), Errno> {
-    sys::send_with_descriptor(socket, attach.as_bytes(), uffd.map(|uffd| uffd.0))
+    sys::send_with_descriptors(socket, attach.as_bytes(), uffd.map(|uffd| uffd.0).as_slice())
 }
 
 fn answer(socket: RawFd) -> Result<Step, Failure> {

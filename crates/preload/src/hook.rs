@@ -13,8 +13,9 @@
 
 use crate::attach::{self, Failure};
 use crate::fork::{self, MappingHeld};
-use crate::{own, sys};
+use crate::{guest, own, sys};
 use hecaton_uffd::Errno;
+use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
 use own::PAGE;
@@ -41,6 +42,21 @@ pub(crate) fn install() -> Result<(), Failure> {
         replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
     }
     Ok(())
+}
+
+/// Replaces libc's `mmap` alone, in a hypervisor: only what it maps shared is of interest. False if
+/// that cannot be done.
+pub(crate) fn install_in_hypervisor() -> bool {
+    // SAFETY: as in `install`. The function is one of libc's, and long enough.
+    unsafe {
+        let libc_handle = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        if libc_handle.is_null() {
+            return false;
+        }
+        let function = libc::dlsym(libc_handle, c"mmap".as_ptr());
+        let target = mmap_in_hypervisor as *const () as usize;
+        !function.is_null() && write_code(function as usize, &jump_to(target)).is_ok()
+    }
 }
 
 /// libc's own record of the break, which `sbrk` reads.
@@ -116,6 +132,39 @@ unsafe extern "C" fn mmap(
             }
             start as *mut c_void
         }
+        Err(errno) => {
+            fail(errno);
+            libc::MAP_FAILED
+        }
+    }
+}
+
+unsafe extern "C" fn mmap_in_hypervisor(
+    address: *mut c_void,
+    len: size_t,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's promises are those of mmap.
+    let mapped = unsafe {
+        let args =
+            [address as usize, len, prot as usize, flags as usize, fd as usize, offset as usize];
+        syscall(libc::SYS_mmap, args)
+    };
+    let paged = mapped.and_then(|start| {
+        let region = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
+        let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE && fd >= 0;
+        if shared && guest::mapped(region, fd, offset as u64).is_err() {
+            // SAFETY: mapped just now, and the caller is told that it was not.
+            unsafe { sys::unmap(start, len) };
+            return Err(Errno(libc::ENOMEM));
+        }
+        Ok(start)
+    });
+    match paged {
+        Ok(start) => start as *mut c_void,
         Err(errno) => {
             fail(errno);
             libc::MAP_FAILED

@@ -11,7 +11,7 @@
 //! | [`record`] | each page of the space that is in use | 8 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | chunk heads | 2 MiB of an address space | 16 |
-//! | address spaces, journal, batch | fixed | |
+//! | address spaces, regions of guest RAM, journal, batch | fixed | |
 //!
 //! The file is sparse: only what is used takes memory.
 
@@ -20,6 +20,7 @@ pub(crate) mod entry;
 pub(crate) mod journal;
 pub(crate) mod record;
 
+use crate::guest::region::MAX_REGIONS;
 use batch::BatchRecord;
 use hecaton_memory::PAGE_SIZE;
 use journal::Journal;
@@ -30,10 +31,14 @@ use std::sync::atomic::AtomicU64;
 
 /// Address spaces that one pager serves at a time.
 pub(crate) const MAX_SPACES: usize = 1024;
+/// Where the entries of an image are that no process has yet; no address space is ever there.
+pub(crate) const IMAGE_SPACE: usize = MAX_SPACES - 1;
 /// Words that describe an address space.
 pub(crate) const SPACE_WORDS: usize = 16;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
 pub(crate) const CHUNK_PAGES: u64 = 512;
+/// Words that describe a region of guest RAM.
+pub(crate) const REGION_WORDS: usize = 8;
 /// Chunks that all address spaces together may have: 2 TiB.
 pub(crate) const MAX_CHUNKS: usize = 1 << 20;
 /// Pages of a pager's space: 4 TiB.
@@ -48,6 +53,8 @@ const MAGIC: u64 = 0x4845_4341_0000_0001;
 pub(crate) struct State {
     /// [`SPACE_WORDS`] of each address space.
     pub(crate) spaces: &'static [AtomicU64],
+    /// [`REGION_WORDS`] of each region of guest RAM.
+    pub(crate) regions: &'static [AtomicU64],
     /// Two words of each chunk: its address space plus one (0: free), and its number there.
     pub(crate) chunk_heads: &'static [AtomicU64],
     /// [`CHUNK_PAGES`] entries of each chunk.
@@ -100,6 +107,7 @@ impl Layout {
             journal: Journal::at(self.bytes(Journal::BYTES)),
             batch: BatchRecord::at(self.words(BatchRecord::WORDS)),
             spaces: self.words(MAX_SPACES * SPACE_WORDS),
+            regions: self.words(MAX_REGIONS * REGION_WORDS),
             chunk_heads: self.words(MAX_CHUNKS * 2),
             slot_pages: self.words(STAGING_SLOTS),
             staging: self.bytes(STAGING_SLOTS * PAGE_SIZE),
@@ -142,6 +150,41 @@ impl State {
     /// Counts a takeover; returns how many there were.
     pub(crate) fn count_restart(&self) -> u64 {
         self.header[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
+    }
+
+    /// A machine is being detached.
+    pub(crate) fn set_detaching(&self) {
+        self.header[3].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether a machine was being detached.
+    pub(crate) fn is_detaching(&self) -> bool {
+        self.header[3].load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// Nothing is being detached any more.
+    pub(crate) fn clear_detaching(&self) {
+        self.header[3].store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// All of the image is in the pool.
+    pub(crate) fn set_image_loaded(&self) {
+        self.header[4].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether all of the image is in the pool.
+    pub(crate) fn is_image_loaded(&self) -> bool {
+        self.header[4].load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// The image's pages are a machine's.
+    pub(crate) fn set_image_given(&self) {
+        self.header[5].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether the image's pages are a machine's.
+    pub(crate) fn is_image_given(&self) -> bool {
+        self.header[5].load(std::sync::atomic::Ordering::Relaxed) != 0
     }
 
     /// A number that no address space of this consumer has had.

@@ -1,0 +1,327 @@
+//! What a machine needs around it: a donor in this process, and a pager in one of its own.
+
+use hecaton_donor::{Donor, DonorConfig, Serving, listen};
+use hecaton_memory::Size;
+use hecaton_pager::{Guest, PagerConfig, PagerEvent, PagerStart, Stats, channel};
+use hecaton_uffd::abi::GUEST_RAM_FEATURES;
+use hecaton_uffd::{Errno, Uffd};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub(crate) const LOCAL: u64 = 16 << 20;
+const LENT: u64 = 512 << 20;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Whether guest RAM can be paged here.
+pub(crate) fn userfaultfd_is_usable() -> Result<u64, Errno> {
+    let uffd = Uffd::open()?;
+    let features = uffd.api(GUEST_RAM_FEATURES);
+    // SAFETY: just opened, used nowhere else.
+    unsafe { libc::close(uffd.0) };
+    features
+}
+
+fn own_program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+pub(crate) fn be_the_pager() -> ExitCode {
+    match hecaton_pager::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("the pager ends: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As much of a node as a pager needs: what holds its descriptors, and starts another.
+struct Node {
+    config: PagerConfig,
+    held: BTreeMap<String, OwnedFd>,
+    pid: Option<u32>,
+    /// The way down to the pager, as long as further machines may come.
+    launch: Option<UnixStream>,
+    ended: Option<ExitStatus>,
+}
+
+fn supervise(node: &Mutex<Node>) {
+    loop {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut child =
+            own_program(&["be-the-pager"]).stdin(OwnedFd::from(theirs)).spawn().unwrap();
+        start(&mut node.lock().unwrap(), &child, &ours);
+        let mut ready = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut ready).unwrap();
+        hold_what_comes(node, ours);
+        let status = child.wait().unwrap();
+        let mut node = node.lock().unwrap();
+        node.pid = None;
+        if status.code().is_some_and(|code| code != hecaton_pager::PANICKED) {
+            node.held.clear();
+            node.ended = Some(status);
+            return;
+        }
+    }
+}
+
+fn start(node: &mut Node, child: &Child, stream: &UnixStream) {
+    let start = PagerStart { config: node.config.clone(), held: node.held.len() };
+    // One that was killed at once takes nothing.
+    let _ = channel::send(stream, &start, &[]);
+    for (label, fd) in &node.held {
+        let _ = channel::send(stream, &[label], &[fd.as_fd()]);
+    }
+    node.pid = Some(child.id());
+    match node.launch {
+        Some(_) => node.launch = Some(stream.try_clone().unwrap()),
+        None => drop(stream.shutdown(Shutdown::Write)),
+    }
+}
+
+fn hold_what_comes(node: &Mutex<Node>, stream: UnixStream) {
+    let mut receiver = channel::Receiver::new(stream);
+    while let Ok(Some(event)) = receiver.receive::<PagerEvent>() {
+        let mut node = node.lock().unwrap();
+        match event {
+            PagerEvent::HoldFds(labels) => {
+                let fds = receiver.take_fds(labels.len()).unwrap();
+                node.held.extend(labels.into_iter().zip(fds));
+            }
+            PagerEvent::DropFds(labels) => labels.iter().for_each(|l| drop(node.held.remove(l))),
+            PagerEvent::Failed(_) => {}
+        }
+    }
+}
+
+/// A donor and a pager.
+pub(crate) struct World {
+    donor: Donor,
+    serving: Option<Serving>,
+    dir: tempfile::TempDir,
+    pub(crate) socket: PathBuf,
+    node: Arc<Mutex<Node>>,
+}
+
+impl World {
+    pub(crate) fn start() -> World {
+        World::with_guest(|_| Guest::Qemu)
+    }
+
+    pub(crate) fn with_guest(guest: impl FnOnce(&std::path::Path) -> Guest) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let config = DonorConfig::new("d1", ([127, 0, 0, 1], 0).into(), Size(LENT));
+        let donor = Donor::open(&config, None).unwrap();
+        let serving = donor.serve(listen(config.listen).unwrap()).unwrap();
+        let socket = dir.path().join("pager.sock");
+        let config = PagerConfig {
+            consumer: "machine".into(),
+            space: 7,
+            local_bytes: LOCAL,
+            socket: socket.clone(),
+            donors: vec![hecaton_pager::Donor { name: "d1".into(), address: serving.address() }],
+            node: None,
+            lease: Duration::from_secs(60),
+            donor_patience: Duration::from_secs(60),
+            guest: Some(guest(dir.path())),
+        };
+        let (_, placeholder) = UnixStream::pair().unwrap();
+        let (held, launch) = (BTreeMap::new(), Some(placeholder));
+        let node = Node { config, held, pid: None, launch, ended: None };
+        let node = Arc::new(Mutex::new(node));
+        std::thread::spawn({
+            let node = node.clone();
+            move || supervise(&node)
+        });
+        let world = World { donor, serving: Some(serving), dir, socket, node };
+        world.stats();
+        world
+    }
+
+    /// The donor's host is lost, and comes back with empty memory.
+    pub(crate) fn lose_the_donor(&mut self) {
+        let address = self.serving.take().expect("there is a donor").address();
+        let config = DonorConfig::new("d1", address, Size(LENT));
+        self.donor = Donor::open(&config, None).unwrap();
+        self.serving = Some(self.donor.serve(listen(address).unwrap()).unwrap());
+    }
+
+    /// No further machine. How the pager has ended.
+    fn wait_for_end(&self) -> ExitStatus {
+        let launch = self.node.lock().unwrap().launch.take();
+        drop(launch.map(|stream| stream.shutdown(Shutdown::Write)));
+        self.wait_until("the pager ends", || self.node.lock().unwrap().ended.is_some());
+        self.node.lock().unwrap().ended.expect("it was waited for")
+    }
+
+    /// No further machine, and a pager that has failed its last one.
+    pub(crate) fn end_with_failure(self) {
+        assert!(!self.wait_for_end().success());
+    }
+
+    /// A path for a file of the test's.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn control(&self, request: &str) -> Stats {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.say(request);
+            if let Ok(stats) = serde_json::from_str(&answer) {
+                return stats;
+            }
+            // A pager that is being replaced does not answer.
+            assert!(Instant::now() < deadline, "{request}: {answer}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// What the control socket answers.
+    pub(crate) fn say(&self, request: &str) -> String {
+        ask(&hecaton_pager::control_socket(&self.socket), request)
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.control("\"stats\"")
+    }
+
+    /// Pages that the donor has given to the machine's space.
+    pub(crate) fn lent_pages(&self) -> u64 {
+        let snapshot = self.donor.snapshot();
+        snapshot.pages - snapshot.free_pages
+    }
+
+    fn pager(&self) -> Option<u32> {
+        self.node.lock().unwrap().pid
+    }
+
+    /// Kills the pager, once there is one that serves.
+    pub(crate) fn kill_worker(&self) {
+        self.stats();
+        let pager = self.pager().expect("it has just answered");
+        // SAFETY: signals our child.
+        assert_eq!(unsafe { libc::kill(pager as i32, libc::SIGKILL) }, 0);
+    }
+
+    /// Memory files of machines that the pager has open.
+    pub(crate) fn pager_memory_files(&self) -> usize {
+        let pager = self.pager().expect("there is a pager");
+        let fds = std::fs::read_dir(format!("/proc/{pager}/fd")).unwrap();
+        let names = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        names.filter(|name| name.to_string_lossy().contains("hecaton-ram-test")).count()
+    }
+
+    pub(crate) fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition() {
+            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Descriptors that the node holds for the pager.
+    pub(crate) fn held(&self) -> usize {
+        self.node.lock().unwrap().held.len()
+    }
+
+    /// No further machine: the pager gives everything back and ends.
+    pub(crate) fn end(self) {
+        let status = self.wait_for_end();
+        assert!(status.success(), "the pager ended with {status}");
+        self.wait_until("all extents are back", || self.lent_pages() == 0);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A test that failed leaves a pager behind, which is not to be started again.
+        let Ok(mut node) = self.node.lock() else { return };
+        node.config.local_bytes = 0;
+        if let Some(pager) = node.pid {
+            // SAFETY: signals our child.
+            unsafe { libc::kill(pager as i32, libc::SIGKILL) };
+        }
+    }
+}
+
+fn ask(path: &std::path::Path, request: &str) -> String {
+    let mut answer = String::new();
+    if let Ok(mut stream) = UnixStream::connect(path) {
+        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = writeln!(stream, "{request}");
+        let _ = stream.read_to_string(&mut answer);
+    }
+    answer
+}
+
+/// The machine's process.
+pub(crate) struct Machine {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Machine {
+    pub(crate) fn start(world: &World, pages: usize) -> Machine {
+        let socket = world.socket.to_str().unwrap();
+        Machine::spawn(&["be-the-machine", socket, &pages.to_string()])
+    }
+
+    /// This program with these arguments, once it has handed its memory over.
+    pub(crate) fn spawn(arguments: &[&str]) -> Machine {
+        let mut child = own_program(arguments).spawn().unwrap();
+        let orders = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut machine = Machine { child, orders, answers };
+        machine.wait();
+        machine
+    }
+
+    pub(crate) fn begin(&mut self, order: &str) {
+        writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
+    }
+
+    pub(crate) fn wait(&mut self) {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "done\n", "the machine has found wrong memory, or died: see above");
+    }
+
+    pub(crate) fn order(&mut self, order: &str) {
+        self.begin(order);
+        self.wait();
+    }
+
+    /// Whether its process is there.
+    pub(crate) fn lives(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    pub(crate) fn end(mut self) {
+        self.orders = None;
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,7 +1,7 @@
 //! How programs start and end is not changed by `hecaton run`.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, succeed},
+    cluster::{Cluster, PATIENCE, succeed},
     harness::{Outcome, TestResult},
     process::{Running, family, kill_dead, name_of, run},
 };

@@ -81,14 +81,11 @@ const TESTS: &[Test<Cluster>] = &[
         name: "crash::of_the_node_and_then_of_the_pager",
         run: crash::of_the_node_and_then_of_the_pager,
     },
+    Test { name: "crash::of_all_who_serve_a_family", run: crash::of_all_who_serve_a_family },
     Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },
     Test { name: "crash::of_a_pager_in_a_storm", run: crash::of_a_pager_in_a_storm },
-    Test {
-        name: "crash::of_everything_but_the_program",
-        run: crash::of_everything_but_the_program,
-    },
 ];
 
 fn main() -> ExitCode {

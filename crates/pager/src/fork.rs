@@ -483,18 +483,26 @@ impl Helper {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guard::Guard;
     use crate::state::State;
     use crate::state::record::Record;
-    use std::os::fd::BorrowedFd;
+    use std::os::fd::{BorrowedFd, IntoRawFd};
+    use std::os::unix::net::UnixStream;
 
     const PARENT: usize = 0;
+
+    /// One whose other end is closed.
+    fn connection() -> RawFd {
+        UnixStream::pair().unwrap().0.into_raw_fd()
+    }
 
     /// A pager with one live program, which is this process.
     fn pager() -> Core {
         let fd = State::create().unwrap();
         // SAFETY: just created, never closed.
         let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap();
-        let mut core = Core::new(state, 1 << 14);
+        let guard = Guard::new(connection()).unwrap();
+        let mut core = Core::new(state, guard, 1 << 14);
         let mut space = AddressSpace::new(Uffd(-1), Helper::only_connection(-1));
         space.pid = Some(std::process::id() as i32);
         space.stage = Stage::Live;
@@ -519,7 +527,7 @@ mod tests {
         let entry = core.get(fetching);
         core.set(fetching, entry.with_place(Place::Fetching).with_awaited(true));
 
-        let child = core.copy_for_child(PARENT, -1).unwrap();
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
         let stage = core.spaces[child].as_ref().unwrap().stage;
         assert_eq!(stage, Stage::Forking { parent: Some(PARENT) });
         assert!(core.is_forking() && core.is_forked_from(PARENT) && !core.is_forked_from(child));
@@ -540,7 +548,7 @@ mod tests {
     fn a_parent_that_ends_leaves_its_child() {
         let mut core = pager();
         let page = put_out(&mut core, Key::new(PARENT, 1 << 20));
-        let child = core.copy_for_child(PARENT, -1).unwrap();
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
         core.spaces[PARENT].as_mut().unwrap().helper = None;
         core.end_space(PARENT);
         let stage = core.spaces[child].as_ref().unwrap().stage;
@@ -557,7 +565,7 @@ mod tests {
         for (from, to, moves) in [(unmapped, mapped, true), (mapped, unmapped, false)] {
             let mut core = pager();
             let page = put_out(&mut core, Key::new(PARENT, from / PAGE + 1));
-            let child = core.copy_for_child(PARENT, -1).unwrap();
+            let child = core.copy_for_child(PARENT, connection()).unwrap();
             core.spaces[child].as_mut().unwrap().pid = Some(std::process::id() as i32);
             for _ in 0..2 {
                 // A message may be acted upon twice.
@@ -589,7 +597,7 @@ mod tests {
         assert!(matches!(core.next_fork(), Some((_, None))));
         core.batch.clear();
 
-        let child = core.copy_for_child(PARENT, -1).unwrap();
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
         assert!(core.next_fork().is_none());
         core.spaces[child].as_mut().unwrap().helper = None;
         core.end_space(child);

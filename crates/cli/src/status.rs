@@ -233,6 +233,7 @@ mod tests {
             control_socket: Default::default(),
             donors: vec![donor],
             consumers: vec![consumer],
+            vms: Vec::new(),
         };
         let node = NodeStatus { state: NodeState::Up, silent_ms: 20, report };
         ClusterStatus { version: String::new(), uptime_ms: 61_000, nodes: vec![node] }

@@ -203,6 +203,7 @@ mod tests {
             control_socket: Default::default(),
             donors: donors.iter().map(donor).collect(),
             consumers: Vec::new(),
+            vms: Vec::new(),
         }
     }
 

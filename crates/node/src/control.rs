@@ -6,9 +6,11 @@
 
 use crate::causes::with_causes;
 use crate::channel::{self, Receiver};
-use crate::message::{Answer, PagerEnd, Request, StartPager};
+use crate::message::{Answer, PagerEnd, Request, StartPager, StartVm};
 use crate::node::Inner;
+use crate::pager_control;
 use crate::pagers::PagerError;
+use hecaton_pager::Guest;
 use rustix::net::sockopt::socket_peercred;
 use std::collections::HashMap;
 use std::io;
@@ -166,6 +168,33 @@ fn start_pager(
     channel::send(&line, &answer, &[])
 }
 
+/// As [`start_pager`], and follows the machine from then on.
+fn start_vm(
+    node: &Inner,
+    writer: &Writer,
+    wish: StartVm,
+    launched: &mut Vec<String>,
+) -> io::Result<()> {
+    let followed = node.vms.enter(&wish);
+    if let Err(error) = followed {
+        return write(writer, &Answer::Refused(with_causes(&error)), &[]);
+    }
+    let before = launched.len();
+    let name = wish.name.clone();
+    let pager = StartPager {
+        name: wish.name,
+        local_bytes: wish.local_bytes,
+        guest: Some(wish.guest.unwrap_or(Guest::Qemu)),
+    };
+    let answered = start_pager(node, writer, pager, launched);
+    if launched.len() > before {
+        node.vms.follow(&name);
+    } else {
+        node.vms.forget(&name);
+    }
+    answered
+}
+
 fn serve(stream: UnixStream, node: &Weak<Inner>) -> io::Result<()> {
     let writer: Writer = Arc::new(Mutex::new(stream.try_clone()?));
     let mut receiver = Receiver::new(stream);
@@ -204,6 +233,18 @@ fn answer_all(
                 start_pager(&node, writer, wish, launched)?;
                 continue;
             }
+            Request::StartVm(wish) => {
+                start_vm(&node, writer, wish, launched)?;
+                continue;
+            }
+            Request::ResizeLocal(wish) => match pager_control::resize_local(&node.pagers, &wish) {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
+            Request::Regions(name) => match pager_control::regions(&node.pagers, &name) {
+                Ok(regions) => Answer::Regions(regions),
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
             Request::LaunchOver => {
                 for name in launched.drain(..) {
                     node.pagers.launch_over(&name);
@@ -272,7 +313,7 @@ mod tests {
     }
 
     fn wish(name: &str) -> StartPager {
-        StartPager { name: name.to_owned(), local_bytes: 1 << 24 }
+        StartPager { name: name.to_owned(), local_bytes: 1 << 24, guest: None }
     }
 
     #[test]

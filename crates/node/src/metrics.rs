@@ -287,6 +287,7 @@ mod tests {
             control_socket: Default::default(),
             donors: vec![donor],
             consumers: vec![consumer],
+            vms: Vec::new(),
         }
     }
 

@@ -224,6 +224,24 @@ impl Pagers {
         table.pagers.values().map(with_fds).collect()
     }
 
+    /// A consumer as it is now.
+    pub fn report(&self, name: &str) -> Result<ConsumerReport, PagerError> {
+        self.with(name, |pager| pager.report.clone())
+    }
+
+    /// Where a consumer's pager takes requests.
+    pub fn pager_socket(&self, name: &str) -> Result<std::path::PathBuf, PagerError> {
+        self.with(name, |pager| pager.config.socket.clone())
+    }
+
+    /// A consumer's local memory was changed: its next pager starts with that.
+    pub fn set_local_bytes(&self, name: &str, bytes: u64) -> Result<(), PagerError> {
+        self.with(name, |pager| {
+            pager.config.local_bytes = bytes;
+            pager.report.local_bytes = bytes;
+        })
+    }
+
     /// Rings when a consumer comes or goes.
     pub fn news(&self) -> Arc<Bell> {
         Arc::clone(&self.0.news)
@@ -276,6 +294,7 @@ impl Pagers {
             donors: Vec::new(),
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
+            guest: wish.guest.clone(),
         };
         let report = ConsumerReport {
             name: wish.name.clone(),
@@ -462,7 +481,7 @@ mod tests {
     fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> {
         let (told, end) = mpsc::channel();
         let on_end = Box::new(move |end| told.send(end).expect("the test listens"));
-        let wish = StartPager { name: name.to_owned(), local_bytes: 1 << 24 };
+        let wish = StartPager { name: name.to_owned(), local_bytes: 1 << 24, guest: None };
         pagers.start(&wish, on_end).map(|_| end)
     }
 

@@ -23,6 +23,18 @@ pub struct PagerConfig {
     pub node: Option<PathBuf>,
     /// How long donors keep the space when they hear nothing.
     pub lease: Duration,
+    /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:
+    /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
+    #[serde(default)]
+    pub guest: Option<Guest>,
+}
+
+/// How a virtual machine's memory is handed over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Guest {
+    /// By `libhecaton.so` in QEMU, at [`PagerConfig::socket`].
+    Qemu,
 }
 
 /// A donor's name and address. More may be said of it by the node, and is passed over.

@@ -37,7 +37,7 @@ pub mod stats;
 mod tables;
 mod worker;
 
-pub use config::{Donor, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig};
+pub use config::{Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig};
 pub use stats::{Latency, Stats};
 
 use hecaton_space::SpaceError;

@@ -120,6 +120,13 @@ impl Monitor {
         Ok(monitor)
     }
 
+    /// The process at the other end: the one that listens, which is QEMU. None if it is in another
+    /// process namespace.
+    pub fn peer_pid(&self) -> Option<u32> {
+        let peer = rustix::net::sockopt::socket_peercred(&self.stream).ok()?;
+        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+    }
+
     /// Gives a command, and waits for what it returns.
     pub fn execute(
         &mut self,

@@ -7,7 +7,8 @@
 mod access;
 mod embedded;
 mod exit;
-mod library;
+pub(crate) mod library;
+pub(crate) mod machine;
 mod program;
 mod signals;
 
@@ -81,7 +82,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     // From here on a signal does not end this process: it is the program's.
     let signals = Signals::hold()?;
-    let pager = client.start_pager(StartPager { name, local_bytes })?;
+    let pager = client.start_pager(StartPager { name, local_bytes, guest: None })?;
     let command = command(&args.command, &program, &pager, &library, &signals);
     let outcome = watch(command, client, &signals);
     if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {
@@ -103,9 +104,7 @@ fn local_bytes(wanted: Option<Size>, host: &Host) -> anyhow::Result<u64> {
     let Some(Size(local)) = wanted else {
         return Ok((host.available_bytes / 2).max(MIN_LOCAL_BYTES));
     };
-    if local < MIN_LOCAL_BYTES {
-        usage!("--local {} is too little: give at least {}", Size(local), Size(MIN_LOCAL_BYTES));
-    }
+    check_local(local)?;
     if local > host.memory_bytes {
         usage!(
             "--local {} is more than the {} of this machine",
@@ -114,6 +113,14 @@ fn local_bytes(wanted: Option<Size>, host: &Host) -> anyhow::Result<u64> {
         );
     }
     Ok(local)
+}
+
+/// Refuses local memory that a pager cannot work with.
+pub(crate) fn check_local(local: u64) -> anyhow::Result<()> {
+    if local < MIN_LOCAL_BYTES {
+        usage!("--local {} is too little: give at least {}", Size(local), Size(MIN_LOCAL_BYTES));
+    }
+    Ok(())
 }
 
 fn consumer_name(wanted: Option<String>, program: &Program) -> anyhow::Result<String> {

@@ -1,7 +1,10 @@
-//! One program's (or forked child's) memory: its userfaultfd, its helper, its mappings.
+//! One program's (or forked child's, or hypervisor's) memory: its userfaultfd, its helper, its
+//! mappings.
 
+use crate::guest::{FilePlace, Ram};
 use crate::state::{SPACE_WORDS, State};
-use hecaton_uffd::Uffd;
+use hecaton_memory::PAGE_SIZE;
+use hecaton_uffd::{Errno, Uffd};
 use hecaton_uffd::handover::Range;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -28,6 +31,8 @@ pub(crate) struct AddressSpace {
     pub(crate) pid: Option<i32>,
     /// None for a forked child that has not attached: it is served, but nothing is evicted from it.
     pub(crate) helper: Option<Helper>,
+    /// What is paged, if this is a hypervisor: its guest RAM, and nothing else of it.
+    pub(crate) guest: Option<Ram>,
     /// Pages in its memory.
     pub(crate) resident: u64,
     /// Pages that a forked child had in memory from its parent.
@@ -61,7 +66,8 @@ const PAGEMAP_UFFD_WP: u64 = 1 << 57;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mapped {
     pub(crate) present: bool,
-    pub(crate) protected: bool,
+    /// Unknown of a page in a memory file.
+    pub(crate) protected: Option<bool>,
 }
 
 impl AddressSpace {
@@ -70,6 +76,7 @@ impl AddressSpace {
             uffd,
             pid: None,
             helper: None,
+            guest: None,
             resident: 0,
             inherited: 0,
             since: Instant::now(),
@@ -88,16 +95,62 @@ impl AddressSpace {
         !self.charged && self.helper.is_some() && settled
     }
 
+    /// Whether the pager can take the page at `address` away.
+    pub(crate) fn can_give_up(&self, address: u64) -> bool {
+        match &self.guest {
+            Some(ram) => ram.place(address).is_some(),
+            None => self.helper.is_some(),
+        }
+    }
+
+    /// The places of pages in memory files, for guest RAM.
+    pub(crate) fn file_places(
+        &self,
+        addresses: impl Iterator<Item = u64>,
+    ) -> Option<Vec<Option<FilePlace>>> {
+        let ram = self.guest.as_ref()?;
+        Some(addresses.map(|address| ram.place(address)).collect())
+    }
+
+    /// Whether pages can be mapped write-protected, so that a later write shows.
+    pub(crate) fn protects(&self) -> bool {
+        self.guest.as_ref().is_none_or(Ram::protects)
+    }
+
+    /// The connection whose end tells that the address space may be gone.
+    pub(crate) fn connection(&self) -> Option<RawFd> {
+        match &self.guest {
+            Some(ram) => ram.socket,
+            None => self.helper.map(|helper| helper.socket),
+        }
+    }
+
+    /// Every descriptor that is held for the address space.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let guest = self.guest.as_ref().map(Ram::descriptors).unwrap_or_default();
+        let helper = self.helper.map(|helper| helper.socket);
+        std::iter::once(self.uffd.0).chain(helper).chain(guest).collect()
+    }
+
+    /// Whether the process has given up its memory.
+    pub(crate) fn has_ended(&self) -> bool {
+        // Nothing is ever mapped at page 16; a living process answers ENOENT.
+        let page = PAGE_SIZE as u64;
+        self.uffd.zero(16 * page, page).error == Some(Errno(libc::ESRCH))
+    }
+
     /// Writes down what a successor needs.
     pub(crate) fn save(&self, state: &State, index: usize) {
         let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
         let helper = self.helper.unwrap_or(Helper { socket: -1, area: 0, own: Range::default() });
-        words[1].store((helper.socket + 1) as u64, Relaxed);
+        let socket = self.connection().unwrap_or(-1);
+        words[1].store((socket + 1) as u64, Relaxed);
         words[2].store(helper.area, Relaxed);
         words[3].store(helper.own.start, Relaxed);
         words[4].store(helper.own.len, Relaxed);
         words[5].store(self.pid.unwrap_or(0) as u64, Relaxed);
         words[6].store(u64::from(self.charged), Relaxed);
+        words[7].store(u64::from(self.guest.is_some()), Relaxed);
         words[0].store((self.uffd.0 + 1) as u64, Release);
     }
 
@@ -108,7 +161,9 @@ impl AddressSpace {
         let uffd = Uffd((word(0) as RawFd).checked_sub(1).filter(|&fd| fd >= 0)?);
         let mut space = AddressSpace::new(uffd);
         let socket = word(1) as RawFd - 1;
-        if socket >= 0 {
+        if word(7) != 0 {
+            space.guest = Some(Ram::load(state, index, Some(socket).filter(|&fd| fd >= 0)));
+        } else if socket >= 0 {
             let own = Range { start: word(3), len: word(4) };
             space.helper = Some(Helper { socket, area: word(2), own });
         }
@@ -125,6 +180,9 @@ impl AddressSpace {
     /// The end of the mapping that holds `address`, if it is known to the kernel; at most what was
     /// true a moment ago.
     pub(crate) fn mapping_end(&mut self, address: u64) -> Option<u64> {
+        if let Some(ram) = &self.guest {
+            return ram.region_end(address);
+        }
         let find = |mappings: &[(u64, u64)]| {
             let next = mappings.partition_point(|&(start, _)| start <= address);
             let (_, end) = *mappings.get(next.checked_sub(1)?)?;
@@ -181,6 +239,9 @@ impl AddressSpace {
 
     /// What the kernel says of `count` pages from `vpn` on. An error means that the process is gone.
     pub(crate) fn mapped(&mut self, vpn: u64, count: usize) -> std::io::Result<Vec<Mapped>> {
+        if let Some(ram) = self.guest.as_ref().filter(|ram| ram.has_files()) {
+            return ram.mapped(vpn, count);
+        }
         if self.pagemap.is_none() {
             let pid = self.pid.ok_or(std::io::ErrorKind::NotFound)?;
             self.pagemap = Some(File::open(format!("/proc/{pid}/pagemap"))?);
@@ -192,7 +253,7 @@ impl AddressSpace {
         Ok(words
             .map(|word| Mapped {
                 present: word & PAGEMAP_PRESENT != 0,
-                protected: word & PAGEMAP_UFFD_WP != 0,
+                protected: Some(word & PAGEMAP_UFFD_WP != 0),
             })
             .collect())
     }
@@ -280,7 +341,7 @@ mod tests {
         space.pid = Some(std::process::id() as i32);
         let vpn = memory.as_ptr() as u64 / 4096 + 1;
         let pages = space.mapped(vpn, 4).unwrap();
-        assert!(pages.iter().all(|page| page.present && !page.protected));
+        assert!(pages.iter().all(|page| page.present && page.protected == Some(false)));
         let end = space.mapping_end(memory.as_ptr() as u64).unwrap();
         assert!(end >= memory.as_ptr() as u64 + (64 << 10));
     }

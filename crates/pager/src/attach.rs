@@ -2,14 +2,15 @@
 
 use crate::address_space::{AddressSpace, Helper, process_of_thread};
 use crate::core::{Core, Shared, close};
+use crate::guest;
 use crate::remote;
 use crate::serve::Server;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
 use hecaton_policy::evict::Installed;
-use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{Attach, MAGIC, Range, Welcome};
-use std::os::fd::RawFd;
+use hecaton_uffd::{Uffd, guest_ram};
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 
 /// A forked child that has said so, and whose userfaultfd is not recognised yet.
 pub(crate) struct Pending {
@@ -34,7 +35,13 @@ pub(crate) fn receive(server: &mut Server, shared: &Shared, socket: RawFd) {
         close(socket);
         uffd.into_iter().for_each(close);
     };
-    let Some((attach, uffd)) = receive_attach(socket) else {
+    let Some(Message { bytes, fds }) = receive_message(socket) else {
+        return refuse("it hung up, or said more than there is to say", None);
+    };
+    if let Some(handover) = guest_ram::Handover::parse(&bytes) {
+        return guest::handover::begin(server, shared, socket, &handover, fds);
+    }
+    let Some((attach, uffd)) = parse_attach(&bytes, fds) else {
         return refuse("what it says is not an attach message", None);
     };
     if attach.magic != MAGIC {
@@ -160,33 +167,53 @@ fn welcome(socket: RawFd, uffd: Option<RawFd>) -> bool {
     rustix::net::sendmsg(socket, &[part], &mut ancillary, flags).is_ok()
 }
 
-fn receive_attach(socket: RawFd) -> Option<(Attach, Option<RawFd>)> {
-    let mut bytes = [0u8; size_of::<Attach>()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// One packet, and the descriptors that came with it.
+pub(crate) struct Message {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Most descriptors that any message brings.
+const MAX_DESCRIPTORS: usize = 2;
+
+/// The packet that waits in `socket`. `None` if the peer has hung up, or the packet is larger than
+/// any message, or brings more descriptors.
+pub(crate) fn receive_message(socket: RawFd) -> Option<Message> {
+    use rustix::net::{RecvAncillaryMessage, RecvFlags, ReturnFlags};
+    let mut bytes = vec![0u8; size_of::<Attach>()];
+    let mut space =
+        [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
     let received = {
         let mut part = [std::io::IoSliceMut::new(&mut bytes)];
         // SAFETY: the socket is open.
         let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
-        let flags = rustix::net::RecvFlags::CMSG_CLOEXEC | rustix::net::RecvFlags::DONTWAIT;
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         rustix::net::recvmsg(socket, &mut part, &mut ancillary, flags).ok()?
     };
-    let mut uffd = None;
+    let mut fds = Vec::new();
     for message in ancillary.drain() {
-        if let rustix::net::RecvAncillaryMessage::ScmRights(fds) = message {
-            uffd = fds.map(std::os::fd::IntoRawFd::into_raw_fd).next();
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
         }
     }
-    if received.bytes != bytes.len() {
-        uffd.into_iter().for_each(close);
+    if received.bytes == 0 || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return None;
     }
-    // SAFETY: any bytes are a valid Attach.
-    let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
-    Some((attach, uffd))
+    bytes.truncate(received.bytes);
+    Some(Message { bytes, fds })
 }
 
-fn peer(socket: RawFd) -> Option<i32> {
+fn parse_attach(bytes: &[u8], fds: Vec<OwnedFd>) -> Option<(Attach, Option<RawFd>)> {
+    if bytes.len() != size_of::<Attach>() || fds.len() > 1 {
+        return None;
+    }
+    // SAFETY: the length was compared, and any bytes are a valid Attach.
+    let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
+    Some((attach, fds.into_iter().next().map(IntoRawFd::into_raw_fd)))
+}
+
+pub(crate) fn peer(socket: RawFd) -> Option<i32> {
     // SAFETY: the socket is open.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
     let credentials = rustix::net::sockopt::socket_peercred(socket).ok()?;

@@ -7,6 +7,8 @@
 //! helper or a disk.
 
 use crate::address_space::{AddressSpace, Helper};
+use crate::guest::Ram;
+use crate::guest::memory_file::MemoryFile;
 use crate::space_pages::SpacePages;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
@@ -107,8 +109,22 @@ pub(crate) struct Core {
     pub(crate) evict_to: Option<u64>,
     /// The consumer has ended: the evictor ends too.
     pub(crate) over: bool,
+    /// Files of guest RAM that was unmapped, until no batch can name them.
+    pub(crate) unmapped_files: Vec<MemoryFile>,
+    /// What is done to a consumer that cannot go on.
+    pub(crate) on_loss: OnLoss,
     /// Nothing more is served: the reason, for the consumer.
     pub(crate) failed: Option<String>,
+}
+
+/// What becomes of a consumer whose memory cannot be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OnLoss {
+    /// Its processes are killed.
+    Kill,
+    /// Whoever supervises it is told, and stops it. Meanwhile what is lost is waited for, and all
+    /// else is served.
+    Report,
 }
 
 /// The lock, and the evictor's bell.
@@ -165,6 +181,8 @@ impl Core {
             local_latency: LatencyRecorder::new(),
             evict_to: None,
             over: false,
+            unmapped_files: Vec::new(),
+            on_loss: OnLoss::Kill,
             failed: None,
         }
     }
@@ -191,6 +209,10 @@ impl Core {
 
     pub(crate) fn space(&mut self, index: usize) -> Option<&mut AddressSpace> {
         self.spaces.get_mut(index)?.as_mut().filter(|space| !space.gone)
+    }
+
+    pub(crate) fn is_guest(&self, index: usize) -> bool {
+        self.spaces.get(index).and_then(Option::as_ref).is_some_and(|space| space.guest.is_some())
     }
 
     pub(crate) fn uffd(&self, index: usize) -> Option<Uffd> {
@@ -332,10 +354,10 @@ impl Core {
         let space = self.spaces[index].take().expect("torn down once");
         debug_assert_eq!(space.resident, 0);
         AddressSpace::erase(&self.state, index);
-        close(space.uffd.0);
-        if let Some(helper) = space.helper {
-            close(helper.socket);
+        if let Some(ram) = &space.guest {
+            ram.erase(&self.state);
         }
+        space.descriptors().into_iter().for_each(close);
         self.parked.retain(|key| key.space() != index);
         self.starved.retain(|key| key.space() != index);
     }
@@ -361,13 +383,29 @@ impl Core {
     }
 
     /// The consumer cannot go on: pages are lost, or there is nowhere to put them. It is ended with
-    /// the reason, rather than given wrong data or left to wait for ever.
+    /// the reason, rather than given wrong data or left to wait for ever; a machine is left to who
+    /// supervises it, see [`OnLoss`].
     pub(crate) fn fail(&mut self, reason: String) {
         if self.failed.is_some() {
             return;
         }
-        tracing::error!(reason, "the consumer is ended");
+        tracing::error!(reason, "the consumer cannot go on");
         self.failed = Some(reason);
+        if self.on_loss == OnLoss::Kill {
+            self.kill_all();
+        }
+    }
+
+    /// The pager is about to end: nobody may run on without it.
+    pub(crate) fn terminate(&mut self, reason: &str) {
+        self.on_loss = OnLoss::Kill;
+        match self.failed {
+            Some(_) => self.kill_all(),
+            None => self.fail(reason.into()),
+        }
+    }
+
+    fn kill_all(&self) {
         for pid in self.live_spaces().filter_map(|(_, space)| space.pid) {
             // SAFETY: signals a process that is attached, and so has not been reaped and reused.
             unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -388,6 +426,9 @@ impl Core {
         stats.local_bytes = bytes(self.resident);
         stats.pool_bytes = bytes(self.pages.in_use());
         stats.processes = self.live_spaces().count() as u64;
+        let guests = || self.live_spaces().filter_map(|(_, space)| space.guest.as_ref());
+        stats.guest_ram_bytes = guests().map(Ram::bytes).sum();
+        stats.memory_file_bytes = guests().map(Ram::allocated_bytes).sum();
         stats.pages_prefetched = counters.prefetched;
         stats.prefetch_hits = counters.hits;
         stats.prefetch_waste = counters.waste;

@@ -15,11 +15,18 @@ use std::ops::Range;
 impl Core {
     /// `madvise` has emptied (or is about to empty) a range: its pages are zero from now on.
     pub(crate) fn removed(&mut self, space: usize, start: u64, end: u64) {
-        self.discard_range(space, start >> 12..end >> 12, true);
+        let pages = start >> 12..end >> 12;
+        match self.is_guest(space) {
+            true => self.guest_removed(space, pages),
+            false => self.discard_range(space, pages, true),
+        }
     }
 
     /// A range is not mapped any more.
     pub(crate) fn unmapped(&mut self, space: usize, start: u64, end: u64) {
+        if self.is_guest(space) {
+            return self.guest_unmapped(space, start >> 12..end >> 12);
+        }
         if let Some(space) = self.space(space) {
             space.forget_mappings();
             space.forget_registered(start, end);

@@ -43,16 +43,25 @@ const DEATH_PATIENCE: Duration = Duration::from_secs(5);
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A page of the batch as the evictor sees it.
-struct Victim {
-    key: Key,
+pub(crate) struct Victim {
+    pub(crate) key: Key,
     /// Needs no copy: the pool holds it.
-    clean: bool,
-    slot: Option<u32>,
+    pub(crate) clean: bool,
+    pub(crate) slot: Option<u32>,
+    /// Stays this time.
+    passed_over: bool,
     /// Out of the program's reach.
-    taken: bool,
+    pub(crate) taken: bool,
     /// In its slot.
-    copied: bool,
+    pub(crate) copied: bool,
     content: Option<Content>,
+}
+
+impl Victim {
+    /// Whether nothing is lost if it goes now.
+    pub(crate) fn is_droppable(&self) -> bool {
+        !self.taken && !self.passed_over && (self.clean || self.copied)
+    }
 }
 
 /// Staged pages of one segment, ready to be sent.
@@ -65,7 +74,7 @@ struct Write {
 
 /// The evicting thread.
 pub(crate) struct Evictor {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     space: Arc<Space>,
     lane: Lane,
     in_flight: HashMap<u64, Write>,
@@ -185,7 +194,8 @@ impl Evictor {
                 let key = Key(key);
                 let entry = tables.get(state, key);
                 let space = spaces[key.space()].as_ref();
-                let evictable = space.is_some_and(|space| !space.gone && space.helper.is_some())
+                let evictable = space
+                    .is_some_and(|space| !space.gone && space.can_give_up(key.address()))
                     && entry.place() == Place::Resident
                     && !entry.is_busy();
                 if evictable {
@@ -205,7 +215,15 @@ impl Evictor {
                 let entry = core.get(key);
                 let clean = entry.is_clean_resident() && entry.space_page().is_some();
                 let slot = if clean { None } else { core.take_slot() };
-                Victim { key, clean, slot, taken: false, copied: false, content: None }
+                Victim {
+                    key,
+                    clean,
+                    slot,
+                    passed_over: false,
+                    taken: false,
+                    copied: false,
+                    content: None,
+                }
             })
             .collect()
     }
@@ -216,6 +234,13 @@ impl Evictor {
         let (helper, uffd, pid) = {
             let core = self.shared.lock();
             let index = group[0].key.space();
+            let addresses = group.iter().map(|victim| victim.key.address());
+            let Some(Some(space)) = core.spaces.get(index) else { return };
+            if let Some(places) = space.file_places(addresses) {
+                let uffd = space.uffd;
+                drop(core);
+                return self.take_from_files(first, group, uffd, &places);
+            }
             let Some(helper) = core.helper(index) else { return };
             let space = core.spaces[index].as_ref().expect("it has a helper");
             (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
@@ -266,23 +291,26 @@ impl Evictor {
             }
             let mut core = self.shared.lock();
             let mapped = core.space(index).map(|s| s.mapped(group[at].key.vpn(), 1));
-            let safe = matches!(&mapped, Some(Ok(pages)) if pages[0].present && pages[0].protected);
+            let safe = matches!(
+                &mapped,
+                Some(Ok(pages)) if pages[0].present && pages[0].protected == Some(true)
+            );
             drop(core);
             if !safe {
                 let key = group[at].key;
                 self.skip(group, |victim| victim.key == key);
             }
         }
-        let droppable = |victim: &Victim| !victim.taken && (victim.clean || victim.slot.is_some());
         let addresses: Vec<u64> = group.iter().map(|victim| victim.key.address()).collect();
-        self.copy(pid, first, group, |i| addresses[i], droppable);
-        let runs = runs_of(group, |victim| droppable(victim) && (victim.clean || victim.copied));
+        let not_moved = |victim: &Victim| !victim.taken && victim.slot.is_some();
+        self.copy(pid, first, group, |i| addresses[i], not_moved);
+        let runs = runs_of(group, Victim::is_droppable);
         if runs.is_empty() {
             return;
         }
         let mut core = self.shared.lock();
         for (i, victim) in group.iter().enumerate() {
-            if droppable(victim) && (victim.clean || victim.copied) {
+            if victim.is_droppable() {
                 core.state.batch.dropping(first + i);
                 core.own_drop.insert(victim.key, 0);
             }
@@ -313,11 +341,11 @@ impl Evictor {
     }
 
     /// These pages are not evicted this time.
-    fn skip(&mut self, group: &mut [Victim], which: impl Fn(&Victim) -> bool) {
+    pub(crate) fn skip(&mut self, group: &mut [Victim], which: impl Fn(&Victim) -> bool) {
         let mut guard = self.shared.lock();
         let core = &mut *guard;
         for victim in group.iter_mut().filter(|victim| !victim.taken && which(victim)) {
-            victim.clean = false;
+            victim.passed_over = true;
             if let Some(slot) = victim.slot.take() {
                 core.staging.forget(&core.state, slot);
             }
@@ -395,6 +423,7 @@ impl Evictor {
         core.stats.pages_evicted += evicted;
         core.state.batch.end();
         core.tear_down_gone();
+        core.close_files();
         core.wake_waiting();
         core.note_peaks();
         written
@@ -672,7 +701,7 @@ fn settle_children(
 }
 
 /// The chosen pages of a sorted group as runs of neighbours.
-fn runs_of(group: &[Victim], chosen: impl Fn(&Victim) -> bool) -> Vec<Range> {
+pub(crate) fn runs_of(group: &[Victim], chosen: impl Fn(&Victim) -> bool) -> Vec<Range> {
     let mut runs: Vec<Range> = Vec::new();
     for victim in group.iter().filter(|victim| chosen(victim)) {
         let start = victim.key.address();

@@ -1,5 +1,6 @@
 //! What is done about a fault, and about pages that arrive.
 
+use crate::address_space::AddressSpace;
 use crate::core::{Core, Fault, Fetch};
 use crate::state::entry::Place;
 use crate::state::{CHUNK_PAGES, SPACE_PAGES};
@@ -7,7 +8,7 @@ use crate::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
 use hecaton_policy::evict::Installed;
 use hecaton_policy::prefetch::Window;
-use hecaton_uffd::Errno;
+use hecaton_uffd::{Errno, Uffd};
 use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;
 
 /// Longest run whose write protection is lifted at one write fault.
@@ -103,6 +104,11 @@ impl Core {
             // stay dirty, which is always safe, and the thread faults again.
             let _ = uffd.wake(key.address(), pages * PAGE);
         }
+    }
+
+    /// Whether the page's owner lets us see its next write.
+    fn protects(&self, key: Key) -> bool {
+        self.spaces[key.space()].as_ref().is_some_and(AddressSpace::protects)
     }
 
     fn is_mapped(&mut self, key: Key) -> bool {
@@ -203,7 +209,8 @@ impl Core {
         self.stats.staging_faults += 1;
         let source = self.state.slot(slot);
         let uffd = self.spaces[key.space()].as_ref().expect("checked by the caller").uffd;
-        let mode = if fault.write { 0 } else { UFFDIO_COPY_MODE_WP };
+        let writable = fault.write || !self.protects(key);
+        let mode = if writable { 0 } else { UFFDIO_COPY_MODE_WP };
         let followed = self.triggers.remove(&slot).is_some();
         let how = if followed {
             Installed::PrefetchedAgain { distance: self.clock.distance(entry.tag()) }
@@ -212,10 +219,10 @@ impl Core {
         };
         let copied = uffd.copy(key.address(), source, PAGE, mode);
         match copied.error {
-            None => self.now_resident(key, fault.write, how),
+            None => self.now_resident(key, writable, how),
             Some(Errno(libc::EEXIST)) => {
                 self.now_resident(key, true, how);
-                let _ = uffd.unprotect(key.address(), PAGE);
+                let_write(uffd, key);
             }
             Some(_) => {
                 let _ = uffd.wake(key.address(), PAGE);
@@ -333,7 +340,9 @@ impl Core {
             self.stage_trigger(fetch, first, page_data(0));
             return 1;
         }
-        let write = |entry: crate::state::entry::Entry| fetch.write || entry.is_dirty();
+        let unprotected = !self.protects(key);
+        let write =
+            |entry: crate::state::entry::Entry| fetch.write || unprotected || entry.is_dirty();
         let writable = write(entry);
         let mut run = 1;
         while run < available {
@@ -371,7 +380,7 @@ impl Core {
         self.fetching -= 1;
         if copied.error == Some(Errno(libc::EEXIST)) {
             self.now_resident(key, true, Installed::Demand);
-            let _ = uffd.unprotect(key.address(), PAGE);
+            let_write(uffd, key);
         } else {
             // The mappings are changing or gone; whoever still wants the page faults again.
             let entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
@@ -415,6 +424,14 @@ impl Core {
                 let _ = uffd.wake(key.address(), PAGE);
             }
         }
+    }
+}
+
+/// The page is there and may be written to; whoever waits for it goes on.
+fn let_write(uffd: Uffd, key: Key) {
+    if uffd.unprotect(key.address(), PAGE).is_err() {
+        // Not registered for protection, or the mappings are changing.
+        let _ = uffd.wake(key.address(), PAGE);
     }
 }
 

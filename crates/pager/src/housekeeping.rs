@@ -5,9 +5,7 @@ use crate::control;
 use crate::core::{Core, Shared};
 use crate::node::NodeLine;
 use crate::worker::TERMINATED;
-use hecaton_memory::PAGE_SIZE;
 use hecaton_space::Space;
-use hecaton_uffd::Errno;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::Range;
 use std::os::unix::net::UnixListener;
@@ -30,7 +28,7 @@ pub(crate) fn run(
     loop {
         control::serve(&control, &shared, TICK);
         if TERMINATED.load(Ordering::Relaxed) {
-            shared.lock().fail("the node is stopping".into());
+            shared.lock().terminate("the node is stopping");
         }
         watch_spaces(&shared);
         if renewed.elapsed() >= renewal {
@@ -54,20 +52,17 @@ fn watch_spaces(shared: &Shared) {
         if space.is_due() {
             core.charge(index);
             shared.evict.notify_one();
-        } else if space.helper.is_none() && has_ended(space) {
+        } else if space.helper.is_none() && space.has_ended() {
+            // An address space without a helper has no connection whose end would tell for sure.
             core.end_space(index);
+        } else if space.guest.is_some() {
+            core.notice_holes(index);
         }
         drop(core);
         if let Some(pid) = pid {
             register_newly_mapped(shared, index, pid);
         }
     }
-}
-
-/// An address space without a helper has no connection whose end would tell.
-fn has_ended(space: &crate::address_space::AddressSpace) -> bool {
-    // Nothing is ever mapped at page 16; a living process answers ENOENT.
-    space.uffd.zero(16 * PAGE_SIZE as u64, PAGE_SIZE as u64).error == Some(Errno(libc::ESRCH))
 }
 
 /// Memory that a program mapped by a system call of its own, past libc, is registered from outside.

@@ -10,11 +10,14 @@
 //! | resident | no | freed by the program: zero |
 //! | out, fetching | yes | it arrived and was mapped: resident, dirty |
 //! | out, fetching | no | out |
-//! | zero | yes | zero: housekeeping will find it |
+//! | zero | yes | zero: housekeeping will find it; in guest RAM: resident, dirty |
+//!
+//! "In memory" is for a program what its page table says, for guest RAM what its file says.
 
 use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
 use crate::fault::{Content, SEGMENT_PAGES, examine};
+use crate::guest::Ram;
 use crate::remote;
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
@@ -22,6 +25,7 @@ use crate::state::{CHUNK_PAGES, MAX_SPACES, STAGING_SLOTS};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
+use hecaton_uffd::handover::Range;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -193,7 +197,14 @@ impl Core {
                 self.reconcile_page(key, mapped, contents);
             }
         }
-        let uffd = self.spaces[index].as_ref().expect("checked by the caller").uffd;
+        let space = self.spaces[index].as_ref().expect("checked by the caller");
+        let uffd = space.uffd;
+        for span in space.guest.as_ref().map(Ram::spans).unwrap_or_default() {
+            // Pages that were filled and not noted, in chunks that have no entry yet.
+            if self.adopt_pages(index, Range { start: span.start, len: span.len }).is_err() {
+                self.fail("guest RAM cannot be looked at".into());
+            }
+        }
         // Whoever waited for the predecessor faults again.
         let _ = uffd.wake(LOWEST, HIGHEST - LOWEST);
     }
@@ -207,16 +218,19 @@ impl Core {
         let entry = self.get(key);
         let clear = entry.with_busy(false).with_awaited(false);
         let present = mapped.map_or(entry.place() == Place::Resident, |mapped| mapped.present);
-        let protected = mapped.is_none_or(|mapped| mapped.protected);
+        let protected = mapped.map_or(Some(true), |mapped| mapped.protected);
         if present {
             if entry.place() == Place::Zero {
                 // Filled and not noted, or not ours (a stack, the helper's memory): housekeeping
                 // lists what is registered and finds the former.
                 return self.set(key, clear);
             }
-            let dirty = entry.place() != Place::Resident || entry.is_dirty() || !protected;
+            // Where the kernel does not tell, an entry is dirty before its page's protection is lifted;
+            // and a page that is protected and dirty costs its next writer one fault.
+            let dirty =
+                entry.place() != Place::Resident || entry.is_dirty() || protected == Some(false);
             if dirty
-                && protected
+                && protected == Some(true)
                 && let Some(uffd) = self.uffd(key.space())
             {
                 let _ = uffd.unprotect(key.address(), PAGE_SIZE as u64);

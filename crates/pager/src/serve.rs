@@ -8,6 +8,7 @@
 use crate::PagerError;
 use crate::attach::{self, Pending};
 use crate::core::{Core, Fault, Fetch, Shared};
+use crate::guest;
 use crate::helper;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
@@ -32,6 +33,8 @@ enum Source {
     Faults(usize),
     /// The connection to a program's helper: readable by the evictor, watched here for its end.
     Helper(usize),
+    /// The connection on which a hypervisor hands over guest RAM.
+    Guest(usize),
     Demand,
     Prefetch,
 }
@@ -45,6 +48,7 @@ impl Source {
             Source::Helper(space) => (3, space as u64),
             Source::Demand => (4, 0),
             Source::Prefetch => (5, 0),
+            Source::Guest(space) => (6, space as u64),
         };
         kind << 32 | index
     }
@@ -57,6 +61,7 @@ impl Source {
             2 => Source::Faults(index as usize),
             3 => Source::Helper(index as usize),
             4 => Source::Demand,
+            6 => Source::Guest(index as usize),
             _ => Source::Prefetch,
         }
     }
@@ -129,6 +134,15 @@ impl Server {
         }
     }
 
+    /// Begins to serve a hypervisor: its faults, and what it hands over later.
+    pub(crate) fn watch_guest(&self, index: usize, uffd: Uffd, socket: Option<RawFd>) {
+        self.watch_space(index, uffd, None);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        if let Some(Err(error)) = socket.map(|fd| self.watch(fd, Source::Guest(index), flags)) {
+            tracing::warn!(%error, "memory that is plugged into the machine later is not paged");
+        }
+    }
+
     pub(crate) fn watch_helper(&self, index: usize, fd: RawFd) -> std::io::Result<()> {
         self.watch(fd, Source::Helper(index), epoll::EventFlags::RDHUP)
     }
@@ -186,11 +200,15 @@ impl Server {
         let core = self.shared.lock();
         let spaces: Vec<_> = core
             .live_spaces()
-            .map(|(index, space)| (index, space.uffd, space.helper.map(|helper| helper.socket)))
+            .map(|(i, space)| (i, space.uffd, space.connection(), space.guest.is_some()))
             .collect();
         drop(core);
-        for (index, uffd, helper) in spaces {
-            self.watch_space(index, uffd, helper);
+        for (index, uffd, connection, is_guest) in spaces {
+            if is_guest {
+                self.watch_guest(index, uffd, connection);
+            } else {
+                self.watch_space(index, uffd, connection);
+            }
         }
     }
 
@@ -253,7 +271,25 @@ impl Server {
                 drop(core);
                 self.shared.evict.notify_one();
             }
+            Source::Guest(space) => self.hear_guest(space)?,
             Source::Demand | Source::Prefetch => self.collect(source),
+        }
+        Ok(())
+    }
+
+    fn hear_guest(&mut self, space: usize) -> std::io::Result<()> {
+        let connection = self.shared.lock().space(space).and_then(|space| space.connection());
+        let Some(socket) = connection else { return Ok(()) };
+        if guest::handover::go_on(&self.shared, space, socket) {
+            return Ok(());
+        }
+        // SAFETY: open until the address space is torn down.
+        epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(socket) })?;
+        let mut core = self.shared.lock();
+        // Descriptors may be closed in a process that lives on, whose memory must be served: letting
+        // go of it would give it zeros. Housekeeping notices when it has ended.
+        if core.space(space).is_some_and(|space| space.has_ended()) {
+            core.end_space(space);
         }
         Ok(())
     }
@@ -324,6 +360,9 @@ impl Server {
                     Some(child) => self.watch_child(core, child, uffd),
                     None => core.fail("too many processes on one pager".into()),
                 }
+            }
+            UFFD_EVENT_REMAP if core.is_guest(space) => {
+                core.fail("the hypervisor has moved guest RAM to another address".into());
             }
             UFFD_EVENT_REMAP => core.remapped(space, message.arg0, message.arg1, message.arg2),
             UFFD_EVENT_REMOVE => core.removed(space, message.arg0, message.arg1),

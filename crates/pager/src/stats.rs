@@ -51,6 +51,18 @@ pub struct Stats {
     pub prefetch_hits: u64,
     /// Of those: found not to be used.
     pub prefetch_waste: u64,
+    /// Bytes of guest RAM that were handed over, if the consumer is a virtual machine.
+    #[serde(default)]
+    pub guest_ram_bytes: u64,
+    /// Bytes that the machine's memory files take on this host.
+    #[serde(default)]
+    pub memory_file_bytes: u64,
+    /// Pages of guest RAM that the machine gave up: by its balloon, free page reporting or unplug.
+    #[serde(default)]
+    pub pages_discarded: u64,
+    /// Hand-overs of guest RAM that were refused.
+    #[serde(default)]
+    pub handovers_refused: u64,
     /// Pages that arrived with a wrong checksum.
     pub checksum_errors: u64,
     /// Faults on pages thought to be in memory: a program that frees and uses a page at once.

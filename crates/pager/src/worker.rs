@@ -2,7 +2,7 @@
 
 use crate::PagerError;
 use crate::config::PagerConfig;
-use crate::core::{Core, Shared};
+use crate::core::{Core, OnLoss, Shared};
 use crate::evict::Evictor;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
@@ -45,6 +45,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     let directory = Arc::new(NodeDirectory::new(config));
 
     let mut core = Core::new(state, pages_for_bytes(config.local_bytes));
+    if config.guest.is_some() {
+        core.on_loss = OnLoss::Report;
+    }
     if is_successor {
         close_leftovers(&mut core, held);
     }
@@ -145,8 +148,7 @@ fn close_leftovers(core: &mut Core, held: Held) {
     core.load_spaces();
     let mut kept = vec![0, 1, 2, held.state, held.listener, held.control, held.launcher];
     for space in core.spaces.iter().flatten() {
-        kept.push(space.uffd.0);
-        kept.extend(space.helper.map(|helper| helper.socket));
+        kept.extend(space.descriptors());
     }
     kept.extend(core.state.journal.forked_descriptors());
     kept.sort_unstable();

@@ -12,8 +12,10 @@ pub const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 pub const UFFD_FEATURE_EVENT_FORK: u64 = 1 << 1;
 pub const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
 pub const UFFD_FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+pub const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 pub const UFFD_FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 pub const UFFD_FEATURE_THREAD_ID: u64 = 1 << 8;
+pub const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 pub const UFFD_FEATURE_POISON: u64 = 1 << 14;
 pub const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 
@@ -21,6 +23,18 @@ pub const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 /// with CAP_SYS_PTRACE.
 pub const PAGER_FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | UFFD_FEATURE_EVENT_FORK
+    | UFFD_FEATURE_EVENT_REMAP
+    | UFFD_FEATURE_EVENT_REMOVE
+    | UFFD_FEATURE_EVENT_UNMAP
+    | UFFD_FEATURE_THREAD_ID;
+
+/// What a pager needs of a hypervisor's userfaultfd: write protection of shared memory is the newest
+/// of it (Linux 5.19). `fork` is not followed: hypervisors keep guest RAM from their children
+/// (`MADV_DONTFORK`). Moves are, because memory that is moved without it would lose its registration,
+/// and read as zeros.
+pub const GUEST_RAM_FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | UFFD_FEATURE_MISSING_SHMEM
+    | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | UFFD_FEATURE_EVENT_REMAP
     | UFFD_FEATURE_EVENT_REMOVE
     | UFFD_FEATURE_EVENT_UNMAP

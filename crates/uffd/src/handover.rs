@@ -16,10 +16,6 @@ pub const MAGIC: u32 = 0x4845_4305;
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
 
-/// The environment variable that names the pager's socket, in a virtual machine: only the guest's
-/// RAM is paged.
-pub const GUEST_RAM_VARIABLE: &str = "HECATON_GUEST_RAM";
-
 /// The environment variable that names the node's control socket, in a virtual machine that
 /// somebody else than Hecaton starts: the library asks there for a pager when the machine makes its
 /// memory.

@@ -13,7 +13,7 @@ use hecaton_memory::Size;
 use hecaton_node::NodePaths;
 use hecaton_node::message::StartVm;
 use hecaton_node::report::Host;
-use hecaton_uffd::handover::GUEST_RAM_VARIABLE;
+use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use hecaton_vm::guest_ram::{self, Wish};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -90,7 +90,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     command
         .arg0(&args.command[0])
         .args(&edited.arguments)
-        .env(GUEST_RAM_VARIABLE, &pager.socket)
+        .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
     signals.release_in(&mut command);
     let outcome = watch(command, client, &signals);

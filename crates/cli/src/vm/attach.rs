@@ -6,7 +6,7 @@ use crate::run::library;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
 use hecaton_node::message::StartVm;
-use hecaton_uffd::handover::GUEST_RAM_VARIABLE;
+use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string(&environment)?);
     } else {
         println!("{}={}", library::PRELOAD_VARIABLE, environment.library.display());
-        println!("{GUEST_RAM_VARIABLE}={}", environment.socket.display());
+        println!("{SOCKET_VARIABLE}={}", environment.socket.display());
     }
     let end = client.wait_end()?;
     if let Some(error) = end.error {

@@ -11,7 +11,7 @@
 //! | [`record`] | each page of the space that is in use | 8 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | chunk heads | 2 MiB of an address space | 16 |
-//! | address spaces, journal, batch | fixed | |
+//! | address spaces, regions of guest RAM, journal, batch | fixed | |
 //!
 //! The file is sparse: only what is used takes memory.
 
@@ -20,6 +20,7 @@ pub(crate) mod entry;
 pub(crate) mod journal;
 pub(crate) mod record;
 
+use crate::guest::region::MAX_REGIONS;
 use batch::BatchRecord;
 use hecaton_memory::PAGE_SIZE;
 use journal::Journal;
@@ -34,6 +35,8 @@ pub(crate) const MAX_SPACES: usize = 1024;
 pub(crate) const SPACE_WORDS: usize = 8;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
 pub(crate) const CHUNK_PAGES: u64 = 512;
+/// Words that describe a region of guest RAM.
+pub(crate) const REGION_WORDS: usize = 8;
 /// Chunks that all address spaces together may have: 2 TiB.
 pub(crate) const MAX_CHUNKS: usize = 1 << 20;
 /// Pages of a pager's space: 4 TiB.
@@ -48,6 +51,8 @@ const MAGIC: u64 = 0x4845_4341_0000_0001;
 pub(crate) struct State {
     /// [`SPACE_WORDS`] of each address space.
     pub(crate) spaces: &'static [AtomicU64],
+    /// [`REGION_WORDS`] of each region of guest RAM.
+    pub(crate) regions: &'static [AtomicU64],
     /// Two words of each chunk: its address space plus one (0: free), and its number there.
     pub(crate) chunk_heads: &'static [AtomicU64],
     /// [`CHUNK_PAGES`] entries of each chunk.
@@ -100,6 +105,7 @@ impl Layout {
             journal: Journal::at(self.bytes(Journal::BYTES)),
             batch: BatchRecord::at(self.words(BatchRecord::WORDS)),
             spaces: self.words(MAX_SPACES * SPACE_WORDS),
+            regions: self.words(MAX_REGIONS * REGION_WORDS),
             chunk_heads: self.words(MAX_CHUNKS * 2),
             slot_pages: self.words(STAGING_SLOTS),
             staging: self.bytes(STAGING_SLOTS * PAGE_SIZE),

@@ -1,0 +1,117 @@
+//! What a hypervisor does to guest RAM: frees a part of it (balloon, free page reporting, unplug by
+//! virtio-mem), or unmaps a region.
+//!
+//! To free pages of shared memory, hypervisors punch them out of the file and then let go of their
+//! mapping (`MADV_DONTNEED`); QEMU's `ram_block_discard_range` and Cloud Hypervisor's balloon both
+//! do. The kernel reports the second only, and a bare `MADV_DONTNEED` in the same words, which
+//! leaves a shared file's contents as they are. So it is the file that tells: what is still there
+//! was not freed. A page that the pager has evicted is in no file, and is taken as freed; a
+//! hypervisor that let go of its mapping without freeing would find it zero.
+
+use super::memory_file::MemoryFile;
+use crate::core::{Core, close};
+use crate::state::CHUNK_PAGES;
+use crate::state::entry::Place;
+use crate::tables::Key;
+use std::ops::Range;
+
+impl Core {
+    /// Pages of guest RAM were freed, as far as they are not still there.
+    pub(crate) fn guest_removed(&mut self, space: usize, pages: Range<u64>) {
+        self.give_up_pages(space, pages, true);
+    }
+
+    /// Regions, or parts of them, are not mapped any more.
+    pub(crate) fn guest_unmapped(&mut self, space: usize, pages: Range<u64>) {
+        let addresses = pages.start << 12..pages.end << 12;
+        self.give_up_pages(space, pages, false);
+        let Some(space_of) = self.spaces[space].as_mut() else { return };
+        let Some(ram) = space_of.guest.as_mut() else { return };
+        let (parts, files) = ram.remove(&self.state, space, &addresses);
+        for (file, range) in parts {
+            // The hypervisor may hold the file without mapping it, but its contents are ours, and
+            // they are gone. An error leaves memory behind until the file is closed, no more.
+            let _ = file.punch(range);
+        }
+        self.unmapped_files.extend(files);
+        self.close_files();
+    }
+
+    /// Closes files that no region names, unless the evictor may be about to use one: another file
+    /// under the same number would be punched.
+    pub(crate) fn close_files(&mut self) {
+        if self.batch.is_empty() {
+            self.unmapped_files.drain(..).for_each(|MemoryFile(fd)| close(fd));
+        }
+    }
+
+    /// Pages that were punched out with no event that tells.
+    ///
+    /// A hypervisor that only punches is not seen at once; its memory files then hold less than the
+    /// tables say. While no batch is under way all that is resident is in the files.
+    pub(crate) fn notice_holes(&mut self, space: usize) {
+        if !self.batch.is_empty() {
+            return;
+        }
+        let Some(space_of) = self.space(space) else { return };
+        let Some(ram) = &space_of.guest else { return };
+        let held = ram.allocated_bytes() >> 12;
+        if ram.has_files() && held < space_of.resident {
+            for span in ram.spans() {
+                let pages = span.start >> 12..(span.start + span.len) >> 12;
+                self.give_up_resident_holes(space, pages);
+            }
+        }
+    }
+
+    fn give_up_resident_holes(&mut self, space: usize, pages: Range<u64>) {
+        self.each_page(space, pages, |core, key, there| {
+            if core.get(key).place() == Place::Resident && !there {
+                core.stats.pages_discarded += 1;
+                core.discard(key);
+            }
+        });
+    }
+
+    fn give_up_pages(&mut self, space: usize, pages: Range<u64>, unless_there: bool) {
+        self.each_page(space, pages, |core, key, there| {
+            let entry = core.get(key);
+            // A busy page is as good as gone from the file: who frees it while it is evicted is
+            // right whatever the file holds at this moment.
+            let kept = unless_there
+                && there
+                && entry.place() == Place::Resident
+                && !entry.is_busy();
+            if entry.place() != Place::Zero && !kept {
+                core.stats.pages_discarded += 1;
+                core.discard(key);
+            }
+        });
+    }
+
+    /// Calls `each` for every page that has an entry, with whether it is in its file.
+    fn each_page(
+        &mut self,
+        space: usize,
+        pages: Range<u64>,
+        mut each: impl FnMut(&mut Core, Key, bool),
+    ) {
+        for first in self.tables.chunks_in(space, pages.clone()) {
+            let known = self.spaces[space].as_mut().map(|space_of| {
+                space_of.mapped(first.vpn(), CHUNK_PAGES as usize).unwrap_or_default()
+            });
+            let known = known.unwrap_or_default();
+            let mut used = false;
+            for i in 0..CHUNK_PAGES {
+                let key = first.plus(i);
+                if pages.contains(&key.vpn()) {
+                    each(self, key, known.get(i as usize).is_some_and(|page| page.present));
+                }
+                used |= self.get(key) != crate::state::entry::Entry::ZERO;
+            }
+            if !used {
+                self.tables.free_chunk(&self.state, first);
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Guest RAM: memory of a hypervisor, handed over by it or by `libhecaton.so` in it.
+//!
+//! It differs from a program's memory in who can take pages away. A program's private memory is
+//! taken by a thread in the program. A hypervisor's is shared: a memory file that it maps and that
+//! the pager holds too, so the pager itself punches pages out of the file, and no thread of ours is
+//! in the hypervisor. What is said of a page (in the tables), which page leaves (the eviction
+//! order), and which comes early are the same code for both; the seam is [`Ram`] here, and two
+//! questions of [`crate::address_space::AddressSpace`]: can a page be taken, and is it there.
+//!
+//! Memory that a hypervisor hands over without its file (Firecracker's is private) can be brought
+//! in, and is given up when the hypervisor frees it, but nothing can be taken away from it.
+//!
+//! | module | what it is about |
+//! |---|---|
+//! | [`region`] | which regions can be paged |
+//! | [`memory_file`] | what is asked and done to a memory file |
+//! | [`handover`] | the hand-over by `libhecaton.so` |
+//! | [`evict`] | taking pages away |
+//! | [`event`] | what the hypervisor does to its memory: free, unplug |
+
+pub(crate) mod event;
+pub(crate) mod evict;
+pub(crate) mod handover;
+pub(crate) mod memory_file;
+pub(crate) mod region;
+
+use crate::address_space::Mapped;
+use crate::state::{REGION_WORDS, State};
+use hecaton_memory::PAGE_SIZE;
+use memory_file::{Identity, MemoryFile};
+use region::Span;
+use std::io;
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A region of guest RAM.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) span: Span,
+    /// Its file, if the pager has it.
+    pub(crate) file: Option<MemoryFile>,
+    /// Its place in the state file.
+    saved_at: usize,
+}
+
+impl Region {
+    fn offset_of(&self, address: u64) -> u64 {
+        address - self.span.start + self.span.offset
+    }
+}
+
+/// A page's place in a memory file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FilePlace {
+    pub(crate) file: MemoryFile,
+    pub(crate) offset: u64,
+}
+
+/// All guest RAM of one hypervisor, sorted by address.
+#[derive(Debug, Default)]
+pub(crate) struct Ram {
+    /// The connection on which further regions come; its end may mean that the hypervisor has ended.
+    pub(crate) socket: Option<RawFd>,
+    regions: Vec<Region>,
+}
+
+impl Ram {
+    pub(crate) fn new(socket: Option<RawFd>) -> Ram {
+        Ram { socket, regions: Vec::new() }
+    }
+
+    pub(crate) fn spans(&self) -> Vec<Span> {
+        self.regions.iter().map(|region| region.span).collect()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.span.len).sum()
+    }
+
+    /// Bytes that the memory files take on this host.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        let mut seen: Vec<Identity> = Vec::new();
+        let mut bytes = 0;
+        for region in &self.regions {
+            if let (Some(file), Some(identity)) = (region.file, region.span.file)
+                && !seen.contains(&identity)
+            {
+                seen.push(identity);
+                bytes += file.allocated_bytes();
+            }
+        }
+        bytes
+    }
+
+    /// Whether its pages are in files that the pager has.
+    pub(crate) fn has_files(&self) -> bool {
+        self.regions.iter().all(|region| region.file.is_some())
+    }
+
+    /// Whether its pages can be write-protected: `libhecaton.so` registers files so, and a hypervisor
+    /// that hands private memory over does not.
+    pub(crate) fn protects(&self) -> bool {
+        self.has_files()
+    }
+
+    fn region_at(&self, address: u64) -> Option<&Region> {
+        let next = self.regions.partition_point(|region| region.span.start <= address);
+        let region = &self.regions[next.checked_sub(1)?];
+        (address < region.span.addresses().end).then_some(region)
+    }
+
+    /// The end of the region that holds `address`.
+    pub(crate) fn region_end(&self, address: u64) -> Option<u64> {
+        self.region_at(address).map(|region| region.span.addresses().end)
+    }
+
+    /// Where the page is in a file, if the pager has that file: only such pages can be taken away.
+    pub(crate) fn place(&self, address: u64) -> Option<FilePlace> {
+        let region = self.region_at(address)?;
+        Some(FilePlace { file: region.file?, offset: region.offset_of(address) })
+    }
+
+    /// Adds a region that was checked; it owns `file` from now on. False when there is no place left
+    /// to write it down.
+    pub(crate) fn add(
+        &mut self,
+        state: &State,
+        space: usize,
+        span: Span,
+        file: Option<MemoryFile>,
+    ) -> bool {
+        let free = |at: &usize| state.regions[at * REGION_WORDS].load(Relaxed) == 0;
+        let Some(saved_at) = (0..region::MAX_REGIONS).find(free) else { return false };
+        let region = Region { span, file, saved_at };
+        region.save(state, space);
+        let at = self.regions.partition_point(|other| other.span.start < span.start);
+        self.regions.insert(at, region);
+        true
+    }
+
+    /// Takes out the parts of regions within `addresses`. Returns what was punched off: the parts of
+    /// files that nobody maps any more, and the files that no region names any more.
+    pub(crate) fn remove(
+        &mut self,
+        state: &State,
+        space: usize,
+        addresses: &Range<u64>,
+    ) -> (Vec<(MemoryFile, Range<u64>)>, Vec<MemoryFile>) {
+        let (mut parts, mut files) = (Vec::new(), Vec::new());
+        for region in std::mem::take(&mut self.regions) {
+            let whole = region.span.addresses();
+            let (from, to) = (whole.start.max(addresses.start), whole.end.min(addresses.end));
+            if from >= to {
+                self.regions.push(region);
+                continue;
+            }
+            if let Some(file) = region.file {
+                parts.push((file, region.offset_of(from)..region.offset_of(to)));
+            }
+            let mut kept = false;
+            for rest in [whole.start..from, to..whole.end] {
+                if !rest.is_empty() {
+                    let span = Span {
+                        start: rest.start,
+                        len: rest.end - rest.start,
+                        offset: region.offset_of(rest.start),
+                        file: region.span.file,
+                    };
+                    kept |= self.add(state, space, span, region.file);
+                }
+            }
+            // What is left is written down before the whole is erased: a kill in between leaves both,
+            // and `load` prefers the parts.
+            Region::erase(state, region.saved_at);
+            files.extend(region.file.filter(|_| !kept));
+        }
+        self.regions.sort_by_key(|region| region.span.start);
+        // Two parts of one region name one descriptor.
+        files.retain(|file| !self.regions.iter().any(|region| region.file == Some(*file)));
+        (parts, files)
+    }
+
+    /// All regions of the address space `space`, as a predecessor wrote them down.
+    pub(crate) fn load(state: &State, space: usize, socket: Option<RawFd>) -> Ram {
+        let regions = (0..region::MAX_REGIONS).filter_map(|at| Region::load(state, at, space));
+        let mut found: Vec<Region> = regions.collect();
+        found.sort_by_key(|region| region.span.len);
+        let mut ram = Ram::new(socket);
+        for region in found {
+            let whole = region.span.addresses();
+            if ram.regions.iter().any(|other| meets(&other.span.addresses(), &whole)) {
+                Region::erase(state, region.saved_at);
+            } else {
+                ram.regions.push(region);
+            }
+        }
+        ram.regions.sort_by_key(|region| region.span.start);
+        ram
+    }
+
+    /// The address space is gone: what was written down of it is void.
+    pub(crate) fn erase(&self, state: &State) {
+        self.regions.iter().for_each(|region| Region::erase(state, region.saved_at));
+    }
+
+    /// Every descriptor that is held for it.
+    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
+        let files = self.regions.iter().filter_map(|region| region.file.map(|file| file.0));
+        let mut all: Vec<RawFd> = self.socket.into_iter().chain(files).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// What is there of `count` pages from `vpn` on. Whether they are write-protected the kernel does
+    /// not tell of a file; what was noted of it holds.
+    pub(crate) fn mapped(&self, vpn: u64, count: usize) -> io::Result<Vec<Mapped>> {
+        let mut mapped = vec![Mapped { present: false, protected: None }; count];
+        let wanted = vpn * PAGE..(vpn + count as u64) * PAGE;
+        for region in &self.regions {
+            let Some(file) = region.file else { continue };
+            let whole = region.span.addresses();
+            let (from, to) = (whole.start.max(wanted.start), whole.end.min(wanted.end));
+            if from >= to {
+                continue;
+            }
+            for data in file.data_in(region.offset_of(from)..region.offset_of(to))? {
+                let first = data.start - region.span.offset + region.span.start;
+                let pages = (data.end - data.start).div_ceil(PAGE);
+                let at = ((first - wanted.start) / PAGE) as usize;
+                mapped[at..at + pages as usize].iter_mut().for_each(|page| page.present = true);
+            }
+        }
+        Ok(mapped)
+    }
+}
+
+fn meets(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Words of a region in the state file: address space plus one, descriptor plus one, then as named.
+impl Region {
+    fn save(&self, state: &State, space: usize) {
+        let words = &state.regions[self.saved_at * REGION_WORDS..][..REGION_WORDS];
+        words[1].store(self.file.map_or(0, |file| file.0 as u64 + 1), Relaxed);
+        words[2].store(self.span.start, Relaxed);
+        words[3].store(self.span.len, Relaxed);
+        words[4].store(self.span.offset, Relaxed);
+        words[0].store(space as u64 + 1, Release);
+    }
+
+    fn load(state: &State, saved_at: usize, space: usize) -> Option<Region> {
+        let words = &state.regions[saved_at * REGION_WORDS..][..REGION_WORDS];
+        let word = |i: usize| words[i].load(Relaxed);
+        if word(0) != space as u64 + 1 {
+            return None;
+        }
+        let file = (word(1) as RawFd).checked_sub(1).filter(|&fd| fd >= 0).map(MemoryFile);
+        let identity = file.and_then(|file| file.facts().ok()).map(|facts| facts.identity);
+        let span = Span { start: word(2), len: word(3), offset: word(4), file: identity };
+        Some(Region { span, file, saved_at })
+    }
+
+    fn erase(state: &State, saved_at: usize) {
+        state.regions[saved_at * REGION_WORDS].store(0, Release);
+    }
+}

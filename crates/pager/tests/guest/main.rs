@@ -1,0 +1,202 @@
+//! A pager and a machine, both processes of their own, and a donor: guest RAM with an eighth of it
+//! local, under threads that check every word they wrote, while the pager is killed.
+//!
+//! The test program is also the pager and the machine, by its first argument. The pager becomes its
+//! own keeper by `clone`, so nothing here runs under libtest, which has threads.
+
+mod machine;
+mod malformed;
+mod world;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+use world::{Machine, World};
+
+/// 128 MiB, an eighth of it local.
+const PAGES: usize = 32 << 10;
+
+fn writers_never_lose_a_write() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    for _ in 0..4 {
+        machine.order("hammer 6000");
+        let stats = world.stats();
+        assert!(stats.memory_file_bytes <= stats.local_limit_bytes, "{stats:?}");
+        assert_eq!(stats.guest_ram_bytes, (PAGES * machine::PAGE) as u64);
+    }
+    machine.order("check");
+    let stats = world.stats();
+    assert!(stats.pages_evicted > PAGES as u64 && stats.pages_in > 0, "{stats:?}");
+    assert!(stats.pages_dropped_clean > 0, "nothing was ever clean: {stats:?}");
+    assert!(stats.local_peak_bytes <= stats.local_limit_bytes, "{stats:?}");
+    machine.end();
+    world.end();
+}
+
+fn a_killed_pager_loses_nothing() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    let mut deaths = 0;
+    for _ in 0..3 {
+        machine.begin("hammer 7000");
+        // Below what the keeper takes for a pager that cannot live.
+        for _ in 0..5 {
+            std::thread::sleep(Duration::from_millis(150 + 37 * deaths % 300));
+            world.kill_worker();
+            deaths += 1;
+        }
+        machine.wait();
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    machine.order("check");
+    let stats = world.stats();
+    assert_eq!(stats.restarts, deaths, "{stats:?}");
+    assert!(stats.memory_file_bytes <= stats.local_limit_bytes, "{stats:?}");
+    machine.end();
+    world.end();
+}
+
+fn freed_memory_is_zero_and_leaves_the_pool() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("fill");
+    world.control("{\"evict\":{\"down_to_bytes\":0}}");
+    let full = world.stats();
+    assert_eq!(full.memory_file_bytes, 0, "{full:?}");
+    assert_eq!(full.pool_bytes, (PAGES * machine::PAGE) as u64, "{full:?}");
+    // Evicted pages, all of one half.
+    machine.order(&format!("free 0 {}", PAGES / 2));
+    let half = world.stats();
+    assert_eq!(half.pages_discarded, PAGES as u64 / 2, "{half:?}");
+    assert_eq!(half.pool_bytes, full.pool_bytes / 2, "{half:?}");
+    machine.order("check");
+    // Resident pages, those written last: let go of, but not freed; and then freed.
+    machine.order("fill");
+    machine.order(&format!("let_go {} 512", PAGES - 512));
+    machine.order("check");
+    machine.order("fill");
+    machine.order(&format!("free {} 512", PAGES - 512));
+    machine.order("check");
+    let donors_before = world.lent_pages();
+    machine.order(&format!("free 0 {PAGES}"));
+    world.wait_until("the pool has its memory back", || world.lent_pages() < donors_before / 2);
+    assert_eq!(world.stats().memory_file_bytes, 0);
+    assert_eq!(world.stats().local_bytes, 0);
+    machine.order("check");
+    machine.end();
+    world.end();
+}
+
+fn a_balloon_under_load() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.begin("balloon 6000");
+    std::thread::sleep(Duration::from_millis(500));
+    world.kill_worker();
+    machine.wait();
+    machine.order("check");
+    assert!(world.stats().pages_discarded > 0);
+    machine.end();
+    world.end();
+}
+
+fn memory_is_plugged_and_unplugged() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES / 2);
+    machine.order("fill");
+    machine.order(&format!("plug {}", PAGES / 2));
+    world.kill_worker();
+    machine.order("hammer_plugged 4000");
+    let stats = world.stats();
+    assert_eq!(stats.guest_ram_bytes, (PAGES * machine::PAGE) as u64);
+    assert!(stats.memory_file_bytes <= stats.local_limit_bytes, "{stats:?}");
+    machine.order("unplug");
+    let stats = world.stats();
+    assert_eq!(stats.guest_ram_bytes, (PAGES / 2 * machine::PAGE) as u64);
+    assert!(stats.pool_bytes <= stats.guest_ram_bytes, "{stats:?}");
+    machine.order("check");
+    // The file was closed, and so its memory is the host's again.
+    assert!(world.pager_memory_files() == 1, "the pager holds on to an unplugged file");
+    machine.order(&format!("plug {}", PAGES / 4));
+    machine.order("hammer_plugged 1000");
+    machine.order("check");
+    machine.end();
+    world.end();
+}
+
+fn a_limit_is_changed_while_it_runs() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.begin("hammer 6000");
+    let bytes = 64u64 << 20;
+    world.control(&format!("{{\"resize_local\":{{\"bytes\":{bytes}}}}}"));
+    std::thread::sleep(Duration::from_millis(300));
+    world.control(&format!("{{\"resize_local\":{{\"bytes\":{}}}}}", world::LOCAL));
+    let stats = world.stats();
+    assert!(stats.memory_file_bytes <= stats.local_limit_bytes, "{stats:?}");
+    machine.wait();
+    machine.order("check");
+    machine.end();
+    world.end();
+}
+
+fn a_killed_machine_leaves_nothing() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("fill");
+    assert!(world.lent_pages() > 0);
+    machine.begin("hammer 100000");
+    std::thread::sleep(Duration::from_millis(300));
+    machine.kill();
+    world.wait_until("the pager has noticed", || world.stats().processes == 0);
+    world.wait_until("its memory is given back", || world.lent_pages() == 0);
+    assert_eq!(world.pager_memory_files(), 0);
+    // The same pager serves the machine's next life.
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("hammer 500");
+    machine.order("check");
+    machine.end();
+    world.end();
+}
+
+const TESTS: &[(&str, fn())] = &[
+    ("writers_never_lose_a_write", writers_never_lose_a_write),
+    ("a_killed_pager_loses_nothing", a_killed_pager_loses_nothing),
+    ("freed_memory_is_zero_and_leaves_the_pool", freed_memory_is_zero_and_leaves_the_pool),
+    ("a_balloon_under_load", a_balloon_under_load),
+    ("memory_is_plugged_and_unplugged", memory_is_plugged_and_unplugged),
+    ("a_limit_is_changed_while_it_runs", a_limit_is_changed_while_it_runs),
+    ("a_killed_machine_leaves_nothing", a_killed_machine_leaves_nothing),
+    ("malformed_handovers_harm_nobody", malformed::handovers_harm_nobody),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["be-the-pager"] => world::be_the_pager(),
+        ["be-the-machine", socket, pages] => {
+            machine::run(Path::new(socket), pages.parse().expect("a number"));
+            ExitCode::SUCCESS
+        }
+        _ => run_tests(&words),
+    }
+}
+
+fn run_tests(words: &[&str]) -> ExitCode {
+    if let Err(errno) = world::userfaultfd_is_usable() {
+        println!("test result: ok. 0 passed; 0 failed; all ignored: no userfaultfd here ({errno:?})");
+        return ExitCode::SUCCESS;
+    }
+    let filters: Vec<&&str> = words.iter().filter(|word| !word.starts_with('-')).collect();
+    let is_chosen = |name: &str| filters.is_empty() || filters.iter().any(|f| name.contains(**f));
+    let mut failed = 0;
+    for (name, test) in TESTS.iter().filter(|(name, _)| is_chosen(name)) {
+        let passed = std::panic::catch_unwind(test).is_ok();
+        failed += u32::from(!passed);
+        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
+    }
+    println!("test result: {}. {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

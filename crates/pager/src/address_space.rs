@@ -4,8 +4,8 @@
 use crate::guest::{FilePlace, Ram};
 use crate::state::{SPACE_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
-use hecaton_uffd::{Errno, Uffd};
 use hecaton_uffd::handover::Range;
+use hecaton_uffd::{Errno, Uffd};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::RawFd;

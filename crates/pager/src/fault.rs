@@ -8,8 +8,8 @@ use crate::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
 use hecaton_policy::evict::Installed;
 use hecaton_policy::prefetch::Window;
-use hecaton_uffd::{Errno, Uffd};
 use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;
+use hecaton_uffd::{Errno, Uffd};
 
 /// Longest run whose write protection is lifted at one write fault.
 const MAX_WRITE_RUN: u64 = 64;

@@ -30,6 +30,10 @@ static mut SOCKET_PATH: [u8; 108] = [0; 108];
 pub(crate) struct Failure(&'static str, Errno);
 
 impl Failure {
+    /// Guest RAM would not be seen.
+    pub(crate) const HYPERVISOR: Failure =
+        Failure("guest RAM cannot be watched: libc's mmap cannot be replaced", Errno(libc::EPERM));
+
     /// A program that was asked to run on pool memory and cannot must not run on local memory
     /// unnoticed.
     pub(crate) fn report_and_exit(self) -> ! {
@@ -83,7 +87,7 @@ fn open_uffd() -> Result<Uffd, Failure> {
 }
 
 /// A high descriptor number, so that the program finds the low ones it expects.
-fn out_of_the_way(uffd: Uffd) -> Uffd {
+pub(crate) fn out_of_the_way(uffd: Uffd) -> Uffd {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 0 };
     // SAFETY: getrlimit writes the structure; fcntl touches no memory.
     unsafe {
@@ -192,7 +196,7 @@ fn connect(
         std::slice::from_raw_parts(std::ptr::from_ref(&attach).cast::<u8>(), size_of::<Attach>())
     };
     let lost = |errno| Failure("the pager hung up", errno);
-    sys::send_with_descriptor(socket, bytes, uffd.map(|uffd| uffd.0)).map_err(lost)?;
+    sys::send_with_descriptors(socket, bytes, uffd.map(|uffd| uffd.0).as_slice()).map_err(lost)?;
     if uffd.is_none() {
         // The pager learns from this fault's thread id which of the descriptors that the kernel
         // delivered is ours.

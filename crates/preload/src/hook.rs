@@ -10,30 +10,31 @@
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context
 //! switches); an allocator of our own (changes the program).
 
-use crate::attach;
-use crate::sys;
+use crate::{attach, guest, sys};
 use hecaton_uffd::Errno;
+use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
 
 const PAGE: usize = 4096;
 
 /// Replaces libc's `mmap` and `brk`. Where the text cannot be written (a hardened system), nothing
-/// is replaced and the pager's own search is all there is.
-pub(crate) fn install() {
+/// is replaced and the pager's own search is all there is. True if `mmap` was.
+pub(crate) fn install() -> bool {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
     unsafe {
         let libc_handle = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if libc_handle.is_null() {
-            return;
+            return false;
         }
+        // Of a hypervisor only what it maps shared is of interest.
         let curbrk = libc::dlsym(libc_handle, c"__curbrk".as_ptr());
-        if !curbrk.is_null() {
+        if !curbrk.is_null() && !guest::is_on() {
             CURRENT_BREAK.store(curbrk.cast(), std::sync::atomic::Ordering::Relaxed);
             replace(libc::dlsym(libc_handle, c"brk".as_ptr()), brk as *const ());
         }
-        replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
+        replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ())
     }
 }
 
@@ -60,9 +61,9 @@ fn jump_to(target: usize) -> [u8; 16] {
 /// # Safety
 /// `function` is null or the start of a function of at least 16 bytes with `target`'s signature,
 /// and no thread is running its first instructions: the program has only this thread yet.
-unsafe fn replace(function: *mut c_void, target: *const ()) {
+unsafe fn replace(function: *mut c_void, target: *const ()) -> bool {
     if function.is_null() {
-        return;
+        return false;
     }
     let code = jump_to(target as usize);
     let first = function as usize & !(PAGE - 1);
@@ -71,12 +72,14 @@ unsafe fn replace(function: *mut c_void, target: *const ()) {
     // SAFETY: the pages stay readable and executable throughout, for other functions on them. A
     // private file mapping is copied when written, so no other process sees it.
     unsafe {
-        if sys::protect(first, end - first, text | libc::PROT_WRITE).is_ok() {
+        let writable = sys::protect(first, end - first, text | libc::PROT_WRITE).is_ok();
+        if writable {
             std::ptr::copy_nonoverlapping(code.as_ptr(), function.cast(), code.len());
             #[cfg(target_arch = "aarch64")]
             flush_instruction_cache(function as usize, code.len());
             let _ = sys::protect(first, end - first, text);
         }
+        writable
     }
 }
 
@@ -115,7 +118,20 @@ unsafe extern "C" fn mmap(
             let pageable = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let never =
                 libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-            if flags & libc::MAP_TYPE == libc::MAP_PRIVATE
+            if guest::is_on() {
+                let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+                let refused = shared && fd >= 0 && {
+                    let mapping =
+                        Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
+                    guest::mapped(mapping, fd, offset as u64).is_err()
+                };
+                if refused {
+                    // SAFETY: mapped just now, and the caller is told that it was not.
+                    unsafe { sys::unmap(start, len) };
+                    fail(Errno(libc::ENOMEM));
+                    return libc::MAP_FAILED;
+                }
+            } else if flags & libc::MAP_TYPE == libc::MAP_PRIVATE
                 && flags & pageable == pageable
                 && flags & never == 0
             {

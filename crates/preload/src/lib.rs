@@ -3,6 +3,7 @@
 //! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
 //! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
 //! one small helper thread that moves pages out on the pager's command: no other process may.
+//! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`].
 //! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
 //! attaches itself ([`attach::forked`]).
 //!
@@ -11,6 +12,7 @@
 //! calls are raw.
 
 mod attach;
+mod guest;
 mod helper;
 mod hook;
 mod maps;
@@ -22,19 +24,26 @@ mod sys;
 static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
-    // SAFETY: getenv's string lives as long as the environment is not changed, and no thread of
-    // the program runs yet.
-    let path = unsafe {
-        let value = libc::getenv(c"HECATON_PAGER".as_ptr());
-        if value.is_null() {
-            return;
+    if let Some(path) = variable(c"HECATON_GUEST_RAM") {
+        if !guest::prepare(path.to_bytes()) || !hook::install() {
+            attach::Failure::HYPERVISOR.report_and_exit();
         }
-        std::ffi::CStr::from_ptr(value)
-    };
+        return;
+    }
+    let Some(path) = variable(c"HECATON_PAGER") else { return };
     if let Err(failure) = attach::fresh(path.to_bytes()) {
         failure.report_and_exit();
     }
     hook::install();
     // SAFETY: the handler is an extern "C" function that lives as long as the process.
     unsafe { libc::pthread_atfork(None, None, Some(attach::after_fork_in_child)) };
+}
+
+fn variable(name: &std::ffi::CStr) -> Option<&'static std::ffi::CStr> {
+    // SAFETY: getenv's string lives as long as the environment is not changed, and no thread of
+    // the program runs yet.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| std::ffi::CStr::from_ptr(value))
+    }
 }

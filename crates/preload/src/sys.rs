@@ -31,6 +31,15 @@ pub(crate) unsafe fn dont_need(start: usize, len: usize) -> Result<(), Errno> {
     unsafe { syscall(libc::SYS_madvise, [start, len, advice, 0, 0, 0]).map(drop) }
 }
 
+/// Unmaps memory.
+///
+/// # Safety
+/// Nothing may use the range any more.
+pub(crate) unsafe fn unmap(start: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { syscall(libc::SYS_munmap, [start, len, 0, 0, 0, 0]) };
+}
+
 pub(crate) fn close(fd: RawFd) {
     // SAFETY: closing a descriptor touches no memory.
     let _ = unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
@@ -96,32 +105,38 @@ pub(crate) fn connect(path: &[u8]) -> Result<RawFd, Errno> {
     }
 }
 
-/// A message header with room for one descriptor, kept together so that its pointers stay valid.
+/// A message header with room for two descriptors, kept together so that its pointers stay valid.
 #[repr(C, align(8))]
 struct DescriptorSpace([u8; 24]);
 
-/// Sends `bytes` with a descriptor beside them.
-pub(crate) fn send_with_descriptor(
+/// Most descriptors beside a message.
+const MAX_DESCRIPTORS: usize = 2;
+
+/// Sends `bytes` with at most two descriptors beside them.
+pub(crate) fn send_with_descriptors(
     socket: RawFd,
     bytes: &[u8],
-    descriptor: Option<RawFd>,
+    descriptors: &[RawFd],
 ) -> Result<(), Errno> {
+    let descriptors = &descriptors[..descriptors.len().min(MAX_DESCRIPTORS)];
+    let len = size_of_val(descriptors) as u32;
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut space = DescriptorSpace([0; 24]);
-    // SAFETY: an all-zero msghdr is valid; the control buffer is large and aligned enough for one
-    // descriptor, and everything pointed to outlives the call.
+    // SAFETY: an all-zero msghdr is valid; the control buffer is large and aligned enough for two
+    // descriptors, and everything pointed to outlives the call.
     unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
-        if let Some(descriptor) = descriptor {
+        if !descriptors.is_empty() {
             message.msg_control = space.0.as_mut_ptr().cast();
-            message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+            message.msg_controllen = libc::CMSG_SPACE(len) as usize;
             let header = libc::CMSG_FIRSTHDR(&raw const message);
             (*header).cmsg_level = libc::SOL_SOCKET;
             (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
-            libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor);
+            (*header).cmsg_len = libc::CMSG_LEN(len) as usize;
+            let to = libc::CMSG_DATA(header);
+            to.copy_from_nonoverlapping(descriptors.as_ptr().cast(), len as usize);
         }
         let at = &raw const message as usize;
         let flags = libc::MSG_NOSIGNAL as usize;

@@ -123,6 +123,11 @@ impl Uffd {
         ioctl(self.0, UFFDIO_REGISTER, &mut arg).map(drop)
     }
 
+    /// Ends the registration of `[start, start + len)`; wakes who waits there.
+    pub fn unregister(self, start: u64, len: u64) -> Result<(), Errno> {
+        ioctl(self.0, UFFDIO_UNREGISTER, &mut UffdioRange { start, len }).map(drop)
+    }
+
     /// Maps copies of the pages at `src`; `dst` must be missing. `src` need not be aligned.
     pub fn copy(self, dst: u64, src: *const u8, len: u64, mode: u64) -> Partial {
         let mut arg = UffdioCopy { dst, src: src as u64, len, mode, copy: 0 };

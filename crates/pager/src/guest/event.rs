@@ -78,10 +78,8 @@ impl Core {
             let entry = core.get(key);
             // A busy page is as good as gone from the file: who frees it while it is evicted is
             // right whatever the file holds at this moment.
-            let kept = unless_there
-                && there
-                && entry.place() == Place::Resident
-                && !entry.is_busy();
+            let kept =
+                unless_there && there && entry.place() == Place::Resident && !entry.is_busy();
             if entry.place() != Place::Zero && !kept {
                 core.stats.pages_discarded += 1;
                 core.discard(key);

@@ -122,10 +122,7 @@ mod tests {
         let runs = file_runs(&places, |item| item != 1);
         let short: Vec<_> =
             runs.iter().map(|run| (run.file.0, run.offset / PAGE, run.items.clone())).collect();
-        assert_eq!(
-            short,
-            [(3, 0, vec![0]), (3, 2, vec![2, 4]), (4, 4, vec![5]), (4, 6, vec![6])]
-        );
+        assert_eq!(short, [(3, 0, vec![0]), (3, 2, vec![2, 4]), (4, 4, vec![5]), (4, 6, vec![6])]);
         assert_eq!(runs[1].bytes(), 2 * PAGE..4 * PAGE);
         assert!(file_runs(&places, |_| false).is_empty());
     }

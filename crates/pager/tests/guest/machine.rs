@@ -70,7 +70,12 @@ impl Client {
         }
     }
 
-    pub(crate) fn hand_over(&self, first: bool, region: Range, file: &OwnedFd) -> Result<(), String> {
+    pub(crate) fn hand_over(
+        &self,
+        first: bool,
+        region: Range,
+        file: &OwnedFd,
+    ) -> Result<(), String> {
         let message = Handover { magic: MAGIC, first: first.into(), region, offset: 0 };
         let both = [self.uffd.as_fd(), file.as_fd()];
         self.say(message.as_bytes(), if first { &both } else { &both[1..] })

@@ -6,6 +6,7 @@
 
 mod machine;
 mod malformed;
+mod qemu;
 mod world;
 
 use std::path::Path;
@@ -168,6 +169,8 @@ const TESTS: &[(&str, fn())] = &[
     ("memory_is_plugged_and_unplugged", memory_is_plugged_and_unplugged),
     ("a_limit_is_changed_while_it_runs", a_limit_is_changed_while_it_runs),
     ("a_killed_machine_leaves_nothing", a_killed_machine_leaves_nothing),
+    ("qemu_boots_and_survives", qemu::boots_and_survives_dead_pagers_and_reboots),
+    ("qemu_plugs_memory", qemu::memory_is_plugged_or_refused_by_qmp),
     ("malformed_handovers_harm_nobody", malformed::handovers_harm_nobody),
 ];
 
@@ -186,7 +189,9 @@ fn main() -> ExitCode {
 
 fn run_tests(words: &[&str]) -> ExitCode {
     if let Err(errno) = world::userfaultfd_is_usable() {
-        println!("test result: ok. 0 passed; 0 failed; all ignored: no userfaultfd here ({errno:?})");
+        println!(
+            "test result: ok. 0 passed; 0 failed; all ignored: no userfaultfd here ({errno:?})"
+        );
         return ExitCode::SUCCESS;
     }
     let filters: Vec<&&str> = words.iter().filter(|word| !word.starts_with('-')).collect();

@@ -47,7 +47,7 @@ pub(crate) fn be_the_pager() -> ExitCode {
 pub(crate) struct World {
     donor: Donor,
     _serving: Serving,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
     pub(crate) socket: PathBuf,
     pager: Child,
     launch: Option<ChildStdin>,
@@ -80,7 +80,12 @@ impl World {
         let mut ready = String::new();
         BufReader::new(pager.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         assert_eq!(ready, "ready\n");
-        World { donor, _serving: serving, _dir: dir, socket, pager, launch: Some(launch) }
+        World { donor, _serving: serving, dir, socket, pager, launch: Some(launch) }
+    }
+
+    /// A path for a file of the test's.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     pub(crate) fn control(&self, request: &str) -> Stats {
@@ -190,7 +195,8 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn start(world: &World, pages: usize) -> Machine {
         let socket = world.socket.to_str().unwrap();
-        let mut child = own_program(&["be-the-machine", socket, &pages.to_string()]).spawn().unwrap();
+        let mut child =
+            own_program(&["be-the-machine", socket, &pages.to_string()]).spawn().unwrap();
         let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut machine = Machine { child, orders, answers };

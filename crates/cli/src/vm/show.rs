@@ -118,7 +118,9 @@ fn table(shown: &[Shown<'_>]) -> String {
         ]);
     }
     let mut text = table.to_string();
-    text += "P50, P99: microseconds from a fault to its page from the pool.\n";
+    if !shown.is_empty() {
+        text += "P50, P99: microseconds from a fault to its page from the pool.\n";
+    }
     for machine in shown {
         if let Some(reason) = &machine.vm.reason {
             let _ = writeln!(text, "{}: {reason}", machine.vm.name);

@@ -1,0 +1,311 @@
+//! Stock QEMU with its guest's memory in the pool: emulated (these machines cannot boot a stock guest
+//! with KVM), under loads that verify what they read.
+
+use crate::{
+    cluster::{AFTER_LEASE, Cluster, PATIENCE, all},
+    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, report},
+    harness::{Outcome, TestResult},
+    process::{family, kill_dead, run},
+};
+use anyhow::{Context as _, ensure};
+use hecaton_e2e::Random;
+use serde_json::{Value, json};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Guests that fill half of their memory and read it back; `stress-ng` ends with an error if a bit
+/// is wrong.
+const VERIFY: &str = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 20";
+
+/// Builds the guest, or says why it cannot be built.
+macro_rules! guests {
+    () => {
+        match Guests::find()? {
+            Ok(guests) => guests,
+            Err(reason) => return Ok(Outcome::Skipped(reason)),
+        }
+    };
+}
+
+fn number(value: &Value, path: &str) -> anyhow::Result<u64> {
+    value.pointer(path).and_then(Value::as_u64).with_context(|| format!("no {path} in {value}"))
+}
+
+/// The memory file itself, and not only the pager's count, stays below the limit.
+fn stays_local(cluster: &Cluster, name: &str, limit: u64) -> anyhow::Result<()> {
+    let Ok(report) = report(cluster, name) else { return Ok(()) };
+    let Some(bytes) = report.pointer("/pager/stats/memory_file_bytes").and_then(Value::as_u64)
+    else {
+        return Ok(());
+    };
+    ensure!(bytes <= limit, "{name} has {bytes} bytes on this host, and {limit} are its limit");
+    Ok(())
+}
+
+pub(crate) fn a_guest_verifies_its_memory(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut looked = Instant::now();
+    machine.wait_for_watching("guest: exit 0", || {
+        if looked.elapsed() > Duration::from_secs(1) {
+            looked = Instant::now();
+            stays_local(cluster, "guest", 64 << 20)?;
+        }
+        Ok(())
+    })?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn debians_own_qemu(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "stress-ng --vm 1 --vm-bytes 250M --verify -t 10";
+    let spec = Spec { script, qemu: Qemu::Installed, ..Spec::default() };
+    Machine::start(cluster, &guests, &spec)?.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn four_gib_with_128_mib(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "stress-ng --vm 2 --vm-bytes 1200M --vm-keep --verify -t 30";
+    let spec = Spec { memory: "4G", local: "128M", script, ..Spec::default() };
+    Machine::start(cluster, &guests, &spec)?.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let mut random = Random(3);
+    let mut next = Instant::now();
+    let mut killed = 0;
+    machine.wait_for_watching("guest: exit 0", || {
+        if Instant::now() < next {
+            return Ok(());
+        }
+        next = Instant::now() + Duration::from_millis(800 + random.below(800) as u64);
+        if random.below(3) == 0 {
+            let status = cluster.status()?;
+            let donors = all(&status, "donors").filter_map(|donor| donor["pid"].as_u64());
+            let donors: Vec<_> = donors.collect();
+            if !donors.is_empty() {
+                kill_dead(u32::try_from(donors[random.below(donors.len())])?);
+                killed += 1;
+            }
+        } else if let Ok(pager) = cluster.pager_of_only_consumer() {
+            // Its worker; the keeper starts another.
+            family(pager).into_iter().skip(1).for_each(kill_dead);
+            killed += 1;
+        }
+        Ok(())
+    })?;
+    machine.end()?;
+    ensure!(killed >= 6, "only {killed} processes were found to kill");
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let monitor = report(cluster, "guest")?["monitor"].as_str().context("no monitor")?.to_owned();
+    machine.kill(cluster)?;
+    machine.end_of_any_kind()?;
+    cluster.wait_until_idle(PATIENCE)?;
+    ensure!(!std::path::Path::new(&monitor).exists(), "{monitor} is still there");
+    let listed = run(cluster.command("vm").args(["list", "--json"]), PATIENCE)?;
+    ensure!(listed.text().trim() == "[]", "it is still listed: {}", listed.text());
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn it_is_shown_and_resized(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    for size in ["160M", "32M", "96M"] {
+        let resized = run(cluster.command("vm").args(["resize-local", "guest", size]), PATIENCE)?;
+        resized.expect_success("hecaton vm resize-local")?;
+        let report = report(cluster, "guest")?;
+        let bytes: u64 = size.trim_end_matches('M').parse::<u64>()? << 20;
+        ensure!(number(&report, "/pager/local_bytes")? == bytes, "{report}");
+        thread::sleep(Duration::from_secs(2));
+        stays_local(cluster, "guest", bytes)?;
+    }
+    let shown = report(cluster, "guest")?;
+    ensure!(shown["state"] == "running" && shown["run_state"] == "running", "{shown}");
+    ensure!(number(&shown, "/memory_bytes")? == 512 << 20, "{shown}");
+    let small = run(cluster.command("vm").args(["resize-local", "guest", "1M"]), PATIENCE)?;
+    ensure!(small.status.code() == Some(1) && small.stderr.contains("too few"), "{}", small.stderr);
+    let unknown = run(cluster.command("vm").args(["resize-local", "nobody", "64M"]), PATIENCE)?;
+    ensure!(unknown.stderr.contains("no consumer `nobody`"), "{}", unknown.stderr);
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    // The guest waits until it has more memory than it was started with, and then uses it.
+    let script = "while [ $(awk '/^MemTotal/ {print int($2/1024)}' /proc/meminfo) -lt 900 ]; do
+            for block in /sys/devices/system/memory/memory*/state; do
+                grep -q offline $block && echo online > $block
+            done
+            sleep 1
+        done
+        echo guest: plugged
+        stress-ng --vm 2 --vm-bytes 700M --verify -t 15";
+    let spec = Spec {
+        script,
+        arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
+        ..Spec::default()
+    };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: ready")?;
+    let mut monitor = machine.monitor()?;
+    let backend = json!({
+        "qom-type": "memory-backend-memfd", "id": "more", "size": 512u64 << 20, "share": true
+    });
+    monitor.execute("object-add", backend, PATIENCE)?;
+    let dimm = json!({ "driver": "pc-dimm", "id": "dimm0", "memdev": "more" });
+    monitor.execute("device_add", dimm, PATIENCE)?;
+    machine.wait_for("guest: plugged")?;
+    cluster.eventually("the node sees the plugged memory", PATIENCE, |_| {
+        Ok(report(cluster, "guest")?["memory_bytes"].as_u64() == Some(1 << 30))
+    })?;
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+/// A private backend would not be paged: the machine is stopped, and the reason is to be read.
+pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec {
+        script: "sleep 300",
+        arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
+        ..Spec::default()
+    };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: ready")?;
+    let mut monitor = machine.monitor()?;
+    let backend = json!({ "qom-type": "memory-backend-ram", "id": "private", "size": 128 << 20 });
+    monitor.execute("object-add", backend, PATIENCE)?;
+    cluster.eventually("the machine is stopped", PATIENCE, |_| {
+        let report = report(cluster, "guest")?;
+        let reason = report["reason"].as_str().unwrap_or_default();
+        Ok(report["state"] == "stopped"
+            && reason.contains("`private`")
+            && reason.contains("share=on"))
+    })?;
+    let state = monitor.status(PATIENCE)?;
+    ensure!(!state.running, "{state:?}");
+    // Without it, the machine goes on, and is not stopped for the same thing again.
+    monitor.execute("object-del", json!({ "id": "private" }), PATIENCE)?;
+    monitor.resume(PATIENCE)?;
+    cluster.eventually("the machine runs", PATIENCE, |_| {
+        Ok(report(cluster, "guest")?["state"] == "running")
+    })?;
+    monitor.execute("quit", json!({}), PATIENCE)?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn eight_small_ones_at_once(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 20";
+    let names: Vec<_> = (1..=8).map(|number| format!("small-{number}")).collect();
+    let mut machines = Vec::new();
+    for name in &names {
+        let spec = Spec { name, memory: "256M", local: "32M", script, ..Spec::default() };
+        machines.push(Machine::start(cluster, &guests, &spec)?);
+    }
+    for machine in &mut machines {
+        machine.succeed()?;
+    }
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn suspended_and_resumed(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script =
+        format!("echo guest: sleeping; echo mem > /sys/power/state; echo guest: awake; {VERIFY}");
+    let spec = Spec { script: &script, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: sleeping")?;
+    let mut monitor = machine.monitor()?;
+    let until = Instant::now() + GUEST_PATIENCE;
+    while monitor.status(PATIENCE)?.status != "suspended" {
+        ensure!(Instant::now() < until, "the guest does not suspend itself");
+        thread::sleep(Duration::from_millis(200));
+    }
+    monitor.execute("system_wakeup", json!({}), PATIENCE)?;
+    machine.wait_for("guest: awake")?;
+    machine.wait_for("dispatching hogs")?;
+    // And from outside, in the middle of its work.
+    for _ in 0..3 {
+        monitor.stop(PATIENCE)?;
+        cluster.eventually("the pause is seen", PATIENCE, |_| {
+            Ok(report(cluster, "guest")?["state"] == "paused")
+        })?;
+        monitor.resume(PATIENCE)?;
+        thread::sleep(Duration::from_millis(500));
+    }
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn rebooted_again_and_again(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script =
+        "stress-ng --vm 1 --vm-bytes 250M --verify -t 2 || exit 1; echo guest: again; reboot -f";
+    let spec = Spec { script, arguments: &[], ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    for _ in 0..4 {
+        machine.wait_for("guest: again")?;
+    }
+    machine.monitor()?.execute("quit", json!({}), PATIENCE)?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+/// What the whole machine's memory is saved to and read from again goes through the pager.
+pub(crate) fn saved_and_dumped(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let mut monitor = machine.monitor()?;
+    let dump = cluster.file("dump");
+    let wish = json!({ "paging": false, "protocol": format!("file:{}", dump.display()) });
+    monitor.execute("dump-guest-memory", wish, GUEST_PATIENCE)?;
+    ensure!(std::fs::metadata(&dump)?.len() > 512 << 20, "the dump is too short");
+    std::fs::remove_file(&dump)?;
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn what_cannot_be_paged_is_said_before_it_starts(cluster: &Cluster) -> TestResult {
+    for (arguments, words) in [
+        (&["-m", "1G", "-device", "vfio-pci,host=01:00.0"][..], "-device vfio-pci,host=01:00.0"),
+        (&["-m", "1G", "-drive", "file=x,cache=none"], "direct I/O"),
+        (&["-m", "1G", "-mem-prealloc"], "-mem-prealloc"),
+        (&["-M", "q35"], "how much memory"),
+    ] {
+        let mut command = cluster.command("vm");
+        command.args(["run", "--local", "64M", "--", "sh"]).args(arguments);
+        let ended = run(&mut command, PATIENCE)?;
+        ensure!(ended.status.code() == Some(2), "{}: {}", ended.status, ended.stderr);
+        ensure!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    let mut printed = cluster.command("vm");
+    printed.args(["run", "--local", "64M", "--memory", "1G", "--print", "--", "sh", "-M", "q35"]);
+    let printed = run(&mut printed, PATIENCE)?.text();
+    ensure!(printed.starts_with("sh -M q35,memory-backend=hecaton-ram"), "{printed}");
+    cluster.wait_until_idle(AFTER_LEASE)?;
+    Ok(Outcome::Passed)
+}

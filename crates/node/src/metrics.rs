@@ -127,6 +127,18 @@ const PAGER: &[Metric<Stats>] = &[
     Metric("hecaton_pager_pages_dropped_zero", "Evicted, all zero", Counter, |stats| {
         stats.pages_dropped_zero as f64
     }),
+    Metric("hecaton_pager_pages_discarded", "Given up by a virtual machine", Counter, |stats| {
+        stats.pages_discarded as f64
+    }),
+    Metric("hecaton_pager_guest_ram_bytes", "Memory of a virtual machine", Gauge, |stats| {
+        stats.guest_ram_bytes as f64
+    }),
+    Metric("hecaton_pager_memory_file_bytes", "Of that, held by this host", Gauge, |stats| {
+        stats.memory_file_bytes as f64
+    }),
+    Metric("hecaton_pager_handovers_refused", "Refused hand-overs of memory", Counter, |stats| {
+        stats.handovers_refused as f64
+    }),
     Metric("hecaton_pager_pages_prefetched", "Fetched ahead of a fault", Counter, |stats| {
         stats.pages_prefetched as f64
     }),

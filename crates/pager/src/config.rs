@@ -35,6 +35,13 @@ pub struct PagerConfig {
 pub enum Guest {
     /// By `libhecaton.so` in QEMU, at [`PagerConfig::socket`].
     Qemu,
+    /// By Firecracker, at a stream socket of its own, when it restores a snapshot.
+    Firecracker {
+        /// The socket, for `mem_backend.backend_path`.
+        socket: PathBuf,
+        /// The snapshot's memory file; it is put into the pool before the socket is listened to.
+        image: PathBuf,
+    },
 }
 
 /// A donor's name and address. More may be said of it by the node, and is passed over.

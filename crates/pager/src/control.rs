@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `"stats"` | [`crate::Stats`] |
 //! | `{"resize_local":{"bytes":N}}` | [`crate::Stats`], once no more than that is local |
+//! | `"detach"` | [`crate::Stats`], once the machine's pages begin to come home; it is done when they say that no process is attached |
 //! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
 
 use crate::config::MIN_LOCAL_BYTES;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 #[derive(Deserialize)]
@@ -21,6 +23,7 @@ enum Request {
     Stats,
     ResizeLocal { bytes: u64 },
     Evict { down_to_bytes: u64 },
+    Detach,
 }
 
 /// How long a client may take to say what it wants, and an eviction to be done.
@@ -66,17 +69,36 @@ fn perform(request: &Request, shared: &Shared) -> Value {
         Request::ResizeLocal { bytes } if bytes < MIN_LOCAL_BYTES => {
             Err(format!("{bytes} bytes are too few: a pager works with {MIN_LOCAL_BYTES} or more"))
         }
+        Request::ResizeLocal { .. } | Request::Evict { .. } if shared.lock().limit_is_advisory => {
+            Err("nothing can be taken away from this machine's memory, which is private".into())
+        }
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
             shared.lock().resize(pages);
             evict_down_to(shared, pages)
         }
+        Request::Detach => match available_bytes() {
+            Ok(bytes) => {
+                let begun = shared.lock().begin_detach(bytes);
+                shared.detaching.fetch_or(begun.is_ok(), Ordering::Relaxed);
+                begun
+            }
+            Err(error) => Err(format!("cannot read /proc/meminfo: {error}")),
+        },
         Request::Evict { down_to_bytes } => evict_down_to(shared, pages_for_bytes(down_to_bytes)),
     };
     match done {
         Ok(()) => json!(shared.lock().snapshot()),
         Err(why) => json!({ "refused": why }),
     }
+}
+
+/// Bytes of this host that could be used.
+fn available_bytes() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
 }
 
 fn evict_down_to(shared: &Shared, pages: u64) -> Result<(), String> {

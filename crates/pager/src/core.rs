@@ -8,17 +8,19 @@
 
 use crate::address_space::{AddressSpace, Helper};
 use crate::guest::Ram;
+use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
 use crate::space_pages::SpacePages;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
-use crate::state::{MAX_SPACES, State};
+use crate::state::{IMAGE_SPACE, State};
 use crate::stats::{LatencyRecorder, Stats};
 use crate::tables::{Key, Tables};
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -111,6 +113,10 @@ pub(crate) struct Core {
     pub(crate) over: bool,
     /// Files of guest RAM that was unmapped, until no batch can name them.
     pub(crate) unmapped_files: Vec<MemoryFile>,
+    /// Nothing can be taken away from the machine's memory: the limit is not kept.
+    pub(crate) limit_is_advisory: bool,
+    /// A machine is being detached.
+    pub(crate) detach: Option<Detach>,
     /// What is done to a consumer that cannot go on.
     pub(crate) on_loss: OnLoss,
     /// Nothing more is served: the reason, for the consumer.
@@ -131,11 +137,13 @@ pub(crate) enum OnLoss {
 pub(crate) struct Shared {
     core: Mutex<Core>,
     pub(crate) evict: Condvar,
+    /// Whether [`Core::detach`] is there: looked at without the lock.
+    pub(crate) detaching: AtomicBool,
 }
 
 impl Shared {
     pub(crate) fn new(core: Core) -> Shared {
-        Shared { core: Mutex::new(core), evict: Condvar::new() }
+        Shared { core: Mutex::new(core), evict: Condvar::new(), detaching: AtomicBool::new(false) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
@@ -182,6 +190,8 @@ impl Core {
             evict_to: None,
             over: false,
             unmapped_files: Vec::new(),
+            limit_is_advisory: false,
+            detach: None,
             on_loss: OnLoss::Kill,
             failed: None,
         }
@@ -219,13 +229,15 @@ impl Core {
         self.spaces.get(index)?.as_ref().map(|space| space.uffd)
     }
 
+    /// Where the next address space goes; `None` when there are too many.
+    pub(crate) fn free_space(&self) -> Option<usize> {
+        let free = self.spaces.iter().position(Option::is_none);
+        Some(free.unwrap_or(self.spaces.len())).filter(|&index| index < IMAGE_SPACE)
+    }
+
     /// A new address space; `None` when there are too many.
     pub(crate) fn add_space(&mut self, space: AddressSpace) -> Option<usize> {
-        let free = self.spaces.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.spaces.len());
-        if index >= MAX_SPACES {
-            return None;
-        }
+        let index = self.free_space()?;
         space.save(&self.state, index);
         if index == self.spaces.len() {
             self.spaces.push(None);
@@ -427,6 +439,7 @@ impl Core {
         stats.pool_bytes = bytes(self.pages.in_use());
         stats.processes = self.live_spaces().count() as u64;
         let guests = || self.live_spaces().filter_map(|(_, space)| space.guest.as_ref());
+        stats.limit_is_advisory = self.limit_is_advisory;
         stats.guest_ram_bytes = guests().map(Ram::bytes).sum();
         stats.memory_file_bytes = guests().map(Ram::allocated_bytes).sum();
         stats.pages_prefetched = counters.prefetched;

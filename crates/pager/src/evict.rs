@@ -30,6 +30,7 @@ use hecaton_space::{Completion, Lane, Space, SpaceError};
 use hecaton_transport::protocol::MAX_PAGES;
 use hecaton_uffd::handover::{Command, Op, Range};
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,9 +106,14 @@ impl Evictor {
         }
     }
 
-    /// Runs until the consumer has ended.
-    pub(crate) fn run(mut self) {
+    /// Puts an image into the pool first, if there is one; then runs until the consumer has ended.
+    pub(crate) fn run(mut self, image: Option<&Path>) {
         self.shared.lock().evictor_thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        if let Some(image) = image
+            && let Err(error) = self.load_image(image)
+        {
+            self.shared.lock().fail(format!("{} cannot be loaded: {error}", image.display()));
+        }
         while !self.shared.lock().over {
             self.send_unsent();
             let idle = self.wait_for_work();
@@ -445,7 +451,7 @@ impl Evictor {
         }
     }
 
-    fn stage_write(&mut self, page: u64, sum: PageSum, slot: u32) {
+    pub(crate) fn stage_write(&mut self, page: u64, sum: PageSum, slot: u32) {
         let segment = page / SEGMENT_PAGES;
         let fits = |write: &&mut Write| {
             write.pages.len() < MAX_PAGES && write.pages[0] / SEGMENT_PAGES == segment
@@ -484,7 +490,7 @@ impl Evictor {
     }
 
     /// Step 5.
-    fn send_unsent(&mut self) {
+    pub(crate) fn send_unsent(&mut self) {
         if self.unsent.is_empty() {
             return;
         }
@@ -520,7 +526,7 @@ impl Evictor {
     }
 
     /// Takes in acknowledgements; waits for one if `wait` says so.
-    fn collect(&mut self, wait: Option<Duration>) {
+    pub(crate) fn collect(&mut self, wait: Option<Duration>) {
         let mut failed = Vec::new();
         let (shared, in_flight) = (&self.shared, &mut self.in_flight);
         self.lane.progress(wait, &mut |completion| match completion {

@@ -25,7 +25,8 @@ impl Core {
         if space.is_due() {
             self.charge(key.space());
         }
-        if fault.thread == self.evictor_thread {
+        // A hypervisor's userfaultfd may not tell threads: then they are all 0.
+        if fault.thread != 0 && fault.thread == self.evictor_thread {
             // The evictor reads a page that the program has just freed. What it reads there will be
             // thrown away when the batch is settled; it only must not wait.
             let _ = uffd.zero(key.address(), PAGE);

@@ -87,7 +87,11 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
     let listener = listen(&config.socket, libc::SOCK_SEQPACKET)?;
     let control = listen(&control_path, libc::SOCK_STREAM)?;
     let state = state::State::create()?;
-    let held = worker::Held { state, listener, control, launcher: 0 };
+    let firecracker = match &config.guest {
+        Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, libc::SOCK_STREAM)?),
+        _ => None,
+    };
+    let held = worker::Held { state, listener, control, launcher: 0, firecracker };
     let mut out = std::io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
 
@@ -100,6 +104,9 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
     });
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
+    if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
+        let _ = std::fs::remove_file(socket);
+    }
     match result? {
         0 => Ok(()),
         CONSUMER_ENDED => Err(PagerError::ConsumerEnded("its last statistics say why".into())),

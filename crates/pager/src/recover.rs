@@ -21,7 +21,7 @@ use crate::guest::Ram;
 use crate::remote;
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
-use crate::state::{CHUNK_PAGES, MAX_SPACES, STAGING_SLOTS};
+use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, STAGING_SLOTS};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
@@ -39,6 +39,9 @@ impl Core {
         while self.spaces.last().is_some_and(Option::is_none) {
             self.spaces.pop();
         }
+        Ram::erase_orphans(&self.state, |index| {
+            self.spaces.get(index).is_some_and(Option::is_some)
+        });
         // Reference counts are needed by the first event already.
         self.recount();
         self.adopt_staging();
@@ -63,7 +66,7 @@ impl Core {
 
     fn all_named_pages(&mut self) -> Vec<(Key, u64)> {
         let mut named = Vec::new();
-        for space in 0..self.spaces.len() {
+        for space in (0..self.spaces.len()).chain([IMAGE_SPACE]) {
             for first in self.tables.chunks_in(space, ALL_PAGES) {
                 for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
                     named.extend(self.get(key).space_page().map(|page| (key, page)));
@@ -126,6 +129,7 @@ impl Core {
     /// was told; before anything else is served.
     pub(crate) fn reconcile(&mut self) -> Unwritten {
         self.finish_own_drop();
+        self.give_image();
         let mut contents = self.batch_contents();
         for space in 0..self.spaces.len() {
             if self.spaces[space].as_ref().is_some_and(|space| !space.gone) {

@@ -8,20 +8,20 @@
 use crate::PagerError;
 use crate::attach::{self, Pending};
 use crate::core::{Core, Fault, Fetch, Shared};
-use crate::guest;
+use crate::guest::firecracker::{Arriving, Heard};
+use crate::guest::{self, detach};
 use crate::helper;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
+use hecaton_transport::vigil::Vigil;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::*;
 use rustix::event::epoll;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long the loop stays awake after it had something to do.
-const AWAKE: Duration = Duration::from_micros(100);
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +35,9 @@ enum Source {
     Helper(usize),
     /// The connection on which a hypervisor hands over guest RAM.
     Guest(usize),
+    FirecrackerListener,
+    /// A connection on which Firecracker has not said all yet.
+    Firecracker(RawFd),
     Demand,
     Prefetch,
 }
@@ -49,6 +52,8 @@ impl Source {
             Source::Demand => (4, 0),
             Source::Prefetch => (5, 0),
             Source::Guest(space) => (6, space as u64),
+            Source::FirecrackerListener => (7, 0),
+            Source::Firecracker(fd) => (8, fd as u64),
         };
         kind << 32 | index
     }
@@ -62,6 +67,8 @@ impl Source {
             3 => Source::Helper(index as usize),
             4 => Source::Demand,
             6 => Source::Guest(index as usize),
+            7 => Source::FirecrackerListener,
+            8 => Source::Firecracker(index as RawFd),
             _ => Source::Prefetch,
         }
     }
@@ -81,15 +88,25 @@ impl Watched {
     }
 }
 
+/// Firecracker's socket, and who has connected to it.
+struct Firecracker {
+    listener: RawFd,
+    image_bytes: u64,
+    listens: bool,
+    arriving: HashMap<RawFd, Arriving>,
+}
+
 /// The fault loop.
 pub(crate) struct Server {
     shared: Arc<Shared>,
     epoll: OwnedFd,
+    vigil: Vigil,
     listener: RawFd,
     /// Single pages that a thread waits for, so that no window of prefetched pages is before them.
     demand: Watched,
     prefetch: Watched,
     next_token: u64,
+    firecracker: Option<Firecracker>,
     pub(crate) pending: Vec<Pending>,
     fetches: Vec<Fetch>,
     damaged: Vec<usize>,
@@ -107,8 +124,10 @@ impl Server {
             prefetch: Watched::new(space.lane()?),
             shared,
             epoll,
+            vigil: Vigil::default(),
             listener,
             next_token: 0,
+            firecracker: None,
             pending: Vec::new(),
             fetches: Vec::new(),
             damaged: Vec::new(),
@@ -218,6 +237,8 @@ impl Server {
         loop {
             self.watch_lane(Source::Demand)?;
             self.watch_lane(Source::Prefetch)?;
+            self.bring_home();
+            self.tend_firecracker()?;
             events.clear();
             self.wait(&mut events)?;
             if events.is_empty() && over(&self.shared.lock(), &self.pending) {
@@ -230,23 +251,40 @@ impl Server {
         }
     }
 
-    /// Waits for something to do: at first without sleeping, because faults come in trains, and
-    /// waking a sleeper on another processor takes longer than a donor's answer. The processor is
-    /// offered to others at each look, so only idle time is spent.
-    fn wait(&self, events: &mut Vec<epoll::Event>) -> std::io::Result<()> {
-        let began = Instant::now();
+    /// Goes on with a detach, if one is under way.
+    fn bring_home(&mut self) {
+        let wanted = self.shared.detaching.load(Relaxed);
+        if !wanted || self.prefetch.requests.len() >= detach::MAX_REQUESTS {
+            return;
+        }
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        let idle = self.prefetch.requests.is_empty() && self.demand.requests.is_empty();
+        let progress = core.bring_home(idle, &mut self.fetches);
+        if progress == detach::Progress::Done {
+            core.finish_detach();
+            shared.detaching.store(false, Relaxed);
+        }
+        drop(core);
+        self.send();
+    }
+
+    /// Waits for something to do: at first without sleeping, see [`Vigil`].
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> std::io::Result<()> {
         loop {
-            let sleep = began.elapsed() >= AWAKE;
+            let sleep = !self.vigil.looks_again();
             let tv_nsec = if sleep { 50_000_000 } else { 0 };
             let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec };
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&wait)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
+            if !events.is_empty() {
+                self.vigil.keep();
+            }
             if sleep || !events.is_empty() {
                 return Ok(());
             }
-            rustix::thread::sched_yield();
         }
     }
 
@@ -272,7 +310,68 @@ impl Server {
                 self.shared.evict.notify_one();
             }
             Source::Guest(space) => self.hear_guest(space)?,
+            Source::FirecrackerListener => self.accept_firecracker()?,
+            Source::Firecracker(fd) => self.hear_firecracker(fd)?,
             Source::Demand | Source::Prefetch => self.collect(source),
+        }
+        Ok(())
+    }
+
+    /// Firecracker will be listened to once its image is in the pool. Until then it waits in the
+    /// socket's queue, and its message with it.
+    pub(crate) fn expect_firecracker(&mut self, listener: RawFd, image_bytes: u64) {
+        let arriving = HashMap::new();
+        self.firecracker = Some(Firecracker { listener, image_bytes, listens: false, arriving });
+    }
+
+    /// Begins to listen when it is time to, and ends peers that say nothing.
+    fn tend_firecracker(&mut self) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        let late: Vec<RawFd> =
+            firecracker.arriving.values().filter(|p| p.is_late()).map(|p| p.socket).collect();
+        for fd in late {
+            let peer = firecracker.arriving.remove(&fd).expect("just listed");
+            guest::firecracker::refuse(&self.shared, &peer, &guest::handover::Refused::Silent);
+        }
+        if firecracker.listens || !self.shared.lock().state.is_image_loaded() {
+            return Ok(());
+        }
+        firecracker.listens = true;
+        let listener = firecracker.listener;
+        self.watch(listener, Source::FirecrackerListener, epoll::EventFlags::IN)
+    }
+
+    fn accept_firecracker(&mut self) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        while let Some(fd) = attach::accept(firecracker.listener) {
+            let peer = Arriving::new(fd);
+            if firecracker.arriving.len() >= guest::firecracker::MAX_ARRIVING {
+                guest::firecracker::refuse(&self.shared, &peer, &guest::handover::Refused::Silent);
+                continue;
+            }
+            firecracker.arriving.insert(fd, peer);
+            let flags = epoll::EventFlags::IN;
+            let data = epoll::EventData::new_u64(Source::Firecracker(fd).encode());
+            // SAFETY: just accepted.
+            epoll::add(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) }, data, flags)?;
+        }
+        Ok(())
+    }
+
+    fn hear_firecracker(&mut self, fd: RawFd) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        let Some(peer) = firecracker.arriving.remove(&fd) else { return Ok(()) };
+        let image_bytes = firecracker.image_bytes;
+        // Whoever has said all is watched for its end only, or closed.
+        // SAFETY: open; it stays so if there is more to come.
+        epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) })?;
+        match guest::firecracker::hear(self, &self.shared.clone(), peer, image_bytes) {
+            Heard::Settled => {}
+            Heard::More(peer) => {
+                self.watch(fd, Source::Firecracker(fd), epoll::EventFlags::IN)?;
+                let firecracker = self.firecracker.as_mut().expect("it was just used");
+                firecracker.arriving.insert(fd, peer);
+            }
         }
         Ok(())
     }

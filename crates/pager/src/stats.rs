@@ -57,6 +57,10 @@ pub struct Stats {
     /// Bytes that the machine's memory files take on this host.
     #[serde(default)]
     pub memory_file_bytes: u64,
+    /// The machine's memory is such that nothing can be taken away: what is local grows as it is used,
+    /// and the limit is not kept.
+    #[serde(default)]
+    pub limit_is_advisory: bool,
     /// Pages of guest RAM that the machine gave up: by its balloon, free page reporting or unplug.
     #[serde(default)]
     pub pages_discarded: u64,

@@ -1,9 +1,10 @@
 //! The process that pages: sets up the threads, and ends when the consumer has.
 
 use crate::PagerError;
-use crate::config::PagerConfig;
+use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss, Shared};
 use crate::evict::Evictor;
+use crate::guest;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
 use crate::serve::Server;
@@ -24,6 +25,8 @@ pub(crate) struct Held {
     pub(crate) control: RawFd,
     /// At its end no further program will be started.
     pub(crate) launcher: RawFd,
+    /// Where Firecracker connects, if it is to.
+    pub(crate) firecracker: Option<RawFd>,
 }
 
 /// Pages until no process is left.
@@ -48,6 +51,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     if config.guest.is_some() {
         core.on_loss = OnLoss::Report;
     }
+    let was_detaching = core.state.is_detaching();
     if is_successor {
         close_leftovers(&mut core, held);
     }
@@ -63,6 +67,14 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     }
     let shared = Arc::new(Shared::new(core));
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
+    let image = match &config.guest {
+        Some(Guest::Firecracker { image, .. }) => Some(image.clone()),
+        _ => None,
+    };
+    if let (Some(image), Some(listener)) = (&image, held.firecracker) {
+        server.expect_firecracker(listener, guest::image::image_bytes(image)?);
+    }
+    let image = image.filter(|_| !shared.lock().state.is_image_loaded());
     let mut evictor = Evictor::new(shared.clone(), space.clone())?;
     if is_successor {
         server.finish_journal();
@@ -70,13 +82,18 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         let mut core = shared.lock();
         let unwritten = core.reconcile();
         core.stats.restarts = lives;
+        core.lift_limit();
+        if was_detaching {
+            // There was room when it began. The machine may have gone meanwhile.
+            shared.detaching.store(core.begin_detach(u64::MAX).is_ok(), Relaxed);
+        }
         drop(core);
         evictor.resume(unwritten);
         server.watch_all();
     }
 
     end_on_sigterm();
-    let evicting = spawn("evictor", move || evictor.run());
+    let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
     // SAFETY: the keeper keeps its own copy of the number; this object is never dropped.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
@@ -147,6 +164,7 @@ fn launcher_watch(launcher: RawFd) -> Arc<AtomicBool> {
 fn close_leftovers(core: &mut Core, held: Held) {
     core.load_spaces();
     let mut kept = vec![0, 1, 2, held.state, held.listener, held.control, held.launcher];
+    kept.extend(held.firecracker);
     for space in core.spaces.iter().flatten() {
         kept.extend(space.descriptors());
     }

@@ -26,6 +26,9 @@ const ATTEMPTS: u32 = 6;
 static mut SOCKET_PATH: [u8; 108] = [0; 108];
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
+/// The machine has left the pool.
+static IS_DETACHED: AtomicBool = AtomicBool::new(false);
+
 /// One hand-over at a time.
 static BUSY: AtomicBool = AtomicBool::new(false);
 /// What was made for the first region, and the process that made it.
@@ -33,8 +36,13 @@ static UFFD: AtomicI32 = AtomicI32::new(-1);
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// The region is not paged, and the reason was printed.
-pub(crate) struct Refused;
+/// Why a region is not paged.
+pub(crate) enum Refused {
+    /// The reason was printed.
+    Said,
+    /// The machine has left the pool: its memory is as any other.
+    Detached,
+}
 
 /// Guest RAM will be handed to the pager at `path`. False if that is no socket's path.
 pub(crate) fn prepare(path: &[u8]) -> bool {
@@ -63,7 +71,7 @@ pub(crate) fn is_on() -> bool {
 /// A shared mapping of `fd` from `offset` on was made. If it is guest RAM, it is paged when this
 /// returns.
 pub(crate) fn mapped(region: Range, fd: RawFd, offset: u64) -> Result<(), Refused> {
-    if region.len < MIN_BYTES || !is_guest_ram(fd) {
+    if region.len < MIN_BYTES || IS_DETACHED.load(Ordering::Relaxed) || !is_guest_ram(fd) {
         return Ok(());
     }
     while BUSY.swap(true, Ordering::Acquire) {
@@ -124,7 +132,10 @@ fn hand_over(region: Range, file: RawFd, offset: u64) -> Result<(), Refused> {
         // Else unmapping it would wait until somebody reads of it.
         let _ = uffd.unregister(region.start, region.len);
     }
-    accepted
+    match accepted {
+        Err(Refused::Detached) => Ok(()),
+        other => other,
+    }
 }
 
 fn open() -> Result<Uffd, Refused> {
@@ -160,13 +171,19 @@ fn deliver(uffd: Uffd, region: Range, file: RawFd, offset: u64) -> Result<(), Re
         let descriptors = [uffd.0, file];
         let descriptors = if first { &descriptors[..] } else { &descriptors[1..] };
         let mut bytes = [0u8; size_of::<Answer>()];
-        let read = sys::send_with_descriptors(socket, message.as_bytes(), descriptors)
-            .and_then(|()| sys::read(socket, &mut bytes));
+        // A pager that has let go of this machine does not listen, but has left its last word.
+        let _ = sys::send_with_descriptors(socket, message.as_bytes(), descriptors);
+        let read = sys::read(socket, &mut bytes);
         let answer = read.ok().and_then(|read| Answer::parse(&bytes[..read]));
         match answer {
             Some(answer) if answer.refused == 0 => {
                 SOCKET.store(socket, Ordering::Relaxed);
                 return Ok(());
+            }
+            Some(answer) if answer.refused == Answer::DETACHED.refused => {
+                // From here on this process maps memory like any other.
+                IS_DETACHED.store(true, Ordering::Relaxed);
+                return Err(Refused::Detached);
             }
             Some(answer) => {
                 if first {
@@ -213,5 +230,5 @@ fn refuse<T>(reason: &[u8]) -> Result<T, Refused> {
         let _ =
             unsafe { syscall(libc::SYS_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0]) };
     }
-    Err(Refused)
+    Err(Refused::Said)
 }

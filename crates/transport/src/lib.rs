@@ -12,4 +12,5 @@ pub mod fault;
 pub mod protocol;
 pub mod server;
 mod socket;
+pub mod vigil;
 pub mod window;

@@ -19,6 +19,7 @@ use crate::codec::{
 };
 use crate::protocol::{Answer, HeldExtent, Hello, Load, Refusal, Request, VERSIONS, Welcome};
 use crate::socket::{self, Wait};
+use crate::vigil::Vigil;
 use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, SpaceId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
@@ -512,6 +513,7 @@ fn stalled(error: io::Error) -> End {
 struct Frames {
     stream: Arc<TcpStream>,
     idle: Duration,
+    vigil: Vigil,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -522,7 +524,7 @@ impl Frames {
         // Fresh memory of this size is mapped, not touched: a connection that only reads pages
         // uses the first few of it.
         let buffer = vec![0; MAX_FRAME_BYTES].into_boxed_slice();
-        Frames { stream, idle, buffer, start: 0, end: 0 }
+        Frames { stream, idle, vigil: Vigil::default(), buffer, start: 0, end: 0 }
     }
 
     /// The next frame: its head, the bytes of head and table, and the payload.
@@ -554,9 +556,14 @@ impl Frames {
         }
         let mut idle_since: Option<Instant> = None;
         while self.end - self.start < wanted {
-            match socket::receive(&*self.stream, &mut self.buffer[self.end..], Wait::Yes) {
+            let wait = if self.vigil.looks_again() { Wait::No } else { Wait::Yes };
+            match socket::receive(&*self.stream, &mut self.buffer[self.end..], wait) {
                 Ok(0) => return Err(End::Closed),
-                Ok(count) => self.end += count,
+                Ok(count) => {
+                    self.end += count;
+                    self.vigil.keep();
+                }
+                Err(_) if wait == Wait::No => {}
                 Err(error) => match stalled(error) {
                     End::Stalled if self.start == self.end => {
                         // The socket's timeout is the stall limit, which is shorter than the idle

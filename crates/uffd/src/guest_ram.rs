@@ -46,7 +46,7 @@ pub struct Handover {
 pub struct Answer {
     /// [`MAGIC`].
     pub magic: u32,
-    /// 0: the region is paged from now on.
+    /// 0: the region is paged from now on. 1: it is refused. 2: see [`Answer::DETACHED`].
     pub refused: u32,
     /// Bytes used of `reason`.
     pub reason_len: u64,
@@ -58,6 +58,10 @@ impl Answer {
     /// The region is paged.
     pub const ACCEPTED: Answer =
         Answer { magic: MAGIC, refused: 0, reason_len: 0, reason: [0; MAX_REASON] };
+
+    /// Said unasked, as the last word: the hypervisor's memory is not paged any more, nor is what it
+    /// maps from now on.
+    pub const DETACHED: Answer = Answer { refused: 2, ..Answer::ACCEPTED };
 
     /// The region is not paged, and must not be used as if it were. A long reason is cut.
     pub fn refusal(reason: &str) -> Answer {

@@ -37,12 +37,19 @@ struct Result {
     tcp_rtt_p99_us: f64,
     /// Fault to round trip, medians of the run in which nothing is evicted.
     ratio: f64,
+    /// The round trip with both ends on one processor, and with the ends on two.
+    tcp_rtt_together_p50_us: f64,
+    tcp_rtt_apart_p50_us: Option<f64>,
+    ratio_together: f64,
+    ratio_apart: Option<f64>,
     evicting_fault_p50_us: f64,
     evicting_fault_p90_us: f64,
     evicting_fault_p99_us: f64,
     evicting_tcp_rtt_p50_us: f64,
     /// The same where half of the pages are dirty and being evicted.
     evicting_ratio: f64,
+    evicting_tcp_rtt_together_p50_us: f64,
+    evicting_tcp_rtt_apart_p50_us: Option<f64>,
     samples: u64,
     region_bytes: u64,
 }
@@ -75,11 +82,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         tcp_rtt_p90_us: quiet.tcp_rtt.p90_us,
         tcp_rtt_p99_us: quiet.tcp_rtt.p99_us,
         ratio: quiet.fault.p50_us / quiet.tcp_rtt.p50_us,
+        tcp_rtt_together_p50_us: quiet.tcp_rtt_together.p50_us,
+        tcp_rtt_apart_p50_us: quiet.tcp_rtt_apart.as_ref().map(|of| of.p50_us),
+        ratio_together: quiet.fault.p50_us / quiet.tcp_rtt_together.p50_us,
+        ratio_apart: quiet.tcp_rtt_apart.as_ref().map(|of| quiet.fault.p50_us / of.p50_us),
         evicting_fault_p50_us: evicting.fault.p50_us,
         evicting_fault_p90_us: evicting.fault.p90_us,
         evicting_fault_p99_us: evicting.fault.p99_us,
         evicting_tcp_rtt_p50_us: evicting.tcp_rtt.p50_us,
         evicting_ratio: evicting.fault.p50_us / evicting.tcp_rtt.p50_us,
+        evicting_tcp_rtt_together_p50_us: evicting.tcp_rtt_together.p50_us,
+        evicting_tcp_rtt_apart_p50_us: evicting.tcp_rtt_apart.as_ref().map(|of| of.p50_us),
         samples: quiet.fault.count.min(evicting.fault.count),
         region_bytes: size.0,
     };
@@ -87,7 +100,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&result)?);
         return Ok(());
     }
-    let mut table = Table::new(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "to TCP"]);
+    let mut table = Table::new(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "fault to it"]);
     let mut row = |name: &str, of: &Percentiles, ratio: Option<f64>| {
         let us = |value: f64| format!("{value:.1}");
         table.row([
@@ -99,10 +112,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             ratio.map(|ratio| format!("{ratio:.2} ×")).unwrap_or_default(),
         ]);
     };
-    row("fault, nothing evicting", &quiet.fault, Some(result.ratio));
-    row("  TCP round trip beside it", &quiet.tcp_rtt, None);
-    row("fault, half dirty and evicting", &evicting.fault, Some(result.evicting_ratio));
-    row("  TCP round trip beside it", &evicting.tcp_rtt, None);
+    for (name, report) in
+        [("fault, nothing evicting", &quiet), ("fault, half dirty and evicting", &evicting)]
+    {
+        let fault = &report.fault;
+        row(name, fault, None);
+        let mut wire_row = |ends: &str, of: &Percentiles| {
+            row(&format!("  TCP round trip, {ends}"), of, Some(fault.p50_us / of.p50_us));
+        };
+        wire_row("as scheduled", &report.tcp_rtt);
+        wire_row("on one processor", &report.tcp_rtt_together);
+        if let Some(apart) = &report.tcp_rtt_apart {
+            wire_row("between two", apart);
+        }
+    }
     print!("{table}");
     Ok(())
 }

@@ -8,7 +8,9 @@
 //! was not freed. A page that the pager has evicted is in no file, and is taken as freed; a
 //! hypervisor that let go of its mapping without freeing would find it zero.
 
+use super::Ram;
 use super::memory_file::MemoryFile;
+use crate::address_space::AddressSpace;
 use crate::core::{Core, close};
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::Place;
@@ -18,7 +20,10 @@ use std::ops::Range;
 impl Core {
     /// Pages of guest RAM were freed, as far as they are not still there.
     pub(crate) fn guest_removed(&mut self, space: usize, pages: Range<u64>) {
-        self.give_up_pages(space, pages, true);
+        // Private memory is reported before it is emptied, and has no file that would tell.
+        let in_files = |space: &AddressSpace| space.guest.as_ref().is_some_and(Ram::has_files);
+        let in_files = self.spaces[space].as_ref().is_some_and(in_files);
+        self.give_up_pages(space, pages, in_files);
     }
 
     /// Regions, or parts of them, are not mapped any more.

@@ -36,6 +36,22 @@ pub(crate) enum Refused {
     TooManySpaces,
     #[error("the message is not one of this version")]
     Malformed,
+    #[error("it is not what Firecracker sends: {0}")]
+    Json(serde_json::Error),
+    #[error("it names no region")]
+    NoRegions,
+    #[error("it is longer than {0} bytes")]
+    TooLong(usize),
+    #[error("it hung up after {0} bytes of its message ({1:?})")]
+    HungUp(usize, Option<rustix::io::Errno>),
+    #[error("it has connected and not said all that it must within 5 seconds")]
+    Silent,
+    #[error("its page table may not be read by the pager ({0}): run both as the same user")]
+    PageTable(std::io::Error),
+    #[error("the image was given to a machine already; start another pager for this one")]
+    ImageGiven,
+    #[error("something came after the hand-over, and there is nothing more to say")]
+    Twice,
 }
 
 /// What a message brings, once its descriptors are as many and of the kind that they must be.
@@ -114,6 +130,12 @@ fn answer(socket: RawFd, answer: &Answer) -> rustix::io::Result<usize> {
     rustix::net::send(socket, answer.as_bytes(), flags)
 }
 
+/// The last word on a connection.
+pub(super) fn say_detached(socket: RawFd) {
+    // A hypervisor that has hung up need not be told.
+    let _ = answer(socket, &Answer::DETACHED);
+}
+
 fn first_region(
     shared: &Shared,
     socket: RawFd,
@@ -130,10 +152,16 @@ fn first_region(
     let mut space = AddressSpace::new(Uffd(uffd.as_raw_fd()));
     space.pid = Some(pid);
     space.charged = true;
-    space.guest = Some(Ram::new(Some(socket)));
-    let index = core.add_space(space).ok_or(Refused::TooManySpaces)?;
+    let index = core.free_space().ok_or(Refused::TooManySpaces)?;
+    // The region is written down before what it belongs to: a successor finds all or nothing.
+    let mut ram = Ram::new(Some(socket));
+    let file = MemoryFile(file.into_raw_fd());
+    let added = ram.add(&core.state, index, span, Some(file));
+    debug_assert!(added, "there is no other machine");
+    space.guest = Some(ram);
     let uffd = Uffd(uffd.into_raw_fd());
-    core.add_region(index, span, Some(MemoryFile(file.into_raw_fd())));
+    let index = core.add_space(space).ok_or(Refused::TooManySpaces)?;
+    core.adopt_region(index, &span);
     Ok((index, uffd))
 }
 
@@ -141,6 +169,12 @@ fn first_region(
 /// case.
 pub(crate) fn go_on(shared: &Shared, index: usize, socket: RawFd) -> bool {
     let Some(Message { bytes, fds }) = receive_message(socket) else { return false };
+    if shared.lock().limit_is_advisory {
+        // Firecracker's connection: nothing is ever answered there.
+        shared.lock().stats.handovers_refused += 1;
+        tracing::warn!(reason = Refused::Twice.to_string(), "a hand-over is refused");
+        return true;
+    }
     let added = match Handover::parse(&bytes) {
         Some(handover) => further_region(shared, index, &handover, fds),
         None => Err(Refused::Malformed),
@@ -170,7 +204,14 @@ fn further_region(
         return Ok(());
     }
     core.check_region(uffd, &known, &span)?;
-    core.add_region(index, span, Some(MemoryFile(file.into_raw_fd())));
+    let ram = core.spaces[index].as_mut().and_then(|space| space.guest.as_mut());
+    let ram = ram.expect("messages are read from machines' connections");
+    if !ram.add(&core.state, index, span, Some(MemoryFile(file.as_raw_fd()))) {
+        return Err(Refusal::TooMany.into());
+    }
+    // The region owns it now.
+    let _ = file.into_raw_fd();
+    core.adopt_region(index, &span);
     Ok(())
 }
 
@@ -198,13 +239,10 @@ impl Core {
         uffd.unprotect(span.start, span.len).map_err(|errno| Refused::NotRegistered(errno.into()))
     }
 
-    /// Takes a region that was checked, and what is in it already.
-    pub(super) fn add_region(&mut self, index: usize, span: Span, file: Option<MemoryFile>) {
-        let space = self.spaces[index].as_mut().expect("named by the caller");
-        let ram = space.guest.as_mut().expect("named by the caller");
-        let added = ram.add(&self.state, index, span, file);
+    /// What is in a new region already.
+    fn adopt_region(&mut self, index: usize, span: &Span) {
         let range = Range { start: span.start, len: span.len };
-        if !added || self.adopt_pages(index, range).is_err() {
+        if self.adopt_pages(index, range).is_err() {
             self.fail("guest RAM cannot be looked at".into());
         }
     }

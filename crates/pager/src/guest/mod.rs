@@ -15,12 +15,17 @@
 //! | [`region`] | which regions can be paged |
 //! | [`memory_file`] | what is asked and done to a memory file |
 //! | [`handover`] | the hand-over by `libhecaton.so` |
+//! | [`firecracker`], [`image`] | Firecracker's own hand-over; the snapshot that it restores |
 //! | [`evict`] | taking pages away |
+//! | [`detach`] | a machine that leaves while it runs |
 //! | [`event`] | what the hypervisor does to its memory: free, unplug |
 
+pub(crate) mod detach;
 pub(crate) mod event;
 pub(crate) mod evict;
+pub(crate) mod firecracker;
 pub(crate) mod handover;
+pub(crate) mod image;
 pub(crate) mod memory_file;
 pub(crate) mod region;
 
@@ -199,6 +204,16 @@ impl Ram {
         }
         ram.regions.sort_by_key(|region| region.span.start);
         ram
+    }
+
+    /// Regions whose address space was never written down: who handed them over was not answered.
+    pub(crate) fn erase_orphans(state: &State, exists: impl Fn(usize) -> bool) {
+        for at in 0..region::MAX_REGIONS {
+            let owner = state.regions[at * REGION_WORDS].load(Relaxed).checked_sub(1);
+            if owner.is_some_and(|owner| !exists(owner as usize)) {
+                Region::erase(state, at);
+            }
+        }
     }
 
     /// The address space is gone: what was written down of it is void.

@@ -31,6 +31,8 @@ use std::sync::atomic::AtomicU64;
 
 /// Address spaces that one pager serves at a time.
 pub(crate) const MAX_SPACES: usize = 1024;
+/// Where the entries of an image are that no process has yet; no address space is ever there.
+pub(crate) const IMAGE_SPACE: usize = MAX_SPACES - 1;
 /// Words that describe an address space.
 pub(crate) const SPACE_WORDS: usize = 8;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
@@ -148,6 +150,41 @@ impl State {
     /// Counts a takeover; returns how many there were.
     pub(crate) fn count_restart(&self) -> u64 {
         self.header[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
+    }
+
+    /// A machine is being detached.
+    pub(crate) fn set_detaching(&self) {
+        self.header[2].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether a machine was being detached.
+    pub(crate) fn is_detaching(&self) -> bool {
+        self.header[2].load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// Nothing is being detached any more.
+    pub(crate) fn clear_detaching(&self) {
+        self.header[2].store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// All of the image is in the pool.
+    pub(crate) fn set_image_loaded(&self) {
+        self.header[3].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether all of the image is in the pool.
+    pub(crate) fn is_image_loaded(&self) -> bool {
+        self.header[3].load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// The image's pages are a machine's.
+    pub(crate) fn set_image_given(&self) {
+        self.header[4].store(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether the image's pages are a machine's.
+    pub(crate) fn is_image_given(&self) -> bool {
+        self.header[4].load(std::sync::atomic::Ordering::Relaxed) != 0
     }
 
     /// The 4096 bytes of a staging slot.

@@ -4,6 +4,7 @@
 //! The test program is also the pager and the machine, by its first argument. The pager becomes its
 //! own keeper by `clone`, so nothing here runs under libtest, which has threads.
 
+mod firecracker;
 mod machine;
 mod malformed;
 mod qemu;
@@ -72,12 +73,15 @@ fn freed_memory_is_zero_and_leaves_the_pool() {
     assert_eq!(half.pages_discarded, PAGES as u64 / 2, "{half:?}");
     assert_eq!(half.pool_bytes, full.pool_bytes / 2, "{half:?}");
     machine.order("check");
-    // Resident pages, those written last: let go of, but not freed; and then freed.
+    // Resident pages: let go of, but not freed; and then freed.
+    world.control(&format!("{{\"resize_local\":{{\"bytes\":{}}}}}", 2 * PAGES * machine::PAGE));
     machine.order("fill");
     machine.order(&format!("let_go {} 512", PAGES - 512));
     machine.order("check");
     machine.order("fill");
     machine.order(&format!("free {} 512", PAGES - 512));
+    machine.order("check");
+    world.control(&format!("{{\"resize_local\":{{\"bytes\":{}}}}}", world::LOCAL));
     machine.order("check");
     let donors_before = world.lent_pages();
     machine.order(&format!("free 0 {PAGES}"));
@@ -142,6 +146,26 @@ fn a_limit_is_changed_while_it_runs() {
     world.end();
 }
 
+fn a_machine_leaves_while_it_runs() {
+    let world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("hammer 3000");
+    assert!(world.stats().pool_bytes > world::LOCAL);
+    machine.begin("hammer 6000");
+    world.control("\"detach\"");
+    world.kill_worker();
+    world.wait_until("all pages are home", || world.stats().processes == 0);
+    machine.wait();
+    // What is evicted no more cannot come back wrong; what came back wrong would be found.
+    machine.order("check");
+    machine.order("hammer 1000");
+    world.wait_until("nothing is in the pool", || world.lent_pages() == 0);
+    assert_eq!(world.pager_memory_files(), 0);
+    world.end();
+    machine.order("check");
+    machine.end();
+}
+
 fn a_killed_machine_leaves_nothing() {
     let world = World::start();
     let mut machine = Machine::start(&world, PAGES);
@@ -161,6 +185,23 @@ fn a_killed_machine_leaves_nothing() {
     world.end();
 }
 
+fn a_machine_whose_memory_is_lost_is_left_to_its_supervisor() {
+    let mut world = World::start();
+    let mut machine = Machine::start(&world, PAGES);
+    machine.order("fill");
+    world.control("{\"evict\":{\"down_to_bytes\":0}}");
+    world.lose_the_donor();
+    machine.begin("check");
+    world.wait_until("it is reported", || world.stats().error.is_some());
+    // Not killed, and not given anything else: it waits.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(machine.lives());
+    let reason = world.stats().error.unwrap();
+    assert!(reason.contains("lost"), "{reason}");
+    machine.kill();
+    world.end_with_failure();
+}
+
 const TESTS: &[(&str, fn())] = &[
     ("writers_never_lose_a_write", writers_never_lose_a_write),
     ("a_killed_pager_loses_nothing", a_killed_pager_loses_nothing),
@@ -168,9 +209,16 @@ const TESTS: &[(&str, fn())] = &[
     ("a_balloon_under_load", a_balloon_under_load),
     ("memory_is_plugged_and_unplugged", memory_is_plugged_and_unplugged),
     ("a_limit_is_changed_while_it_runs", a_limit_is_changed_while_it_runs),
+    ("a_machine_leaves_while_it_runs", a_machine_leaves_while_it_runs),
     ("a_killed_machine_leaves_nothing", a_killed_machine_leaves_nothing),
     ("qemu_boots_and_survives", qemu::boots_and_survives_dead_pagers_and_reboots),
     ("qemu_plugs_memory", qemu::memory_is_plugged_or_refused_by_qmp),
+    (
+        "a_machine_whose_memory_is_lost_is_left_to_its_supervisor",
+        a_machine_whose_memory_is_lost_is_left_to_its_supervisor,
+    ),
+    ("firecracker_restores", firecracker::a_snapshot_is_restored_from_the_pool),
+    ("firecracker_malformed", firecracker::malformed_handovers_harm_nobody),
     ("malformed_handovers_harm_nobody", malformed::handovers_harm_nobody),
 ];
 
@@ -181,6 +229,10 @@ fn main() -> ExitCode {
         ["be-the-pager"] => world::be_the_pager(),
         ["be-the-machine", socket, pages] => {
             machine::run(Path::new(socket), pages.parse().expect("a number"));
+            ExitCode::SUCCESS
+        }
+        ["be-firecracker", socket] => {
+            firecracker::run(Path::new(socket));
             ExitCode::SUCCESS
         }
         _ => run_tests(&words),

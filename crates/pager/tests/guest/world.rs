@@ -37,7 +37,7 @@ pub(crate) fn be_the_pager() -> ExitCode {
     match hecaton_pager::run(&config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            println!("{error}");
+            eprintln!("the pager ends: {error}");
             ExitCode::FAILURE
         }
     }
@@ -46,7 +46,7 @@ pub(crate) fn be_the_pager() -> ExitCode {
 /// A donor and a pager.
 pub(crate) struct World {
     donor: Donor,
-    _serving: Serving,
+    serving: Option<Serving>,
     dir: tempfile::TempDir,
     pub(crate) socket: PathBuf,
     pager: Child,
@@ -80,7 +80,27 @@ impl World {
         let mut ready = String::new();
         BufReader::new(pager.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         assert_eq!(ready, "ready\n");
-        World { donor, _serving: serving, dir, socket, pager, launch: Some(launch) }
+        let serving = Some(serving);
+        World { donor, serving, dir, socket, pager, launch: Some(launch) }
+    }
+
+    /// The donor's host is lost, and comes back with empty memory.
+    pub(crate) fn lose_the_donor(&mut self) {
+        let address = self.serving.take().expect("there is a donor").address();
+        let config = DonorConfig::new("d1", address, Size(LENT));
+        self.donor = Donor::open(&config, None).unwrap();
+        self.serving = Some(self.donor.serve(listen(address).unwrap()).unwrap());
+    }
+
+    /// No further machine, and a pager that has failed its last one.
+    pub(crate) fn end_with_failure(mut self) {
+        self.launch = None;
+        let deadline = Instant::now() + PATIENCE;
+        while self.pager.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "the pager does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(!self.pager.wait().unwrap().success());
     }
 
     /// A path for a file of the test's.
@@ -89,10 +109,9 @@ impl World {
     }
 
     pub(crate) fn control(&self, request: &str) -> Stats {
-        let path = hecaton_pager_control(&self.socket);
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let answer = ask(&path, request);
+            let answer = self.say(request);
             if let Ok(stats) = serde_json::from_str(&answer) {
                 return stats;
             }
@@ -100,6 +119,11 @@ impl World {
             assert!(Instant::now() < deadline, "{request}: {answer}");
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// What the control socket answers.
+    pub(crate) fn say(&self, request: &str) -> String {
+        ask(&hecaton_pager::control_socket(&self.socket), request)
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -171,10 +195,6 @@ impl Drop for World {
     }
 }
 
-fn hecaton_pager_control(socket: &std::path::Path) -> PathBuf {
-    hecaton_pager::control_socket(socket)
-}
-
 fn ask(path: &std::path::Path, request: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = UnixStream::connect(path) {
@@ -195,8 +215,12 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn start(world: &World, pages: usize) -> Machine {
         let socket = world.socket.to_str().unwrap();
-        let mut child =
-            own_program(&["be-the-machine", socket, &pages.to_string()]).spawn().unwrap();
+        Machine::spawn(&["be-the-machine", socket, &pages.to_string()])
+    }
+
+    /// This program with these arguments, once it has handed its memory over.
+    pub(crate) fn spawn(arguments: &[&str]) -> Machine {
+        let mut child = own_program(arguments).spawn().unwrap();
         let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().unwrap());
         let mut machine = Machine { child, orders, answers };
@@ -217,6 +241,11 @@ impl Machine {
     pub(crate) fn order(&mut self, order: &str) {
         self.begin(order);
         self.wait();
+    }
+
+    /// Whether its process is there.
+    pub(crate) fn lives(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub(crate) fn end(mut self) {

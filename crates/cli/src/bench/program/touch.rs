@@ -7,10 +7,9 @@
 use crate::bench::{
     region::{Region, Residency, noise, splitmix},
     stats::{Latencies, Percentiles},
-    wire::Wire,
+    wire::{Ends, Wire},
 };
 use anyhow::{bail, ensure};
-use hecaton_memory::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, time::Instant};
 
@@ -47,7 +46,12 @@ pub(crate) struct Args {
 #[derive(Serialize, Deserialize)]
 pub(in crate::bench) struct Report {
     pub(in crate::bench) fault: Percentiles,
+    /// Both ends where the scheduler puts them.
     pub(in crate::bench) tcp_rtt: Percentiles,
+    /// Both ends on one processor.
+    pub(in crate::bench) tcp_rtt_together: Percentiles,
+    /// The ends on two processors; nothing on a machine that has only one.
+    pub(in crate::bench) tcp_rtt_apart: Option<Percentiles>,
     /// Pages that were there without a fault at the moment of their turn: prefetched or kept.
     pub(in crate::bench) hits: u64,
 }
@@ -71,7 +75,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
     }
 
     let mut wire = Wire::connect(args.wire)?;
-    let (mut faults, mut round_trips) = (Latencies::new(), Latencies::new());
+    let mut faults = Latencies::new();
+    let mut round_trips =
+        [Ends::Free, Ends::Together, Ends::Apart].map(|ends| (ends, Latencies::new()));
     let mut order = Order::new(args.pages, !args.dirty);
     let (mut measured, mut hits) = (0, 0);
     let mut block = 0;
@@ -112,11 +118,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
                 }
             }
         }
-        for _ in 0..BLOCK {
-            let latency = wire.ask(PAGE_SIZE as u64)?;
-            if block >= WARM_UP_BLOCKS {
-                round_trips.record(latency);
-            }
+        for (ends, round_trips) in &mut round_trips {
+            wire.ping(*ends, BLOCK, |latency| {
+                if block >= WARM_UP_BLOCKS {
+                    round_trips.record(latency);
+                }
+            })?;
         }
         block += 1;
         measured = faults.percentiles().count;
@@ -126,7 +133,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
         let (found, expected) = (region.read(page), stamp(page, u64::from(*generation)));
         ensure!(found == expected, "page {page} ended as {found:x} instead of {expected:x}");
     }
-    Ok(Report { fault: faults.percentiles(), tcp_rtt: round_trips.percentiles(), hits })
+    let [tcp_rtt, tcp_rtt_together, tcp_rtt_apart] = round_trips.map(|(_, of)| of.percentiles());
+    let tcp_rtt_apart = Some(tcp_rtt_apart).filter(|of| of.count > 0);
+    Ok(Report { fault: faults.percentiles(), tcp_rtt, tcp_rtt_together, tcp_rtt_apart, hits })
 }
 
 /// How often ballast is tried: an eviction order that resists scans keeps what it was shown first.

@@ -75,6 +75,14 @@ impl NodeClient {
         }
     }
 
+    /// Begins to bring a virtual machine's memory home.
+    pub fn detach(&mut self, consumer: &str) -> Result<(), ClientError> {
+        match self.ask(&Request::Detach(consumer.to_owned()))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
     /// The parts of a virtual machine's memory.
     pub fn regions(&mut self, consumer: &str) -> Result<Vec<Region>, ClientError> {
         match self.ask(&Request::Regions(consumer.to_owned()))? {

@@ -241,6 +241,13 @@ fn answer_all(
                 Ok(()) => Answer::Done,
                 Err(error) => Answer::Refused(with_causes(&error)),
             },
+            Request::Detach(name) => match pager_control::detach(&node.pagers, &name) {
+                Ok(()) => {
+                    node.vms.leaves(&name);
+                    Answer::Done
+                }
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
             Request::Regions(name) => match pager_control::regions(&node.pagers, &name) {
                 Ok(regions) => Answer::Regions(regions),
                 Err(error) => Answer::Refused(with_causes(&error)),

@@ -41,6 +41,9 @@ pub enum Request {
     StartVm(StartVm),
     /// Change a consumer's local memory. Answered when no more than that is local.
     ResizeLocal(ResizeLocal),
+    /// Bring a virtual machine's memory home and page it no longer, while it runs on. Answered
+    /// once that has begun; it is done when the machine is reported as detached.
+    Detach(String),
     /// The parts of a virtual machine's memory. Answered with [`Answer::Regions`].
     Regions(String),
     /// The launcher's program has ended: the pager ends too, once nothing that the program left

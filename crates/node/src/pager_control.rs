@@ -53,6 +53,11 @@ pub(crate) fn resize_local(pagers: &Pagers, wish: &ResizeLocal) -> Result<(), Co
     done
 }
 
+/// Begins to bring a machine's memory home.
+pub(crate) fn detach(pagers: &Pagers, consumer: &str) -> Result<(), ControlError> {
+    ask(pagers, consumer, &json!("detach")).map(drop)
+}
+
 /// The parts of a machine's memory.
 pub(crate) fn regions(pagers: &Pagers, consumer: &str) -> Result<Vec<Region>, ControlError> {
     #[derive(Deserialize)]

@@ -45,6 +45,10 @@ pub enum VmState {
     Paused,
     /// This node has stopped it; the report says why.
     Stopped,
+    /// Its memory is being brought home.
+    Leaving,
+    /// Its memory is its host's again, and is paged no longer. It runs on.
+    Detached,
     /// It should be stopped, and its monitor does not answer: a processor waits for a page that is
     /// lost.
     Stuck,
@@ -139,6 +143,11 @@ impl Vms {
         self.table().values().cloned().collect()
     }
 
+    /// A machine's memory is being brought home.
+    pub(crate) fn leaves(&self, name: &str) {
+        self.update(name, |report| report.state = VmState::Leaving);
+    }
+
     /// Ends the followers.
     pub(crate) fn stop(&self) {
         self.0.stop.set();
@@ -174,6 +183,21 @@ impl Follower {
         while !self.vms.0.stop.wait(INTERVAL) {
             let Ok(consumer) = self.vms.0.pagers.report(&self.name) else { return };
             let lost = consumer.stats.as_ref().and_then(|stats| stats.error.clone());
+            match self.vms.table().get(&self.name).map(|report| report.state) {
+                // What is plugged into it does not matter any more, nor what is lost.
+                Some(VmState::Detached) => continue,
+                Some(VmState::Leaving) => {
+                    let left = consumer.stats.as_ref().is_some_and(|stats| stats.processes == 0);
+                    if left {
+                        self.set_state(VmState::Detached);
+                        continue;
+                    }
+                    if lost.is_none() {
+                        continue;
+                    }
+                }
+                _ => {}
+            }
             if self.monitor.is_none() {
                 self.connect();
             }

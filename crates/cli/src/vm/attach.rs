@@ -6,6 +6,7 @@ use crate::run::library;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
 use hecaton_node::message::StartVm;
+use hecaton_pager::Guest;
 use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -23,6 +24,13 @@ pub(crate) struct Args {
     /// stopped when memory is lost, but waits for it
     #[arg(long, value_name = "SOCKET")]
     qmp: Option<PathBuf>,
+    /// The machine is Firecracker's, and restores a snapshot: the socket for its
+    /// `mem_backend.backend_path`
+    #[arg(long, value_name = "SOCKET", requires = "image")]
+    firecracker: Option<PathBuf>,
+    /// The snapshot's memory file
+    #[arg(long, value_name = "FILE", requires = "firecracker")]
+    image: Option<PathBuf>,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
@@ -32,9 +40,11 @@ pub(crate) struct Args {
 
 /// What the machine must be started with.
 #[derive(Serialize)]
-struct Environment<'a> {
+struct Needs<'a> {
     name: &'a str,
-    library: PathBuf,
+    /// To be preloaded; Firecracker needs none.
+    library: Option<PathBuf>,
+    /// Where it hands its memory over.
     socket: PathBuf,
 }
 
@@ -43,14 +53,27 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
     let mut client = args.cluster.need_local_node()?;
     let monitor = args.qmp.map(std::path::absolute).transpose().context("--qmp")?;
-    let wish = StartVm { name: args.name, local_bytes: args.local.0, monitor, guest: None };
+    let guest = match (args.firecracker, args.image) {
+        (Some(socket), Some(image)) => Guest::Firecracker {
+            socket: std::path::absolute(socket).context("--firecracker")?,
+            image: image.canonicalize().with_context(|| format!("--image {}", image.display()))?,
+        },
+        _ => Guest::Qemu,
+    };
+    let wish =
+        StartVm { name: args.name, local_bytes: args.local.0, monitor, guest: Some(guest.clone()) };
     let pager = client.start_vm(wish)?;
-    let environment = Environment { name: &pager.name, library, socket: pager.socket };
+    let needs = match guest {
+        Guest::Firecracker { socket, .. } => Needs { name: &pager.name, library: None, socket },
+        Guest::Qemu => Needs { name: &pager.name, library: Some(library), socket: pager.socket },
+    };
     if args.json {
-        println!("{}", serde_json::to_string(&environment)?);
+        println!("{}", serde_json::to_string(&needs)?);
+    } else if let Some(library) = &needs.library {
+        println!("{}={}", library::PRELOAD_VARIABLE, library.display());
+        println!("{SOCKET_VARIABLE}={}", needs.socket.display());
     } else {
-        println!("{}={}", library::PRELOAD_VARIABLE, environment.library.display());
-        println!("{SOCKET_VARIABLE}={}", environment.socket.display());
+        println!("{}", needs.socket.display());
     }
     let end = client.wait_end()?;
     if let Some(error) = end.error {

@@ -1,6 +1,7 @@
 //! `hecaton vm`: virtual machines on pool memory.
 
 mod attach;
+mod detach;
 mod libvirt;
 mod show;
 
@@ -23,6 +24,8 @@ pub(crate) enum Vm {
     Status(show::StatusArgs),
     /// Changes how much of a machine's memory stays on this host
     ResizeLocal(ResizeArgs),
+    /// Brings a machine's memory home, while it runs on
+    Detach(detach::Args),
     /// Sets a libvirt domain up for pool memory, or back
     Libvirt(libvirt::Args),
 }
@@ -45,6 +48,7 @@ pub(crate) fn run(vm: Vm) -> anyhow::Result<ExitCode> {
         Vm::List(args) => show::list(&args),
         Vm::Status(args) => show::status(&args),
         Vm::ResizeLocal(args) => resize(&args),
+        Vm::Detach(args) => detach::run(&args),
         Vm::Libvirt(args) => libvirt::run(&args),
     }
 }

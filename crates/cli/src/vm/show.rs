@@ -165,6 +165,8 @@ fn state(state: VmState) -> &'static str {
         VmState::Running => "running",
         VmState::Paused => "paused",
         VmState::Stopped => "stopped",
+        VmState::Leaving => "leaving",
+        VmState::Detached => "detached",
         VmState::Stuck => "stuck",
     }
 }

@@ -67,6 +67,8 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "vm::rebooted_again_and_again", run: vm::rebooted_again_and_again },
     Test { name: "vm::saved_and_dumped", run: vm::saved_and_dumped },
     Test { name: "vm::eight_small_ones_at_once", run: vm::eight_small_ones_at_once },
+    Test { name: "vm::it_is_detached_and_runs_on", run: vm::it_is_detached_and_runs_on },
+    Test { name: "vm::libvirt_starts_it", run: vm::libvirt_starts_it },
     Test { name: "vm::a_killed_machine_leaves_nothing", run: vm::a_killed_machine_leaves_nothing },
     Test { name: "vm::pagers_and_donors_die_under_it", run: vm::pagers_and_donors_die_under_it },
 ];

@@ -5,12 +5,15 @@ use crate::{
     cluster::{AFTER_LEASE, Cluster, PATIENCE, all},
     guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, report},
     harness::{Outcome, TestResult},
-    process::{family, kill_dead, run},
+    process::{Running, family, kill_dead, missing, run},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use serde_json::{Value, json};
 use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -106,6 +109,89 @@ pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
     })?;
     machine.end()?;
     ensure!(killed >= 6, "only {killed} processes were found to kill");
+    Ok(Outcome::Passed)
+}
+
+/// The machine leaves the pool in the middle of its work, and the donors have all back while it
+/// runs on.
+pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    thread::sleep(Duration::from_secs(3));
+    let detached = run(cluster.command("vm").args(["detach", "guest"]), AFTER_LEASE)?;
+    detached.expect_success("hecaton vm detach")?;
+    let shown = report(cluster, "guest")?;
+    ensure!(shown["state"] == "detached", "{shown}");
+    ensure!(number(&shown, "/pager/stats/pool_bytes")? == 0, "{shown}");
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+/// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`).
+pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    if let Some(reason) = missing("virsh") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let root = cluster.file("libvirt");
+    fs::create_dir_all(root.join("etc"))?;
+    let settings = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\n\
+                    cgroup_controllers = []\nremember_owner = 0\nnamespaces = []\n\
+                    stdio_handler = \"file\"\n";
+    fs::write(root.join("etc/qemu.conf"), settings)?;
+    let uri = format!("qemu:///embed?root={}", root.display());
+    let virsh = || {
+        let mut command = Command::new("virsh");
+        command.args(["--quiet", "--connect", &uri]).stdin(Stdio::null());
+        command
+    };
+    let console = cluster.file("console");
+    let script = "stress-ng --vm 1 --vm-bytes 250M --verify -t 10";
+    let file = cluster.file("domain.xml");
+    fs::write(&file, guests.domain("db", 512, &console, script))?;
+    let defined = run(virsh().arg("define").arg(&file), PATIENCE)?;
+    if !defined.status.success() {
+        let reason = defined.stderr.lines().last().unwrap_or_default();
+        return Ok(Outcome::Skipped(format!("libvirt does not run here: {reason}")));
+    }
+    let xml = || Ok::<_, anyhow::Error>(run(virsh().args(["dumpxml", "db"]), PATIENCE)?.text());
+    let before = xml()?;
+    let libvirt = |arguments: &[&str]| {
+        let mut command = cluster.command("vm");
+        command.args(["libvirt", "db", "--connect", &uri]).args(arguments);
+        run(&mut command, PATIENCE)
+    };
+    let refused = libvirt(&["--local", "64M"])?;
+    ensure!(refused.stderr.contains("--yes"), "nobody agreed: {}", refused.stderr);
+    ensure!(xml()? == before, "it was changed without being asked");
+    let changed = libvirt(&["--local", "64M", "--yes"])?;
+    changed.expect_success("hecaton vm libvirt")?;
+    ensure!(changed.text().contains("+    <source type=\"memfd\"/>"), "{}", changed.text());
+
+    // The embedded driver, and with it the domain, lives as long as this process.
+    let mut shell = Command::new("virsh");
+    shell.args(["--quiet", "--connect", &uri]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut shell = Running::spawn(shell.stderr(Stdio::null()))?;
+    let mut input = shell.child_mut().stdin.take().context("no input")?;
+    input.write_all(b"start db\n")?;
+    cluster.eventually("libvirt's machine runs on pool memory", GUEST_PATIENCE, |_| {
+        let Ok(shown) = report(cluster, "db") else { return Ok(false) };
+        let bytes = shown.pointer("/pager/stats/guest_ram_bytes").and_then(Value::as_u64);
+        Ok(shown["state"] == "running" && bytes == Some(512 << 20))
+    })?;
+    cluster.eventually("the guest has verified its memory", GUEST_PATIENCE, |_| {
+        let said = fs::read_to_string(&console).unwrap_or_default();
+        ensure!(!said.contains("guest: exit 1"), "{said}");
+        Ok(said.contains("guest: exit 0"))
+    })?;
+    cluster.wait_until_idle(PATIENCE)?;
+    drop(input);
+    shell.wait(PATIENCE, || Ok(()))?;
+    libvirt(&["--remove", "--yes"])?.expect_success("hecaton vm libvirt --remove")?;
+    ensure!(xml()? == before, "it is not what it was:\n{}", xml()?);
+    run(virsh().args(["undefine", "db"]), PATIENCE)?.expect_success("virsh undefine")?;
     Ok(Outcome::Passed)
 }
 
@@ -283,8 +369,8 @@ pub(crate) fn saved_and_dumped(cluster: &Cluster) -> TestResult {
     let dump = cluster.file("dump");
     let wish = json!({ "paging": false, "protocol": format!("file:{}", dump.display()) });
     monitor.execute("dump-guest-memory", wish, GUEST_PATIENCE)?;
-    ensure!(std::fs::metadata(&dump)?.len() > 512 << 20, "the dump is too short");
-    std::fs::remove_file(&dump)?;
+    ensure!(fs::metadata(&dump)?.len() > 512 << 20, "the dump is too short");
+    fs::remove_file(&dump)?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }

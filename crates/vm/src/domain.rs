@@ -218,6 +218,7 @@ fn of_element(node: Node<'_, '_>) -> Option<Reason> {
             Some(Reason::MappedElsewhere)
         }
         ("video", "driver") if attribute("name") == "vhostuser" => Some(Reason::MappedElsewhere),
+        ("video", "model") if attribute("blob") == "on" => Some(Reason::PinnedByDevice),
         ("devices", "shmem") => Some(Reason::MappedElsewhere),
         _ => None,
     }

@@ -144,10 +144,7 @@ pub(crate) fn refusals(words: &[Word]) -> Result<Vec<Refusal>, OptionError> {
 
 fn of_option(name: &str, value: &str) -> Result<Option<Reason>, OptionError> {
     Ok(match name {
-        "device" => {
-            let device = OptionValue::parse(value, "driver")?;
-            device.get("driver").and_then(refusal::of_device)
-        }
+        "device" => refusal::of_device_option(&OptionValue::parse(value, "driver")?),
         "object" => {
             let object = OptionValue::parse(value, "qom-type")?;
             match object.get("qom-type") {

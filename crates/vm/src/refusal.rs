@@ -110,6 +110,17 @@ pub fn of_device(driver: &str) -> Option<Reason> {
     }
 }
 
+/// A device with the properties that matter.
+pub fn of_device_option(device: &OptionValue) -> Option<Reason> {
+    let driver = device.get("driver")?;
+    let gpu = driver.starts_with("virtio-gpu") || driver.starts_with("virtio-vga");
+    // udmabuf pins what the guest draws into.
+    if gpu && device.is_on("blob") {
+        return Some(Reason::PinnedByDevice);
+    }
+    of_device(driver)
+}
+
 /// An object (`-object`) that is no memory backend, by its type.
 pub fn of_object(kind: &str) -> Option<Reason> {
     match kind {
@@ -228,6 +239,14 @@ mod tests {
         ] {
             assert_eq!(of_device(driver), reason, "{driver}");
         }
+    }
+
+    #[test]
+    fn a_gpu_that_pins_what_is_drawn_is_refused() {
+        let of = |text| of_device_option(&OptionValue::parse(text, "driver").expect("read"));
+        assert_eq!(of("virtio-gpu-pci,blob=on"), Some(Reason::PinnedByDevice));
+        assert_eq!(of("virtio-vga"), None);
+        assert_eq!(of("virtio-gpu-pci,blob=off"), None);
     }
 
     #[test]

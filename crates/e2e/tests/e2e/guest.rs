@@ -264,6 +264,12 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether a line of the console has had `text` in it.
+    pub(crate) fn has_said(&mut self, text: &str) -> bool {
+        self.said.extend(self.lines.try_iter());
+        self.said.iter().any(|line| line.contains(text))
+    }
+
     fn tail(&self) -> String {
         let mut text = String::new();
         for line in &self.said[self.said.len().saturating_sub(15)..] {

@@ -71,6 +71,7 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "vm::libvirt_starts_it", run: vm::libvirt_starts_it },
     Test { name: "vm::a_killed_machine_leaves_nothing", run: vm::a_killed_machine_leaves_nothing },
     Test { name: "vm::pagers_and_donors_die_under_it", run: vm::pagers_and_donors_die_under_it },
+    Test { name: "vm::lost_memory_stops_it", run: vm::lost_memory_stops_it },
 ];
 
 fn main() -> ExitCode {

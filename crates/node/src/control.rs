@@ -175,10 +175,10 @@ fn start_vm(
     wish: StartVm,
     launched: &mut Vec<String>,
 ) -> io::Result<()> {
-    let followed = node.vms.enter(&wish);
-    if let Err(error) = followed {
-        return write(writer, &Answer::Refused(with_causes(&error)), &[]);
-    }
+    let number = match node.vms.enter(&wish) {
+        Ok(number) => number,
+        Err(error) => return write(writer, &Answer::Refused(with_causes(&error)), &[]),
+    };
     let before = launched.len();
     let name = wish.name.clone();
     let pager = StartPager {
@@ -188,9 +188,9 @@ fn start_vm(
     };
     let answered = start_pager(node, writer, pager, launched);
     if launched.len() > before {
-        node.vms.follow(&name);
+        node.vms.follow(&name, number);
     } else {
-        node.vms.forget(&name);
+        node.vms.forget(&name, number);
     }
     answered
 }

@@ -80,8 +80,22 @@ pub struct Vms(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     pagers: Pagers,
-    table: Mutex<BTreeMap<String, VmReport>>,
+    table: Mutex<Table>,
     stop: Stop,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entered: u64,
+    machines: BTreeMap<String, Machine>,
+}
+
+#[derive(Debug)]
+struct Machine {
+    /// Which machine of this name it is: one that has just ended may still be followed when the
+    /// next is entered.
+    number: u64,
+    report: VmReport,
 }
 
 impl Vms {
@@ -90,10 +104,11 @@ impl Vms {
         Vms(Arc::new(Shared { pagers, table: Mutex::default(), stop: Stop::default() }))
     }
 
-    /// Enters a machine whose pager is about to be started.
-    pub(crate) fn enter(&self, wish: &StartVm) -> Result<(), PagerError> {
+    /// Enters a machine whose pager is about to be started, and returns its number.
+    pub(crate) fn enter(&self, wish: &StartVm) -> Result<u64, PagerError> {
         let mut table = self.table();
-        if table.contains_key(&wish.name) {
+        let known = table.machines.contains_key(&wish.name);
+        if known && self.0.pagers.report(&wish.name).is_ok() {
             return Err(PagerError::NameTaken(wish.name.clone()));
         }
         let report = VmReport {
@@ -105,30 +120,37 @@ impl Vms {
             memory_bytes: None,
             monitor: wish.monitor.clone(),
         };
-        table.insert(wish.name.clone(), report);
-        Ok(())
+        table.entered += 1;
+        let number = table.entered;
+        table.machines.insert(wish.name.clone(), Machine { number, report });
+        Ok(number)
     }
 
     /// Follows a machine whose pager listens, until the pager has ended.
-    pub(crate) fn follow(&self, name: &str) {
+    pub(crate) fn follow(&self, name: &str, number: u64) {
         let follower = {
             let (vms, name) = (self.clone(), name.to_owned());
             move || {
-                Follower::new(vms.clone(), name.clone()).run();
-                vms.forget(&name);
+                Follower::new(vms.clone(), name.clone(), number).run();
+                vms.forget(&name, number);
             }
         };
         if let Err(error) = thread::Builder::new().name("vm".into()).spawn(follower) {
             tracing::error!(vm = name, %error, "the machine cannot be followed");
-            self.forget(name);
+            self.forget(name, number);
         }
     }
 
     /// Forgets a machine, and what its monitor has left.
-    pub(crate) fn forget(&self, name: &str) {
-        let report = self.table().remove(name);
-        if let Some(monitor) = report.and_then(|report| report.monitor) {
-            // QEMU removes it itself, unless it was killed.
+    pub(crate) fn forget(&self, name: &str, number: u64) {
+        let mut table = self.table();
+        if table.machines.get(name).is_none_or(|machine| machine.number != number) {
+            return;
+        }
+        let machine = table.machines.remove(name);
+        if let Some(monitor) = machine.and_then(|machine| machine.report.monitor) {
+            // QEMU removes it itself, unless it was killed. With the table locked, so that it is
+            // not the next machine's.
             match std::fs::remove_file(&monitor) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     tracing::warn!(vm = name, %error, "the monitor's socket cannot be removed");
@@ -140,12 +162,14 @@ impl Vms {
 
     /// All machines as they are now.
     pub fn reports(&self) -> Vec<VmReport> {
-        self.table().values().cloned().collect()
+        self.table().machines.values().map(|machine| machine.report.clone()).collect()
     }
 
     /// A machine's memory is being brought home.
     pub(crate) fn leaves(&self, name: &str) {
-        self.update(name, |report| report.state = VmState::Leaving);
+        if let Some(machine) = self.table().machines.get_mut(name) {
+            machine.report.state = VmState::Leaving;
+        }
     }
 
     /// Ends the followers.
@@ -153,13 +177,7 @@ impl Vms {
         self.0.stop.set();
     }
 
-    fn update(&self, name: &str, change: impl FnOnce(&mut VmReport)) {
-        if let Some(report) = self.table().get_mut(name) {
-            change(report);
-        }
-    }
-
-    fn table(&self) -> MutexGuard<'_, BTreeMap<String, VmReport>> {
+    fn table(&self) -> MutexGuard<'_, Table> {
         self.0.table.lock().expect("no thread panics with the table")
     }
 }
@@ -168,6 +186,7 @@ impl Vms {
 struct Follower {
     vms: Vms,
     name: String,
+    number: u64,
     monitor: Option<Monitor>,
     inspected: Option<Instant>,
     /// What the machine was stopped for: each thing once, so that who lets it go on is obeyed.
@@ -175,18 +194,26 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(vms: Vms, name: String) -> Follower {
-        Follower { vms, name, monitor: None, inspected: None, stopped_for: Vec::new() }
+    fn new(vms: Vms, name: String, number: u64) -> Follower {
+        Follower { vms, name, number, monitor: None, inspected: None, stopped_for: Vec::new() }
+    }
+
+    /// The machine's report; none if the next of its name has taken its place.
+    fn report<T>(&self, look: impl FnOnce(&mut VmReport) -> T) -> Option<T> {
+        let mut table = self.vms.table();
+        let machine = table.machines.get_mut(&self.name);
+        machine.filter(|machine| machine.number == self.number).map(|machine| look(&mut machine.report))
     }
 
     fn run(mut self) {
         while !self.vms.0.stop.wait(INTERVAL) {
             let Ok(consumer) = self.vms.0.pagers.report(&self.name) else { return };
+            let Some(state) = self.report(|report| report.state) else { return };
             let lost = consumer.stats.as_ref().and_then(|stats| stats.error.clone());
-            match self.vms.table().get(&self.name).map(|report| report.state) {
+            match state {
                 // What is plugged into it does not matter any more, nor what is lost.
-                Some(VmState::Detached) => continue,
-                Some(VmState::Leaving) => {
+                VmState::Detached => continue,
+                VmState::Leaving => {
                     let left = consumer.stats.as_ref().is_some_and(|stats| stats.processes == 0);
                     if left {
                         self.set_state(VmState::Detached);
@@ -212,12 +239,12 @@ impl Follower {
     }
 
     fn connect(&mut self) {
-        let path = self.vms.table().get(&self.name).and_then(|report| report.monitor.clone());
+        let path = self.report(|report| report.monitor.clone()).flatten();
         let Some(path) = path.filter(|path| path.exists()) else { return };
         match Monitor::connect(&path, PATIENCE) {
             Ok(monitor) => {
                 let pid = monitor.peer_pid();
-                self.vms.update(&self.name, |report| report.pid = pid);
+                self.report(|report| report.pid = pid);
                 self.monitor = Some(monitor);
             }
             // Not listening yet, or no longer.
@@ -249,7 +276,7 @@ impl Follower {
         let Some((size, refused)) = found else { return };
         if let Ok(size) = size {
             let bytes = size.base_bytes + size.plugged_bytes;
-            self.vms.update(&self.name, |report| report.memory_bytes = Some(bytes));
+            self.report(|report| report.memory_bytes = Some(bytes));
         }
         match refused {
             Ok(refused) if !refused.is_empty() => {
@@ -277,14 +304,14 @@ impl Follower {
             }
             None => VmState::Stuck,
         };
-        self.vms.update(&self.name, |report| {
+        self.report(|report| {
             report.state = state;
             report.reason = Some(reason);
         });
     }
 
     fn note(&self, state: &RunState) {
-        self.vms.update(&self.name, |report| {
+        self.report(|report| {
             report.run_state = Some(state.status.clone());
             report.state = match (state.running, report.state) {
                 (true, _) => VmState::Running,
@@ -295,6 +322,6 @@ impl Follower {
     }
 
     fn set_state(&self, state: VmState) {
-        self.vms.update(&self.name, |report| report.state = state);
+        self.report(|report| report.state = state);
     }
 }

@@ -2,10 +2,13 @@
 //! mappings.
 
 use crate::guest::{FilePlace, Ram};
+use crate::helper;
+use crate::remote;
 use crate::state::{SPACE_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::{Errno, Uffd};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::RawFd;
@@ -14,7 +17,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
 
 /// What the helper thread of a program can be asked through.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Helper {
     /// The connection to it.
     pub(crate) socket: RawFd,
@@ -22,14 +25,82 @@ pub(crate) struct Helper {
     pub(crate) area: u64,
     /// Memory of the library's own, left alone.
     pub(crate) own: Range,
+    /// Where the library keeps its table of other memory to leave alone, and the table's entries.
+    pub(crate) left_alone: u64,
+    pub(crate) left_alone_count: usize,
+}
+
+impl Helper {
+    pub(crate) const NONE: Helper = Helper {
+        socket: -1,
+        area: 0,
+        own: Range { start: 0, len: 0 },
+        left_alone: 0,
+        left_alone_count: 0,
+    };
+
+    /// What the program does not want registered, at this moment.
+    pub(crate) fn read_left_alone(&self, pid: i32) -> Vec<Range> {
+        let mut table = vec![Range::default(); self.left_alone_count.min(MAX_LEFT_ALONE)];
+        let len = size_of_val(&table[..]);
+        let to = libc::iovec { iov_base: table.as_mut_ptr().cast(), iov_len: len };
+        let from = libc::iovec { iov_base: self.left_alone as *mut _, iov_len: len };
+        // SAFETY: any bytes are valid ranges, and the table is the library's, never paged.
+        let read = unsafe { remote::read(pid, &[to], &[from]) };
+        table.retain(|range| read && range.len > 0);
+        table.push(self.own);
+        table
+    }
+}
+
+/// More entries are not believed.
+const MAX_LEFT_ALONE: usize = 1 << 16;
+
+/// How far an address space has come. Written down, so that a successor knows what the other side
+/// has been told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// Its entries are being made. The other side waits, and asks again if the connection ends.
+    Preparing,
+    /// A child: its parent may fork, or has forked, or its child may be saying so.
+    Forking {
+        /// `None` if it has ended since.
+        parent: Option<usize>,
+    },
+    /// All is done; it may have been welcomed or not. There is no helper yet.
+    Welcoming,
+    /// It runs.
+    Live,
+}
+
+impl Stage {
+    fn to_word(self) -> u64 {
+        match self {
+            Stage::Live => 0,
+            Stage::Preparing => 1,
+            Stage::Welcoming => 2,
+            Stage::Forking { parent } => 3 | parent.map_or(0, |index| index as u64 + 1) << 8,
+        }
+    }
+
+    fn from_word(word: u64) -> Stage {
+        match word & 0xFF {
+            0 => Stage::Live,
+            1 => Stage::Preparing,
+            2 => Stage::Welcoming,
+            _ => Stage::Forking { parent: (word >> 8).checked_sub(1).map(|index| index as usize) },
+        }
+    }
 }
 
 /// An address space that is paged.
 pub(crate) struct AddressSpace {
+    pub(crate) stage: Stage,
+    /// -1 for a child that has not attached.
     pub(crate) uffd: Uffd,
-    /// Unknown for a forked child until it faults.
+    /// Unknown for a child that has not said anything.
     pub(crate) pid: Option<i32>,
-    /// None for a forked child that has not attached: it is served, but nothing is evicted from it.
+    /// The connection is there from the start, the thread at its end once the space is live.
     pub(crate) helper: Option<Helper>,
     /// What is paged, if this is a hypervisor: its guest RAM, and nothing else of it.
     pub(crate) guest: Option<Ram>,
@@ -57,6 +128,9 @@ pub(crate) struct AddressSpace {
 const GRACE: Duration = Duration::from_millis(100);
 const GRACE_PAGES: u64 = 64;
 
+/// Meanwhile its parent's faults are not served.
+const CHILD_PATIENCE: Duration = Duration::from_secs(10);
+
 /// `/proc/PID/pagemap`: the page is in memory.
 const PAGEMAP_PRESENT: u64 = 1 << 63;
 /// The page is write-protected through userfaultfd.
@@ -71,11 +145,12 @@ pub(crate) struct Mapped {
 }
 
 impl AddressSpace {
-    pub(crate) fn new(uffd: Uffd) -> AddressSpace {
+    pub(crate) fn new(uffd: Uffd, helper: Helper) -> AddressSpace {
         AddressSpace {
+            stage: Stage::Preparing,
             uffd,
             pid: None,
-            helper: None,
+            helper: Some(helper),
             guest: None,
             resident: 0,
             inherited: 0,
@@ -89,17 +164,70 @@ impl AddressSpace {
         }
     }
 
+    /// A hypervisor, of which guest RAM is paged. There is no helper in it.
+    pub(crate) fn hypervisor(uffd: Uffd, pid: i32) -> AddressSpace {
+        let mut space = AddressSpace::new(uffd, Helper::NONE);
+        space.stage = Stage::Live;
+        space.pid = Some(pid);
+        space.helper = None;
+        space.charged = true;
+        space
+    }
+
     /// Whether a forked child has lived long enough, or grown enough, to be worth evicting for.
     pub(crate) fn is_due(&self) -> bool {
         let settled = self.since.elapsed() > GRACE || self.resident > self.inherited + GRACE_PAGES;
-        !self.charged && self.helper.is_some() && settled
+        !self.charged && self.stage == Stage::Live && settled
+    }
+
+    /// Whether it was forked, or was about to be, and nothing has come of it for too long: stopped
+    /// by somebody, most likely.
+    pub(crate) fn is_late_child(&self) -> bool {
+        matches!(self.stage, Stage::Forking { .. }) && self.since.elapsed() > CHILD_PATIENCE
+    }
+
+    /// The next stage, written down.
+    pub(crate) fn advance(&mut self, state: &State, index: usize, stage: Stage) {
+        self.stage = stage;
+        self.save(state, index);
+    }
+
+    /// SIGKILL. A child that has not attached ends itself when its connection does.
+    pub(crate) fn kill(&self) {
+        if self.guest.is_some() {
+            return self.kill_hypervisor();
+        }
+        let Some(helper) = self.helper else { return };
+        if self.stage != Stage::Live {
+            // SAFETY: the descriptor is open as long as the address space is known.
+            unsafe { libc::shutdown(helper.socket, libc::SHUT_RDWR) };
+            return;
+        }
+        let Some(pid) = self.pid.and_then(Pid::from_raw) else { return };
+        // The number may be another process's by now; but not if the connection still stands after
+        // it was looked up, because then the process has not ended since it attached.
+        if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+            && !helper::has_ended(helper.socket, Duration::ZERO)
+        {
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        }
+    }
+
+    fn kill_hypervisor(&self) {
+        let Some(pid) = self.pid.and_then(Pid::from_raw) else { return };
+        // As above, but for the memory in place of the connection.
+        if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+            && !self.has_ended()
+        {
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        }
     }
 
     /// Whether the pager can take the page at `address` away.
     pub(crate) fn can_give_up(&self, address: u64) -> bool {
         match &self.guest {
             Some(ram) => ram.place(address).is_some(),
-            None => self.helper.is_some(),
+            None => self.stage == Stage::Live,
         }
     }
 
@@ -129,7 +257,8 @@ impl AddressSpace {
     pub(crate) fn descriptors(&self) -> Vec<RawFd> {
         let guest = self.guest.as_ref().map(Ram::descriptors).unwrap_or_default();
         let helper = self.helper.map(|helper| helper.socket);
-        std::iter::once(self.uffd.0).chain(helper).chain(guest).collect()
+        let uffd = Some(self.uffd.0).filter(|&fd| fd >= 0);
+        uffd.into_iter().chain(helper).chain(guest).collect()
     }
 
     /// Whether the process has given up its memory.
@@ -142,7 +271,7 @@ impl AddressSpace {
     /// Writes down what a successor needs.
     pub(crate) fn save(&self, state: &State, index: usize) {
         let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
-        let helper = self.helper.unwrap_or(Helper { socket: -1, area: 0, own: Range::default() });
+        let helper = self.helper.unwrap_or(Helper::NONE);
         let socket = self.connection().unwrap_or(-1);
         words[1].store((socket + 1) as u64, Relaxed);
         words[2].store(helper.area, Relaxed);
@@ -150,23 +279,33 @@ impl AddressSpace {
         words[4].store(helper.own.len, Relaxed);
         words[5].store(self.pid.unwrap_or(0) as u64, Relaxed);
         words[6].store(u64::from(self.charged), Relaxed);
-        words[7].store(u64::from(self.guest.is_some()), Relaxed);
-        words[0].store((self.uffd.0 + 1) as u64, Release);
+        words[7].store((self.uffd.0 + 1) as u64, Relaxed);
+        words[8].store(helper.left_alone, Relaxed);
+        words[9].store(helper.left_alone_count as u64, Relaxed);
+        words[10].store(u64::from(self.guest.is_some()), Relaxed);
+        words[0].store(self.stage.to_word() + 1, Release);
     }
 
     /// The address space that a predecessor wrote down at `index`.
     pub(crate) fn load(state: &State, index: usize) -> Option<AddressSpace> {
         let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
         let word = |i: usize| words[i].load(Relaxed);
-        let uffd = Uffd((word(0) as RawFd).checked_sub(1).filter(|&fd| fd >= 0)?);
-        let mut space = AddressSpace::new(uffd);
+        let stage = Stage::from_word(word(0).checked_sub(1)?);
         let socket = word(1) as RawFd - 1;
-        if word(7) != 0 {
+        let helper = Helper {
+            socket,
+            area: word(2),
+            own: Range { start: word(3), len: word(4) },
+            left_alone: word(8),
+            left_alone_count: word(9) as usize,
+        };
+        let mut space = AddressSpace::new(Uffd(word(7) as RawFd - 1), helper);
+        space.helper = space.helper.filter(|helper| helper.socket >= 0);
+        if word(10) != 0 {
+            space.helper = None;
             space.guest = Some(Ram::load(state, index, Some(socket).filter(|&fd| fd >= 0)));
-        } else if socket >= 0 {
-            let own = Range { start: word(3), len: word(4) };
-            space.helper = Some(Helper { socket, area: word(2), own });
         }
+        space.stage = stage;
         space.pid = Some(word(5) as i32).filter(|&pid| pid != 0);
         space.charged = word(6) != 0;
         Some(space)
@@ -263,8 +402,16 @@ impl AddressSpace {
 pub(crate) struct Mapping {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Private, anonymous, writable, and neither a stack nor the kernel's own.
+    /// Private and anonymous, and neither the first stack nor the kernel's own.
+    pub(crate) anonymous: bool,
+    /// And writable at present.
     pub(crate) pageable: bool,
+}
+
+impl Mapping {
+    pub(crate) fn overlaps(&self, range: &Range) -> bool {
+        self.start < range.start + range.len && range.start < self.end
+    }
 }
 
 /// The mappings of a process, in order of address.
@@ -285,25 +432,55 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     let perms = fields.next()?;
     let inode = fields.nth(2)?;
     let name = fields.next().unwrap_or("");
-    let anonymous =
-        inode == "0" && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"));
+    let anonymous = inode == "0"
+        && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"))
+        && perms.ends_with('p');
     Some(Mapping {
         start: u64::from_str_radix(start, 16).ok()?,
         end: u64::from_str_radix(end, 16).ok()?,
-        pageable: anonymous && perms.starts_with("rw") && perms.ends_with('p'),
+        anonymous,
+        pageable: anonymous && perms.starts_with("rw"),
     })
-}
-
-/// The process that thread `thread` belongs to.
-pub(crate) fn process_of_thread(thread: u32) -> Option<i32> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-    line.trim().parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::MAX_SPACES;
+    use std::os::fd::BorrowedFd;
+
+    const HELPER: Helper = Helper {
+        socket: 8,
+        area: 0x7000,
+        own: Range { start: 0x5000, len: 0x4000 },
+        left_alone: 0x6000,
+        left_alone_count: 3,
+    };
+
+    #[test]
+    fn a_successor_reads_every_stage() {
+        let fd = State::create().unwrap();
+        // SAFETY: just created, never closed.
+        let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap();
+        let stages = [
+            Stage::Preparing,
+            Stage::Forking { parent: Some(MAX_SPACES - 1) },
+            Stage::Forking { parent: None },
+            Stage::Welcoming,
+            Stage::Live,
+        ];
+        for (index, stage) in stages.into_iter().enumerate() {
+            let uffd = Uffd(if matches!(stage, Stage::Forking { .. }) { -1 } else { 9 });
+            let mut space = AddressSpace::new(uffd, HELPER);
+            space.pid = (index % 2 == 0).then_some(77);
+            space.advance(&state, index, stage);
+            let loaded = AddressSpace::load(&state, index).unwrap();
+            assert_eq!((loaded.stage, loaded.uffd, loaded.pid), (stage, uffd, space.pid));
+            assert_eq!(loaded.helper, Some(HELPER));
+        }
+        AddressSpace::erase(&state, 0);
+        assert!(AddressSpace::load(&state, 0).is_none());
+    }
 
     #[test]
     fn tells_pageable_mappings_from_others() {
@@ -318,7 +495,7 @@ mod tests {
 
     #[test]
     fn remembers_what_is_registered() {
-        let mut space = AddressSpace::new(Uffd(-1));
+        let mut space = AddressSpace::new(Uffd(-1), HELPER);
         let range = |start, end| Range { start, len: end - start };
         assert_eq!(space.unregistered_part(10, 20), Some(range(10, 20)));
         space.remember_registered(range(10, 20));
@@ -337,7 +514,7 @@ mod tests {
     #[test]
     fn sees_its_own_pages() {
         let memory = vec![1u8; 64 << 10];
-        let mut space = AddressSpace::new(Uffd(-1));
+        let mut space = AddressSpace::new(Uffd(-1), HELPER);
         space.pid = Some(std::process::id() as i32);
         let vpn = memory.as_ptr() as u64 / 4096 + 1;
         let pages = space.mapped(vpn, 4).unwrap();

@@ -1,23 +1,25 @@
-//! Programs and forked children come.
+//! Programs come.
 
-use crate::address_space::{AddressSpace, Helper, process_of_thread};
+use crate::address_space::{AddressSpace, Helper, Stage};
 use crate::core::{Core, Shared, close};
+use crate::fork;
 use crate::guest;
 use crate::remote;
 use crate::serve::Server;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
 use hecaton_policy::evict::Installed;
-use hecaton_uffd::handover::{Attach, MAGIC, Range, Welcome};
+use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
-/// A forked child that has said so, and whose userfaultfd is not recognised yet.
-pub(crate) struct Pending {
-    pid: i32,
-    socket: RawFd,
-    area: u64,
-    own: Range,
+/// What was said on a connection.
+pub(crate) struct MessageFrom {
+    pub(crate) attach: Attach,
+    pub(crate) uffd: Option<RawFd>,
+    /// The process that said it, which need not be the one that made the connection. `None` for one
+    /// that this process has no number for.
+    pub(crate) pid: Option<i32>,
 }
 
 /// The next connection, if there is one.
@@ -25,72 +27,96 @@ pub(crate) fn accept(listener: RawFd) -> Option<RawFd> {
     let flags = libc::SOCK_CLOEXEC;
     // SAFETY: no address is asked for.
     let fd = unsafe { libc::accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), flags) };
-    (fd >= 0).then_some(fd)
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: just opened.
+    let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+    // With each message comes who sent it: a child speaks on a connection of its parent's.
+    if let Err(error) = rustix::net::sockopt::set_socket_passcred(socket, true) {
+        tracing::warn!(%error, "a program's process cannot be told");
+    }
+    Some(fd)
 }
 
 /// A newcomer has something to say.
-pub(crate) fn receive(server: &mut Server, shared: &Shared, socket: RawFd) {
+pub(crate) fn newcomer(server: &mut Server, shared: &Shared, socket: RawFd) {
     let refuse = |why: &str, uffd: Option<RawFd>| {
         tracing::warn!(why, "a program is refused");
+        // An error means that it has ended.
+        let _ = say(socket, Step::Refused);
         close(socket);
         uffd.into_iter().for_each(close);
     };
-    let Some(Message { bytes, fds }) = receive_message(socket) else {
+    let Ok(Some(message)) = receive_message(socket) else {
         return refuse("it hung up, or said more than there is to say", None);
     };
-    if let Some(handover) = guest_ram::Handover::parse(&bytes) {
-        return guest::handover::begin(server, shared, socket, &handover, fds);
+    if let Some(handover) = guest_ram::Handover::parse(&message.bytes) {
+        return guest::handover::begin(server, shared, socket, &handover, message.fds);
     }
-    let Some((attach, uffd)) = parse_attach(&bytes, fds) else {
+    let Ok(MessageFrom { attach, uffd, .. }) = parse_attach(message) else {
         return refuse("what it says is not an attach message", None);
     };
-    if attach.magic != MAGIC {
-        return refuse("its libhecaton.so is of another version", uffd);
-    }
+    let Some(pid) = peer(socket) else {
+        return refuse("its process cannot be told", uffd);
+    };
     match uffd {
-        Some(fd) if attach.forked == 0 => {
-            if let Err(why) = fresh(server, shared, socket, &attach, Uffd(fd)) {
+        Some(fd) if attach.kind == Kind::Program as u32 => {
+            if let Err(why) = fresh(server, shared, socket, pid, &attach, Uffd(fd)) {
                 refuse(why, Some(fd));
             }
         }
-        None if attach.forked == 1 => {
-            let Some(pid) = peer(socket) else { return refuse("its process cannot be told", None) };
-            let Attach { area, own, .. } = attach;
-            forked(server, &mut shared.lock(), Pending { pid, socket, area, own });
-        }
+        None if attach.kind == Kind::Fork as u32 => fork::requested(server, shared, socket, pid),
         uffd => refuse("a userfaultfd is missing, or is one too many", uffd),
     }
 }
 
+/// Why a program whose memory cannot be copied out is not served.
+pub(crate) const UNREADABLE: &str = "its memory may not be read by the pager: run both as the same \
+    user, and check kernel.yama.ptrace_scope";
+
 fn fresh(
-    server: &Server,
+    server: &mut Server,
     shared: &Shared,
     socket: RawFd,
+    pid: i32,
     attach: &Attach,
     uffd: Uffd,
 ) -> Result<(), &'static str> {
-    let pid = peer(socket).ok_or("its process cannot be told")?;
     if !is_readable(pid, &attach.own) {
-        return Err(
-            "its memory may not be read by the pager: run both as the same user, and check \
-                    kernel.yama.ptrace_scope",
-        );
+        return Err(UNREADABLE);
     }
-    let mut space = AddressSpace::new(uffd);
-    space.pid = Some(pid);
-    space.helper = Some(Helper { socket, area: attach.area, own: attach.own });
-    space.charged = true;
     let mut guard = shared.lock();
     let core = &mut *guard;
+    if core.failed.is_some() {
+        return Err("its consumer is being ended");
+    }
+    // A process has one address space: what it had before, it has left by `exec`, or what had its
+    // number has ended.
+    let left: Vec<usize> = core
+        .live_spaces()
+        .filter(|(_, space)| space.pid == Some(pid))
+        .map(|(index, _)| index)
+        .collect();
+    left.into_iter().for_each(|index| core.end_space(index));
+    let mut space = AddressSpace::new(uffd, Helper::of(attach, socket));
+    space.pid = Some(pid);
+    space.charged = true;
     let index = core.add_space(space).ok_or("too many programs on one pager")?;
     let ranges = attach.ranges.iter().take(attach.range_count as usize);
     for range in ranges {
         core.spaces[index].as_mut().expect("just added").remember_registered(*range);
-        core.adopt_pages(index, *range).map_err(|_| "its pages cannot be listed")?;
+        if let Err(error) = core.adopt_pages(index, *range) {
+            tracing::debug!(%error, "a program ended while it attached");
+            core.end_space(index);
+            return Ok(());
+        }
     }
+    let space = core.spaces[index].as_mut().expect("just added");
+    space.advance(&core.state, index, Stage::Welcoming);
     drop(guard);
-    server.watch_space(index, uffd, Some(socket));
-    welcome(socket, None).then_some(()).ok_or("it hung up")
+    fork::begin_to_serve(server, shared, index);
+    Ok(())
 }
 
 impl Core {
@@ -110,119 +136,92 @@ impl Core {
     }
 }
 
-/// A thread has faulted in an address space whose process is not known: a forked child's.
-pub(crate) fn recognise(server: &mut Server, core: &mut Core, index: usize, thread: u32) {
-    let Some(pid) = process_of_thread(thread) else { return };
-    let space = core.spaces[index].as_mut().expect("it has just faulted");
-    space.pid = Some(pid);
-    space.save(&core.state, index);
-    if let Some(at) = server.pending.iter().position(|pending| pending.pid == pid) {
-        let pending = server.pending.swap_remove(at);
-        bind(server, core, index, &pending);
-    }
+/// Says `step` to who waits for it.
+pub(crate) fn say(socket: RawFd, step: Step) -> rustix::io::Result<()> {
+    // SAFETY: the descriptor is open.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
+    rustix::net::send(socket, Answer::new(step).as_bytes(), flags).map(drop)
 }
 
-/// A forked child has said that it is there. Its fault at the doorbell may have been read before.
-fn forked(server: &mut Server, core: &mut Core, pending: Pending) {
-    let is_its = |space: &AddressSpace| space.pid == Some(pending.pid) && space.helper.is_none();
-    let known = core.live_spaces().find(|(_, space)| is_its(space)).map(|(index, _)| index);
-    match known {
-        Some(index) => bind(server, core, index, &pending),
-        None => server.pending.push(pending),
-    }
-}
-
-fn bind(server: &Server, core: &mut Core, index: usize, pending: &Pending) {
-    let &Pending { socket, area, own, .. } = pending;
-    let space = core.spaces[index].as_mut().expect("chosen by the caller");
-    space.helper = Some(Helper { socket, area, own });
-    let uffd = space.uffd;
-    space.save(&core.state, index);
-    if server.watch_helper(index, socket).is_err() || !welcome(socket, Some(uffd.0)) {
-        core.end_space(index);
-    }
-}
-
-fn welcome(socket: RawFd, uffd: Option<RawFd>) -> bool {
-    // SAFETY: getppid cannot fail. The keeper is the parent; it, and each worker it starts, may
-    // read the program.
-    let reader = unsafe { libc::getppid() };
-    let message = Welcome { magic: MAGIC, reader };
-    // SAFETY: a `repr(C)` structure of integers without padding.
-    let bytes = unsafe {
-        std::slice::from_raw_parts(std::ptr::from_ref(&message).cast::<u8>(), size_of::<Welcome>())
-    };
-    let part = std::io::IoSlice::new(bytes);
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
-    // SAFETY: both descriptors are open.
-    let (socket, uffd) = unsafe {
-        use std::os::fd::BorrowedFd;
-        (BorrowedFd::borrow_raw(socket), uffd.map(|fd| [BorrowedFd::borrow_raw(fd)]))
-    };
-    if let Some(uffd) = &uffd {
-        ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(uffd));
-    }
-    let flags = rustix::net::SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &[part], &mut ancillary, flags).is_ok()
-}
-
-/// One packet, and the descriptors that came with it.
+/// One packet.
 pub(crate) struct Message {
     pub(crate) bytes: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
+    /// See [`MessageFrom`].
+    pid: Option<i32>,
 }
 
 /// Most descriptors that any message brings.
 const MAX_DESCRIPTORS: usize = 2;
 
-/// The packet that waits in `socket`. `None` if the peer has hung up, or the packet is larger than
-/// any message, or brings more descriptors.
-pub(crate) fn receive_message(socket: RawFd) -> Option<Message> {
+/// The packet that waits in `socket`; `Ok(None)` if none does. An error if the peer has hung up, or
+/// the packet is larger than any message, or brings more descriptors.
+pub(crate) fn receive_message(socket: RawFd) -> std::io::Result<Option<Message>> {
     use rustix::net::{RecvAncillaryMessage, RecvFlags, ReturnFlags};
     let mut bytes = vec![0u8; size_of::<Attach>()];
-    let mut space =
-        [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let space = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS), ScmCredentials(1));
+    let mut space = vec![std::mem::MaybeUninit::uninit(); space];
     let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
     let received = {
         let mut part = [std::io::IoSliceMut::new(&mut bytes)];
         // SAFETY: the socket is open.
-        let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+        let socket = unsafe { BorrowedFd::borrow_raw(socket) };
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        rustix::net::recvmsg(socket, &mut part, &mut ancillary, flags).ok()?
+        match rustix::net::recvmsg(socket, &mut part, &mut ancillary, flags) {
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            result => result?,
+        }
     };
-    let mut fds = Vec::new();
+    let (mut fds, mut pid) = (Vec::new(), None);
     for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
+        match message {
+            RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
+            RecvAncillaryMessage::ScmCredentials(who) => {
+                pid = Some(who.pid.as_raw_nonzero().get());
+            }
+            _ => {}
         }
     }
-    if received.bytes == 0 || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return None;
+    if received.bytes == 0 {
+        return Err(std::io::Error::other("it has ended"));
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(std::io::Error::other("it says more than there is to say"));
     }
     bytes.truncate(received.bytes);
-    Some(Message { bytes, fds })
+    Ok(Some(Message { bytes, fds, pid }))
 }
 
-fn parse_attach(bytes: &[u8], fds: Vec<OwnedFd>) -> Option<(Attach, Option<RawFd>)> {
-    if bytes.len() != size_of::<Attach>() || fds.len() > 1 {
-        return None;
+/// What was said on a connection; `Ok(None)` if nothing was, an error if it has ended or what was
+/// said is not understood.
+pub(crate) fn receive(socket: RawFd) -> std::io::Result<Option<MessageFrom>> {
+    receive_message(socket)?.map(parse_attach).transpose()
+}
+
+fn parse_attach(message: Message) -> std::io::Result<MessageFrom> {
+    let Message { bytes, fds, pid } = message;
+    if bytes.len() == size_of::<Attach>() && fds.len() <= 1 {
+        // SAFETY: the length was compared, and any bytes are a valid Attach.
+        let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
+        if attach.magic == MAGIC {
+            let uffd = fds.into_iter().next().map(IntoRawFd::into_raw_fd);
+            return Ok(MessageFrom { attach, uffd, pid });
+        }
     }
-    // SAFETY: the length was compared, and any bytes are a valid Attach.
-    let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
-    Some((attach, fds.into_iter().next().map(IntoRawFd::into_raw_fd)))
+    Err(std::io::Error::other("its libhecaton.so is of another version"))
 }
 
 pub(crate) fn peer(socket: RawFd) -> Option<i32> {
     // SAFETY: the socket is open.
-    let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let credentials = rustix::net::sockopt::socket_peercred(socket).ok()?;
     Some(credentials.pid.as_raw_nonzero().get())
 }
 
 /// Tries to read one byte of the library's own memory: the helper's stack, which is never paged,
 /// so that the read cannot wait for a fault of ours.
-fn is_readable(pid: i32, own: &Range) -> bool {
+pub(crate) fn is_readable(pid: i32, own: &Range) -> bool {
     let mut byte = 0u8;
     let to = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let from = libc::iovec { iov_base: (own.start + 4096) as *mut _, iov_len: 1 };

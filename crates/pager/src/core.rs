@@ -6,7 +6,9 @@
 //! says of a page and what the kernel has change together; never across a wait for a donor, a
 //! helper or a disk.
 
+use crate::address_space::Stage;
 use crate::address_space::{AddressSpace, Helper};
+use crate::fork::ForkRequest;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
@@ -20,6 +22,7 @@ use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -89,8 +92,10 @@ pub(crate) struct Core {
     /// Pages on their way in.
     pub(crate) fetching: u64,
     pub(crate) batch: Vec<BatchItem>,
-    /// Children forked while the batch was under way, and their parents.
-    pub(crate) batch_children: Vec<(usize, usize)>,
+    /// Programs that want to fork, in the order in which they said so.
+    pub(crate) fork_requests: VecDeque<ForkRequest>,
+    /// Since when the evictor has made way for forks: it is next.
+    pub(crate) eviction_is_next: Option<Instant>,
     /// For a successor: pages of a batch that was copied and not settled, and their slots.
     pub(crate) unsettled: HashMap<Key, u32>,
     pub(crate) own_drop: OwnDrop,
@@ -133,17 +138,27 @@ pub(crate) enum OnLoss {
     Report,
 }
 
-/// The lock, and the evictor's bell.
+/// The lock, and the bells of the evictor and of the fault loop.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     pub(crate) evict: Condvar,
+    pub(crate) bell: OwnedFd,
     /// Whether [`Core::detach`] is there: looked at without the lock.
     pub(crate) detaching: AtomicBool,
 }
 
 impl Shared {
-    pub(crate) fn new(core: Core) -> Shared {
-        Shared { core: Mutex::new(core), evict: Condvar::new(), detaching: AtomicBool::new(false) }
+    pub(crate) fn new(core: Core) -> std::io::Result<Shared> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let detaching = AtomicBool::new(false);
+        Ok(Shared { core: Mutex::new(core), evict: Condvar::new(), bell, detaching })
+    }
+
+    /// Has the fault loop look at the forks that wait.
+    pub(crate) fn ring(&self) {
+        // Fails only when the bell has been rung 2^64 times unheard.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
@@ -175,7 +190,8 @@ impl Core {
             resident: 0,
             fetching: 0,
             batch: Vec::new(),
-            batch_children: Vec::new(),
+            fork_requests: VecDeque::new(),
+            eviction_is_next: None,
             unsettled: HashMap::new(),
             own_drop: OwnDrop::new(),
             evictor_thread: 0,
@@ -349,14 +365,13 @@ impl Core {
     pub(crate) fn end_space(&mut self, index: usize) {
         let Some(space) = self.spaces.get_mut(index).and_then(Option::as_mut) else { return };
         space.gone = true;
-        let in_batch = self.batch.iter().any(|item| item.key.space() == index)
-            || self.batch_children.iter().any(|&(child, _)| child == index);
-        if !in_batch {
+        if !self.batch.iter().any(|item| item.key.space() == index) {
             self.tear_down(index);
         }
     }
 
     fn tear_down(&mut self, index: usize) {
+        self.forget_parent(index);
         for first in self.tables.chunks_in(index, crate::tables::ALL_PAGES) {
             for i in 0..crate::state::CHUNK_PAGES {
                 self.discard(first.plus(i));
@@ -418,15 +433,15 @@ impl Core {
     }
 
     fn kill_all(&self) {
-        for pid in self.live_spaces().filter_map(|(_, space)| space.pid) {
-            // SAFETY: signals a process that is attached, and so has not been reaped and reused.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+        for (_, space) in self.live_spaces() {
+            space.kill();
         }
     }
 
     /// The helper of a page's program, if something may be evicted there.
     pub(crate) fn helper(&self, index: usize) -> Option<Helper> {
-        self.spaces.get(index)?.as_ref().filter(|space| !space.gone)?.helper
+        let space = self.spaces.get(index)?.as_ref()?;
+        space.helper.filter(|_| !space.gone && space.stage == Stage::Live)
     }
 
     /// The statistics, complete.

@@ -1,15 +1,13 @@
-//! What programs do to their address spaces: free, move, fork.
+//! What programs do to their address spaces: free, move.
 //!
 //! The program's thread waits in the kernel until the event is read, and the kernel refuses to map
 //! pages (EAGAIN) until then. Each handler may run twice on the same event (see `journal`).
 
-use crate::address_space::AddressSpace;
 use crate::core::Core;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
 use hecaton_policy::evict::Installed;
-use hecaton_uffd::Uffd;
 use std::ops::Range;
 
 impl Core {
@@ -60,6 +58,11 @@ impl Core {
             space.forget_mappings();
             space.forget_registered(from, from + len);
         }
+        self.move_entries(space, from, to, len);
+    }
+
+    /// What was known of one range is true of another.
+    pub(crate) fn move_entries(&mut self, space: usize, from: u64, to: u64, len: u64) {
         let (from, to, count) = (from >> 12, to >> 12, len >> 12);
         for first in self.tables.chunks_in(space, from..from + count) {
             for vpn in first.vpn().max(from)..(first.vpn() + CHUNK_PAGES).min(from + count) {
@@ -94,52 +97,5 @@ impl Core {
         // finds that the old address holds nothing.
         self.set(new, entry);
         self.set(old, Entry::ZERO.with_busy(entry.is_busy()));
-    }
-
-    /// A process has forked; `uffd` is the child's. Returns the child's index.
-    pub(crate) fn forked(&mut self, parent: usize, uffd: Uffd) -> Option<usize> {
-        // Acting upon the event a second time, after a kill, must not make a second child.
-        if let Some((index, _)) = self.live_spaces().find(|(_, space)| space.uffd == uffd) {
-            return Some(index);
-        }
-        let child = self.add_space(AddressSpace::new(uffd))?;
-        if self.batch.iter().any(|item| item.key.space() == parent) {
-            self.batch_children.push((child, parent));
-        }
-        for first in self.tables.chunks_in(parent, crate::tables::ALL_PAGES) {
-            for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
-                let entry = self.get(key);
-                if entry.place() != Place::Zero {
-                    self.inherit(Key::new(child, key.vpn()), entry);
-                }
-            }
-        }
-        if let Some(space) = self.space(child) {
-            space.inherited = space.resident;
-        }
-        Some(child)
-    }
-
-    fn inherit(&mut self, key: Key, parents: Entry) {
-        let mut entry = parents;
-        if entry.place() == Place::Fetching {
-            entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
-        }
-        if let Some(page) = entry.space_page()
-            && !self.pages.share(&self.state, page)
-        {
-            if entry.place() == Place::Out {
-                self.failed = Some(format!(
-                    "more than {} forked processes share one evicted page",
-                    crate::state::record::MAX_REFS
-                ));
-                return;
-            }
-            entry = entry.with_space_page(None).with_dirty(true);
-        }
-        self.set(key, entry);
-        if entry.place() == Place::Resident {
-            self.count_in(key, Installed::Demand);
-        }
     }
 }

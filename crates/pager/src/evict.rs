@@ -120,8 +120,22 @@ impl Evictor {
             if !idle {
                 self.evict_batch();
             }
+            self.make_way_for_forks();
             self.discard_emptied();
             self.collect(None);
+        }
+    }
+
+    /// The evictor has had its turn, if it could.
+    fn make_way_for_forks(&self) {
+        let mut core = self.shared.lock();
+        if !core.is_forking() {
+            core.eviction_is_next = None;
+        }
+        let forks_wait = !core.fork_requests.is_empty();
+        drop(core);
+        if forks_wait {
+            self.shared.ring();
         }
     }
 
@@ -186,6 +200,12 @@ impl Evictor {
     fn claim(&mut self) -> Vec<Victim> {
         let mut core = self.shared.lock();
         let core = &mut *core;
+        if core.is_forking() {
+            // No page may leave a parent before its child has it. The evictor's turn comes when
+            // these forks are done, whether more are wanted by then or not.
+            core.eviction_is_next.get_or_insert_with(Instant::now);
+            return Vec::new();
+        }
         // Small steps keep faults on the batch's pages from waiting long when little is needed.
         let mut wanted = reserve(core.limit) + 64 - core.room().min(reserve(core.limit));
         if let Some(pages) = core.evict_to {
@@ -414,14 +434,13 @@ impl Evictor {
         let core = &mut *guard;
         let mut written = Vec::new();
         let batch = std::mem::take(&mut core.batch);
-        let children = std::mem::take(&mut core.batch_children);
         let mut evicted = 0;
         for (victim, item) in victims.iter().zip(&batch) {
             if item.now_at != item.key {
                 let old = core.get(item.key);
                 core.set(item.key, old.with_busy(false));
             }
-            let writes = settle_one(core, victim, item.now_at, &children);
+            let writes = settle_one(core, victim, item.now_at);
             evicted += u64::from(victim.taken);
             written.extend(writes);
         }
@@ -586,12 +605,7 @@ impl Evictor {
 }
 
 /// One page of a batch comes to its new place.
-fn settle_one(
-    core: &mut Core,
-    victim: &Victim,
-    key: Key,
-    children: &[(usize, usize)],
-) -> Option<(u64, PageSum, u32)> {
+fn settle_one(core: &mut Core, victim: &Victim, key: Key) -> Option<(u64, PageSum, u32)> {
     let entry = core.get(key).with_busy(false);
     let free_slot = |core: &mut Core| {
         if let Some(slot) = victim.slot {
@@ -603,14 +617,12 @@ fn settle_one(
         core.set(key, entry);
         core.count_out(key, false);
         free_slot(core);
-        settle_children(core, victim.taken, key, None, children);
         return None;
     }
     if !victim.taken {
         core.set(key, entry);
         core.order.installed(key.0, Installed::Rescued);
         free_slot(core);
-        settle_children(core, false, key, None, children);
         return None;
     }
     let stamp = core.clock.stamp();
@@ -654,7 +666,6 @@ fn settle_one(
     };
     core.set(key, new);
     core.count_out(key, false);
-    settle_children(core, true, key, Some(new), children);
     written
 }
 
@@ -667,43 +678,6 @@ fn page_to_write(core: &mut Core, key: Key, old: Option<u64>) -> u64 {
         core.release_page(page);
     }
     core.pages.allocate(&core.state, key)
-}
-
-/// Children forked while the page was in the batch have it as their parent had it then: in memory
-/// if it was not taken; else perhaps, and what the parent's copy held in any case.
-fn settle_children(
-    core: &mut Core,
-    taken: bool,
-    parents_key: Key,
-    parents: Option<Entry>,
-    children: &[(usize, usize)],
-) {
-    for &(child, _) in children.iter().filter(|(_, parent)| *parent == parents_key.space()) {
-        let key = Key::new(child, parents_key.vpn());
-        let entry = core.get(key);
-        if !entry.is_busy() {
-            continue;
-        }
-        let entry = entry.with_busy(false);
-        if !taken || entry.place() != Place::Resident {
-            core.set(key, entry);
-            continue;
-        }
-        let Some(parents) = parents else {
-            core.set(key, entry);
-            continue;
-        };
-        if let Some(page) = parents.space_page() {
-            // The parent's entry keeps the page alive; one reference more cannot be one too many
-            // while the child's own is given up below.
-            let _ = core.pages.share(&core.state, page);
-        }
-        if let Some(page) = entry.space_page() {
-            core.release_page(page);
-        }
-        core.set(key, parents);
-        core.count_out(key, false);
-    }
 }
 
 /// The chosen pages of a sorted group as runs of neighbours.

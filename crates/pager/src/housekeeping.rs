@@ -52,11 +52,17 @@ fn watch_spaces(shared: &Shared) {
         if space.is_due() {
             core.charge(index);
             shared.evict.notify_one();
-        } else if space.helper.is_none() && space.has_ended() {
-            // An address space without a helper has no connection whose end would tell for sure.
+        } else if space.is_late_child() {
+            tracing::warn!("a child that does not attach is given up, and its parent goes on");
             core.end_space(index);
+            shared.ring();
         } else if space.guest.is_some() {
-            core.notice_holes(index);
+            // The end of a hypervisor's connection does not tell for sure that it has ended.
+            if space.has_ended() {
+                core.end_space(index);
+            } else {
+                core.notice_holes(index);
+            }
         }
         drop(core);
         if let Some(pid) = pid {
@@ -69,16 +75,17 @@ fn watch_spaces(shared: &Shared) {
 fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
     let Ok(mappings) = read_mappings(pid) else { return };
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
+    let mut left_alone = None;
     for mapping in mappings.iter().filter(|mapping| mapping.pageable) {
         let mut core = shared.lock();
+        let Some(helper) = core.helper(index) else { return };
         let Some(space) = core.space(index) else { return };
-        let Some(helper) = space.helper else { return };
-        let own = helper.own.start..helper.own.start + helper.own.len;
-        if mapping.start < own.end && own.start < mapping.end {
-            continue;
-        }
         let Some(new) = space.unregistered_part(mapping.start, mapping.end) else { continue };
         if new.len < SMALLEST {
+            continue;
+        }
+        let left_alone = left_alone.get_or_insert_with(|| helper.read_left_alone(pid));
+        if left_alone.iter().any(|range| mapping.overlaps(range)) {
             continue;
         }
         // Fails when the mapping has changed since it was read, or belongs to a userfaultfd of the

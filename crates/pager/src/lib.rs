@@ -13,7 +13,7 @@
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`] | taking over from a pager that died |
 //! | [`guest`] | guest RAM of virtual machines |
-//! | [`attach`], [`address_space`], [`helper`], [`remote`] | programs, the thread in them that works for us, their memory |
+//! | [`attach`], [`fork`], [`address_space`], [`helper`], [`remote`] | programs, their children, the thread in them that works for us, their memory |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
 mod address_space;
@@ -24,6 +24,7 @@ mod core;
 mod event;
 mod evict;
 mod fault;
+mod fork;
 mod guest;
 mod helper;
 mod housekeeping;

@@ -14,7 +14,7 @@
 //!
 //! "In memory" is for a program what its page table says, for guest RAM what its file says.
 
-use crate::address_space::{AddressSpace, Mapped};
+use crate::address_space::{AddressSpace, Mapped, Stage};
 use crate::core::Core;
 use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::guest::Ram;
@@ -131,10 +131,11 @@ impl Core {
         self.finish_own_drop();
         self.give_image();
         let mut contents = self.batch_contents();
-        for space in 0..self.spaces.len() {
-            if self.spaces[space].as_ref().is_some_and(|space| !space.gone) {
-                self.reconcile_space(space, &mut contents);
-            }
+        for index in 0..self.spaces.len() {
+            let Some(space) = self.spaces[index].as_mut() else { continue };
+            // Who was being made ready has not been told so, and asks again.
+            space.gone |= space.stage == Stage::Preparing;
+            self.reconcile_space(index, &mut contents);
         }
         self.state.batch.end();
         for slot in contents.into_values() {
@@ -186,15 +187,15 @@ impl Core {
     fn reconcile_space(&mut self, index: usize, contents: &mut HashMap<Key, u32>) {
         for first in self.tables.chunks_in(index, ALL_PAGES) {
             let space = self.spaces[index].as_mut().expect("checked by the caller");
-            let known = match (space.pid, space.mapped(first.vpn(), CHUNK_PAGES as usize)) {
-                (Some(_), Ok(mapped)) => mapped,
-                // A forked child that never faulted: its memory is what its entries say.
-                (None, _) => Vec::new(),
-                (Some(_), Err(_)) => {
-                    space.gone = true;
-                    return;
-                }
+            // A child that has not attached is compared with its memory when it does. What has
+            // ended is counted as its entries say, and given up as a whole.
+            let is_child = matches!(space.stage, Stage::Forking { .. });
+            let known = if space.gone || is_child {
+                Vec::new()
+            } else {
+                space.mapped(first.vpn(), CHUNK_PAGES as usize).unwrap_or_default()
             };
+            space.gone |= known.is_empty() && !is_child;
             for i in 0..CHUNK_PAGES {
                 let key = first.plus(i);
                 let mapped = known.get(i as usize).copied();

@@ -6,8 +6,10 @@
 //! between threads.
 
 use crate::PagerError;
-use crate::attach::{self, Pending};
+use crate::address_space::Stage;
+use crate::attach;
 use crate::core::{Core, Fault, Fetch, Shared};
+use crate::fork;
 use crate::guest::firecracker::{Arriving, Heard};
 use crate::guest::{self, detach};
 use crate::helper;
@@ -18,7 +20,7 @@ use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::*;
 use rustix::event::epoll;
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -38,6 +40,10 @@ enum Source {
     FirecrackerListener,
     /// A connection on which Firecracker has not said all yet.
     Firecracker(RawFd),
+    /// The connection of a child that is to come.
+    Child(usize),
+    /// Rung by other threads when a fork that had to wait may have its turn.
+    Bell,
     Demand,
     Prefetch,
 }
@@ -51,9 +57,11 @@ impl Source {
             Source::Helper(space) => (3, space as u64),
             Source::Demand => (4, 0),
             Source::Prefetch => (5, 0),
-            Source::Guest(space) => (6, space as u64),
-            Source::FirecrackerListener => (7, 0),
-            Source::Firecracker(fd) => (8, fd as u64),
+            Source::Child(space) => (6, space as u64),
+            Source::Bell => (7, 0),
+            Source::Guest(space) => (8, space as u64),
+            Source::FirecrackerListener => (9, 0),
+            Source::Firecracker(fd) => (10, fd as u64),
         };
         kind << 32 | index
     }
@@ -66,10 +74,12 @@ impl Source {
             2 => Source::Faults(index as usize),
             3 => Source::Helper(index as usize),
             4 => Source::Demand,
-            6 => Source::Guest(index as usize),
-            7 => Source::FirecrackerListener,
-            8 => Source::Firecracker(index as RawFd),
-            _ => Source::Prefetch,
+            5 => Source::Prefetch,
+            6 => Source::Child(index as usize),
+            8 => Source::Guest(index as usize),
+            9 => Source::FirecrackerListener,
+            10 => Source::Firecracker(index as RawFd),
+            _ => Source::Bell,
         }
     }
 }
@@ -107,7 +117,8 @@ pub(crate) struct Server {
     prefetch: Watched,
     next_token: u64,
     firecracker: Option<Firecracker>,
-    pub(crate) pending: Vec<Pending>,
+    /// Address spaces whose faults are not served while a child of theirs attaches.
+    paused: Vec<usize>,
     fetches: Vec<Fetch>,
     damaged: Vec<usize>,
 }
@@ -128,11 +139,12 @@ impl Server {
             listener,
             next_token: 0,
             firecracker: None,
-            pending: Vec::new(),
+            paused: Vec::new(),
             fetches: Vec::new(),
             damaged: Vec::new(),
         };
         server.watch(server.listener, Source::Listener, epoll::EventFlags::IN)?;
+        server.watch(server.shared.bell.as_raw_fd(), Source::Bell, epoll::EventFlags::IN)?;
         Ok(server)
     }
 
@@ -160,6 +172,39 @@ impl Server {
         if let Some(Err(error)) = socket.map(|fd| self.watch(fd, Source::Guest(index), flags)) {
             tracing::warn!(%error, "memory that is plugged into the machine later is not paged");
         }
+    }
+
+    /// Stops reading what an address space has to say, while a child of its is to come.
+    pub(crate) fn pause(&mut self, core: &Core, index: usize) {
+        if let Some(uffd) = core.uffd(index) {
+            self.unwatch(uffd.0);
+            self.paused.push(index);
+        }
+    }
+
+    /// Reads again what all those have to say whose children have come, or will not.
+    pub(crate) fn resume(&mut self, shared: &Shared) {
+        if self.paused.is_empty() {
+            return;
+        }
+        let mut core = shared.lock();
+        let is_over = |index: &mut usize| !core.is_forked_from(*index);
+        let over: Vec<usize> = self.paused.extract_if(.., is_over).collect();
+        let spaces: Vec<(usize, Uffd)> =
+            over.into_iter().filter_map(|index| Some((index, core.space(index)?.uffd))).collect();
+        drop(core);
+        for (index, uffd) in spaces {
+            self.watch_space(index, uffd, None);
+        }
+    }
+
+    pub(crate) fn unwatch(&self, fd: RawFd) {
+        // SAFETY: the descriptor is open. An error means that it was not watched.
+        let _ = epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) });
+    }
+
+    pub(crate) fn watch_child(&self, index: usize, fd: RawFd) -> std::io::Result<()> {
+        self.watch(fd, Source::Child(index), epoll::EventFlags::IN)
     }
 
     pub(crate) fn watch_helper(&self, index: usize, fd: RawFd) -> std::io::Result<()> {
@@ -191,8 +236,11 @@ impl Server {
             let (Some(helper), Some(uffd)) = (core.helper(space), core.uffd(space)) else {
                 continue;
             };
+            // While a process forks its helper has nothing to do that would raise an event, and the
+            // events of its other threads stay unread.
+            let uffd = if core.is_forked_from(space) { -1 } else { uffd.0 };
             drop(core);
-            let settled = helper::barrier(helper.socket, uffd.0, || self.read_events(space));
+            let settled = helper::barrier(helper.socket, uffd, || self.read_events(space));
             if settled.is_err() {
                 shared.lock().spaces[space].as_mut().expect("it has a helper").gone = true;
             }
@@ -219,6 +267,7 @@ impl Server {
         let core = self.shared.lock();
         let spaces: Vec<_> = core
             .live_spaces()
+            .filter(|(_, space)| space.stage == Stage::Live)
             .map(|(i, space)| (i, space.uffd, space.connection(), space.guest.is_some()))
             .collect();
         drop(core);
@@ -232,7 +281,7 @@ impl Server {
     }
 
     /// Runs until `over` says that the consumer has ended.
-    pub(crate) fn run(&mut self, over: impl Fn(&Core, &[Pending]) -> bool) -> std::io::Result<()> {
+    pub(crate) fn run(&mut self, over: impl Fn(&Core) -> bool) -> std::io::Result<()> {
         let mut events = Vec::with_capacity(64);
         loop {
             self.watch_lane(Source::Demand)?;
@@ -241,8 +290,11 @@ impl Server {
             self.tend_firecracker()?;
             events.clear();
             self.wait(&mut events)?;
-            if events.is_empty() && over(&self.shared.lock(), &self.pending) {
-                return Ok(());
+            if events.is_empty() {
+                if over(&self.shared.lock()) {
+                    return Ok(());
+                }
+                fork::grant(self, &self.shared.clone());
             }
             for event in &events {
                 let source = Source::decode(event.data.u64());
@@ -299,9 +351,18 @@ impl Server {
                 // SAFETY: still open; it stays so if the newcomer is accepted.
                 let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
                 epoll::delete(&self.epoll, borrowed)?;
-                attach::receive(self, &self.shared.clone(), fd);
+                attach::newcomer(self, &self.shared.clone(), fd);
             }
-            Source::Faults(space) => self.read_faults(space),
+            Source::Faults(space) => {
+                self.read_faults(space);
+            }
+            Source::Child(space) => fork::child_speaks(self, &self.shared.clone(), space),
+            Source::Bell => {
+                let mut rung = [0u8; 8];
+                // Nothing is lost when it was not rung after all.
+                let _ = rustix::io::read(&self.shared.bell, &mut rung);
+                fork::grant(self, &self.shared.clone());
+            }
             Source::Helper(space) => {
                 let mut core = self.shared.lock();
                 // A program that has called `exec` or ended; reported once more until it is closed.
@@ -413,11 +474,12 @@ impl Server {
         Ok(())
     }
 
-    fn read_faults(&mut self, space: usize) {
+    /// Reads what the kernel has to say of an address space; returns how many messages.
+    pub(crate) fn read_faults(&mut self, space: usize) -> usize {
         let shared = self.shared.clone();
         let mut core = shared.lock();
-        let Some(uffd) = core.uffd(space) else { return };
-        let Ok(count) = core.state.journal.fill(space, uffd) else { return };
+        let Some(uffd) = core.uffd(space) else { return 0 };
+        let Ok(count) = core.state.journal.fill(space, uffd) else { return 0 };
         // Events first: a fault that was read with one may be on what the event has changed.
         for faults in [false, true] {
             for index in 0..count {
@@ -436,6 +498,7 @@ impl Server {
         if evict {
             shared.evict.notify_one();
         }
+        count
     }
 
     fn message(&mut self, core: &mut Core, space: usize, message: &UffdMsg) {
@@ -448,34 +511,19 @@ impl Server {
                     thread: message.arg2 as u32,
                     read_at: Instant::now(),
                 };
-                if core.spaces[space].as_ref().is_some_and(|space| space.pid.is_none()) {
-                    attach::recognise(self, core, space, fault.thread);
-                }
                 core.fault(fault, &mut self.fetches);
-            }
-            UFFD_EVENT_FORK => {
-                let uffd = Uffd(message.arg0 as u32 as RawFd);
-                match core.forked(space, uffd) {
-                    Some(child) => self.watch_child(core, child, uffd),
-                    None => core.fail("too many processes on one pager".into()),
-                }
             }
             UFFD_EVENT_REMAP if core.is_guest(space) => {
                 core.fail("the hypervisor has moved guest RAM to another address".into());
             }
-            UFFD_EVENT_REMAP => core.remapped(space, message.arg0, message.arg1, message.arg2),
+            UFFD_EVENT_REMAP => {
+                let (from, to, len) = (message.arg0, message.arg1, message.arg2);
+                core.moved_at_fork(space, from, to, len);
+                core.remapped(space, from, to, len);
+            }
             UFFD_EVENT_REMOVE => core.removed(space, message.arg0, message.arg1),
             UFFD_EVENT_UNMAP => core.unmapped(space, message.arg0, message.arg1),
             _ => {}
-        }
-    }
-
-    fn watch_child(&self, core: &mut Core, child: usize, uffd: Uffd) {
-        let watched = self.watch(uffd.0, Source::Faults(child), epoll::EventFlags::IN);
-        if let Err(error) = watched
-            && error.kind() != std::io::ErrorKind::AlreadyExists
-        {
-            core.fail(format!("a forked program's faults cannot be watched: {error}"));
         }
     }
 

@@ -4,6 +4,7 @@ use crate::PagerError;
 use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss, Shared};
 use crate::evict::Evictor;
+use crate::fork;
 use crate::guest;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
@@ -65,7 +66,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     for segment in core.stored_segments() {
         space.expect(segment)?;
     }
-    let shared = Arc::new(Shared::new(core));
+    let shared = Arc::new(Shared::new(core)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
     let image = match &config.guest {
         Some(Guest::Firecracker { image, .. }) => Some(image.clone()),
@@ -90,6 +91,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         drop(core);
         evictor.resume(unwritten);
         server.watch_all();
+        fork::take_over(&mut server, &shared);
     }
 
     end_on_sigterm();
@@ -101,9 +103,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     spawn("housekeeping", move || housekeeping::run(housekeepers, its_space, line, control));
 
     let launcher_gone = launcher_watch(held.launcher);
-    server.run(|core, pending| {
+    server.run(|core| {
         let no_more = launcher_gone.load(Relaxed) || core.failed.is_some();
-        no_more && pending.is_empty() && core.live_spaces().next().is_none()
+        no_more && core.fork_requests.is_empty() && core.live_spaces().next().is_none()
     })?;
     shared.lock().over = true;
     shared.evict.notify_one();
@@ -168,7 +170,6 @@ fn close_leftovers(core: &mut Core, held: Held) {
     for space in core.spaces.iter().flatten() {
         kept.extend(space.descriptors());
     }
-    kept.extend(core.state.journal.forked_descriptors());
     kept.sort_unstable();
     kept.dedup();
     let close_range = |first: RawFd, last: RawFd| {

@@ -21,10 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 /// killed comes back within moments.
 const PATIENCE_SECONDS: i64 = 5;
 const ATTEMPTS: u32 = 6;
+const PAUSE_MS: u64 = 100;
 
 /// The pager's socket; empty in a process that is no hypervisor, or has not asked for it yet.
 static mut SOCKET_PATH: [u8; 108] = [0; 108];
-static IS_ON: AtomicBool = AtomicBool::new(false);
 
 /// The machine has left the pool.
 static IS_DETACHED: AtomicBool = AtomicBool::new(false);
@@ -51,21 +51,7 @@ pub(crate) fn prepare(path: &[u8]) -> bool {
     }
     // SAFETY: the constructor calls this, before the program has a second thread.
     unsafe { (&raw mut SOCKET_PATH).cast::<u8>().copy_from(path.as_ptr(), path.len()) };
-    IS_ON.store(true, Ordering::Release);
     true
-}
-
-/// The node will be asked for a pager, when the first guest RAM is mapped. False if `node` is no
-/// socket's path, or `request` too long.
-pub(crate) fn prepare_launch(node: &[u8], request: &[u8]) -> bool {
-    let prepared = launch::prepare(node, request);
-    IS_ON.store(prepared, Ordering::Release);
-    prepared
-}
-
-/// Whether this process is a hypervisor.
-pub(crate) fn is_on() -> bool {
-    IS_ON.load(Ordering::Acquire)
 }
 
 /// A shared mapping of `fd` from `offset` on was made. If it is guest RAM, it is paged when this
@@ -112,7 +98,7 @@ fn decimal(mut number: u32, digits: &mut [u8; 10]) -> &[u8] {
 }
 
 fn hand_over(region: Range, file: RawFd, offset: u64) -> Result<(), Refused> {
-    if PROCESS.swap(sys::process_id(), Ordering::Relaxed) != sys::process_id() {
+    if PROCESS.swap(process_id(), Ordering::Relaxed) != process_id() {
         // A fork's child has its parent's, which are not for its memory.
         sys::close(UFFD.swap(-1, Ordering::Relaxed));
         sys::close(SOCKET.swap(-1, Ordering::Relaxed));
@@ -164,7 +150,7 @@ fn deliver(uffd: Uffd, region: Range, file: RawFd, offset: u64) -> Result<(), Re
         let known = SOCKET.load(Ordering::Relaxed);
         let first = known == -1;
         let Ok(socket) = (if first { connect() } else { Ok(known) }) else {
-            pause();
+            sys::sleep_ms(PAUSE_MS);
             continue;
         };
         let message = Handover { magic: MAGIC, first: first.into(), region, offset };
@@ -196,7 +182,7 @@ fn deliver(uffd: Uffd, region: Range, file: RawFd, offset: u64) -> Result<(), Re
             None if first => sys::close(socket),
             None => {}
         }
-        pause();
+        sys::sleep_ms(PAUSE_MS);
     }
     refuse(b"the pager does not answer")
 }
@@ -218,10 +204,9 @@ fn connect() -> Result<RawFd, Errno> {
     Ok(socket)
 }
 
-fn pause() {
-    let moment = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    // SAFETY: the kernel reads the structure.
-    let _ = unsafe { syscall(libc::SYS_nanosleep, [&raw const moment as usize, 0, 0, 0, 0, 0]) };
+fn process_id() -> i32 {
+    // SAFETY: no arguments, no memory.
+    unsafe { syscall(libc::SYS_getpid, [0; 6]).map_or(0, |pid| pid as i32) }
 }
 
 fn refuse<T>(reason: &[u8]) -> Result<T, Refused> {

@@ -9,7 +9,7 @@
 //! It must never touch memory that the pager pages: the pager may be waiting for it.
 
 use crate::sys;
-use hecaton_uffd::handover::{Command, MAX_RUNS, Op, Range, Reply, command_len};
+use hecaton_uffd::handover::{Answer, Command, MAGIC, MAX_RUNS, Op, Range, Reply, command_len};
 use hecaton_uffd::sys::syscall;
 use hecaton_uffd::{Errno, Uffd};
 use std::os::fd::RawFd;
@@ -47,15 +47,13 @@ pub(crate) fn start(
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM;
-    let mut blocked = [u64::MAX; 1];
-    let mut before = [0u64; 1];
     // SAFETY: all signals are blocked across the clone, so that the helper, which inherits the
     // mask, never runs a handler of the program's on its small stack.
     unsafe {
-        set_signal_mask(&mut blocked, &mut before);
+        let before = sys::set_signal_mask(u64::MAX);
         let cloned = libc::clone(entry, at as *mut libc::c_void, flags, start.cast());
         let failed = (cloned < 0).then(|| Errno(*libc::__errno_location()));
-        set_signal_mask(&mut before, &mut blocked);
+        sys::set_signal_mask(before);
         if let Some(errno) = failed {
             return Err(errno);
         }
@@ -64,14 +62,6 @@ pub(crate) fn start(
         }
     }
     Ok(())
-}
-
-unsafe fn set_signal_mask(new: &mut [u64; 1], old: &mut [u64; 1]) {
-    // SAFETY: both point to one word, the size of the kernel's signal set.
-    let _ = unsafe {
-        let (new, old) = (new.as_ptr() as usize, old.as_mut_ptr() as usize);
-        syscall(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
-    };
 }
 
 extern "C" fn entry(start: *mut libc::c_void) -> libc::c_int {
@@ -83,10 +73,10 @@ extern "C" fn entry(start: *mut libc::c_void) -> libc::c_int {
     let _ = unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name, 0, 0, 0, 0]) };
     start.detached.store(1, Ordering::Release);
     serve(start);
-    // Only this thread ends: the pager and its successors are gone. The program's next fault waits
-    // for good, which is what the node's supervision exists to prevent.
-    // SAFETY: ends this thread.
-    let _ = unsafe { syscall(libc::SYS_exit, [0; 6]) };
+    // The pager is gone, and whoever might have started another. Each process that it served ends
+    // itself here: its next fault would wait for good, and nobody else can name it without a risk
+    // of meeting a process that was given its number since.
+    sys::kill_own_process();
     0
 }
 
@@ -117,6 +107,10 @@ fn serve(start: &Start) {
             )
         };
         let Ok(read) = sys::read(start.socket, bytes) else { return };
+        if command.op == MAGIC && read == size_of::<Answer>() {
+            // A successor was not sure that its predecessor had said it.
+            continue;
+        }
         let count = command.count as usize;
         if read < command_len(0) || count > MAX_RUNS || read != command_len(count) {
             return;

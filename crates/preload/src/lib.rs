@@ -6,18 +6,23 @@
 //! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`]. One
 //! that libvirt starts asks the node for its pager first: see [`launch`].
 //! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
-//! attaches itself ([`attach::forked`]).
+//! attaches itself before anything else runs in it ([`fork`]).
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
 //! calls are raw.
 
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("libhecaton.so replaces machine code of the C library's, and knows only x86-64's");
+
 mod attach;
+mod fork;
 mod guest;
 mod helper;
 mod hook;
 mod launch;
 mod maps;
+mod own;
 mod sys;
 
 /// Runs when the dynamic loader has mapped the library, before `main`.
@@ -27,24 +32,21 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
-        if !guest::prepare(path.to_bytes()) || !hook::install() {
+        if !guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
     if let (Some(node), Some(request)) = (variable(c"HECATON_NODE"), variable(c"HECATON_VM")) {
-        if !guest::prepare_launch(node.to_bytes(), request.to_bytes()) || !hook::install() {
+        if !launch::prepare(node.to_bytes(), request.to_bytes()) || !hook::install_in_hypervisor() {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
     let Some(path) = variable(c"HECATON_PAGER") else { return };
-    if let Err(failure) = attach::fresh(path.to_bytes()) {
+    if let Err(failure) = attach::fresh(path.to_bytes()).and_then(|()| hook::install()) {
         failure.report_and_exit();
     }
-    hook::install();
-    // SAFETY: the handler is an extern "C" function that lives as long as the process.
-    unsafe { libc::pthread_atfork(None, None, Some(attach::after_fork_in_child)) };
 }
 
 fn variable(name: &std::ffi::CStr) -> Option<&'static std::ffi::CStr> {

@@ -4,6 +4,7 @@
 use hecaton_uffd::Errno;
 use hecaton_uffd::sys::syscall;
 use std::os::fd::RawFd;
+use std::sync::atomic::AtomicU32;
 
 /// Maps anonymous private memory.
 pub(crate) fn map_anonymous(len: usize, prot: i32, extra_flags: i32) -> Result<usize, Errno> {
@@ -21,14 +22,63 @@ pub(crate) unsafe fn protect(start: usize, len: usize, prot: i32) -> Result<(), 
     unsafe { syscall(libc::SYS_mprotect, [start, len, prot as usize, 0, 0, 0]).map(drop) }
 }
 
+/// `madvise`.
+///
+/// # Safety
+/// What `advice` does to the range must be right.
+pub(crate) unsafe fn advise(start: usize, len: usize, advice: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(libc::SYS_madvise, [start, len, advice, 0, 0, 0]).map(drop) }
+}
+
 /// Gives pages back: they read as zeros (or fault) afterwards.
 ///
 /// # Safety
 /// The contents of the range must not be needed.
 pub(crate) unsafe fn dont_need(start: usize, len: usize) -> Result<(), Errno> {
-    let advice = libc::MADV_DONTNEED as usize;
     // SAFETY: the caller's promise.
-    unsafe { syscall(libc::SYS_madvise, [start, len, advice, 0, 0, 0]).map(drop) }
+    unsafe { advise(start, len, libc::MADV_DONTNEED as usize) }
+}
+
+/// Whether the page is in memory.
+pub(crate) fn is_resident(page: usize) -> bool {
+    let mut here = 0u8;
+    let to = &raw mut here as usize;
+    // SAFETY: the kernel writes one byte for one page.
+    let asked = unsafe { syscall(libc::SYS_mincore, [page, 4096, to, 0, 0, 0]) };
+    asked.is_ok() && here & 1 != 0
+}
+
+/// Sets the calling thread's signal mask, and returns what it was.
+pub(crate) fn set_signal_mask(new: u64) -> u64 {
+    let mut old = 0u64;
+    // SAFETY: both point to one word, the size of the kernel's signal set.
+    let _ = unsafe {
+        let (new, old) = (&raw const new as usize, &raw mut old as usize);
+        syscall(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
+    };
+    old
+}
+
+/// Sleeps while `word` has this value, at most so long; may wake for no reason.
+pub(crate) fn wait_while(word: &AtomicU32, value: u32, at_most_ms: u64) {
+    let time = [at_most_ms / 1000, at_most_ms % 1000 * 1_000_000];
+    let (at, time) = (std::ptr::from_ref(word) as usize, time.as_ptr() as usize);
+    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel reads the word and the time.
+    let _ = unsafe { syscall(libc::SYS_futex, [at, wait as usize, value as usize, time, 0, 0]) };
+}
+
+/// Wakes whoever sleeps in [`wait_while`].
+pub(crate) fn wake_all(word: &AtomicU32) {
+    let at = std::ptr::from_ref(word) as usize;
+    let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: touches no memory.
+    let _ = unsafe { syscall(libc::SYS_futex, [at, wake as usize, i32::MAX as usize, 0, 0, 0]) };
+}
+
+pub(crate) fn sleep_ms(milliseconds: u64) {
+    wait_while(&AtomicU32::new(0), 0, milliseconds);
 }
 
 /// Unmaps memory.
@@ -45,9 +95,18 @@ pub(crate) fn close(fd: RawFd) {
     let _ = unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-pub(crate) fn process_id() -> i32 {
+/// SIGKILL to the process that the calling thread belongs to.
+pub(crate) fn kill_own_process() {
+    // SAFETY: numbers only.
+    let _ = unsafe {
+        let pid = syscall(libc::SYS_getpid, [0; 6]).unwrap_or(0);
+        syscall(libc::SYS_kill, [pid, libc::SIGKILL as usize, 0, 0, 0, 0])
+    };
+}
+
+pub(crate) fn thread_id() -> i32 {
     // SAFETY: no arguments, no memory.
-    unsafe { syscall(libc::SYS_getpid, [0; 6]).map_or(0, |pid| pid as i32) }
+    unsafe { syscall(libc::SYS_gettid, [0; 6]).map_or(0, |tid| tid as i32) }
 }
 
 pub(crate) fn read(fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
@@ -150,34 +209,5 @@ pub(crate) fn send_with_descriptors(
         let at = &raw const message as usize;
         let flags = libc::MSG_NOSIGNAL as usize;
         syscall(libc::SYS_sendmsg, [socket as usize, at, flags, 0, 0, 0]).map(drop)
-    }
-}
-
-/// Receives one packet and the descriptor that came with it, if any.
-pub(crate) fn receive_with_descriptor(
-    socket: RawFd,
-    bytes: &mut [u8],
-) -> Result<(usize, Option<RawFd>), Errno> {
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut space = DescriptorSpace([0; 24]);
-    // SAFETY: as in `send_with_descriptor`; the kernel writes within the lengths given.
-    unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = space.0.as_mut_ptr().cast();
-        message.msg_controllen = space.0.len();
-        let at = &raw mut message as usize;
-        let flags = libc::MSG_CMSG_CLOEXEC as usize;
-        let read = loop {
-            match syscall(libc::SYS_recvmsg, [socket as usize, at, flags, 0, 0, 0]) {
-                Err(Errno(libc::EINTR)) => {}
-                result => break result?,
-            }
-        };
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        let descriptor = (!header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS)
-            .then(|| libc::CMSG_DATA(header).cast::<i32>().read_unaligned());
-        Ok((read, descriptor))
     }
 }

@@ -9,7 +9,6 @@ use std::mem::size_of;
 pub const UFFD_API: u64 = 0xAA;
 
 pub const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-pub const UFFD_FEATURE_EVENT_FORK: u64 = 1 << 1;
 pub const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
 pub const UFFD_FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 pub const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
@@ -19,10 +18,9 @@ pub const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 pub const UFFD_FEATURE_POISON: u64 = 1 << 14;
 pub const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 
-/// What a pager needs of a program's userfaultfd. Following `fork` is permitted only to a process
-/// with CAP_SYS_PTRACE.
+/// What a pager needs of a program's userfaultfd. Not among it is EVENT_FORK, which takes
+/// CAP_SYS_PTRACE: `libhecaton.so` tells of forks.
 pub const PAGER_FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
-    | UFFD_FEATURE_EVENT_FORK
     | UFFD_FEATURE_EVENT_REMAP
     | UFFD_FEATURE_EVENT_REMOVE
     | UFFD_FEATURE_EVENT_UNMAP
@@ -61,7 +59,6 @@ pub const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 pub const UFFDIO_MOVE_MODE_DONTWAKE: u64 = 1 << 0;
 
 pub const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
-pub const UFFD_EVENT_FORK: u8 = 0x13;
 pub const UFFD_EVENT_REMAP: u8 = 0x14;
 pub const UFFD_EVENT_REMOVE: u8 = 0x15;
 pub const UFFD_EVENT_UNMAP: u8 = 0x16;
@@ -141,7 +138,7 @@ pub struct UffdioPoison {
 pub struct UffdMsg {
     pub event: u8,
     pub reserved: [u8; 7],
-    /// pagefault: flags; fork: the descriptor in the low half; remap: from; others: start.
+    /// pagefault: flags; remap: from; others: start.
     pub arg0: u64,
     /// pagefault: address; remap: to; others: end.
     pub arg1: u64,

@@ -1,17 +1,31 @@
 //! What `libhecaton.so` and the pager say to each other.
 //!
 //! One `SOCK_SEQPACKET` connection an address space: it opens with [`Attach`] (with the userfaultfd
-//! by `SCM_RIGHTS`) and [`Welcome`]. After that the pager sends [`Command`]s to the helper thread in
-//! the program and gets one [`Reply`] to each. When the connection ends, the address space is gone:
-//! the helper lives exactly as long as it does.
+//! by `SCM_RIGHTS`) and an [`Answer`]. After that the pager sends [`Command`]s to the helper thread
+//! in the program and gets one [`Reply`] to each. When the connection ends, the address space is
+//! gone: the helper lives exactly as long as it does.
+//!
+//! A child's connection is opened by its parent, before the fork:
+//!
+//! | from | says | and then |
+//! |---|---|---|
+//! | parent | [`Kind::Fork`] | waits |
+//! | pager | [`Step::Go`] | leaves the parent's memory as it is |
+//! | parent | nothing | forks, and closes its copy of the connection |
+//! | child | [`Kind::Child`], with a userfaultfd of its own | waits |
+//! | pager | [`Step::Welcome`] | serves both |
+//!
+//! A pager may be killed at any point of this, and its successor has what was written down, but not
+//! what was in a message. So each side asks again: the parent by another connection if this one ends
+//! before `Go`, the successor by another `Go`, upon which the child says again what it said.
 //!
 //! Plain structures in the machine's byte order: both ends are on one host and of one version, and
 //! a version that differs is refused.
 
 use std::mem::size_of;
 
-/// First word of [`Attach`] and [`Welcome`]: the protocol and its version.
-pub const MAGIC: u32 = 0x4845_4305;
+/// First word of [`Attach`] and [`Answer`]: the protocol and its version.
+pub const MAGIC: u32 = 0x4845_4306;
 
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
@@ -41,38 +55,85 @@ pub struct Range {
     pub len: u64,
 }
 
+/// Who says [`Attach`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A program that has just started.
+    Program = 1,
+    /// A program that is about to fork; nothing else of the message is used.
+    Fork = 2,
+    /// The child of that fork.
+    Child = 3,
+}
+
 /// A new address space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Attach {
     /// [`MAGIC`].
     pub magic: u32,
-    /// 1 when this is the child of a fork: no descriptor comes along, the kernel delivered it to
-    /// the pager already, and the child's next fault is at `doorbell`.
-    pub forked: u32,
-    /// The process.
-    pub pid: i32,
+    /// A [`Kind`].
+    pub kind: u32,
     /// Ranges used in `ranges`.
     pub range_count: u32,
+    /// Entries of the table at `left_alone`.
+    pub left_alone_count: u32,
     /// Where [`Op::Take`] moves pages to; [`MAX_RUNS`] pages. 0 when the kernel cannot move pages.
     pub area: u64,
-    /// A page that is registered and missing, to be touched once by a forked child.
-    pub doorbell: u64,
-    /// The library's own memory (the helper's stack, the area, the doorbell): never registered by
-    /// the pager, never evicted.
+    /// The library's own memory (stacks, the area): never registered by the pager, never evicted.
     pub own: Range,
-    /// What is registered and may already hold pages.
+    /// In `own`: a table of [`Range`]s, empty ones included, that the pager must not register
+    /// although they look like any other memory (threads' stacks, locked memory).
+    pub left_alone: u64,
+    /// What is registered and may already hold pages. None for a child: the pager registers what
+    /// it has copied entries of, and what else is worth it.
     pub ranges: [Range; MAX_RANGES],
 }
 
-/// The pager's answer to [`Attach`]; a forked child gets its userfaultfd along with it.
+impl Attach {
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: a `repr(C)` structure of integers without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
+
+const _: () = assert!(size_of::<Attach>() == 16 + 8 + 16 + 8 + MAX_RANGES * 16);
+
+/// What the pager says to an [`Attach`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To a parent: fork now. To a child: say again who you are.
+    Go = 1,
+    /// The address space is served.
+    Welcome = 2,
+    /// It will not be.
+    Refused = 3,
+}
+
+/// The pager's answer to [`Attach`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Welcome {
-    /// [`MAGIC`].
+pub struct Answer {
+    /// [`MAGIC`]; no [`Op`] has this number, so that a helper knows an answer that was repeated.
     pub magic: u32,
-    /// Who may read the process's memory (for `PR_SET_PTRACER`): the pager or an ancestor of it.
-    pub reader: i32,
+    /// A [`Step`].
+    pub step: u32,
+}
+
+impl Answer {
+    /// The answer `step`.
+    pub const fn new(step: Step) -> Answer {
+        Answer { magic: MAGIC, step: step as u32 }
+    }
+
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: a `repr(C)` structure of integers without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
 }
 
 /// What a [`Command`] asks for.

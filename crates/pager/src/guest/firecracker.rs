@@ -115,7 +115,9 @@ impl Arriving {
     /// Reads what has come. The regions, once they are all there.
     fn read(&mut self, image_bytes: u64) -> Result<Option<Vec<Span>>, Refused> {
         let mut part = [0u8; 4096];
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        // Credentials come with each part, as on every connection that is accepted.
+        let space = rustix::cmsg_space!(ScmRights(2), ScmCredentials(1));
+        let mut space = vec![std::mem::MaybeUninit::uninit(); space];
         let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let received = {
@@ -207,9 +209,7 @@ fn take(
     if core.state.is_image_given() {
         return Err(Refused::ImageGiven);
     }
-    let mut space = AddressSpace::new(Uffd(uffd.as_raw_fd()));
-    space.pid = Some(pid);
-    space.charged = true;
+    let mut space = AddressSpace::hypervisor(Uffd(uffd.as_raw_fd()), pid);
     // What a successor must know, it must be able to find out.
     let first = spans[0].start / PAGE_SIZE as u64;
     space.mapped(first, 1).map_err(Refused::PageTable)?;

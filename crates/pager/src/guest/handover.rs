@@ -149,9 +149,7 @@ fn first_region(
     let core = &mut *guard;
     core.check_no_guest()?;
     core.check_region(Uffd(uffd.as_raw_fd()), &[], &span)?;
-    let mut space = AddressSpace::new(Uffd(uffd.as_raw_fd()));
-    space.pid = Some(pid);
-    space.charged = true;
+    let mut space = AddressSpace::hypervisor(Uffd(uffd.as_raw_fd()), pid);
     let index = core.free_space().ok_or(Refused::TooManySpaces)?;
     // The region is written down before what it belongs to: a successor finds all or nothing.
     let mut ram = Ram::new(Some(socket));
@@ -168,7 +166,11 @@ fn first_region(
 /// A hypervisor whose memory is paged has something to say, or has hung up. False in the latter
 /// case.
 pub(crate) fn go_on(shared: &Shared, index: usize, socket: RawFd) -> bool {
-    let Some(Message { bytes, fds }) = receive_message(socket) else { return false };
+    let (bytes, fds) = match receive_message(socket) {
+        Ok(Some(Message { bytes, fds, .. })) => (bytes, fds),
+        Ok(None) => return true,
+        Err(_) => return false,
+    };
     if shared.lock().limit_is_advisory {
         // Firecracker's connection: nothing is ever answered there.
         shared.lock().stats.handovers_refused += 1;

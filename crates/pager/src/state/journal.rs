@@ -1,6 +1,6 @@
 //! Messages of the kernel, from the moment they are read until they are acted upon.
 //!
-//! A message is gone from the kernel once it is read: a page removed, a child forked, and nobody
+//! A message is gone from the kernel once it is read: a page removed, a mapping moved, and nobody
 //! else knows. So it is read straight into the state file. A pager that is killed between reading
 //! and acting leaves it there, and its successor acts upon it first. A fault needs none of that
 //! (waking the range has it delivered again), but comes the same way.
@@ -58,14 +58,5 @@ impl Journal {
         let space = unsafe { self.space.read_volatile() };
         let space = usize::try_from(space.checked_sub(1)?).ok()?;
         Some((space, (0..DEPTH).filter_map(|i| self.message(i).map(|message| (i, message)))))
-    }
-
-    /// The userfaultfds of children whose forking was read and not acted upon.
-    pub(crate) fn forked_descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        let messages = self.left_over().into_iter().flat_map(|(_, messages)| messages);
-        messages
-            .filter(|(_, message)| message.event == hecaton_uffd::abi::UFFD_EVENT_FORK)
-            .map(|(_, message)| message.arg0 as u32 as std::os::fd::RawFd)
-            .collect()
     }
 }

@@ -34,7 +34,7 @@ pub(crate) const MAX_SPACES: usize = 1024;
 /// Where the entries of an image are that no process has yet; no address space is ever there.
 pub(crate) const IMAGE_SPACE: usize = MAX_SPACES - 1;
 /// Words that describe an address space.
-pub(crate) const SPACE_WORDS: usize = 8;
+pub(crate) const SPACE_WORDS: usize = 16;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
 pub(crate) const CHUNK_PAGES: u64 = 512;
 /// Words that describe a region of guest RAM.

@@ -202,7 +202,9 @@ impl Follower {
     fn report<T>(&self, look: impl FnOnce(&mut VmReport) -> T) -> Option<T> {
         let mut table = self.vms.table();
         let machine = table.machines.get_mut(&self.name);
-        machine.filter(|machine| machine.number == self.number).map(|machine| look(&mut machine.report))
+        machine
+            .filter(|machine| machine.number == self.number)
+            .map(|machine| look(&mut machine.report))
     }
 
     fn run(mut self) {

@@ -184,7 +184,7 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     })?;
     cluster.eventually("the guest has verified its memory", GUEST_PATIENCE, |_| {
         let said = fs::read_to_string(&console).unwrap_or_default();
-        ensure!(!said.contains("guest: exit 1"), "{said}");
+        ensure!(!said.contains("guest: exit 1") && !said.contains("Oops"), "{said}");
         Ok(said.contains("guest: exit 0"))
     })?;
     cluster.wait_until_idle(PATIENCE)?;

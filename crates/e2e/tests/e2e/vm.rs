@@ -14,7 +14,7 @@ use std::{
     fs,
     io::Write as _,
     net::TcpListener,
-    process::{Command, Stdio},
+    process::{ChildStdin, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -130,6 +130,36 @@ pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// A virsh that stays: the embedded driver, and with it what it knows of domains, lives as long.
+struct Virsh {
+    running: Running,
+    input: Option<ChildStdin>,
+}
+
+impl Virsh {
+    fn start(uri: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new("virsh");
+        command.args(["--quiet", "--connect", uri]).stdin(Stdio::piped());
+        let mut running = Running::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+        let input = running.child_mut().stdin.take();
+        Ok(Self { running, input })
+    }
+
+    fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        let input = self.input.as_mut().context("virsh has no input")?;
+        Ok(writeln!(input, "{line}")?)
+    }
+}
+
+impl Drop for Virsh {
+    /// libvirt's machines would outlive a test that failed.
+    fn drop(&mut self) {
+        let _ = self.say("destroy db");
+        self.input = None;
+        let _ = self.running.wait(PATIENCE, || Ok(()));
+    }
+}
+
 /// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`).
 pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     let guests = guests!();
@@ -171,12 +201,8 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     changed.expect_success("hecaton vm libvirt")?;
     ensure!(changed.text().contains("+    <source type=\"memfd\"/>"), "{}", changed.text());
 
-    // The embedded driver, and with it the domain, lives as long as this process.
-    let mut shell = Command::new("virsh");
-    shell.args(["--quiet", "--connect", &uri]).stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut shell = Running::spawn(shell.stderr(Stdio::null()))?;
-    let mut input = shell.child_mut().stdin.take().context("no input")?;
-    input.write_all(b"start db\n")?;
+    let mut shell = Virsh::start(&uri)?;
+    shell.say("start db")?;
     cluster.eventually("libvirt's machine runs on pool memory", GUEST_PATIENCE, |_| {
         let Ok(shown) = report(cluster, "db") else { return Ok(false) };
         let bytes = shown.pointer("/pager/stats/guest_ram_bytes").and_then(Value::as_u64);
@@ -188,8 +214,7 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
         Ok(said.contains("guest: exit 0"))
     })?;
     cluster.wait_until_idle(PATIENCE)?;
-    drop(input);
-    shell.wait(PATIENCE, || Ok(()))?;
+    drop(shell);
     libvirt(&["--remove", "--yes"])?.expect_success("hecaton vm libvirt --remove")?;
     ensure!(xml()? == before, "it is not what it was:\n{}", xml()?);
     run(virsh().args(["undefine", "db"]), PATIENCE)?.expect_success("virsh undefine")?;

@@ -5,9 +5,9 @@
 //! cluster: then it lives until that command is gone and nothing uses the pool any more.
 
 use crate::cluster::dir_or_default;
-use crate::failure::usage;
+use crate::lending::{self, MIN_LEND_BYTES, MemoryArgs};
 use crate::lifetime::{self, EndSignals};
-use crate::{listen, node};
+use crate::{descriptors, listen, node};
 use anyhow::Context as _;
 use hecaton_manager::ManagerServer;
 use hecaton_memory::Size;
@@ -36,6 +36,8 @@ pub(crate) struct Args {
     /// memory that is available, shared by the donors]
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
+    #[command(flatten)]
+    memory: MemoryArgs,
     /// The directory for the cluster's sockets [default: $XDG_RUNTIME_DIR/hecaton, or
     /// /tmp/hecaton-UID]
     #[arg(long, value_name = "DIR")]
@@ -73,7 +75,9 @@ pub(crate) struct ReadyDonor {
 pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     listen::check("--listen", args.listen, false)?;
     let host = Host::here().context("cannot read /proc")?;
-    let lend = lend_bytes(&args, &host)?;
+    let lend = lend(&args, &host)?;
+    let memory = args.memory.check(lend, args.donors)?;
+    descriptors::raise_limit();
     let runtime = lifetime::runtime().context("cannot start threads")?;
     let mut signals = {
         let _within = runtime.enter();
@@ -83,7 +87,8 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let manager = runtime.block_on(ManagerServer::start(args.listen))?;
     let donors = (1..=args.donors).map(|number| DonorSpec {
         name: format!("donor-{number}"),
-        lend_bytes: lend,
+        lend_bytes: lend.0,
+        memory,
         listen: (Ipv4Addr::LOCALHOST, 0).into(),
     });
     let node = Node::start(NodeConfig {
@@ -114,25 +119,15 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn lend_bytes(args: &Args, host: &Host) -> anyhow::Result<u64> {
+/// What each donor lends.
+fn lend(args: &Args, host: &Host) -> anyhow::Result<Size> {
     let Some(lend) = args.lend else {
         let share = host.available_bytes / 2 / u64::from(args.donors);
-        return Ok((share / LEND_STEP * LEND_STEP).max(node::MIN_LEND_BYTES));
+        return Ok(Size((share / LEND_STEP * LEND_STEP).max(MIN_LEND_BYTES)));
     };
-    node::check_lend(lend.0)?;
-    check_total(lend, args.donors, host)?;
-    Ok(lend.0)
-}
-
-/// Refuses donors that would lend more than there is.
-pub(crate) fn check_total(lend: Size, donors: u16, host: &Host) -> anyhow::Result<()> {
-    if lend.0.saturating_mul(u64::from(donors)) > host.memory_bytes {
-        usage!(
-            "--lend {lend} from {donors} donors is more than the {} of this machine",
-            Size(host.memory_bytes)
-        );
-    }
-    Ok(())
+    lending::check_least(lend)?;
+    lending::check_total(lend, args.donors, host)?;
+    Ok(lend)
 }
 
 fn announce(args: &Args, manager: &ManagerServer, node: &Node) -> anyhow::Result<()> {

@@ -48,7 +48,11 @@ fn serve(node: &UnixStream, start: &DonorStart, fds: Vec<OwnedFd>) -> anyhow::Re
         }
     }
     let listener = listener.ok_or_else(|| anyhow!("the node sent no listening socket"))?;
-    let config = DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes));
+    let config = DonorConfig {
+        numa_node: start.memory.numa_node,
+        huge_pages: start.memory.huge_pages,
+        ..DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes))
+    };
     let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;
     let DonorFds { arena, ledger } = donor.fds()?;
     // Before the first page is served, so that none is lost with this process.

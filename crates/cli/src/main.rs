@@ -3,9 +3,11 @@
 mod bench;
 mod cluster;
 mod completion;
+mod descriptors;
 mod dev;
 mod donor;
 mod failure;
+mod lending;
 mod lifetime;
 mod listen;
 mod logging;

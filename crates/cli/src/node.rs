@@ -2,8 +2,9 @@
 
 use crate::cluster::{dir_or_default, manager_for_node};
 use crate::failure::usage;
+use crate::lending::{self, MemoryArgs};
 use crate::lifetime::{self, EndSignals};
-use crate::listen;
+use crate::{descriptors, listen};
 use anyhow::Context as _;
 use hecaton_manager::MetricsServer;
 use hecaton_memory::Size;
@@ -18,9 +19,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// The least that a donor lends: one segment of a small space, and some to spare.
-pub(crate) const MIN_LEND_BYTES: u64 = 64 << 20;
-
 /// Arguments of `hecaton node`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -34,6 +32,8 @@ pub(crate) struct Args {
     /// only borrows
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
+    #[command(flatten)]
+    memory: MemoryArgs,
     /// Where the node stands (rack, zone): copies of one page go to different places
     #[arg(long)]
     location: Option<String>,
@@ -53,6 +53,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
+    let donors = donors(&args)?;
     let manager_url = manager_for_node(args.manager)?;
     if let Err(error) = check_name(&args.name) {
         usage!("--name: {error}");
@@ -61,7 +62,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     if let Some(address) = args.metrics {
         listen::check("--metrics", address, args.insecure)?;
     }
-    let donors = donors(&args.name, args.lend, args.listen)?;
+    descriptors::raise_limit();
     let runtime = lifetime::runtime().context("cannot start threads")?;
     let mut signals = {
         let _within = runtime.enter();
@@ -105,26 +106,13 @@ fn serve(
     })
 }
 
-fn donors(node: &str, lend: Option<Size>, listen: SocketAddr) -> anyhow::Result<Vec<DonorSpec>> {
-    let Some(Size(lend_bytes)) = lend else { return Ok(Vec::new()) };
-    check_lend(lend_bytes)?;
-    let host = Host::here().context("cannot read /proc")?;
-    if lend_bytes > host.memory_bytes {
-        usage!(
-            "--lend {} is more than the {} of this machine",
-            Size(lend_bytes),
-            Size(host.memory_bytes)
-        );
-    }
-    Ok(vec![DonorSpec { name: node.to_owned(), lend_bytes, listen }])
-}
-
-/// Refuses to lend less than is of use.
-pub(crate) fn check_lend(bytes: u64) -> anyhow::Result<()> {
-    if bytes < MIN_LEND_BYTES {
-        usage!("--lend {} is too little: lend at least {}", Size(bytes), Size(MIN_LEND_BYTES));
-    }
-    Ok(())
+fn donors(args: &Args) -> anyhow::Result<Vec<DonorSpec>> {
+    let Some(lend) = args.lend else { return Ok(Vec::new()) };
+    lending::check_least(lend)?;
+    lending::check_total(lend, 1, &Host::here().context("cannot read /proc")?)?;
+    let memory = args.memory.check(lend, 1)?;
+    let (name, lend_bytes) = (args.name.clone(), lend.0);
+    Ok(vec![DonorSpec { name, lend_bytes, memory, listen: args.listen }])
 }
 
 /// How the node starts its donors and pagers: with this very executable.

@@ -45,9 +45,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn render(manager: &str, status: &ClusterStatus) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "manager {manager}, up {}\n", duration(status.uptime_ms / 1000));
-    let mut nodes =
-        Table::new(&["NODE", "STATE", "LOCATION", ">LENDS", ">HOST FREE", ">CONSUMERS"]);
-    let mut donors = Table::new(&[
+    let mut nodes = Table::new(["NODE", "STATE", "LOCATION", ">LENDS", ">HOST FREE", ">CONSUMERS"]);
+    let mut donors = Table::new([
         "DONOR",
         "NODE",
         "STATE",
@@ -59,7 +58,7 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
         ">IN SERVICE",
         ">RESTARTS",
     ]);
-    let mut consumers = Table::new(&[
+    let mut consumers = Table::new([
         "CONSUMER",
         "NODE",
         "STATE",
@@ -148,8 +147,7 @@ fn consumer_row(node: &str, consumer: &ConsumerReport) -> [String; 13] {
         latency(|stats| stats.pool_fault_latency.p99_us),
         shown(|stats| percentage(stats.prefetch_hits, stats.pages_prefetched)),
         shown(|stats| stats.pages_evicted.to_string()),
-        // By the node, and by the pager's own keeper.
-        (consumer.restarts + stats.map_or(0, |stats| stats.restarts)).to_string(),
+        consumer.restarts.to_string(),
     ]
 }
 
@@ -199,11 +197,9 @@ mod tests {
             name: "donor-1".to_owned(),
             state: DonorState::Serving,
             address: Some(([127, 0, 0, 1], 7071).into()),
-            pid: Some(5),
             restarts: 2,
             lend_bytes: 4 << 30,
-            last_error: None,
-            stats: None,
+            ..Default::default()
         };
         let consumer = ConsumerReport {
             name: "sort-9".to_owned(),
@@ -225,15 +221,9 @@ mod tests {
         };
         let report = NodeReport {
             name: "local".to_owned(),
-            boot: 1,
-            location: None,
-            pid: 1,
-            version: String::new(),
-            host: Default::default(),
-            control_socket: Default::default(),
             donors: vec![donor],
             consumers: vec![consumer],
-            vms: Vec::new(),
+            ..Default::default()
         };
         let node = NodeStatus { state: NodeState::Up, silent_ms: 20, report };
         ClusterStatus { version: String::new(), uptime_ms: 61_000, nodes: vec![node] }

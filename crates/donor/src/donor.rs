@@ -11,8 +11,9 @@ use crate::table::{Table, Zone};
 use crate::zones;
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::{Backing, HUGE_PAGE_BYTES};
+use hecaton_memory::numa::NumaNode;
 use hecaton_memory::words::SharedWords;
-use hecaton_memory::{PAGE_SHIFT, PAGE_SIZE, Size, numa, pages_to_bytes};
+use hecaton_memory::{PAGE_SHIFT, PAGE_SIZE, Size, huge_pages, numa, pages_to_bytes};
 use hecaton_transport::protocol::MAX_NAME;
 use hecaton_transport::server::{Limits, Server};
 use std::io;
@@ -92,8 +93,11 @@ impl Donor {
     }
 
     fn create(config: &DonorConfig, pages: u64, backing: Backing) -> Result<Donor, DonorError> {
-        let nodes = numa::nodes(Path::new(numa::SYSFS_NODES)).map_err(DonorError::Topology)?;
+        let nodes = host_nodes()?;
         let zones = zones::plan(pages, &nodes, config.numa_node)?;
+        if config.huge_pages && config.numa_node.is_some() {
+            huge_pages::check(pages_to_bytes(pages), config.numa_node)?;
+        }
         let arena = Arena::create(&format!("hecaton-{}", config.name), pages, backing)?;
         let zones = bind(&arena, zones, config.numa_node)?;
         let min_order = match backing {
@@ -189,6 +193,15 @@ impl Drop for Serving {
             warn!("the thread that watches leases had panicked");
         }
     }
+}
+
+/// Whether the host has the NUMA node and, on it, as much memory as donors are to lend together.
+pub fn check_numa_node(node: u32, wanted_bytes: u64) -> Result<(), DonorError> {
+    Ok(zones::check_node(node, Size(wanted_bytes), &host_nodes()?)?)
+}
+
+fn host_nodes() -> Result<Vec<NumaNode>, DonorError> {
+    numa::nodes(Path::new(numa::SYSFS_NODES)).map_err(DonorError::Topology)
 }
 
 /// Listens on an address; the error tells a port in use from the rest.

@@ -273,9 +273,12 @@ impl Lender {
         lines: &mut Vec<HeldExtent>,
     ) -> Result<(), Refusal> {
         let Borrower { space, epoch, .. } = *borrower;
-        let mut books = self.books();
+        let listed: Vec<_> =
+            self.books().table.list(space, epoch, from, MAX_HELD, self.now_ms())?.collect();
         lines.clear();
-        lines.extend(books.table.list(space, epoch, from, MAX_HELD, self.now_ms())?);
+        // Without the lock: a full list is a scan of megabytes. Nobody but this borrower, who waits
+        // for the answer, and those that it has fenced could have written meanwhile.
+        lines.extend(listed.iter().map(|lent| lent.line(self.sums.written(lent.pages()))));
         Ok(())
     }
 

@@ -24,7 +24,9 @@ pub mod table;
 mod zones;
 
 pub use config::{DonorConfig, DonorError};
-pub use donor::{ARENA_LABEL, Donor, DonorFds, LEDGER_LABEL, Serving, listen, run};
+pub use donor::{
+    ARENA_LABEL, Donor, DonorFds, LEDGER_LABEL, Serving, check_numa_node, listen, run,
+};
 pub use ledger::LedgerError;
 pub use metrics::{BUCKETS_US, Counters, Refusals, ServiceTimes};
 pub use prometheus::prometheus_text;

@@ -31,7 +31,7 @@ impl PageSums {
 
     /// The sum of a page, if it was written.
     pub(crate) fn get(&self, page: u64) -> Option<PageSum> {
-        let (word, bit) = self.written(page);
+        let (word, bit) = self.word_of(page);
         let is_written = word.load(Ordering::Acquire) & bit != 0;
         is_written.then(|| self.words.narrow()[page as usize].load(Ordering::Relaxed))
     }
@@ -39,7 +39,7 @@ impl PageSums {
     /// The page's contents are in the arena, and this is their sum.
     pub(crate) fn store(&self, page: u64, sum: PageSum) {
         self.words.narrow()[page as usize].store(sum, Ordering::Relaxed);
-        let (word, bit) = self.written(page);
+        let (word, bit) = self.word_of(page);
         // Mostly it is set already, and 64 pages share the word.
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Release);
@@ -48,22 +48,39 @@ impl PageSums {
 
     /// The pages count as never written, and the memory of their sums goes back where it can.
     pub(crate) fn forget(&self, pages: Range<u64>) -> io::Result<()> {
-        let mut page = pages.start;
-        while page < pages.end {
-            let (word, lowest) = self.written(page);
-            let end = pages.end.min((page / 64 + 1) * 64);
-            // A whole word would shift by its width.
-            let bits = u64::MAX >> (64 - (end - page));
-            let bits = bits << lowest.trailing_zeros();
+        for (word, bits) in self.words_of(pages.clone()) {
             if word.load(Ordering::Relaxed) & bits != 0 {
                 word.fetch_and(!bits, Ordering::Release);
             }
-            page = end;
         }
         self.words.discard_narrow(pages)
     }
 
-    fn written(&self, page: u64) -> (&AtomicU64, u64) {
+    /// How many of the pages were written. More than fit are told as the most that do.
+    pub(crate) fn written(&self, pages: Range<u64>) -> u32 {
+        let written = |(word, bits): (&AtomicU64, u64)| word.load(Ordering::Relaxed) & bits;
+        let count: u64 =
+            self.words_of(pages).map(|word| u64::from(written(word).count_ones())).sum();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    /// The words that hold the bits of the pages, each with those bits set.
+    fn words_of(&self, pages: Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let mut page = pages.start;
+        std::iter::from_fn(move || {
+            if page >= pages.end {
+                return None;
+            }
+            let (word, lowest) = self.word_of(page);
+            let end = pages.end.min((page / 64 + 1) * 64);
+            // A whole word would shift by its width.
+            let bits = u64::MAX >> (64 - (end - page)) << lowest.trailing_zeros();
+            page = end;
+            Some((word, bits))
+        })
+    }
+
+    fn word_of(&self, page: u64) -> (&AtomicU64, u64) {
         debug_assert!(page < self.layout.pages);
         (&self.words.wide()[self.layout.written() + page as usize / 64], 1 << (page % 64))
     }
@@ -101,6 +118,9 @@ mod tests {
                 sums.store(page, sum);
             }
             let run = first..(first + count).min(5000);
+            let within = stored.keys().filter(|page| run.contains(page)).count();
+            prop_assert_eq!(sums.written(run.clone()) as usize, within);
+            prop_assert_eq!(sums.written(0..5000) as usize, stored.len());
             sums.forget(run.clone()).unwrap();
             let left: BTreeMap<_, _> =
                 (0..5000).filter_map(|page| Some((page, sums.get(page)?))).collect();

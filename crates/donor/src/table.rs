@@ -93,12 +93,14 @@ impl LentExtent {
         Ok(self.first_page + u64::from(first)..self.first_page + end)
     }
 
-    fn line(&self) -> HeldExtent {
+    /// As the borrower is told of it, with how many of its pages were written.
+    pub fn line(&self, written: u32) -> HeldExtent {
         HeldExtent {
             extent: self.extent,
             segment: self.segment,
             member: self.member,
             order: self.order,
+            written,
         }
     }
 }
@@ -344,9 +346,9 @@ impl Table {
         from: ExtentId,
         most: usize,
         now_ms: u64,
-    ) -> Result<impl Iterator<Item = HeldExtent>, Refusal> {
+    ) -> Result<impl Iterator<Item = LentExtent>, Refusal> {
         let known = admit(&mut self.spaces, space, epoch, now_ms)?;
-        Ok(known.extents.range(from..).take(most).map(|(_, lent)| lent.line()))
+        Ok(known.extents.range(from..).take(most).map(|(_, lent)| *lent))
     }
 
     /// Makes `epoch` the oldest that is served for the space.

@@ -45,15 +45,7 @@ pub(crate) fn plan(
     chosen: Option<u32>,
 ) -> Result<Vec<Zone>, ZoneError> {
     if let Some(node) = chosen {
-        let Some(found) = nodes.iter().find(|found| found.node == node) else {
-            let known: Vec<_> = nodes.iter().map(|known| known.node.to_string()).collect();
-            return Err(ZoneError::NoSuchNode { node, known: known.join(", ") });
-        };
-        let wanted = pages_to_bytes(pages);
-        if wanted > found.total_bytes {
-            let (has, wanted) = (Size(found.total_bytes), Size(wanted));
-            return Err(ZoneError::NodeTooSmall { node, has, wanted });
-        }
+        check_node(node, Size(pages_to_bytes(pages)), nodes)?;
         return Ok(vec![Zone { pages, node: Some(node) }]);
     }
     let nodes = &nodes[..nodes.len().min(MAX_ZONES)];
@@ -74,6 +66,19 @@ pub(crate) fn plan(
     }
     zones.retain(|zone| zone.pages > 0);
     Ok(zones)
+}
+
+/// Whether the node is there and has that much memory, in use or not.
+pub(crate) fn check_node(node: u32, wanted: Size, nodes: &[NumaNode]) -> Result<(), ZoneError> {
+    let Some(found) = nodes.iter().find(|found| found.node == node) else {
+        let known: Vec<_> = nodes.iter().map(|known| known.node.to_string()).collect();
+        return Err(ZoneError::NoSuchNode { node, known: known.join(", ") });
+    };
+    let has = Size(found.total_bytes);
+    if wanted > has {
+        return Err(ZoneError::NodeTooSmall { node, has, wanted });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -247,7 +247,10 @@ fn a_lost_map_is_told_in_several_answers() {
     let mut borrower = Borrower::connect(serving.address(), 1, 1);
     let count = MAX_HELD as u64 + 5;
     for segment in 0..count {
-        borrower.allocate(segment, 1);
+        let extent = borrower.allocate(segment, 1);
+        if segment == 3 {
+            borrower.write(extent, &[1], &[page(1)]);
+        }
     }
     let mut from = ExtentId(0);
     let mut lines: Vec<HeldExtent> = Vec::new();
@@ -260,6 +263,7 @@ fn a_lost_map_is_told_in_several_answers() {
     let segments: Vec<_> = lines.iter().map(|line| line.segment).collect();
     assert_eq!(segments, (0..count).collect::<Vec<_>>());
     assert!(lines.iter().all(|line| (line.member, line.order) == (0, 1)));
+    assert!(lines.iter().all(|line| line.written == u32::from(line.segment == 3)));
 }
 
 #[test]

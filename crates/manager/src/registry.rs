@@ -187,23 +187,13 @@ mod tests {
             name: (*name).to_owned(),
             state: DonorState::Serving,
             address: Some(([127, 0, 0, 1], 7000).into()),
-            pid: Some(1),
-            restarts: 0,
-            lend_bytes: 1 << 30,
-            last_error: None,
-            stats: None,
+            ..Default::default()
         };
         NodeReport {
             name: name.to_owned(),
             boot,
-            location: None,
-            pid: boot as u32,
-            version: String::new(),
-            host: Default::default(),
-            control_socket: Default::default(),
             donors: donors.iter().map(donor).collect(),
-            consumers: Vec::new(),
-            vms: Vec::new(),
+            ..Default::default()
         }
     }
 

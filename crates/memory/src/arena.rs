@@ -197,7 +197,9 @@ mod tests {
     fn huge_pages_are_prepared_and_given_back() {
         let arena = match Arena::create("arena", 4 * MIB, Backing::HugePages) {
             Err(MemoryError::NoHugePages { .. }) => {
-                eprintln!("SKIPPED: no huge pages are set aside on this host");
+                println!(
+                    "skipped: huge_pages_are_prepared_and_given_back: none are set aside here"
+                );
                 return;
             }
             arena => arena.unwrap(),

@@ -1,12 +1,13 @@
 //! Pages, extents and ids: the words that every other crate speaks.
 //!
 //! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
-//! network, and only [`memfd`] and [`numa`] talk to the kernel.
+//! network, and only [`memfd`], [`numa`] and [`huge_pages`] talk to the kernel.
 
 pub mod arena;
 mod bitmap;
 pub mod buddy;
 pub mod checksum;
+pub mod huge_pages;
 pub mod ids;
 pub mod memfd;
 pub mod numa;

@@ -7,6 +7,7 @@
 //! The file is sealed against shrinking and growing. A mapping beyond the end of a file raises
 //! SIGBUS; with the seal no holder of the descriptor, whatever it does, can bring that about.
 
+use crate::huge_pages;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -34,14 +35,16 @@ pub enum Backing {
 pub enum MemoryError {
     /// The kernel has no huge pages set aside, or too few.
     #[error(
-        "the host has {free_bytes} bytes in free huge pages of 2 MiB and {wanted_bytes} are wanted; \
-         set aside more with `sysctl vm.nr_hugepages=N`, or lend memory without huge pages"
+        "{wanted} huge pages of 2 MiB are wanted and {free} are free; `{way_out}`, as root, sets \
+         enough aside"
     )]
     NoHugePages {
-        /// What was asked for.
-        wanted_bytes: u64,
-        /// What the kernel's pool has.
-        free_bytes: u64,
+        /// How many the memory takes.
+        wanted: u64,
+        /// How many the kernel can give.
+        free: u64,
+        /// The command that changes that.
+        way_out: String,
     },
     /// The size is zero, not a multiple of the page size, or not addressable.
     #[error("{0} bytes is no size for shared memory: it must be a positive multiple of the page")]
@@ -90,7 +93,7 @@ impl SharedMemory {
             Backing::BasePages => crate::PAGE_SIZE as u64,
             Backing::HugePages => {
                 flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-                check_huge_pages(bytes)?;
+                huge_pages::check(bytes, None)?;
                 HUGE_PAGE_BYTES
             }
         };
@@ -230,22 +233,6 @@ fn call_failed(what: &'static str, bytes: u64, source: Errno) -> MemoryError {
     MemoryError::Call { what, bytes, source: source.into() }
 }
 
-/// Asked before the file is made: `memfd_create` and `mmap` succeed without a single huge page, and
-/// the failure would come with the first write.
-fn check_huge_pages(wanted_bytes: u64) -> Result<(), MemoryError> {
-    let count = |file: &str| {
-        let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{file}");
-        std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok())
-    };
-    let free = count("free_hugepages").unwrap_or(0);
-    let reserved = count("resv_hugepages").unwrap_or(0);
-    let free_bytes = free.saturating_sub(reserved) * HUGE_PAGE_BYTES;
-    if wanted_bytes > free_bytes {
-        return Err(MemoryError::NoHugePages { wanted_bytes, free_bytes });
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,13 +259,5 @@ mod tests {
             let refused = SharedMemory::create("size", bytes, Backing::BasePages);
             assert!(matches!(refused, Err(MemoryError::Size(size)) if size == bytes));
         }
-    }
-
-    #[test]
-    fn says_how_to_get_huge_pages() {
-        let more_than_any_host = 1 << 50;
-        let refused = SharedMemory::create("huge", more_than_any_host, Backing::HugePages);
-        let message = refused.unwrap_err().to_string();
-        assert!(message.contains("sysctl vm.nr_hugepages"), "{message}");
     }
 }

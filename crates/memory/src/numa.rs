@@ -150,13 +150,13 @@ mod tests {
     #[test]
     fn binds_to_a_node_of_this_host_and_to_no_other() {
         let Some(node) = nodes(Path::new(SYSFS_NODES)).unwrap().first().copied() else {
-            eprintln!("SKIPPED: this kernel knows no NUMA");
+            println!("skipped: binds_to_a_node: this kernel knows no NUMA");
             return;
         };
         let memory = SharedMemory::create("bound", 8192, Backing::BasePages).unwrap();
         match memory.bind(0..8192, node.node) {
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                eprintln!("SKIPPED: mbind is forbidden here");
+                println!("skipped: binds_to_a_node: mbind is forbidden here");
             }
             bound => {
                 bound.unwrap();

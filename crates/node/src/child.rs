@@ -6,8 +6,8 @@
 //! a running program. Each child leads a process group, so that a Ctrl-C at the terminal reaches
 //! only the node, which ends the children in its own order.
 //!
-//! A pager is two processes that stand in for each other (its keeper and its worker), so a child
-//! has ended when the last process of its group has.
+//! A child has ended when the last process of its group has: nothing of it is left then that could
+//! act beside another that is started in its place.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, waitid};
@@ -74,6 +74,13 @@ pub enum End {
     Exited(i32),
     /// This signal killed it.
     Killed(i32),
+}
+
+impl End {
+    /// Whether the process did not mean to end: a signal killed it, or it panicked.
+    pub fn is_crash(self) -> bool {
+        matches!(self, End::Killed(_) | End::Exited(hecaton_pager::PANICKED))
+    }
 }
 
 impl RunningChild {

@@ -1,7 +1,7 @@
 //! The server side of `node.sock`.
 //!
-//! A thread per connection: they are few (a launcher and a pager or two for each consumer), live
-//! long, and carry descriptors, which async runtimes do not. Who connects is checked by the
+//! A thread per connection: they are few (a launcher and two of a pager for each consumer) and live
+//! long. Who connects is checked by the
 //! kernel's word (`SO_PEERCRED`): the node's user, or root.
 
 use crate::causes::with_causes;
@@ -15,15 +15,14 @@ use rustix::net::sockopt::socket_peercred;
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Most connections at a time: two for each of [`crate::pagers::MAX_PAGERS`], and some to spare.
-const MAX_CONNECTIONS: usize = 640;
+/// Most connections at a time: three for each of [`crate::pagers::MAX_PAGERS`], and some to spare.
+const MAX_CONNECTIONS: usize = 3 * crate::pagers::MAX_PAGERS + 128;
 
 /// How long a client may leave an answer unread before its connection is given up.
 const WRITE_PATIENCE: Duration = Duration::from_secs(5);
@@ -139,9 +138,8 @@ fn lock(writer: &Writer) -> MutexGuard<'_, UnixStream> {
     writer.lock().expect("no thread panics while writing")
 }
 
-fn write(writer: &Writer, answer: &Answer, fds: &[OwnedFd]) -> io::Result<()> {
-    let fds: Vec<_> = fds.iter().map(OwnedFd::as_fd).collect();
-    channel::send(&lock(writer), answer, &fds)
+fn write(writer: &Writer, answer: &Answer) -> io::Result<()> {
+    channel::send(&lock(writer), answer, &[])
 }
 
 /// Starts a pager, answers, and leaves behind what will tell the pager's end on the same stream.
@@ -156,7 +154,7 @@ fn start_pager(
     let end_line = Arc::clone(writer);
     let on_end = Box::new(move |end: PagerEnd| {
         // A launcher that has gone needs no telling.
-        let _ = write(&end_line, &Answer::PagerEnded(Box::new(end)), &[]);
+        let _ = write(&end_line, &Answer::PagerEnded(Box::new(end)));
     });
     let answer = match node.pagers.start(&wish, on_end) {
         Ok(address) => {
@@ -177,7 +175,7 @@ fn start_vm(
 ) -> io::Result<()> {
     let number = match node.vms.enter(&wish) {
         Ok(number) => number,
-        Err(error) => return write(writer, &Answer::Refused(with_causes(&error)), &[]),
+        Err(error) => return write(writer, &Answer::Refused(with_causes(&error))),
     };
     let before = launched.len();
     let name = wish.name.clone();
@@ -185,6 +183,7 @@ fn start_vm(
         name: wish.name,
         local_bytes: wish.local_bytes,
         guest: Some(wish.guest.unwrap_or(Guest::Qemu)),
+        donor_patience_s: None,
     };
     let answered = start_pager(node, writer, pager, launched);
     if launched.len() > before {
@@ -220,12 +219,11 @@ fn answer_all(
             Ok(Some(request)) => request,
             Ok(None) => return Ok(()),
             Err(error) => {
-                let _ = write(writer, &Answer::Refused(error.to_string()), &[]);
+                let _ = write(writer, &Answer::Refused(error.to_string()));
                 return Err(error);
             }
         };
         let Some(node) = node.upgrade() else { return Ok(()) };
-        let mut fds = Vec::new();
         let answer = match request {
             Request::Status => Answer::Status(Box::new(node.report())),
             Request::Donors => Answer::Donors(node.directory.all()),
@@ -259,21 +257,8 @@ fn answer_all(
                 Answer::Done
             }
             Request::PagerStats(update) => done(node.pagers.update_stats(*update)),
-            Request::HoldFds(hold) => {
-                let brought = receiver.take_fds(hold.labels.len())?;
-                done(node.pagers.hold(hold, brought))
-            }
-            Request::DropFds(drop) => done(node.pagers.drop_fds(&drop)),
-            Request::TakeFds(wish) => match node.pagers.held_fds(&wish.consumer, wish.skip) {
-                Ok(held) => {
-                    let (labels, held): (Vec<_>, Vec<_>) = held.into_iter().unzip();
-                    fds = held;
-                    Answer::Fds(labels)
-                }
-                Err(error) => Answer::Refused(with_causes(&error)),
-            },
         };
-        write(writer, &answer, &fds)?;
+        write(writer, &answer)?;
     }
 }
 
@@ -324,7 +309,12 @@ mod tests {
     }
 
     fn wish(name: &str) -> StartPager {
-        StartPager { name: name.to_owned(), local_bytes: 1 << 24, guest: None }
+        StartPager {
+            name: name.to_owned(),
+            local_bytes: 1 << 24,
+            guest: None,
+            donor_patience_s: None,
+        }
     }
 
     #[test]

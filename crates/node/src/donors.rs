@@ -39,8 +39,19 @@ pub struct DonorSpec {
     pub name: String,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
+    /// What kind of memory these are.
+    pub memory: DonorMemory,
     /// Where it serves; port 0 takes a free one.
     pub listen: SocketAddr,
+}
+
+/// The kind of memory that a donor lends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorMemory {
+    /// The NUMA node whose memory it is; all nodes', if none is named.
+    pub numa_node: Option<u32>,
+    /// Whether it is in huge pages, which the host must have set aside.
+    pub huge_pages: bool,
 }
 
 /// The first line to a donor process, with the descriptors that its labels name.
@@ -50,6 +61,8 @@ pub struct DonorStart {
     pub name: String,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
+    /// What kind of memory these are.
+    pub memory: DonorMemory,
     /// [`LISTENER`], then whatever the process before it has sent up.
     pub labels: Vec<String>,
 }
@@ -69,10 +82,11 @@ pub enum DonorEvent {
 }
 
 /// What a donor is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DonorState {
     /// Its process is being started, or started again.
+    #[default]
     Starting,
     /// It serves requests.
     Serving,
@@ -81,7 +95,7 @@ pub enum DonorState {
 }
 
 /// A donor, as the node reports it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DonorReport {
     /// The donor's name.
     pub name: String,
@@ -95,6 +109,8 @@ pub struct DonorReport {
     pub restarts: u64,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
+    /// What kind of memory these are.
+    pub memory: DonorMemory,
     /// Why the process before this one ended, if there was one.
     pub last_error: Option<String>,
     /// What it counted, as of its last line; none before the first.
@@ -139,13 +155,10 @@ impl Donor {
         let listener = TcpListener::bind(spec.listen)?;
         let report = DonorReport {
             name: spec.name.clone(),
-            state: DonorState::Starting,
             address: Some(listener.local_addr()?),
-            pid: None,
-            restarts: 0,
             lend_bytes: spec.lend_bytes,
-            last_error: None,
-            stats: None,
+            memory: spec.memory,
+            ..DonorReport::default()
         };
         let shared = Arc::new(Shared {
             command: command.clone(),
@@ -307,6 +320,7 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
         let start = DonorStart {
             name: shared.spec.name.clone(),
             lend_bytes: shared.spec.lend_bytes,
+            memory: shared.spec.memory,
             labels,
         };
         if let Err(error) = channel::send(&stream, &start, &fds) {
@@ -353,6 +367,7 @@ mod tests {
         let spec = DonorSpec {
             name: "d".to_owned(),
             lend_bytes: 1 << 20,
+            memory: DonorMemory::default(),
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
         };
         Donor::start(&command, spec).expect("bound")

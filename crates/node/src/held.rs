@@ -3,7 +3,6 @@
 //! For a pager this is what stands between its crash and silent loss: when the last copy of a
 //! userfaultfd closes, the kernel serves zeros where the pool holds data.
 
-use crate::channel::MAX_FDS_PER_LINE;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Most descriptors that are held for one child: a pager has a few for each process of its program.
@@ -60,12 +59,6 @@ impl HeldFds {
         self.held.iter().map(|(label, fd)| (label.as_str(), fd.as_fd()))
     }
 
-    /// Duplicates of at most one line's worth of them, after the first `skip`.
-    pub fn duplicates(&self, skip: usize) -> std::io::Result<Vec<(String, OwnedFd)>> {
-        let chosen = self.held.iter().skip(skip).take(MAX_FDS_PER_LINE);
-        chosen.map(|(label, fd)| Ok((label.clone(), fd.try_clone()?))).collect()
-    }
-
     /// How many.
     pub fn len(&self) -> usize {
         self.held.len()
@@ -108,17 +101,6 @@ mod tests {
         assert_ne!(after, before);
         held.drop_labels(&["b".into(), "x".into()]);
         assert_eq!(labels(&held), ["a", "c"]);
-    }
-
-    #[test]
-    fn duplicates_are_given_a_line_at_a_time() {
-        let mut held = HeldFds::default();
-        for number in 0..MAX_FDS_PER_LINE + 3 {
-            held.hold(vec![number.to_string()], vec![fd()]).unwrap();
-        }
-        assert_eq!(held.duplicates(0).unwrap().len(), MAX_FDS_PER_LINE);
-        assert_eq!(held.duplicates(MAX_FDS_PER_LINE).unwrap().len(), 3);
-        assert!(held.duplicates(held.len()).unwrap().is_empty());
     }
 
     #[test]

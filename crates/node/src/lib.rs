@@ -6,7 +6,6 @@
 //! async runtime makes simpler.
 
 mod causes;
-pub mod channel;
 pub mod child;
 pub mod client;
 mod control;
@@ -26,5 +25,6 @@ pub mod stop;
 pub mod vms;
 
 pub use causes::with_causes;
+pub use hecaton_pager::channel;
 pub use node::{Node, NodeConfig, NodeError};
 pub use node_dir::{DirectoryError, NodeDir, NodePaths};

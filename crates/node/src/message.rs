@@ -12,8 +12,6 @@
 //!     {"pager":{"name":"db","socket":"/run/user/1000/hecaton/pager-2.sock","pid":421}}
 //! {"resize_local":{"consumer":"db","bytes":3221225472}}           "done"
 //! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        "done"
-//! {"hold_fds":{"consumer":"sort-417","labels":["uffd","state"]}}  "done"     (+ 2 descriptors)
-//! {"take_fds":{"consumer":"sort-417"}}         {"fds":["uffd","state"]}      (+ 2 descriptors)
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}
 //! "status"                                     {"status":{"name":"a",...}}
 //! ```
@@ -51,14 +49,6 @@ pub enum Request {
     LaunchOver,
     /// From a pager: its statistics at this moment.
     PagerStats(Box<PagerStats>),
-    /// From a pager: keep duplicates of descriptors until it ends in peace. Replaces what was
-    /// held under the same labels; an empty list changes nothing.
-    HoldFds(HoldFds),
-    /// From a pager: let go of what is held under these labels.
-    DropFds(HoldFds),
-    /// From a pager that was started again: what its predecessor gave. Answered with
-    /// [`Answer::Fds`]. More than fit one line are given by asking again with `skip`.
-    TakeFds(TakeFds),
 }
 
 /// A wish for a pager.
@@ -68,6 +58,9 @@ pub struct StartPager {
     pub name: String,
     /// Most bytes of the consumer's memory that stay on this host.
     pub local_bytes: u64,
+    /// Seconds that a donor may be away before the consumer is ended; a minute if nothing is said.
+    #[serde(default)]
+    pub donor_patience_s: Option<u64>,
     /// How a virtual machine hands its memory over; none for a program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
@@ -109,25 +102,6 @@ pub struct PagerStats {
     pub stats: Stats,
 }
 
-/// Names for the descriptors that come along with the line, in their order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HoldFds {
-    /// Whose pager it is.
-    pub consumer: String,
-    /// One name for each descriptor, chosen by the pager.
-    pub labels: Vec<String>,
-}
-
-/// Which of the held descriptors are wanted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TakeFds {
-    /// Whose pager it is.
-    pub consumer: String,
-    /// How many of them, in the order in which they were given, to pass over.
-    #[serde(default)]
-    pub skip: usize,
-}
-
 /// What a node answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -144,8 +118,6 @@ pub enum Answer {
     PagerEnded(Box<PagerEnd>),
     /// The parts of a machine's memory, as its pager tells them.
     Regions(Vec<Region>),
-    /// The labels of the descriptors that come along.
-    Fds(Vec<String>),
     /// Not done, and why.
     Refused(String),
 }
@@ -199,15 +171,17 @@ mod tests {
     fn the_lines_are_as_documented() {
         let line = |request: &Request| serde_json::to_value(request).expect("serialised");
         assert_eq!(line(&Request::Status), json!("status"));
-        let wish = StartPager { name: "sort-417".into(), local_bytes: 1, guest: None };
+        let wish = StartPager {
+            name: "sort-417".into(),
+            local_bytes: 1,
+            guest: None,
+            donor_patience_s: Some(60),
+        };
         assert_eq!(
             line(&Request::StartPager(wish)),
-            json!({"start_pager": {"name": "sort-417", "local_bytes": 1}})
+            json!({"start_pager": {"name": "sort-417", "local_bytes": 1, "donor_patience_s": 60}})
         );
         let stats = PagerStats { consumer: "a".into(), stats: Stats::default() };
         assert_eq!(line(&Request::PagerStats(Box::new(stats)))["pager_stats"]["faults"], 0);
-        let taken: Request =
-            serde_json::from_value(json!({"take_fds": {"consumer": "a"}})).expect("read");
-        assert!(matches!(taken, Request::TakeFds(TakeFds { skip: 0, .. })));
     }
 }

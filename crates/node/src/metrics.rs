@@ -272,12 +272,8 @@ mod tests {
         let donor = DonorReport {
             name: "d\"1".to_owned(),
             state: DonorState::Serving,
-            address: None,
-            pid: None,
             restarts: 2,
-            lend_bytes: 1 << 30,
-            last_error: None,
-            stats: None,
+            ..Default::default()
         };
         let consumer = ConsumerReport {
             name: "sort".to_owned(),
@@ -291,15 +287,9 @@ mod tests {
         };
         NodeReport {
             name: "a".to_owned(),
-            boot: 1,
-            location: None,
-            pid: 1,
-            version: String::new(),
-            host: Default::default(),
-            control_socket: Default::default(),
             donors: vec![donor],
             consumers: vec![consumer],
-            vms: Vec::new(),
+            ..Default::default()
         }
     }
 

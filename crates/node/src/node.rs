@@ -126,6 +126,7 @@ impl Node {
             check_name(&donor.name)?;
         }
         adopt_orphans()?;
+        raise_descriptor_limit()?;
         let boot = random_u64()?;
         let mut donors = Vec::new();
         let started = start_donors(&config, &mut donors);
@@ -241,6 +242,15 @@ impl Inner {
     fn lock_donors(&self) -> std::sync::MutexGuard<'_, Vec<Donor>> {
         self.donors.lock().expect("no thread panics with the donors")
     }
+}
+
+/// A node holds some descriptors for each process of each consumer, and its pagers have as many
+/// themselves; many systems allow 1024 to who does not ask for more.
+fn raise_descriptor_limit() -> io::Result<()> {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 /// Starts all donors, then waits for all: they take their time side by side.

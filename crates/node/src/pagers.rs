@@ -1,29 +1,35 @@
 //! The pagers: one process per consumer, started on request, started again when it dies.
 //!
-//! A pager that dies takes nothing along: the node holds duplicates of its descriptors
+//! A pager that is killed takes nothing along: the node holds duplicates of its descriptors
 //! ([`crate::held`]), so the consumer's faults wait, and the next pager takes them over and
-//! answers them. Hence the rule of this file: while descriptors are held, a pager that did not end
-//! in peace is always started again.
+//! answers them. Hence the rule of this file: while descriptors are held, a pager that was killed
+//! is started again at once, as often as [`CrashLimit`] allows. One that ends by itself means it: its consumer has ended.
 //!
-//! A pager's standard input is one line of configuration and then silence. Its end says that the
-//! launcher will start no further program: the pager ends as soon as nothing uses it.
+//! A pager's standard input is a socket. Down it go the configuration and what the pager before it
+//! had handed over, and then nothing: when the node closes that direction, the launcher will start
+//! no further program, and the pager ends as soon as nothing uses it. Up it come descriptors to be
+//! held. All of them are taken in before the next pager is started: a descriptor that the dead one
+//! has sent is as good as held.
 
+use crate::channel::{self, MAX_FDS_PER_LINE, Receiver};
 use crate::child::{ChildCommand, End, Group};
 use crate::donor_directory::DonorDirectory;
 use crate::held::HeldFds;
-use crate::message::{HoldFds, PagerAddress, PagerEnd, PagerStats, StartPager};
+use crate::message::{PagerAddress, PagerEnd, PagerStats, StartPager};
 use crate::node_dir::NodePaths;
 use crate::report::check_name;
-use crate::restart::Backoff;
+use crate::restart::CrashLimit;
 use crate::stop::{Bell, Stop};
 use hecaton_memory::SpaceId;
-use hecaton_pager::{Donor, PagerConfig, Stats};
+use hecaton_pager::{Donor, PagerConfig, PagerEvent, PagerStart, Stats};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::OwnedFd;
-use std::process::{ChildStdin, Stdio};
+use std::io::{self, BufRead, BufReader};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -38,9 +44,17 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a pager that was told to end may take before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
+/// The pause after a pager that could not even be started, so that those attempts are not over
+/// before whatever keeps the executable from being run has passed.
+const START_PAUSE: Duration = Duration::from_millis(400);
+
 /// How long donors keep a space whose pager is silent: long enough for a pager to be started again
 /// on a host that is short of everything, short enough that a lost host's pages do not stay.
 const LEASE: Duration = Duration::from_secs(60);
+
+/// How long a donor may be away before a consumer is ended that wants a page of it, if the launcher
+/// does not say. When the donor comes back after the lease, it may have given the pages up.
+const DONOR_PATIENCE: Duration = LEASE;
 
 /// What a pager is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,9 +115,6 @@ pub enum PagerError {
     /// No such consumer.
     #[error("the node has no consumer `{0}`")]
     Unknown(String),
-    /// Descriptors were refused.
-    #[error(transparent)]
-    Hold(#[from] crate::held::HoldError),
     /// The kernel refuses.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -142,8 +153,20 @@ struct Pager {
     held: HeldFds,
     group: Option<Group>,
     /// The pager's standard input.
-    launch_line: Option<ChildStdin>,
+    launch_line: Option<UnixStream>,
     launch_over: bool,
+    /// The pager's own word on why it ends.
+    failure: Option<String>,
+}
+
+impl Pager {
+    /// Tells the process that no further program comes; the other direction stays open.
+    fn hang_up(&self) {
+        if let Some(line) = &self.launch_line {
+            // Fails when the process has ended, which is as well.
+            let _ = line.shutdown(Shutdown::Write);
+        }
+    }
 }
 
 impl Pagers {
@@ -191,7 +214,7 @@ impl Pagers {
     pub fn launch_over(&self, name: &str) {
         if let Some(pager) = self.table().pagers.get_mut(name) {
             pager.launch_over = true;
-            pager.launch_line = None;
+            pager.hang_up();
             pager.report.state = PagerState::Ending;
         }
     }
@@ -199,21 +222,6 @@ impl Pagers {
     /// Takes a pager's statistics.
     pub fn update_stats(&self, update: PagerStats) -> Result<(), PagerError> {
         self.with(&update.consumer, |pager| pager.report.stats = Some(update.stats))
-    }
-
-    /// Holds descriptors for a pager.
-    pub fn hold(&self, hold: HoldFds, fds: Vec<OwnedFd>) -> Result<(), PagerError> {
-        self.with(&hold.consumer, |pager| pager.held.hold(hold.labels, fds))?.map_err(Into::into)
-    }
-
-    /// Lets go of descriptors.
-    pub fn drop_fds(&self, drop: &HoldFds) -> Result<(), PagerError> {
-        self.with(&drop.consumer, |pager| pager.held.drop_labels(&drop.labels))
-    }
-
-    /// Duplicates of what is held for a pager, after the first `skip`.
-    pub fn held_fds(&self, name: &str, skip: usize) -> Result<Vec<(String, OwnedFd)>, PagerError> {
-        Ok(self.with(name, |pager| pager.held.duplicates(skip))??)
     }
 
     /// All consumers as they are now.
@@ -295,6 +303,7 @@ impl Pagers {
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
             guest: wish.guest.clone(),
+            donor_patience: wish.donor_patience_s.map_or(DONOR_PATIENCE, Duration::from_secs),
         };
         let report = ConsumerReport {
             name: wish.name.clone(),
@@ -313,6 +322,7 @@ impl Pagers {
             group: None,
             launch_line: None,
             launch_over: false,
+            failure: None,
         };
         table.pagers.insert(wish.name.clone(), pager);
         Ok(config)
@@ -320,27 +330,37 @@ impl Pagers {
 
     /// Runs a pager until it ends in peace, or has nothing to come back for.
     fn supervise(&self, name: &str, decided: &SyncSender<Result<u32, String>>, on_end: OnEnd) {
-        let mut backoff = Backoff::default();
+        let mut limit = CrashLimit::default();
         let mut served = false;
+        let mut wanted = true;
         let error = loop {
-            let born = Instant::now();
             let listening = |pid| {
-                let wanted = served || decided.send(Ok(pid)).is_ok();
+                wanted = served || decided.send(Ok(pid)).is_ok();
                 served = true;
                 wanted
             };
-            let Err(reason) = self.run_once(name, listening) else { break None };
+            let (reason, pause) = match self.run_once(name, listening) {
+                Ok(End::Exited(0)) => break None,
+                Ok(end) if !end.is_crash() => {
+                    let own_word = self.with(name, |pager| pager.failure.take()).ok().flatten();
+                    break Some(own_word.unwrap_or_else(|| end.to_string()));
+                }
+                Ok(end) => (end.to_string(), Duration::ZERO),
+                Err(error) => (error.to_string(), START_PAUSE),
+            };
             let holds = self.with(name, |pager| !pager.held.is_empty()).unwrap_or(false);
-            if !holds || self.0.stop.is_set() {
+            if !holds || !wanted || self.0.stop.is_set() {
                 break Some(reason);
             }
-            tracing::warn!(consumer = name, reason, "pager ended; starting it again");
-            let delay = backoff.after_death(born.elapsed());
+            if limit.is_exceeded_by_death(Instant::now()) {
+                break Some(format!("{}; at last, {reason}", CrashLimit::REASON));
+            }
+            tracing::warn!(consumer = name, reason, "pager died; starting another");
             let _ = self.with(name, |pager| {
                 pager.report.restarts += 1;
                 pager.report.state = PagerState::Starting;
             });
-            if self.0.stop.wait(delay) {
+            if self.0.stop.wait(pause) {
                 break Some("the node is stopping".to_owned());
             }
         };
@@ -358,33 +378,30 @@ impl Pagers {
 
     /// Runs one process to its end. `listening` is told its pid once it listens, and says whether
     /// anybody still wants it.
-    fn run_once(&self, name: &str, listening: impl FnOnce(u32) -> bool) -> Result<(), String> {
-        let fail = |error: io::Error| error.to_string();
-        let mut running =
-            self.0.command.spawn("pager", Stdio::piped(), Stdio::piped()).map_err(fail)?;
+    fn run_once(&self, name: &str, listening: impl FnOnce(u32) -> bool) -> io::Result<End> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let stdin = Stdio::from(OwnedFd::from(theirs));
+        let mut running = self.0.command.spawn("pager", stdin, Stdio::piped())?;
         let pid = running.pid();
         let group = running.group();
-        let mut input = running.child.stdin.take().expect("its input is a pipe");
         let output = running.child.stdout.take().expect("its output is a pipe");
-        let config = self.with(name, |pager| {
+        let _ = self.with(name, |pager| {
             pager.group = Some(group);
             pager.report.pid = Some(pid);
             pager.config.donors = self.donors_now();
-            pager.config.clone()
         });
-        let started = config.map_err(io::Error::other).and_then(|config| {
-            let mut line = serde_json::to_vec(&config)?;
-            line.push(b'\n');
-            input.write_all(&line)?;
-            wait_ready(BufReader::new(output))
-        });
+        // One that died at once takes no start line; how it died, its end says.
+        let started =
+            self.send_start(name, &ours).and_then(|()| wait_ready(BufReader::new(output)));
+        let launch_line = ours.try_clone()?;
         // Before the launcher is told: it may be done with launching at once.
         let _ = self.with(name, |pager| {
-            if started.is_ok() && !pager.launch_over {
-                pager.launch_line = Some(input);
-                pager.report.state = PagerState::Serving;
-            } else if pager.launch_over {
+            pager.launch_line = Some(launch_line);
+            if pager.launch_over {
+                pager.hang_up();
                 pager.report.state = PagerState::Ending;
+            } else if started.is_ok() {
+                pager.report.state = PagerState::Serving;
             }
         });
         self.0.news.ring();
@@ -392,16 +409,70 @@ impl Pagers {
         if !wanted || self.0.stop.is_set() {
             group.signal(Signal::TERM);
         }
+        self.hold_what_comes(name, ours);
         let end = running.wait();
         let _ = self.with(name, |pager| {
             pager.group = None;
             pager.launch_line = None;
             pager.report.pid = None;
         });
-        match (end, started) {
-            (Ok(End::Exited(0)), Ok(())) => Ok(()),
-            (Ok(end), _) => Err(end.to_string()),
-            (Err(error), _) => Err(error.to_string()),
+        end
+    }
+
+    /// Tells a pager what it is to be, and gives it what the one before it had.
+    fn send_start(&self, name: &str, stream: &UnixStream) -> io::Result<()> {
+        let start = self.with(name, |pager| {
+            let held = pager
+                .held
+                .iter()
+                .map(|(label, fd)| Ok((label.to_owned(), fd.try_clone_to_owned()?)));
+            Ok::<_, io::Error>((pager.config.clone(), held.collect::<io::Result<Vec<_>>>()?))
+        });
+        let (config, held) = start.map_err(io::Error::other)??;
+        // The pager reads them as they come, so that they need not fit in the socket.
+        channel::send(stream, &PagerStart { config, held: held.len() }, &[])?;
+        for held in held.chunks(MAX_FDS_PER_LINE) {
+            let labels: Vec<_> = held.iter().map(|(label, _)| label).collect();
+            let fds: Vec<_> = held.iter().map(|(_, fd)| fd.as_fd()).collect();
+            channel::send(stream, &labels, &fds)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in the descriptors that a pager sends, until it has ended.
+    fn hold_what_comes(&self, name: &str, stream: UnixStream) {
+        let Ok(writing) = stream.try_clone() else { return };
+        let mut receiver = Receiver::new(stream);
+        let mut take_in = || -> io::Result<bool> {
+            let Some(event) = receiver.receive()? else { return Ok(false) };
+            let held = match event {
+                PagerEvent::HoldFds(labels) => {
+                    let fds = receiver.take_fds(labels.len())?;
+                    self.with(name, |pager| pager.held.hold(labels, fds))
+                }
+                PagerEvent::Failed(reason) => self.with(name, |pager| {
+                    pager.failure = Some(reason);
+                    Ok(())
+                }),
+                PagerEvent::DropFds(labels) => self.with(name, |pager| {
+                    pager.held.drop_labels(&labels);
+                    Ok(())
+                }),
+            };
+            held.map_err(io::Error::other)?.map_err(io::Error::other)?;
+            Ok(true)
+        };
+        loop {
+            match take_in() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    tracing::error!(consumer = name, %error, "cannot hold what the pager gives");
+                    // The pager learns of it when it sends the next.
+                    let _ = writing.shutdown(Shutdown::Read);
+                    return;
+                }
+            }
         }
     }
 
@@ -481,7 +552,12 @@ mod tests {
     fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> {
         let (told, end) = mpsc::channel();
         let on_end = Box::new(move |end| told.send(end).expect("the test listens"));
-        let wish = StartPager { name: name.to_owned(), local_bytes: 1 << 24, guest: None };
+        let wish = StartPager {
+            name: name.to_owned(),
+            local_bytes: 1 << 24,
+            guest: None,
+            donor_patience_s: None,
+        };
         pagers.start(&wish, on_end).map(|_| end)
     }
 
@@ -518,29 +594,77 @@ mod tests {
         assert_eq!(end.error.as_deref(), Some("it was killed by signal 9"));
     }
 
-    #[test]
-    fn with_held_descriptors_it_is_started_again_and_finds_them() {
-        let pagers = pagers(GOOD);
-        let end = start(&pagers, "a").expect("started");
-        let hold = HoldFds { consumer: "a".into(), labels: vec!["state".into()] };
+    /// Has the node hold a descriptor, as if the pager had sent it.
+    fn hold(pagers: &Pagers, label: &str) {
         let fd = tempfile::tempfile().expect("a file").into();
-        pagers.hold(hold.clone(), vec![fd]).expect("held");
+        let held = pagers.with("a", |pager| pager.held.hold(vec![label.into()], vec![fd]));
+        held.expect("it is there").expect("there is room");
+    }
+
+    #[test]
+    fn with_held_descriptors_it_is_started_again_and_given_them() {
+        let seen = tempfile::NamedTempFile::new().expect("a file");
+        let script = format!(
+            r#"read config
+            case "$config" in *'"held":2'*) read labels; echo "$labels" >{} ;; esac
+            echo ready
+            exec cat >/dev/null"#,
+            seen.path().display()
+        );
+        let pagers = pagers(&script);
+        let end = start(&pagers, "a").expect("started");
+        hold(&pagers, "state");
+        hold(&pagers, "uffd-1");
         kill(&pagers);
         wait_until(&pagers, |report| report.restarts == 1 && report.state == PagerState::Serving);
-        let held = pagers.held_fds("a", 0).expect("held");
-        assert_eq!(held[0].0, "state");
-        pagers.drop_fds(&hold).expect("dropped");
-        assert_eq!(pagers.reports()[0].held_fds, 0);
+        let seen = std::fs::read_to_string(seen.path()).expect("written");
+        assert_eq!(seen.trim(), r#"["state","uffd-1"]"#);
         pagers.launch_over("a");
         assert_eq!(end.recv_timeout(PATIENCE).expect("ended").error, None);
+    }
+
+    #[test]
+    fn what_a_pager_sent_is_held_before_the_next_is_started() {
+        let pagers = pagers(GOOD);
+        let end = start(&pagers, "a").expect("started");
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let file = tempfile::tempfile().expect("a file");
+        let send =
+            |event: PagerEvent, fds: &[_]| channel::send(&theirs, &event, fds).expect("sent");
+        let labels = |labels: &[&str]| labels.iter().map(|&label| label.to_owned()).collect();
+        send(PagerEvent::HoldFds(labels(&["a", "b"])), &[file.as_fd(), file.as_fd()]);
+        send(PagerEvent::DropFds(labels(&["a"])), &[]);
+        drop(theirs);
+        pagers.hold_what_comes("a", ours);
+        assert_eq!(pagers.reports()[0].held_fds, 1);
+        pagers.launch_over("a");
+        assert_eq!(end.recv_timeout(PATIENCE).expect("ended").error, None);
+    }
+
+    #[test]
+    fn one_that_ends_by_itself_is_not_started_again() {
+        let pagers = pagers("read config; echo ready; read nothing; exit 3");
+        let end = start(&pagers, "a").expect("started");
+        hold(&pagers, "state");
+        pagers.launch_over("a");
+        let end = end.recv_timeout(PATIENCE).expect("ended");
+        assert_eq!(end.error.as_deref(), Some("it ended with status 3"));
+    }
+
+    #[test]
+    fn one_that_keeps_dying_is_given_up_with_the_reason() {
+        let pagers = pagers(r#"read config; echo ready; sleep 0.05; exit 101"#);
+        let end = start(&pagers, "a").expect("started");
+        hold(&pagers, "state");
+        let error = end.recv_timeout(PATIENCE).expect("ended").error.expect("a reason");
+        assert!(error.contains("20 times") && error.contains("status 101"), "{error}");
     }
 
     #[test]
     fn a_launcher_that_is_done_while_it_restarts_is_not_forgotten() {
         let pagers = pagers("read config; sleep 0.2; echo ready; exec cat >/dev/null");
         let end = start(&pagers, "a").expect("started");
-        let hold = HoldFds { consumer: "a".into(), labels: vec!["state".into()] };
-        pagers.hold(hold, vec![tempfile::tempfile().expect("a file").into()]).expect("held");
+        hold(&pagers, "state");
         kill(&pagers);
         wait_until(&pagers, |report| report.restarts == 1);
         pagers.launch_over("a");

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::{fs, io};
 
 /// A node, its donors and its consumers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeReport {
     /// The node's name; one of its kind in the cluster.
     pub name: String,

@@ -1,11 +1,13 @@
-//! When a child that ended is started again.
+//! When a child that ended is started again, and when not any more.
 //!
 //! Pure: the supervisor tells how long the child lived and is told how long to wait. A child that
 //! ran for a while is started again at once, one that keeps dying waits twice as long each time.
-//! There is no giving up: a donor's memory and a pager's descriptors are held by the node, and as
-//! long as they are, somebody's data or faults wait for the child to come back.
+//! There is no giving up: a donor's memory is held by the node, and as long as it is, somebody's
+//! data wait for the donor to come back. A pager is started again at once, since a program waits for
+//! it, and is given up when it keeps dying: see [`crate::pagers`].
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// A child that lived this long has started well: its earlier deaths are forgotten.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(10);
@@ -34,6 +36,29 @@ impl Backoff {
         };
         self.early_deaths = self.early_deaths.saturating_add(1);
         delay
+    }
+}
+
+/// When to stop starting a pager that keeps dying: one that dies at once each time will not help
+/// its programs.
+#[derive(Debug, Default)]
+pub struct CrashLimit {
+    deaths: VecDeque<Instant>,
+}
+
+impl CrashLimit {
+    /// Deaths within [`CrashLimit::WINDOW`] that are put up with.
+    pub const DEATHS: usize = 20;
+    /// See [`CrashLimit::DEATHS`].
+    pub const WINDOW: Duration = Duration::from_secs(10);
+    /// Why the consumer is ended then.
+    pub const REASON: &str = "its pager died more than 20 times within 10 seconds";
+
+    /// Counts a death; true if it is one too many.
+    pub fn is_exceeded_by_death(&mut self, now: Instant) -> bool {
+        self.deaths.retain(|&death| now.saturating_duration_since(death) < Self::WINDOW);
+        self.deaths.push_back(now);
+        self.deaths.len() > Self::DEATHS
     }
 }
 
@@ -73,5 +98,20 @@ mod tests {
                 previous = delay;
             }
         }
+    }
+
+    #[test]
+    fn deaths_are_put_up_with_one_by_one_and_not_in_a_row() {
+        let start = Instant::now();
+        let mut limit = CrashLimit::default();
+        let apart = CrashLimit::WINDOW / CrashLimit::DEATHS as u32;
+        for death in 0..100 {
+            assert!(!limit.is_exceeded_by_death(start + apart * death));
+        }
+        let later = start + CrashLimit::WINDOW * 100;
+        for _ in 0..CrashLimit::DEATHS {
+            assert!(!limit.is_exceeded_by_death(later));
+        }
+        assert!(limit.is_exceeded_by_death(later));
     }
 }

@@ -115,6 +115,8 @@ pub(crate) struct AddressSpace {
     pub(crate) charged: bool,
     /// It has ended; torn down as soon as no eviction batch names it.
     pub(crate) gone: bool,
+    /// No other address space of this consumer has, had or will have it.
+    pub(crate) serial: u64,
     /// Where the last run of write-protect faults would go on, and how long it was.
     pub(crate) write_run: (u64, u64),
     /// Mappings, as last read; checked by [`AddressSpace::mapping_end`].
@@ -122,6 +124,19 @@ pub(crate) struct AddressSpace {
     /// Address ranges known to be registered, sorted and apart from each other.
     registered: Vec<(u64, u64)>,
     pagemap: Option<File>,
+}
+
+/// What [`AddressSpace::renumber`] has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Renumbered {
+    /// There is no address space.
+    Nothing,
+    /// It can go on.
+    Found,
+    /// Who waited for it to be ready asks again.
+    NeverRan,
+    /// A program may have run on it, and its userfaultfd is gone.
+    Lost,
 }
 
 /// A forked child that lives longer, or brings in more pages of its own, counts.
@@ -157,6 +172,7 @@ impl AddressSpace {
             since: Instant::now(),
             charged: false,
             gone: false,
+            serial: 0,
             write_run: (0, 0),
             mappings: Vec::new(),
             registered: Vec::new(),
@@ -282,7 +298,8 @@ impl AddressSpace {
         words[7].store((self.uffd.0 + 1) as u64, Relaxed);
         words[8].store(helper.left_alone, Relaxed);
         words[9].store(helper.left_alone_count as u64, Relaxed);
-        words[10].store(u64::from(self.guest.is_some()), Relaxed);
+        words[10].store(self.serial, Relaxed);
+        words[11].store(u64::from(self.guest.is_some()), Relaxed);
         words[0].store(self.stage.to_word() + 1, Release);
     }
 
@@ -301,14 +318,47 @@ impl AddressSpace {
         };
         let mut space = AddressSpace::new(Uffd(word(7) as RawFd - 1), helper);
         space.helper = space.helper.filter(|helper| helper.socket >= 0);
-        if word(10) != 0 {
+        if word(11) != 0 {
             space.helper = None;
             space.guest = Some(Ram::load(state, index, Some(socket).filter(|&fd| fd >= 0)));
         }
         space.stage = stage;
         space.pid = Some(word(5) as i32).filter(|&pid| pid != 0);
         space.charged = word(6) != 0;
+        space.serial = word(10);
         Some(space)
+    }
+
+    /// The descriptors of the address space at `index` have other numbers now: `numbers` gives
+    /// userfaultfd and helper's connection by the serial number, as far as they are still held.
+    pub(crate) fn renumber(
+        state: &State,
+        index: usize,
+        numbers: impl FnOnce(u64) -> (Option<RawFd>, Option<RawFd>),
+    ) -> Renumbered {
+        let words = &state.spaces[index * SPACE_WORDS..][..SPACE_WORDS];
+        let Some(stage) = words[0].load(Relaxed).checked_sub(1) else { return Renumbered::Nothing };
+        let (uffd, helper) = numbers(words[10].load(Relaxed));
+        let is_held = match Stage::from_word(stage) {
+            Stage::Preparing => false,
+            Stage::Forking { .. } => helper.is_some(),
+            Stage::Welcoming | Stage::Live => uffd.is_some() && helper.is_some(),
+        };
+        if !is_held {
+            // To be torn down, as one whose preparation was cut short.
+            words[0].store(Stage::Preparing.to_word() + 1, Release);
+            words[1].store(0, Relaxed);
+            words[7].store(0, Relaxed);
+            return match Stage::from_word(stage) {
+                Stage::Preparing | Stage::Forking { .. } => Renumbered::NeverRan,
+                Stage::Welcoming | Stage::Live => Renumbered::Lost,
+            };
+        }
+        words[1].store(helper.map_or(0, |fd| fd as u64 + 1), Relaxed);
+        if !matches!(Stage::from_word(stage), Stage::Forking { .. }) {
+            words[7].store(uffd.map_or(0, |fd| fd as u64 + 1), Relaxed);
+        }
+        Renumbered::Found
     }
 
     /// The place at `index` may be used again.
@@ -345,7 +395,7 @@ impl AddressSpace {
     pub(crate) fn unregistered_part(&self, start: u64, end: u64) -> Option<Range> {
         let next = self.registered.partition_point(|&(from, _)| from <= start);
         let known = next.checked_sub(1).map_or(start, |i| self.registered[i].1.max(start));
-        (known < end).then_some(Range { start: known, len: end - known })
+        (known < end).then(|| Range { start: known, len: end - known })
     }
 
     /// The range is registered.
@@ -501,6 +551,7 @@ mod tests {
         space.remember_registered(range(10, 20));
         space.remember_registered(range(40, 50));
         assert_eq!(space.unregistered_part(10, 20), None);
+        assert_eq!(space.unregistered_part(12, 15), None);
         assert_eq!(space.unregistered_part(10, 30), Some(range(20, 30)));
         space.remember_registered(range(20, 40));
         assert_eq!(space.registered, [(10, 50)]);

@@ -3,6 +3,7 @@
 use crate::address_space::{AddressSpace, Helper, Stage};
 use crate::core::{Core, Shared, close};
 use crate::fork;
+use crate::guard::{helper_label, uffd_label};
 use crate::guest;
 use crate::remote;
 use crate::serve::Server;
@@ -112,14 +113,23 @@ fn fresh(
             return Ok(());
         }
     }
-    let space = core.spaces[index].as_mut().expect("just added");
-    space.advance(&core.state, index, Stage::Welcoming);
+    core.hold_and_welcome(index);
     drop(guard);
     fork::begin_to_serve(server, shared, index);
     Ok(())
 }
 
 impl Core {
+    /// All is done for an address space. The node has its descriptors before the other side hears
+    /// of it.
+    pub(crate) fn hold_and_welcome(&mut self, index: usize) {
+        let space = self.spaces[index].as_mut().expect("named by the caller");
+        let socket = space.helper.expect("it has just attached").socket;
+        let labels = vec![uffd_label(space.serial), helper_label(space.serial)];
+        self.guard.hold(labels, &[space.uffd.0, socket]);
+        space.advance(&self.state, index, Stage::Welcoming);
+    }
+
     /// Takes note of pages that were in memory before the range was registered.
     pub(crate) fn adopt_pages(&mut self, index: usize, range: Range) -> std::io::Result<()> {
         let (first, count) = (range.start >> 12, (range.len >> 12) as usize);

@@ -23,6 +23,8 @@ pub struct PagerConfig {
     pub node: Option<PathBuf>,
     /// How long donors keep the space when they hear nothing.
     pub lease: Duration,
+    /// How long a donor may be away before the consumer is ended that wants a page of it.
+    pub donor_patience: Duration,
     /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
@@ -61,10 +63,35 @@ pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
 /// memory.
 pub const IN_FLIGHT_BYTES: u64 = (1 << 20) + (crate::state::STAGING_SLOTS as u64) * 4096;
 
+/// The first line to a pager process. `held` descriptors follow, those that the pager before it
+/// handed over, with lines of JSON lists of their labels.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PagerStart {
+    /// What the pager is to be.
+    pub config: PagerConfig,
+    /// How many descriptors follow; none to the first pager of a consumer.
+    pub held: usize,
+}
+
+/// A line from a pager process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PagerEvent {
+    /// Keep the descriptors that come along, under these labels, until the consumer has ended.
+    /// Replaces what was held under the same labels.
+    HoldFds(Vec<String>),
+    /// Let go of what is held under these labels.
+    DropFds(Vec<String>),
+    /// Why the pager ends otherwise than in peace.
+    Failed(String),
+}
+
 // The protocol with whoever starts a pager (the node):
-// - standard input: the configuration as one line of JSON; then it stays open as long as further
-//   programs may be started on the pager. At its end the pager waits until no process uses it any
-//   more, gives all extents back and ends with status 0.
+// - standard input: a socket. Down it comes one `PagerStart`; then it stays open in that direction
+//   as long as further programs may be started on the pager. At its end the pager waits until no
+//   process uses it any more, gives all extents back and ends with status 0. Up it go
+//   `PagerEvent`s. If the pager is killed, or ends with status 101 (it panicked), another one is
+//   started with what it had handed over; any other end is meant.
 // - standard output: the line "ready" once the sockets listen.
 // - `config.node`: statistics are pushed there each second, and a last time before the end; donors
 //   are asked for there.

@@ -9,6 +9,7 @@
 use crate::address_space::Stage;
 use crate::address_space::{AddressSpace, Helper};
 use crate::fork::ForkRequest;
+use crate::guard::Guard;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
@@ -22,9 +23,9 @@ use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// A fault as the kernel reports it.
@@ -77,6 +78,8 @@ pub(crate) type OwnDrop = HashMap<Key, u32>;
 /// All that is under the lock.
 pub(crate) struct Core {
     pub(crate) state: State,
+    pub(crate) guard: Guard,
+    pub(crate) epoll: EpollSet,
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
@@ -138,6 +141,21 @@ pub(crate) enum OnLoss {
     Report,
 }
 
+/// The fault loop's epoll set, once there is one. What is in it must be taken out before it is
+/// closed: the kernel does that by itself only with a file's last descriptor, and the node has
+/// another.
+#[derive(Default)]
+pub(crate) struct EpollSet(pub(crate) Option<Arc<OwnedFd>>);
+
+impl EpollSet {
+    fn forget(&self, fd: RawFd) {
+        if let Some(epoll) = &self.0 {
+            // SAFETY: the descriptor is open. An error means that it was not watched yet.
+            let _ = rustix::event::epoll::delete(epoll, unsafe { BorrowedFd::borrow_raw(fd) });
+        }
+    }
+}
+
 /// The lock, and the bells of the evictor and of the fault loop.
 pub(crate) struct Shared {
     core: Mutex<Core>,
@@ -173,16 +191,18 @@ pub(crate) fn reserve(limit: u64) -> u64 {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, limit: u64) -> Core {
+    pub(crate) fn new(state: State, guard: Guard, limit: u64) -> Core {
         let tables = Tables::load(&state);
         let capacity = limit as usize;
         Core {
             state,
+            guard,
+            epoll: EpollSet::default(),
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
             spaces: Vec::new(),
-            order: evict::default(capacity),
+            order: evict::default(),
             clock: EvictionClock::new(capacity),
             prefetcher: Prefetcher::new(Limits::for_capacity(capacity)),
             fill_ahead: FillAhead::new(capacity),
@@ -252,7 +272,10 @@ impl Core {
     }
 
     /// A new address space; `None` when there are too many.
-    pub(crate) fn add_space(&mut self, space: AddressSpace) -> Option<usize> {
+    pub(crate) fn add_space(&mut self, mut space: AddressSpace) -> Option<usize> {
+        if space.serial == 0 {
+            space.serial = self.state.next_serial();
+        }
         let index = self.free_space()?;
         space.save(&self.state, index);
         if index == self.spaces.len() {
@@ -273,18 +296,21 @@ impl Core {
         space.resident += 1;
         if space.charged {
             self.resident += 1;
-            self.order.installed(key.0, how);
+            self.order.installed(self.tables.place_of(&self.state, key), how);
         }
     }
 
     /// A page has left a program's memory. `in_order`: the eviction order still has it.
     pub(crate) fn count_out(&mut self, key: Key, in_order: bool) {
         let Some(space) = self.spaces[key.space()].as_mut() else { return };
-        space.resident -= 1;
+        // A successor that finishes its predecessor's journal has counted nothing yet; what is left
+        // then, it counts afterwards.
+        let Some(rest) = space.resident.checked_sub(1) else { return };
+        space.resident = rest;
         if space.charged {
             self.resident -= 1;
             if in_order {
-                self.order.removed(key.0);
+                self.order.removed(self.tables.place_of(&self.state, key));
             }
         }
     }
@@ -301,7 +327,7 @@ impl Core {
             for key in (0..crate::state::CHUNK_PAGES).map(|i| first.plus(i)) {
                 let entry = self.get(key);
                 if entry.place() == Place::Resident && !entry.is_busy() {
-                    self.order.installed(key.0, Installed::Demand);
+                    self.order.installed(self.tables.place_of(&self.state, key), Installed::Demand);
                 }
             }
         }
@@ -381,10 +407,15 @@ impl Core {
         let space = self.spaces[index].take().expect("torn down once");
         debug_assert_eq!(space.resident, 0);
         AddressSpace::erase(&self.state, index);
+        self.guard.release(space.serial);
         if let Some(ram) = &space.guest {
             ram.erase(&self.state);
+            self.guard.release_labels(ram.labels());
         }
-        space.descriptors().into_iter().for_each(close);
+        for fd in space.descriptors() {
+            self.epoll.forget(fd);
+            close(fd);
+        }
         self.parked.retain(|key| key.space() != index);
         self.starved.retain(|key| key.space() != index);
     }
@@ -436,6 +467,11 @@ impl Core {
         for (_, space) in self.live_spaces() {
             space.kill();
         }
+    }
+
+    /// Whether nothing more is to be served.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.over || self.failed.is_some()
     }
 
     /// The helper of a page's program, if something may be evicted there.

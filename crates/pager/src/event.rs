@@ -89,8 +89,8 @@ impl Core {
         } else if entry.place() == Place::Resident {
             let charged = self.spaces[old.space()].as_ref().is_some_and(|space| space.charged);
             if charged {
-                self.order.removed(old.0);
-                self.order.installed(new.0, Installed::Rescued);
+                self.order.removed(self.tables.place_of(&self.state, old));
+                self.order.installed(self.tables.place_of(&self.state, new), Installed::Rescued);
             }
         }
         // The new entry first: after a kill in between, the page is in both places, and recovery

@@ -213,11 +213,11 @@ impl Evictor {
         }
         let slots = core.staging.available();
         let most = (wanted as usize).clamp(32, MAX_BATCH).min(slots).min(core.limit as usize / 16);
-        let mut keys = Vec::with_capacity(most);
+        let mut places = Vec::with_capacity(most);
         {
             let (tables, state, spaces) = (&mut core.tables, &core.state, &core.spaces);
-            let mut still = |key: u64| {
-                let key = Key(key);
+            let mut still = |place: u32| {
+                let Some(key) = tables.key_at(state, place) else { return false };
                 let entry = tables.get(state, key);
                 let space = spaces[key.space()].as_ref();
                 let evictable = space
@@ -229,15 +229,15 @@ impl Evictor {
                 }
                 evictable
             };
-            core.order.victims(most, &mut still, &mut keys);
+            core.order.victims(most, &mut still, &mut places);
         }
+        let key_at = |&place: &u32| core.tables.key_at(&core.state, place);
+        let mut keys: Vec<Key> = places.iter().filter_map(key_at).collect();
         keys.sort_unstable();
-        core.state.batch.begin(keys.iter().copied());
-        core.batch =
-            keys.iter().map(|&key| BatchItem { key: Key(key), now_at: Key(key) }).collect();
+        core.state.batch.begin(keys.iter().map(|key| key.0));
+        core.batch = keys.iter().map(|&key| BatchItem { key, now_at: key }).collect();
         keys.into_iter()
             .map(|key| {
-                let key = Key(key);
                 let entry = core.get(key);
                 let clean = entry.is_clean_resident() && entry.space_page().is_some();
                 let slot = if clean { None } else { core.take_slot() };
@@ -577,6 +577,11 @@ impl Evictor {
     fn discard_emptied(&mut self) {
         let emptied = self.shared.lock().pages.take_emptied();
         for slot in emptied {
+            // Everything is about to be given back at once, and a donor that is away would be waited
+            // for with each page.
+            if self.shared.lock().is_ending() {
+                return;
+            }
             // A write that is still under way to the slot must not come after the discard.
             let first = u64::from(slot) * CHUNK_PAGES;
             let in_slot = |page: &u64| page / CHUNK_PAGES == u64::from(slot);
@@ -621,7 +626,7 @@ fn settle_one(core: &mut Core, victim: &Victim, key: Key) -> Option<(u64, PageSu
     }
     if !victim.taken {
         core.set(key, entry);
-        core.order.installed(key.0, Installed::Rescued);
+        core.order.installed(core.tables.place_of(&core.state, key), Installed::Rescued);
         free_slot(core);
         return None;
     }

@@ -92,7 +92,7 @@ impl Core {
                 self.set(key.plus(pages), entry.with_dirty(true));
                 let charged = self.spaces[key.space()].as_ref().is_some_and(|s| s.charged);
                 if charged && pages == 0 {
-                    self.order.referenced(key.0);
+                    self.order.referenced(self.tables.place_of(&self.state, key));
                 }
             }
             pages += 1;

@@ -25,6 +25,7 @@
 use crate::address_space::{AddressSpace, Helper, Mapping, Stage, read_mappings};
 use crate::attach::{self, MessageFrom};
 use crate::core::{Core, Shared, close};
+use crate::guard::helper_label;
 use crate::serve::Server;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
@@ -119,6 +120,8 @@ impl Core {
             }
         }
         let space = self.spaces[child].as_mut().expect("just made");
+        // Once the parent has forked, nobody but the child has this connection's other end.
+        self.guard.hold(vec![helper_label(space.serial)], &[connection]);
         space.advance(&self.state, child, Stage::Forking { parent: Some(parent) });
         Some(child)
     }
@@ -404,7 +407,7 @@ fn attach_child(
     space.uffd = Uffd(uffd);
     space.helper = Some(helper);
     space.since = Instant::now();
-    space.advance(&core.state, child, Stage::Welcoming);
+    core.hold_and_welcome(child);
     Ok(())
 }
 

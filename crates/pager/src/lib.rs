@@ -5,7 +5,7 @@
 //!
 //! | module | what it is about |
 //! |---|---|
-//! | [`keeper`] | the process behind the pager, that holds what must not be lost |
+//! | [`guard`], [`adopt`], [`channel`] | what the node holds for the pager, and gives to the next one |
 //! | [`worker`] | the pager process: its threads, its beginning and end |
 //! | [`serve`] | the fault loop: kernel messages and arriving pages |
 //! | [`fault`], [`event`] | what is done about each of them |
@@ -17,7 +17,9 @@
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
 mod address_space;
+mod adopt;
 mod attach;
+pub mod channel;
 pub mod config;
 mod control;
 mod core;
@@ -25,10 +27,10 @@ mod event;
 mod evict;
 mod fault;
 mod fork;
+mod guard;
 mod guest;
 mod helper;
 mod housekeeping;
-mod keeper;
 mod node;
 mod recover;
 mod remote;
@@ -40,12 +42,15 @@ pub mod stats;
 mod tables;
 mod worker;
 
-pub use config::{Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig};
+pub use config::{
+    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart,
+};
 pub use stats::{Latency, Stats};
+pub use worker::PANICKED;
 
 use hecaton_space::SpaceError;
 use std::io::Write;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +69,9 @@ pub enum PagerError {
         #[source]
         source: std::io::Error,
     },
+    /// The process was not started by a node.
+    #[error("this command is started by `hecaton node`, with a socket to it as standard input")]
+    NotStarted,
     /// The pool cannot be used.
     #[error(transparent)]
     Space(#[from] SpaceError),
@@ -75,48 +83,69 @@ pub enum PagerError {
     System(#[from] std::io::Error),
 }
 
-/// Runs a pager in the calling process, which must have one thread, and which becomes its keeper.
-/// Standard input is the launcher's: see [`PagerConfig`]. Says "ready" on standard output.
+/// Runs a pager in the calling process. Standard input is a socket to the node, which says what the pager is to be: see [`PagerStart`].
+/// Says "ready" on standard output.
 ///
 /// # Errors
 /// See [`PagerError`].
-pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
+pub fn run() -> Result<(), PagerError> {
+    let node = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let (config, held) = receive_start(&node)?;
+    page(&config, held, node.into_raw_fd())
+}
+
+/// What the pager is to be, and what the pager before it had handed over.
+fn receive_start(node: &OwnedFd) -> Result<(PagerConfig, adopt::Labelled), PagerError> {
+    let mut receiver = channel::Receiver::new(node.try_clone()?.into());
+    let start: Option<PagerStart> = receiver.receive().unwrap_or_default();
+    let PagerStart { config, held: count } = start.ok_or(PagerError::NotStarted)?;
+    let mut held = Vec::new();
+    while held.len() < count {
+        let labels: Vec<String> = receiver.receive()?.ok_or(PagerError::NotStarted)?;
+        let fds = receiver.take_fds(labels.len())?;
+        held.extend(labels.into_iter().zip(fds));
+    }
+    Ok((config, held))
+}
+
+fn page(config: &PagerConfig, held: adopt::Labelled, node: RawFd) -> Result<(), PagerError> {
     if config.local_bytes < MIN_LOCAL_BYTES {
         return Err(PagerError::LocalTooSmall(config.local_bytes));
     }
     let control_path = control_socket(&config.socket);
-    let listener = listen(&config.socket, libc::SOCK_SEQPACKET)?;
-    let control = listen(&control_path, libc::SOCK_STREAM)?;
-    let state = state::State::create()?;
-    let firecracker = match &config.guest {
-        Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, libc::SOCK_STREAM)?),
-        _ => None,
+    let guard = guard::Guard::new(node)?;
+    let held = if held.is_empty() {
+        let listener = listen(&config.socket, libc::SOCK_SEQPACKET)?;
+        let control = listen(&control_path, libc::SOCK_STREAM)?;
+        let state = state::State::create()?;
+        let labels = [guard::STATE, guard::LISTENER, guard::CONTROL].map(String::from);
+        guard.hold(labels.into(), &[state, listener, control]);
+        let firecracker = match &config.guest {
+            Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, libc::SOCK_STREAM)?),
+            _ => None,
+        };
+        if let Some(listener) = firecracker {
+            guard.hold(vec![guard::FIRECRACKER.into()], &[listener]);
+        }
+        worker::Held { state, listener, control, firecracker, launcher: 0, node, lost: false }
+    } else {
+        let (held, strays) = adopt::adopt(held, node)?;
+        for strays in strays.chunks(channel::MAX_FDS_PER_LINE) {
+            guard.release_labels(strays.to_vec());
+        }
+        held
     };
-    let held = worker::Held { state, listener, control, launcher: 0, firecracker };
     let mut out = std::io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
 
-    let result = keeper::keep(|| match worker::run(config, held) {
-        Ok(()) => 0,
-        Err(error) => {
-            tracing::error!(error = &error as &dyn std::error::Error, "the pager ends");
-            if let PagerError::ConsumerEnded(_) = error { CONSUMER_ENDED } else { 1 }
-        }
-    });
+    let ended = worker::run(config, held);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
     if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
         let _ = std::fs::remove_file(socket);
     }
-    match result? {
-        0 => Ok(()),
-        CONSUMER_ENDED => Err(PagerError::ConsumerEnded("its last statistics say why".into())),
-        status => Err(std::io::Error::other(format!("its worker ended with {status}")).into()),
-    }
+    ended.inspect_err(|error| guard.say_why(error))
 }
-
-/// The worker's exit status when it had to end its consumer.
-const CONSUMER_ENDED: i32 = 3;
 
 /// The control socket of the pager whose programs attach at `socket`.
 pub fn control_socket(socket: &Path) -> PathBuf {

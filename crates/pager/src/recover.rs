@@ -26,7 +26,7 @@ use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
 use hecaton_uffd::handover::Range;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Staged pages that no donor has acknowledged: space page, sum, slot.
@@ -42,8 +42,9 @@ impl Core {
         Ram::erase_orphans(&self.state, |index| {
             self.spaces.get(index).is_some_and(Option::is_some)
         });
-        // Reference counts are needed by the first event already.
+        // Counts are needed by the first event already.
         self.recount();
+        self.count_as_noted();
         self.adopt_staging();
         self.restore_own_drop();
     }
@@ -64,6 +65,28 @@ impl Core {
         }
     }
 
+    /// What is in memory and on its way, as the tables say.
+    fn count_as_noted(&mut self) {
+        for space in 0..self.spaces.len() {
+            for first in self.tables.chunks_in(space, ALL_PAGES) {
+                for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
+                    match self.get(key).place() {
+                        Place::Resident => self.count_in(key, Installed::Demand),
+                        Place::Fetching => self.fetching += 1,
+                        Place::Zero | Place::Out => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nothing is in memory or on its way, until it is found to be.
+    fn forget_counts(&mut self) {
+        self.spaces.iter_mut().flatten().for_each(|space| space.resident = 0);
+        (self.resident, self.fetching) = (0, 0);
+        self.order = hecaton_policy::evict::default();
+    }
+
     fn all_named_pages(&mut self) -> Vec<(Key, u64)> {
         let mut named = Vec::new();
         for space in (0..self.spaces.len()).chain([IMAGE_SPACE]) {
@@ -76,12 +99,17 @@ impl Core {
         named
     }
 
-    /// Segments of which the donors must hold something.
-    pub(crate) fn stored_segments(&mut self) -> BTreeSet<u64> {
+    /// How many pages of each segment the donors must hold, where they hold any.
+    pub(crate) fn stored_segments(&mut self) -> BTreeMap<u64, u32> {
         let named = self.all_named_pages();
-        let stored =
-            named.iter().filter(|(_, page)| self.pages.record(&self.state, *page).is_stored());
-        stored.map(|(_, page)| page / SEGMENT_PAGES).collect()
+        let is_stored = |page: &u64| self.pages.record(&self.state, *page).is_stored();
+        // After a fork several entries name one page.
+        let stored: BTreeSet<u64> = named.iter().map(|(_, page)| *page).filter(is_stored).collect();
+        let mut pages = BTreeMap::new();
+        for page in stored {
+            *pages.entry(page / SEGMENT_PAGES).or_default() += 1;
+        }
+        pages
     }
 
     fn adopt_staging(&mut self) {
@@ -131,6 +159,7 @@ impl Core {
         self.finish_own_drop();
         self.give_image();
         let mut contents = self.batch_contents();
+        self.forget_counts();
         for index in 0..self.spaces.len() {
             let Some(space) = self.spaces[index].as_mut() else { continue };
             // Who was being made ready has not been told so, and asks again.

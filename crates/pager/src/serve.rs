@@ -23,7 +23,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +109,7 @@ struct Firecracker {
 /// The fault loop.
 pub(crate) struct Server {
     shared: Arc<Shared>,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     vigil: Vigil,
     listener: RawFd,
     /// Single pages that a thread waits for, so that no window of prefetched pages is before them.
@@ -130,6 +130,8 @@ impl Server {
         listener: RawFd,
     ) -> Result<Server, PagerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let epoll = Arc::new(epoll);
+        shared.lock().epoll.0 = Some(epoll.clone());
         let server = Server {
             demand: Watched::new(space.lane()?),
             prefetch: Watched::new(space.lane()?),
@@ -149,7 +151,7 @@ impl Server {
     }
 
     fn watch(&self, fd: RawFd, source: Source, events: epoll::EventFlags) -> std::io::Result<()> {
-        // SAFETY: the descriptor is open; epoll forgets it when it is closed.
+        // SAFETY: the descriptor is open, and is taken out of the set before it is closed.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.encode()), events)?)
     }
@@ -366,7 +368,12 @@ impl Server {
             Source::Helper(space) => {
                 let mut core = self.shared.lock();
                 // A program that has called `exec` or ended; reported once more until it is closed.
-                core.end_space(space);
+                // Looked at again, since what was reported may be another's who had the index
+                // before.
+                let helper = core.helper(space);
+                if helper.is_some_and(|helper| helper::has_ended(helper.socket, Duration::ZERO)) {
+                    core.end_space(space);
+                }
                 drop(core);
                 self.shared.evict.notify_one();
             }
@@ -443,8 +450,7 @@ impl Server {
         if guest::handover::go_on(&self.shared, space, socket) {
             return Ok(());
         }
-        // SAFETY: open until the address space is torn down.
-        epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(socket) })?;
+        self.unwatch(socket);
         let mut core = self.shared.lock();
         // Descriptors may be closed in a process that lives on, whose memory must be served: letting
         // go of it would give it zeros. Housekeeping notices when it has ended.
@@ -591,7 +597,10 @@ impl Server {
 
 fn fetch_failed(shared: &Shared, fetch: &Fetch, from: usize, error: &SpaceError) {
     let mut core = shared.lock();
-    if !error.is_transient() {
+    // A window that nobody may want is no reason to give a donor up: who waits for one of its pages
+    // faults again, and asks for that page alone.
+    let given_up = matches!(error, SpaceError::Away { .. }) && fetch.demanded_at.is_none();
+    if !error.is_transient() && !given_up {
         core.fail(error.to_string());
     }
     core.fetch_failed(fetch, from);

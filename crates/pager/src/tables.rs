@@ -5,6 +5,7 @@
 
 use crate::state::entry::Entry;
 use crate::state::{CHUNK_PAGES, MAX_CHUNKS, State};
+use hecaton_policy::evict::PAGE_KEY_LIMIT;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -52,6 +53,9 @@ pub(crate) struct Tables {
     last: (u64, u32),
 }
 
+/// The eviction order takes a page's place for its key.
+const _: () = assert!(MAX_CHUNKS as u64 * CHUNK_PAGES <= PAGE_KEY_LIMIT as u64);
+
 const NO_CHUNK: (u64, u32) = (u64::MAX, 0);
 
 impl Tables {
@@ -94,12 +98,37 @@ impl Tables {
     /// # Panics
     /// When the address spaces together use more than 2 TiB.
     pub(crate) fn set(&mut self, state: &State, key: Key, entry: Entry) {
-        if let Some(at) = self.find(key) {
-            return state.entries[at].store(entry.0, Release);
+        match self.find(key) {
+            Some(at) => state.entries[at].store(entry.0, Release),
+            None if entry == Entry::ZERO => {}
+            None => {
+                let at = self.make(state, key);
+                state.entries[at].store(entry.0, Release);
+            }
         }
-        if entry == Entry::ZERO {
-            return;
-        }
+    }
+
+    /// Where the page's entry is, in the few bits that the eviction order has for a page. It stays
+    /// there until the page's chunk is freed; the place is another page's then. Makes the chunk if
+    /// there is none.
+    ///
+    /// # Panics
+    /// When the address spaces together use more than 2 TiB.
+    pub(crate) fn place_of(&mut self, state: &State, key: Key) -> u32 {
+        self.find(key).unwrap_or_else(|| self.make(state, key)) as u32
+    }
+
+    /// The page whose entry is there; none if its chunk is free.
+    pub(crate) fn key_at(&self, state: &State, place: u32) -> Option<Key> {
+        let (index, offset) = (place as usize / CHUNK_PAGES as usize, place as u64 % CHUNK_PAGES);
+        let owner = state.chunk_heads[2 * index].load(Relaxed);
+        let number = state.chunk_heads[2 * index + 1].load(Relaxed);
+        let space = (owner as usize).checked_sub(1)?;
+        Some(Key::new(space, number * CHUNK_PAGES + offset))
+    }
+
+    /// Makes the page's chunk; returns where its entry is.
+    fn make(&mut self, state: &State, key: Key) -> usize {
         let index = self.free.pop().unwrap_or_else(|| {
             self.next += 1;
             self.next - 1
@@ -112,8 +141,7 @@ impl Tables {
         heads[0].store(key.space() as u64 + 1, Release);
         self.chunks.insert(key.chunk(), index);
         self.last = (key.chunk(), index);
-        let at = self.find(key).expect("the chunk was just made");
-        state.entries[at].store(entry.0, Release);
+        self.find(key).expect("the chunk was just made")
     }
 
     /// The first pages of the chunks of `space` that overlap `pages`, in no particular order.
@@ -174,7 +202,14 @@ mod tests {
         assert_eq!(tables.chunks_in(0, ALL_PAGES).len(), 2);
         assert_eq!(tables.chunks_in(0, 512..513), [Key::new(0, 512)]);
 
+        for key in keys {
+            let place = tables.place_of(&state, key);
+            assert_eq!(tables.key_at(&state, place), Some(key));
+        }
+
+        let place = tables.place_of(&state, keys[2]);
         tables.free_chunk(&state, Key::new(0, 512));
+        assert_eq!(tables.key_at(&state, place), None);
         let mut successor = Tables::load(&state);
         assert_eq!(successor.chunks.len(), 2);
         assert_eq!(successor.get(&state, keys[0]).place(), Place::Resident);

@@ -5,6 +5,7 @@ use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss, Shared};
 use crate::evict::Evictor;
 use crate::fork;
+use crate::guard::Guard;
 use crate::guest;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
@@ -18,7 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
-/// Descriptors that the keeper opened; each worker finds them under the same numbers.
+/// Descriptors that the first pager of a consumer opened, and each further one gets from the node.
+/// They stay open as long as the process lives.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     pub(crate) state: RawFd,
@@ -28,12 +30,16 @@ pub(crate) struct Held {
     pub(crate) launcher: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
+    /// Up to the node.
+    pub(crate) node: RawFd,
+    /// A program ran on memory whose userfaultfd is gone: see [`crate::adopt`].
+    pub(crate) lost: bool,
 }
 
 /// Pages until no process is left.
 pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     end_on_panic();
-    // SAFETY: the keeper has the descriptor open as long as this process lives.
+    // SAFETY: it is never closed.
     let (state, is_successor) = State::open(unsafe { BorrowedFd::borrow_raw(held.state) })?;
     // Each life of the pager has an epoch of its own: what a predecessor still has in the network
     // is refused, and cannot come after what this one writes.
@@ -46,25 +52,29 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     );
     space_config.segment_order = crate::fault::SEGMENT_ORDER;
     space_config.lease = config.lease;
+    space_config.give_up = config.donor_patience;
+    space_config.patience = space_config.patience.min(config.donor_patience);
     let directory = Arc::new(NodeDirectory::new(config));
 
-    let mut core = Core::new(state, pages_for_bytes(config.local_bytes));
+    let guard = Guard::new(held.node)?;
+    let mut core = Core::new(state, guard, pages_for_bytes(config.local_bytes));
     if config.guest.is_some() {
         core.on_loss = OnLoss::Report;
     }
     let was_detaching = core.state.is_detaching();
     if is_successor {
-        close_leftovers(&mut core, held);
+        core.load_spaces();
     }
-    // A predecessor's connections are closed first: what it sent last must not arrive after what
-    // this process sends.
+    if held.lost {
+        core.fail(LOST.into());
+    }
     let space = if is_successor {
         Space::adopt(space_config, directory)?
     } else {
         Space::create(space_config, directory)?
     };
-    for segment in core.stored_segments() {
-        space.expect(segment)?;
+    for (segment, pages) in core.stored_segments() {
+        space.expect(segment, pages)?;
     }
     let shared = Arc::new(Shared::new(core)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
@@ -96,7 +106,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
 
     end_on_sigterm();
     let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
-    // SAFETY: the keeper keeps its own copy of the number; this object is never dropped.
+    // SAFETY: nobody else uses the number.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
     let (housekeepers, its_space, line) = (shared.clone(), space.clone(), NodeLine::new(config));
@@ -122,17 +132,24 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     released.map_err(PagerError::from)
 }
 
+/// Why a consumer is ended whose programs cannot be given back their memory.
+const LOST: &str = "its pager was killed after the node had stopped holding what belongs to it: the \
+                    program's memory is out of reach";
+
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let thread = std::thread::Builder::new().name(name.into()).spawn(body);
     thread.expect("the system has a thread for the pager")
 }
+
+/// The exit status of a pager one of whose threads panicked: as good as killed.
+pub const PANICKED: i32 = 101;
 
 /// A thread that panics leaves its part undone: the process ends, and a successor does it anew.
 fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
-        std::process::exit(crate::keeper::PANICKED);
+        std::process::exit(PANICKED);
     }));
 }
 
@@ -148,7 +165,7 @@ fn end_on_sigterm() {
     unsafe { libc::signal(libc::SIGTERM, note as *const () as libc::sighandler_t) };
 }
 
-/// Set once the launcher's end of the pipe is closed.
+/// Set once the node says that no further program comes.
 fn launcher_watch(launcher: RawFd) -> Arc<AtomicBool> {
     let gone = Arc::new(AtomicBool::new(false));
     let flag = gone.clone();
@@ -159,29 +176,4 @@ fn launcher_watch(launcher: RawFd) -> Arc<AtomicBool> {
         flag.store(true, Relaxed);
     });
     gone
-}
-
-/// Closes what the predecessor had open beside what is still needed: its connections to donors,
-/// programs that had not attached yet.
-fn close_leftovers(core: &mut Core, held: Held) {
-    core.load_spaces();
-    let mut kept = vec![0, 1, 2, held.state, held.listener, held.control, held.launcher];
-    kept.extend(held.firecracker);
-    for space in core.spaces.iter().flatten() {
-        kept.extend(space.descriptors());
-    }
-    kept.sort_unstable();
-    kept.dedup();
-    let close_range = |first: RawFd, last: RawFd| {
-        if first <= last {
-            // SAFETY: nothing in this process uses those descriptors yet.
-            unsafe { libc::close_range(first as u32, last as u32, 0) };
-        }
-    };
-    let mut next = 0;
-    for fd in kept {
-        close_range(next, fd - 1);
-        next = fd + 1;
-    }
-    close_range(next, RawFd::MAX);
 }

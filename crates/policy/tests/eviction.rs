@@ -8,12 +8,12 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 
 fn program(pages: impl IntoIterator<Item = u64>) -> Program {
-    let trace: Vec<_> = pages.into_iter().map(|page| Reference { page, write: false }).collect();
+    let trace: Vec<_> = pages.into_iter().map(|page| Reference::new(page, false)).collect();
     Program::new("synthetic", &trace)
 }
 
 fn run(program: &Program, capacity: usize) -> Outcome {
-    replay(program, capacity, evict::default(capacity).as_mut(), None)
+    replay(program, capacity, evict::default().as_mut(), None)
 }
 
 /// A repeatable stream of numbers below `bound`.
@@ -89,9 +89,9 @@ fn local_memory_is_never_exceeded() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Install(u64, Installed),
-    Write(u64),
-    Remove(u64),
+    Install(u32, Installed),
+    Write(u32),
+    Remove(u32),
     Evict(usize),
 }
 
@@ -107,7 +107,7 @@ fn any_install() -> impl Strategy<Value = Installed> {
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
-    let page = || 0u64..400;
+    let page = || 0u32..400;
     prop_oneof![
         6 => (page(), any_install()).prop_map(|(page, how)| Step::Install(page, how)),
         1 => page().prop_map(Step::Write),
@@ -158,7 +158,7 @@ proptest! {
 
     /// A page that the caller says is gone is dropped, not returned.
     #[test]
-    fn still_decides(gone in prop::collection::hash_set(0u64..100, 0..100)) {
+    fn still_decides(gone in prop::collection::hash_set(0u32..100, 0..100)) {
         for mut order in evict::all(100) {
             (0..100).for_each(|page| order.installed(page, Installed::Demand));
             let mut victims = Vec::new();
@@ -176,8 +176,8 @@ fn memory_stays_bounded_under_unmapping() {
     let capacity = 10_000;
     for mut order in evict::all(capacity) {
         for _ in 0..100 {
-            (0..capacity as u64).for_each(|page| order.installed(page, Installed::ZeroFill));
-            (0..capacity as u64).for_each(|page| order.removed(page));
+            (0..capacity as u32).for_each(|page| order.installed(page, Installed::ZeroFill));
+            (0..capacity as u32).for_each(|page| order.removed(page));
         }
         let bytes = order.memory_bytes();
         assert!(bytes < capacity * MAX_BYTES_PER_PAGE + (1 << 17), "{}: {bytes}", order.name());

@@ -257,7 +257,13 @@ fn answer(socket: RawFd) -> Result<Step, Failure> {
 /// The pager serves this address space: starts the helper, whose connection `socket` becomes.
 fn attached(socket: RawFd, mover: Option<Uffd>) -> Result<(), Failure> {
     own::attached().store(1, Relaxed);
-    let started = helper::start(own::helper_stack_top(), socket, mover, own::area() as u64);
+    let started = helper::start(
+        own::helper_stack_top(),
+        socket,
+        Uffd(UFFD.load(Relaxed)),
+        mover,
+        own::area() as u64,
+    );
     sys::close(socket);
     if let Some(mover) = mover {
         sys::close(mover.0);

@@ -2,9 +2,12 @@
 //!
 //! It is started with a bare `clone`, not `pthread_create`: glibc does not count it, so a program
 //! whose threads have all ended still ends, and the thread needs no thread-local storage. It has a
-//! descriptor table of its own with nothing in it but the pager's socket and the area's
-//! userfaultfd, so the program may close every descriptor it has, and none of the program's pipes
-//! stays open because of us.
+//! descriptor table of its own with nothing in it but the pager's socket, the program's
+//! userfaultfd and the area's, so the program may close every descriptor it has, and none of the
+//! program's pipes stays open because of us.
+//!
+//! Once the last copy of the program's userfaultfd is closed, the kernel answers its faults with
+//! zeros. So the helper has one, and before it lets go of that it ends the program.
 //!
 //! It must never touch memory that the pager pages: the pager may be waiting for it.
 
@@ -25,6 +28,7 @@ const AREA: usize = MAX_RUNS * PAGE as usize;
 #[repr(C, align(16))]
 struct Start {
     socket: RawFd,
+    uffd: Uffd,
     mover: Option<Uffd>,
     area: u64,
     /// Set once the thread has let go of the program's descriptors.
@@ -35,13 +39,14 @@ struct Start {
 pub(crate) fn start(
     stack_top: usize,
     socket: RawFd,
+    uffd: Uffd,
     mover: Option<Uffd>,
     area: u64,
 ) -> Result<(), Errno> {
     let at = (stack_top - size_of::<Start>()) & !63;
     let start = at as *mut Start;
     // SAFETY: the top of the helper's stack, which no thread uses yet.
-    unsafe { start.write(Start { socket, mover, area, detached: AtomicU32::new(0) }) };
+    unsafe { start.write(Start { socket, uffd, mover, area, detached: AtomicU32::new(0) }) };
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_SIGHAND
@@ -67,7 +72,7 @@ pub(crate) fn start(
 extern "C" fn entry(start: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `start` filled it and it stays on this thread's stack, above what is used.
     let start = unsafe { &*start.cast::<Start>() };
-    keep_only(start.socket, start.mover.map_or(start.socket, |mover| mover.0));
+    keep_only([start.socket, start.uffd.0, start.mover.map_or(start.socket, |mover| mover.0)]);
     let name = c"hecaton".as_ptr() as usize;
     // SAFETY: the name is a C string.
     let _ = unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name, 0, 0, 0, 0]) };
@@ -80,19 +85,22 @@ extern "C" fn entry(start: *mut libc::c_void) -> libc::c_int {
     0
 }
 
-fn keep_only(one: RawFd, other: RawFd) {
-    let (low, high) = (one.min(other) as usize, one.max(other) as usize);
+fn keep_only(mut kept: [RawFd; 3]) {
+    kept.sort_unstable();
     let close = |from: usize, to: usize| {
         if from <= to {
             // SAFETY: this thread's own table; the program's is another.
             let _ = unsafe { syscall(libc::SYS_close_range, [from, to, 0, 0, 0, 0]) };
         }
     };
-    if low > 0 {
-        close(0, low - 1);
+    let mut next = 0;
+    for fd in kept.map(|fd| fd as usize) {
+        if next < fd {
+            close(next, fd - 1);
+        }
+        next = fd + 1;
     }
-    close(low + 1, high.saturating_sub(1));
-    close(high + 1, u32::MAX as usize);
+    close(next, u32::MAX as usize);
 }
 
 fn serve(start: &Start) {

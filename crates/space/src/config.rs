@@ -45,6 +45,9 @@ pub struct SpaceConfig {
     pub lease: Duration,
     /// How long a request is tried again on a donor that does not answer before it fails.
     pub patience: Duration,
+    /// How long a donor may leave all requests for its pages unanswered before it is taken for gone,
+    /// and what waits for them fails for good. At least the patience counts.
+    pub give_up: Duration,
     /// Bounds of each connection.
     pub connection: Options,
 }
@@ -57,7 +60,8 @@ impl SpaceConfig {
     /// The highest order of a segment: 4 GiB.
     pub const MAX_SEGMENT_ORDER: u8 = 20;
 
-    /// A space with the defaults: no redundancy, a lease of 30 s, a patience of 10 s.
+    /// A space with the defaults: no redundancy, a lease of 30 s, a patience of 10 s, donors
+    /// given up after 60 s.
     pub fn new(id: SpaceId, epoch: Epoch, consumer: &str, pages: u64) -> SpaceConfig {
         SpaceConfig {
             id,
@@ -68,6 +72,7 @@ impl SpaceConfig {
             redundancy: Redundancy::None,
             lease: Duration::from_secs(30),
             patience: Duration::from_secs(10),
+            give_up: Duration::from_secs(60),
             connection: Options::default(),
         }
     }

@@ -65,6 +65,22 @@ pub enum SpaceError {
         /// How long was tried.
         patience: Duration,
     },
+    /// The donor has left every request for its pages unanswered for so long that it is taken for
+    /// gone (see [`crate::SpaceConfig::give_up`]).
+    #[error(
+        "segment {segment} of space {space} is out of reach: donor {donor} has not answered for {} s",
+        away.as_secs()
+    )]
+    Away {
+        /// The space.
+        space: SpaceId,
+        /// The segment.
+        segment: u64,
+        /// The donor that holds it.
+        donor: String,
+        /// How long the donor has been away.
+        away: Duration,
+    },
     /// The connection broke while a write was under way, and is there again. Whether the write was
     /// stored is not known, but it will not be stored any later: its pages are to be written again.
     #[error("the connection to donor {donor} broke during a write: write the pages again")]

@@ -141,6 +141,13 @@ struct LinkState {
     unsettled: Vec<Slot>,
 }
 
+impl LinkState {
+    /// Whether something waits for a connection.
+    fn is_wanted(&self) -> bool {
+        !self.waiting.is_empty() || !self.unsettled.is_empty()
+    }
+}
+
 /// Everything that one lane has under way.
 #[derive(Debug)]
 pub struct Flights {
@@ -217,8 +224,7 @@ impl Flights {
 
     /// Takes back the write that was entered last, because it could not be sent.
     pub fn retract(&mut self, slot: Slot) {
-        let donor = self.flights[slot.0 as usize].place.donor;
-        self.link(donor).sent.retain(|(sent, _)| *sent != slot);
+        self.unsend(slot);
         self.leave(slot);
     }
 
@@ -295,8 +301,7 @@ impl Flights {
 
     /// A request was refused.
     pub fn refused(&mut self, slot: Slot, refusal: Refusal) {
-        let donor = self.flights[slot.0 as usize].place.donor;
-        self.link(donor).sent.retain(|(sent, _)| *sent != slot);
+        self.unsend(slot);
         let cause = match refusal {
             Refusal::StaleEpoch(_) => Cause::Fenced,
             Refusal::NoSuchExtent => Cause::Lost,
@@ -311,9 +316,8 @@ impl Flights {
     pub fn to_connect(&mut self, now: Duration) -> Vec<DonorIndex> {
         let mut donors = Vec::new();
         for (index, link) in self.links.iter_mut().enumerate() {
-            let needed = !link.waiting.is_empty() || !link.unsettled.is_empty();
             if let State::Closed { not_before } = link.state
-                && needed
+                && link.is_wanted()
                 && not_before <= now
             {
                 link.state = State::Opening { begun: now };
@@ -412,8 +416,8 @@ impl Flights {
     /// The next moment at which [`Flights::to_connect`] would name a donor that it does not name
     /// yet, if there is one.
     pub fn next_attempt(&self) -> Option<Duration> {
-        let waits = |link: &&LinkState| !link.waiting.is_empty() || !link.unsettled.is_empty();
-        let paused = self.links.iter().filter(waits).filter_map(|link| match link.state {
+        let wanted = self.links.iter().filter(|link| link.is_wanted());
+        let paused = wanted.filter_map(|link| match link.state {
             State::Closed { not_before } => Some(not_before),
             State::Opening { .. } | State::Open { .. } => None,
         });
@@ -454,39 +458,27 @@ impl Flights {
         now: Duration,
     ) -> Slot {
         self.pages_under_way += page_count;
-        let (given, sent_from) = (0, 0);
-        if let Some(slot) = self.free.pop() {
-            let flight = &mut self.flights[slot.0 as usize];
-            let mut pages = std::mem::take(&mut flight.pages);
-            pages.clear();
-            *flight = Flight {
-                kind,
-                token,
-                segment,
-                place,
-                pages,
-                page_count,
-                given,
-                sent_from,
-                entered: now,
-                since: now,
-            };
-            return slot;
-        }
-        let pages = Vec::new();
-        self.flights.push(Flight {
+        let mut flight = Flight {
             kind,
             token,
             segment,
             place,
-            pages,
+            pages: Vec::new(),
             page_count,
-            given,
-            sent_from,
+            given: 0,
+            sent_from: 0,
             entered: now,
             since: now,
-        });
-        Slot(self.flights.len() as u32 - 1)
+        };
+        let Some(slot) = self.free.pop() else {
+            self.flights.push(flight);
+            return Slot(self.flights.len() as u32 - 1);
+        };
+        let before = &mut self.flights[slot.0 as usize];
+        flight.pages = std::mem::take(&mut before.pages);
+        flight.pages.clear();
+        *before = flight;
+        slot
     }
 
     /// The request is answered in full. Answers come in order, so that it is the oldest one sent.
@@ -495,6 +487,11 @@ impl Flights {
         let front = self.link(donor).sent.pop_front();
         debug_assert_eq!(front.map(|(slot, _)| slot), Some(slot));
         self.leave(slot);
+    }
+
+    fn unsend(&mut self, slot: Slot) {
+        let donor = self.flights[slot.0 as usize].place.donor;
+        self.link(donor).sent.retain(|(sent, _)| *sent != slot);
     }
 
     fn fail(&mut self, slot: Slot, cause: Cause) {

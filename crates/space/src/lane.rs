@@ -6,6 +6,7 @@
 //! without a packet. The timer is set while something is under way, at most once a second, so that a
 //! page request pays for no clock and no timer call of its own.
 
+use crate::absence::Absences;
 use crate::flights::{Cause, Failure, Flights, Limits, Link, Slot};
 use crate::lookup::Whereabouts;
 use crate::map::DonorIndex;
@@ -105,6 +106,7 @@ struct DonorLink {
 pub struct Lane {
     space: Arc<Space>,
     flights: Flights,
+    absences: Absences,
     links: Vec<DonorLink>,
     stash: VecDeque<Stashed>,
     zeros: VecDeque<ZeroRead>,
@@ -126,6 +128,7 @@ impl Lane {
         let stall = config.connection.answer;
         Ok(Lane {
             flights: Flights::new(Limits { patience: config.patience, stall }),
+            absences: Absences::new(config.patience, config.give_up),
             links: Vec::new(),
             stash: VecDeque::new(),
             zeros: VecDeque::new(),
@@ -234,7 +237,7 @@ impl Lane {
                 }
             }
             if now >= deadline {
-                return Err(self.unreachable(donor));
+                return Err(self.unreachable(segment, donor, now));
             }
             if !self.step_into_stash() {
                 self.wait(WRITE_WAIT);
@@ -326,11 +329,12 @@ impl Lane {
         let Some(connection) = &mut self.links[donor.0 as usize].connection else {
             return false;
         };
-        let flights = &mut self.flights;
+        let (flights, absences) = (&mut self.flights, &mut self.absences);
         let was_open = connection.welcome().is_some();
         let mut handed_over = false;
         let outcome = connection.progress(&mut |tag, event| {
             let slot = Slot(tag as u32);
+            absences.answered(donor);
             match event {
                 Event::Pages { from, sums, data } => {
                     let (token, from) = flights.pages(slot, from, sums.len(), now);
@@ -500,11 +504,11 @@ impl Lane {
         any
     }
 
-    fn error_of(&self, failure: &Failure) -> SpaceError {
+    fn error_of(&mut self, failure: &Failure) -> SpaceError {
         let donor = failure.place.donor;
         match failure.cause {
             Cause::Lost => self.space.gone(failure.segment, failure.place),
-            Cause::Unreachable => self.unreachable(donor),
+            Cause::Unreachable => self.unreachable(failure.segment, donor, self.now()),
             Cause::Interrupted => {
                 SpaceError::Interrupted { donor: self.space.donor(donor).name.clone() }
             }
@@ -515,10 +519,13 @@ impl Lane {
         }
     }
 
-    fn unreachable(&self, donor: DonorIndex) -> SpaceError {
-        SpaceError::Unreachable {
-            donor: self.space.donor(donor).name.clone(),
-            patience: self.space.config().patience,
+    /// A request was not answered in time.
+    fn unreachable(&mut self, segment: u64, donor: DonorIndex, now: Duration) -> SpaceError {
+        let away = self.absences.unanswered(donor, now);
+        let (space, donor) = (self.space.config(), self.space.donor(donor).name.clone());
+        match away {
+            Some(away) => SpaceError::Away { space: space.id, segment, donor, away },
+            None => SpaceError::Unreachable { donor, patience: space.patience },
         }
     }
 

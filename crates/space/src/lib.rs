@@ -7,11 +7,13 @@
 //! What decides is apart from what does. [`map`] knows which donor holds what and whom to ask next,
 //! [`flights`] knows what one thread has under way and what becomes of it when a connection breaks;
 //! neither has a clock, a socket or a thread, and the seeded simulation in `tests/` drives both
-//! against the donor's own tables. [`Space`] and [`Lane`] are the same with sockets.
+//! against the donor's own tables. (A third, `absence`, tells a donor that is away from one that is
+//! gone.) [`Space`] and [`Lane`] are the same with sockets.
 //!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
+mod absence;
 mod config;
 mod control;
 mod error;

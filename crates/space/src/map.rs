@@ -102,6 +102,10 @@ pub struct Map {
     /// gives the same extent again, old contents included, so that it is not asked for such a segment
     /// before the stray is freed.
     strays: BTreeSet<(DonorIndex, u64)>,
+    /// Of segments that stand as a donor's first list told: how many of their pages were written.
+    listed_pages: BTreeMap<u64, u32>,
+    /// Of segments that were expected and not found: how many of their pages must be written.
+    missing_pages: BTreeMap<u64, u32>,
     changed: Vec<u64>,
 }
 
@@ -116,6 +120,8 @@ impl Map {
             by_name: BTreeMap::new(),
             unlisted: BTreeSet::new(),
             strays: BTreeSet::new(),
+            listed_pages: BTreeMap::new(),
+            missing_pages: BTreeMap::new(),
             changed: Vec::new(),
         }
     }
@@ -202,8 +208,9 @@ impl Map {
     }
 
     /// What a donor holds for the space, all of it: how a lost map is rebuilt. Lines that do not fit
-    /// the space are passed over; a segment that two donors claim is lost, since which of the two is
-    /// the right one cannot be told.
+    /// the space are passed over. Of two donors that claim a segment, one that was never written to
+    /// has the stray: it was asked and not heard, so that the segment went elsewhere. If both have
+    /// pages the segment is lost, since which of the two is the right one cannot be told.
     ///
     /// That is for the first list of a donor. In a later life it holds nothing of what the map knows,
     /// but perhaps something that an earlier borrower took from it before its new life was fenced:
@@ -223,27 +230,57 @@ impl Map {
                     continue;
                 }
                 None => Segment::Held(place),
-                Some(Segment::Held(known)) => {
-                    let claimants = [known.donor, donor].map(|donor| (donor, line.segment));
-                    self.strays.extend(claimants);
-                    Segment::Lost(donor)
+                Some(Segment::Held(_)) if line.written == 0 => {
+                    self.strays.insert((donor, line.segment));
+                    continue;
                 }
-                // Expected, and found after all.
-                Some(Segment::Lost(DonorIndex::UNKNOWN)) => Segment::Held(place),
+                Some(Segment::Held(known)) => {
+                    self.strays.insert((known.donor, line.segment));
+                    if self.listed_pages.get(&line.segment) == Some(&0) {
+                        Segment::Held(place)
+                    } else {
+                        self.strays.insert((donor, line.segment));
+                        Segment::Lost(donor)
+                    }
+                }
+                // Expected, and found after all; or not, and this is a stray.
+                Some(Segment::Lost(DonorIndex::UNKNOWN)) => {
+                    let missing = self.missing_pages.get(&line.segment);
+                    if missing.is_some_and(|&pages| line.written < pages) {
+                        self.strays.insert((donor, line.segment));
+                        continue;
+                    }
+                    Segment::Held(place)
+                }
                 // Lost for good, or being taken and told of by the answer to that.
                 Some(Segment::Lost(_) | Segment::Taking { .. }) => continue,
             };
+            let is_held = matches!(becomes, Segment::Held(_));
             self.set(line.segment, Some(becomes));
+            if is_held {
+                self.listed_pages.insert(line.segment, line.written);
+            }
         }
         self.unlisted.remove(&donor);
     }
 
-    /// The owner knows that it has pages in the segment. If no donor has told of an extent for it, it
-    /// is lost: its donor is in another life, and does not know what it held in the one before.
-    pub fn expect(&mut self, segment: u64) {
-        if !self.segments.contains_key(&segment) {
-            self.set(segment, Some(Segment::Lost(DonorIndex::UNKNOWN)));
+    /// The owner knows that it has so many pages in the segment; told before the segment is written
+    /// again. If no donor has told of an extent with as many, it is lost: its donor is in another
+    /// life, and does not know what it held in the one before. An extent with fewer is a stray.
+    pub fn expect(&mut self, segment: u64, pages: u32) {
+        match self.segments.get(&segment) {
+            None => {}
+            Some(Segment::Held(place)) => {
+                let donor = place.donor;
+                if self.listed_pages.get(&segment).is_none_or(|&written| written >= pages) {
+                    return;
+                }
+                self.strays.insert((donor, segment));
+            }
+            Some(Segment::Lost(_) | Segment::Taking { .. }) => return,
         }
+        self.set(segment, Some(Segment::Lost(DonorIndex::UNKNOWN)));
+        self.missing_pages.insert(segment, pages);
     }
 
     /// A donor that may hold any of the segments that are nowhere, if there is one.
@@ -403,6 +440,8 @@ impl Map {
     }
 
     fn set(&mut self, segment: u64, to: Option<Segment>) {
+        self.listed_pages.remove(&segment);
+        self.missing_pages.remove(&segment);
         if let Some(Segment::Held(place)) = &to {
             self.donors[place.donor.0 as usize].extents += 1;
         }
@@ -443,7 +482,7 @@ mod tests {
     }
 
     fn line(extent: u64, segment: u64) -> HeldExtent {
-        HeldExtent { extent: ExtentId(extent), segment, member: 0, order: 4 }
+        HeldExtent { extent: ExtentId(extent), segment, member: 0, order: 4, written: 1 }
     }
 
     fn take(map: &mut Map, segment: u64, extent: u64) -> Place {
@@ -582,8 +621,8 @@ mod tests {
         assert_eq!(map.whereabouts(3), Whereabouts::Nowhere);
         assert_eq!(map.whereabouts(4), Whereabouts::Held(place(1, 1)));
         // What should be there and is not is lost.
-        map.expect(4);
-        map.expect(5);
+        map.expect(4, 1);
+        map.expect(5, 1);
         assert_eq!(map.whereabouts(4), Whereabouts::Held(place(1, 1)));
         assert_eq!(map.begin(5), Take::Lost(DonorIndex::UNKNOWN));
     }
@@ -596,6 +635,46 @@ mod tests {
         map.listed(b, 101, &[line(3, 2)]);
         assert_eq!(map.whereabouts(2), Whereabouts::Lost(b));
         assert_eq!((map.strays_of(a), map.strays_of(b)), (vec![2], vec![2]));
+    }
+
+    #[test]
+    fn of_two_claims_the_one_that_was_never_written_to_is_a_stray() {
+        let unwritten = |extent, segment| HeldExtent { written: 0, ..line(extent, segment) };
+        for lists in [[line(7, 2), unwritten(3, 2)], [unwritten(7, 2), line(3, 2)]] {
+            let mut map = Map::new(8, SEGMENT_PAGES);
+            let donors = ["a", "b"].map(|name| map.donor_named(name, true));
+            for ((donor, boot), line) in donors.into_iter().zip(100..).zip(lists) {
+                map.listed(donor, boot, &[line]);
+            }
+            let (right, stray) = if lists[0].written > 0 { (0, 1) } else { (1, 0) };
+            let extent = lists[right].extent.0;
+            map.expect(2, 1);
+            assert_eq!(map.whereabouts(2), Whereabouts::Held(place(right as u32, extent)));
+            assert_eq!(map.strays_of(donors[stray]), [2]);
+            assert!(map.strays_of(donors[right]).is_empty());
+        }
+    }
+
+    #[test]
+    fn an_extent_with_fewer_pages_than_there_must_be_is_a_stray_and_the_segment_lost() {
+        let written = |extent, written| HeldExtent { written, ..line(extent, 2) };
+        // Told before or after the donors' lists.
+        for expected_first in [true, false] {
+            let mut map = Map::new(8, SEGMENT_PAGES);
+            let [a, b] = ["a", "b"].map(|name| map.donor_named(name, true));
+            if expected_first {
+                map.expect(2, 3);
+            }
+            map.listed(a, 100, &[written(7, 2)]);
+            if !expected_first {
+                map.expect(2, 3);
+            }
+            assert_eq!(map.whereabouts(2), Whereabouts::Lost(DonorIndex::UNKNOWN));
+            assert_eq!(map.strays_of(a), [2]);
+            // And found after all, with a donor that was late.
+            map.listed(b, 101, &[written(1, 3)]);
+            assert_eq!(map.whereabouts(2), Whereabouts::Held(place(1, 1)));
+        }
     }
 
     #[test]

@@ -48,10 +48,9 @@ impl Space {
     /// lost, reads and writes, until the donor is reached (by [`Space::renew`], for one).
     ///
     /// A donor that has restarted knows nothing of what it held. Tell [`Space::expect`] of the
-    /// segments that there should be, or what was lost before the takeover reads as zeros. One case
-    /// stays that only the owner's own sums tell: a donor that could not be heard had set aside an
-    /// extent for a segment that then went elsewhere, and was lost there. What that donor lists cannot
-    /// be told from the segment's only extent, and reads as zeros.
+    /// segments that there should be, or what was lost before the takeover reads as zeros. That
+    /// includes a segment whose extent was lost while another donor, which could not be heard when
+    /// it was asked, still has one set aside for it: nothing was written there.
     pub fn adopt(
         config: SpaceConfig,
         directory: Arc<dyn Directory>,
@@ -95,11 +94,11 @@ impl Space {
         Ok(space)
     }
 
-    /// Says that there should be an extent for a segment, in a space that was adopted. If no donor
-    /// holds one, the segment is lost.
-    pub fn expect(&self, segment: u64) -> Result<(), SpaceError> {
+    /// Says that `pages` pages of a segment were stored, or more, in a space that was adopted; before
+    /// any is written again. If no donor holds an extent with as many, the segment is lost.
+    pub fn expect(&self, segment: u64, pages: u32) -> Result<(), SpaceError> {
         self.check_segment(segment)?;
-        self.map().expect(segment);
+        self.map().expect(segment, pages);
         Ok(())
     }
 

@@ -365,6 +365,44 @@ fn a_silent_donor_is_an_error_within_the_patience() {
 }
 
 #[test]
+fn a_donor_that_stays_away_is_given_up_by_name() {
+    let donor = Lent::start("a", 8);
+    let chaos = Chaos::before(donor.address(), Plan::default(), 1).unwrap();
+    let known = Arc::new(Known::default());
+    known.set("a", chaos.address());
+    let mut config = config(2 * SEGMENT_PAGES);
+    config.patience = Duration::from_millis(300);
+    config.give_up = Duration::from_secs(1);
+    let space = Space::create(config, known).unwrap();
+    let mut lane = space.lane().unwrap();
+    assert_written(&mut lane, &[1], 1);
+    assert_written(&mut lane, &[SEGMENT_PAGES], 1);
+    chaos.set_deaf(true);
+    chaos.cut_all();
+    let error = loop {
+        match read(&mut lane, &[SEGMENT_PAGES]) {
+            Outcome::Failed(error) if error.is_transient() => {}
+            Outcome::Failed(error) => break error.to_string(),
+            outcome => panic!("{outcome:?}"),
+        }
+    };
+    let space_id = space.config().id.to_string();
+    for part in ["segment 1 ", &space_id, "donor a "] {
+        assert!(error.contains(part), "no {part} in: {error}");
+    }
+    let outcome = write(&mut lane, &[1], 2);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Away { .. })), "{outcome:?}");
+    // One answer, and there is patience again.
+    chaos.set_deaf(false);
+    chaos.cut_all();
+    assert_reads(&mut lane, &[1], 1);
+    chaos.set_deaf(true);
+    chaos.cut_all();
+    let outcome = read(&mut lane, &[1]);
+    assert!(matches!(outcome, Outcome::Failed(SpaceError::Unreachable { .. })), "{outcome:?}");
+}
+
+#[test]
 fn a_successor_finds_everything_and_its_predecessor_is_fenced() {
     let donors = [Lent::start("a", 8), Lent::start("b", 8)];
     let known = cluster(&[&donors[0], &donors[1]]);
@@ -393,8 +431,8 @@ fn a_successor_finds_everything_and_its_predecessor_is_fenced() {
     assert!(matches!(Space::adopt(config, known), Err(SpaceError::Fenced { .. })));
     assert_reads(&mut successor, &pages[..1], 1);
     // What should be there and is not is lost; what never was is nothing.
-    second.expect(0).unwrap();
-    second.expect(7).unwrap();
+    second.expect(0, 1).unwrap();
+    second.expect(7, 1).unwrap();
     assert_reads(&mut successor, &pages[..1], 1);
     let outcome = read(&mut successor, &[7 * SEGMENT_PAGES]);
     assert!(matches!(outcome, Outcome::Failed(SpaceError::Lost { segment: 7, .. })));

@@ -368,7 +368,8 @@ pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>
             for line in lines {
                 out.extend_from_slice(&line.extent.0.to_le_bytes());
                 out.extend_from_slice(&line.segment.to_le_bytes());
-                out.extend_from_slice(&[line.member, line.order, 0, 0, 0, 0, 0, 0]);
+                out.extend_from_slice(&[line.member, line.order, 0, 0]);
+                out.extend_from_slice(&line.written.to_le_bytes());
             }
         }),
         Answer::Refused(refusal) => {
@@ -405,7 +406,7 @@ pub fn decode_answer<'a>(
             head.only(false, false, true, true)?;
             tables.held.clear();
             for line in table.chunks_exact(HELD_BYTES) {
-                if line[18..].iter().any(|&byte| byte != 0) {
+                if line[18..20].iter().any(|&byte| byte != 0) {
                     return Err(Malformed::Field("held extent"));
                 }
                 tables.held.push(HeldExtent {
@@ -413,6 +414,7 @@ pub fn decode_answer<'a>(
                     segment: u64_at(line, 8),
                     member: line[16],
                     order: line[17],
+                    written: u32_at(line, 20),
                 });
             }
             Answer::Held(&tables.held)

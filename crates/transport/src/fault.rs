@@ -63,6 +63,7 @@ struct Shared {
     wake: OwnedFd,
     stopping: AtomicBool,
     deaf: AtomicBool,
+    corrupt_next: AtomicBool,
     connections: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
     pumps: Mutex<Vec<JoinHandle<()>>>,
@@ -81,6 +82,7 @@ impl Chaos {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
+            corrupt_next: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             streams: Mutex::default(),
             pumps: Mutex::default(),
@@ -105,6 +107,11 @@ impl Chaos {
     /// Another plan, from the next grains on.
     pub fn set_plan(&self, plan: Plan) {
         *lock(&self.shared.plan) = plan;
+    }
+
+    /// One bit is turned in the next grain that begins, of whichever connection, and in no other.
+    pub fn corrupt_next_grain(&self) {
+        self.shared.corrupt_next.store(true, Ordering::Release);
     }
 
     /// Cuts all connections. New ones may come.
@@ -203,6 +210,9 @@ fn pump(
         let plan = *lock(&shared.plan);
         let spared = plan.spared_bytes.saturating_sub(passed);
         let (size, fate) = match usize::try_from(spared) {
+            Ok(0) | Err(_) if shared.corrupt_next.swap(false, Ordering::AcqRel) => {
+                (plan.grain_bytes.max(1), Fate::Corrupt(dice.bit(&plan)))
+            }
             Ok(0) | Err(_) => (plan.grain_bytes.max(1), dice.fate(&plan)),
             Ok(spared) => (spared, Fate::Pass),
         };
@@ -245,8 +255,12 @@ impl Dice {
         z ^ (z >> 31)
     }
 
+    fn bit(&mut self, plan: &Plan) -> usize {
+        self.next() as usize % (plan.grain_bytes.max(1) * 8)
+    }
+
     fn fate(&mut self, plan: &Plan) -> Fate {
-        let bit = self.next() as usize % (plan.grain_bytes.max(1) * 8);
+        let bit = self.bit(plan);
         let mut roll = (self.next() % 1_000_000) as u32;
         for (rate, fate) in [
             (plan.cut, Fate::Cut),

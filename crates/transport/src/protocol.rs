@@ -136,6 +136,8 @@ pub struct HeldExtent {
     pub member: u8,
     /// The extent's size as a power of two of pages.
     pub order: u8,
+    /// How many of its pages were written and not discarded since.
+    pub written: u32,
 }
 
 /// What a donor answers; [`Load`] stands beside it in every frame.

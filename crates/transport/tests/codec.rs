@@ -63,12 +63,15 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
     }
 }
 
+/// Extent, segment, member, order and pages written.
+type Line = (u64, u64, u8, u8, u32);
+
 #[derive(Clone, Debug)]
 enum Answered {
     Pages(Vec<u32>),
     Done,
     Allocated(u64),
-    Held(Vec<(u64, u64, u8, u8)>),
+    Held(Vec<Line>),
     Refused(Refusal),
 }
 
@@ -89,7 +92,7 @@ fn answered() -> impl Strategy<Value = Answered> {
         vec(any::<u32>(), 1..=MAX_PAGES).prop_map(Answered::Pages),
         Just(Answered::Done),
         any::<u64>().prop_map(Answered::Allocated),
-        vec(any::<(u64, u64, u8, u8)>(), 0..=MAX_HELD).prop_map(Answered::Held),
+        vec(any::<Line>(), 0..=MAX_HELD).prop_map(Answered::Held),
         refusal().prop_map(Answered::Refused),
     ]
 }
@@ -100,11 +103,12 @@ fn with_answer<R>(answered: &Answered, then: impl FnOnce(Answer<'_>) -> R) -> R 
         Answered::Done => then(Answer::Done),
         Answered::Allocated(extent) => then(Answer::Allocated(ExtentId(*extent))),
         Answered::Held(lines) => {
-            let held = |&(extent, segment, member, order): &(u64, u64, u8, u8)| HeldExtent {
+            let held = |&(extent, segment, member, order, written): &Line| HeldExtent {
                 extent: ExtentId(extent),
                 segment,
                 member,
                 order,
+                written,
             };
             let lines: Vec<HeldExtent> = lines.iter().map(held).collect();
             then(Answer::Held(&lines))

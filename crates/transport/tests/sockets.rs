@@ -88,7 +88,8 @@ impl Service for Shop {
             }
             Request::Allocate { .. } => reply.allocated(EXTENT, LOAD),
             Request::List { .. } => {
-                let line = HeldExtent { extent: EXTENT, segment: 0, member: 0, order: 10 };
+                let line =
+                    HeldExtent { extent: EXTENT, segment: 0, member: 0, order: 10, written: 3 };
                 reply.held(&[line; 3], LOAD)
             }
             // Long enough for a test to do something meanwhile.

@@ -1,7 +1,7 @@
 //! The cluster that a bench measures: a running one, or an embedded one for as long as it lasts.
 
 use super::process::{Guarded, eventually};
-use crate::{dev::Ready, node::MIN_LEND_BYTES};
+use crate::{dev::Ready, lending::MIN_LEND_BYTES};
 use anyhow::Context as _;
 use hecaton_manager::ClusterStatus;
 use hecaton_space::DonorAddress;

@@ -6,9 +6,9 @@
 //! the pages are written, so that every fault needs room and about half of the room is dirty.
 
 use super::{
-    Common, cluster::Cluster, process::Guarded, program::touch::Report, stats::Percentiles,
-    table::Table, wire,
+    Common, cluster::Cluster, process::Guarded, program::touch::Report, stats::Percentiles, wire,
 };
+use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::{Size, pages_for_bytes, pages_to_bytes};
 use serde::Serialize;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&result)?);
         return Ok(());
     }
-    let mut table = Table::new(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "fault to it"]);
+    let mut table = Table::figures(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "fault to it"]);
     let mut row = |name: &str, of: &Percentiles, ratio: Option<f64>| {
         let us = |value: f64| format!("{value:.1}");
         table.row([

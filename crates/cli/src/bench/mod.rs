@@ -15,7 +15,6 @@ mod program;
 mod region;
 mod stats;
 mod stream;
-mod table;
 mod wire;
 
 use anyhow::Context as _;

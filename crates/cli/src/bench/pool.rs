@@ -8,9 +8,9 @@ use super::{
     cluster::Cluster,
     region::{noise, splitmix},
     stats::{Latencies, Percentiles, Spread},
-    table::Table,
     wire::{self, Wire},
 };
+use crate::table::Table;
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::{
     Epoch, PAGE_SIZE, PageNo, PageSum, Size, SpaceId, page_sum, pages_for_bytes, pages_to_bytes,
@@ -245,7 +245,7 @@ fn show(result: &Result) {
         result.donors.len(),
         shares.join(", ")
     );
-    let mut table = Table::new(["", "GB/s", "to TCP"]);
+    let mut table = Table::figures(["", "GB/s", "to TCP"]);
     for (name, gbps) in [
         ("store", result.store_gbps),
         ("read back", result.read_gbps),

@@ -1,9 +1,9 @@
 //! `bench stream`: a sequential sweep over pool memory beside one plain TCP stream.
 
 use super::{
-    Common, cluster::Cluster, process::Guarded, program::sweep::Report, stats::Spread,
-    table::Table, wire,
+    Common, cluster::Cluster, process::Guarded, program::sweep::Report, stats::Spread, wire,
 };
+use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::{Size, pages_for_bytes};
 use serde::Serialize;
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&result)?);
         return Ok(());
     }
-    let mut table = Table::new(["", "GB/s", "least", "most", "to TCP"]);
+    let mut table = Table::figures(["", "GB/s", "least", "most", "to TCP"]);
     for (name, of) in [
         ("read", &result.spread.read),
         ("write", &result.spread.write),

@@ -4,8 +4,8 @@
 //! still has its memory, and the cluster ends when the program has.
 
 use super::CLUSTER_PATIENCE;
-use crate::dev::{self, Ready};
-use crate::node::MIN_LEND_BYTES;
+use crate::dev::Ready;
+use crate::lending::{self, MIN_LEND_BYTES};
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
@@ -36,7 +36,7 @@ impl Embedded {
         let host = Host::here().context("cannot read /proc")?;
         let lend = match lend {
             Some(lend) => {
-                dev::check_total(lend, DONORS, &host)?;
+                lending::check_total(lend, DONORS, &host)?;
                 lend
             }
             None => Size((host.available_bytes / 2).max(MIN_LEND_BYTES)),

@@ -52,8 +52,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let host = Host::here().context("cannot read /proc")?;
     let local_bytes = local_bytes(args.local, &host)?;
-    if let Some(Size(lend)) = args.lend {
-        crate::node::check_lend(lend)?;
+    if let Some(lend) = args.lend {
+        crate::lending::check_least(lend)?;
     }
     let program = Program::find(&args.command[0])?;
     let name = consumer_name(args.name.clone(), &program)?;

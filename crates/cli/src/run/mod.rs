@@ -14,6 +14,7 @@ mod signals;
 
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
+use crate::lending;
 use anyhow::Context as _;
 use embedded::Embedded;
 use hecaton_memory::Size;
@@ -51,6 +52,11 @@ pub(crate) struct Args {
     /// program [default: half of what is available]
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
+    /// Seconds that a donor may be away; a program that wants a page of one that is away for longer
+    /// is ended
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    donor_patience: u64,
     #[command(flatten)]
     cluster: ClusterArgs,
     /// The program and its arguments
@@ -61,8 +67,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let host = Host::here().context("cannot read /proc")?;
     let local_bytes = local_bytes(args.local, &host)?;
-    if let Some(Size(lend)) = args.lend {
-        crate::node::check_lend(lend)?;
+    if let Some(lend) = args.lend {
+        lending::check_least(lend)?;
     }
     let program = Program::find(&args.command[0])?;
     let name = consumer_name(args.name, &program)?;
@@ -82,7 +88,12 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     // From here on a signal does not end this process: it is the program's.
     let signals = Signals::hold()?;
-    let pager = client.start_pager(StartPager { name, local_bytes, guest: None })?;
+    let pager = client.start_pager(StartPager {
+        name,
+        local_bytes,
+        guest: None,
+        donor_patience_s: Some(args.donor_patience),
+    })?;
     let command = command(&args.command, &program, &pager, &library, &signals);
     let outcome = watch(command, client, &signals);
     if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {

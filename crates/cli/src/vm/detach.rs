@@ -2,9 +2,7 @@
 
 use crate::cluster::ClusterArgs;
 use anyhow::bail;
-use hecaton_memory::Size;
 use hecaton_node::vms::VmState;
-use indicatif::{ProgressBar, ProgressStyle};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -24,8 +22,6 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut client = args.cluster.need_local_node()?;
     client.detach(&args.name)?;
-    let progress = ProgressBar::new_spinner()
-        .with_style(ProgressStyle::with_template("{spinner} {msg}").expect("a valid template"));
     loop {
         let report = client.status()?;
         let Some(vm) = report.vms.iter().find(|vm| vm.name == args.name) else {
@@ -40,13 +36,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 vm.reason.as_deref().unwrap_or("its memory did not come home")
             ),
         }
-        let pager = report.consumers.iter().find(|consumer| consumer.name == args.name);
-        if let Some(stats) = pager.and_then(|pager| pager.stats.as_ref()) {
-            progress.set_message(format!("{} still in the pool", Size(stats.pool_bytes)));
-        }
         thread::sleep(INTERVAL);
     }
-    progress.finish_and_clear();
     println!("the memory of `{}` is on this host, and stays there", args.name);
     Ok(ExitCode::SUCCESS)
 }

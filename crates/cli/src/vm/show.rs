@@ -86,7 +86,7 @@ pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn table(shown: &[Shown<'_>]) -> String {
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         "NAME",
         "STATE",
         ">PID",
@@ -137,7 +137,7 @@ fn describe(machine: &Shown<'_>) -> String {
     let Some(regions) = machine.regions.as_deref().filter(|regions| !regions.is_empty()) else {
         return text;
     };
-    let mut parts = Table::new(&["REGION", ">SIZE", ">LOCAL", ">POOL", "DONORS"]);
+    let mut parts = Table::new(["REGION", ">SIZE", ">LOCAL", ">POOL", "DONORS"]);
     for (number, region) in regions.iter().enumerate() {
         parts.row([
             number.to_string(),

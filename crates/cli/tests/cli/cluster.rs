@@ -1,15 +1,15 @@
 //! Clusters of real processes: that they come up, are seen, heal, and leave nothing behind.
 
 use crate::common::{
-    Daemon, donor_pids, eventually, get, hecaton, runs, scratch, signal_process, status, text, wait,
+    Daemon, borrow, donor_pids, eventually, get, hecaton, runs, scratch, signal_process, status,
+    text, wait,
 };
-use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId, page_sum};
-use hecaton_transport::client::{Connection, Options, Outcome};
-use hecaton_transport::protocol::{Hello, Request, VERSIONS};
+use hecaton_memory::{PAGE_SIZE, page_sum};
+use hecaton_transport::client::Outcome;
+use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::process::Stdio;
-use std::time::Duration;
 
 #[test]
 fn dev_comes_up_and_leaves_nothing() {
@@ -55,6 +55,22 @@ fn status_shows_nodes_and_donors() {
     let metrics = get(&format!("{}/metrics", dev.manager()));
     let line = "hecaton_donor_serving{node=\"local\",donor=\"donor-1\"} 1.0";
     assert!(metrics.lines().any(|found| found == line), "{metrics}");
+}
+
+#[test]
+fn donors_may_have_all_the_descriptors_that_there_are() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let mut dev = std::process::Command::new("sh");
+    dev.args(["-c", "ulimit -Sn 100; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_hecaton")])
+        .args(["dev", "--json", "--donors", "1", "--lend", "64M", "--dir"])
+        .arg(&dir);
+    let _dev = Daemon::start(&mut dev);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", donor_pids(&status(&dir))[0]))
+        .expect("a process");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    let [soft, hard] = [3, 4].map(|word| line.split_whitespace().nth(word));
+    assert!(soft.is_some() && soft == hard, "{line}");
 }
 
 #[test]
@@ -132,19 +148,9 @@ fn a_killed_donor_loses_no_page() {
     let dir = scratch.path().join("dev");
     let _dev = Daemon::dev(&dir, 1);
     let donor = &status(&dir)["nodes"][0]["donors"][0];
-    let address = donor["address"].as_str().expect("text").parse().expect("an address");
-    let hello = |lane| Hello {
-        versions: VERSIONS,
-        space: SpaceId(7),
-        epoch: Epoch(1),
-        lane,
-        lease: Duration::from_secs(3600),
-        consumer: "test".to_owned(),
-    };
-    let options = Options::default();
     let page = [7u8; PAGE_SIZE];
 
-    let mut before = Connection::open(address, &hello(1), &options).expect("welcomed");
+    let mut before = borrow(donor, 1).expect("welcomed");
     let allocate = Request::Allocate { segment: 0, member: 0, order: 4 };
     let Outcome::Allocated(extent) = before.call(allocate, &[]).expect("answered") else {
         panic!("no extent");
@@ -154,8 +160,7 @@ fn a_killed_donor_loses_no_page() {
 
     signal_process(donor_pids(&status(&dir))[0], Signal::KILL);
     // The port was never closed: the new process takes what queued there.
-    let mut after =
-        eventually("the donor is back", || Connection::open(address, &hello(2), &options).ok());
+    let mut after = eventually("the donor is back", || borrow(donor, 2).ok());
     let boots = [&before, &after].map(|connection| connection.welcome().map(|w| w.boot));
     assert_eq!(boots[0], boots[1], "for borrowers the donor lives on");
     let read = after.call(Request::Read { extent, pages: &[3] }, &[]).expect("answered");

@@ -1,5 +1,8 @@
 //! Runs the real command, and cleans up after a test that fails.
 
+use hecaton_memory::{Epoch, SpaceId};
+use hecaton_transport::client::{Connection, ConnectionError, Options};
+use hecaton_transport::protocol::{Hello, VERSIONS};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -143,6 +146,20 @@ pub(crate) fn donor_pids(status: &Value) -> Vec<u32> {
     let nodes = status["nodes"].as_array().expect("nodes").iter();
     let donors = nodes.flat_map(|node| node["donors"].as_array().expect("donors"));
     donors.map(|donor| donor["pid"].as_u64().expect("a process") as u32).collect()
+}
+
+/// Asks a donor as a borrower would, over the page protocol.
+pub(crate) fn borrow(donor: &Value, lane: u64) -> Result<Connection, ConnectionError> {
+    let address = donor["address"].as_str().expect("text").parse().expect("an address");
+    let hello = Hello {
+        versions: VERSIONS,
+        space: SpaceId(7),
+        epoch: Epoch(1),
+        lane,
+        lease: Duration::from_secs(3600),
+        consumer: "test".to_owned(),
+    };
+    Connection::open(address, &hello, &Options::default())
 }
 
 /// What an HTTP server answers.

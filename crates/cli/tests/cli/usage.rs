@@ -19,6 +19,10 @@ fn bad_usage_is_named_with_its_value() {
         (&["dev", "--lend", "5Q"], &["5Q", "512M or 8G"]),
         (&["dev", "--lend", "1M"], &["--lend 1M", "at least 64M"]),
         (&["dev", "--lend", "900T"], &["--lend 900T", "this machine"]),
+        (&["dev", "--lend", "64M", "--numa", "first"], &["first", "--numa", "or `all`"]),
+        (&["dev", "--lend", "64M", "--numa", "999"], &["--numa 999", "nodes that have some"]),
+        (&["dev", "--huge-pages"], &["--lend"]),
+        (&["node", "--numa", "0", "--name", "a", "--manager", "http://127.0.0.1:1"], &["--lend"]),
         (&["dev", "--donors", "0"], &["'0'", "--donors"]),
         (&["dev", "--listen", "0.0.0.0:0"], &["0.0.0.0:0", "loopback"]),
         (&["manager", "--listen", "192.0.2.1:80"], &["192.0.2.1:80", "--insecure"]),
@@ -48,6 +52,33 @@ fn bad_usage_is_named_with_its_value() {
     }
     let left = std::fs::read_dir(dir.path()).expect("a directory").count();
     assert_eq!(left, 0, "nothing is left behind");
+}
+
+#[test]
+fn huge_pages_that_are_not_there_are_told_with_the_way_out() {
+    let total: u64 = std::fs::read_to_string("/proc/meminfo")
+        .expect("read")
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok()
+        })
+        .expect("a number");
+    // All of the machine's memory is never in huge pages that are free.
+    let lend = format!("{total}K");
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let output = hecaton()
+        .args(["dev", "--donors", "1", "--huge-pages", "--lend", &lend, "--dir"])
+        .arg(&dir)
+        .output()
+        .expect("starts");
+    assert_eq!(output.status.code(), Some(1));
+    let error = one_line(&output);
+    assert!(
+        error.contains("--huge-pages: ") && error.contains("`sysctl vm.nr_hugepages="),
+        "{error}"
+    );
+    assert!(!dir.exists(), "nothing is left behind");
 }
 
 #[test]
@@ -111,6 +142,10 @@ fn every_command_has_a_manual_page() {
     let page = output(["man"]);
     assert!(page.status.success());
     assert!(text(&page.stdout).contains(".TH hecaton 1"));
+    for command in ["dev", "node"] {
+        let help = text(&output([command, "--help"]).stdout);
+        assert!(help.contains("--numa <NODE|all>") && help.contains("--huge-pages"), "{help}");
+    }
 
     let dir = scratch();
     let written = hecaton().arg("man").arg("--dir").arg(dir.path()).output().expect("starts");

@@ -1,6 +1,6 @@
 //! A cluster of the real `hecaton dev`, and programs on it.
 
-use crate::process::{Ended, Running, run};
+use crate::process::{Ended, Running, kill_dead, run};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -43,7 +43,7 @@ pub(crate) struct Cluster {
     pub(crate) hecaton: PathBuf,
     pub(crate) url: String,
     /// Before the directory that it is in.
-    _dev: Running,
+    dev: Running,
     scratch: tempfile::TempDir,
 }
 
@@ -62,15 +62,12 @@ impl Cluster {
                 .stdout(Stdio::piped())
                 .stderr(log),
         )?;
-        let mut ready = String::new();
-        let output = dev.child_mut().stdout.take().context("no output")?;
-        BufReader::new(output).read_line(&mut ready)?;
-        let ready: Value = serde_json::from_str(&ready).map_err(|_| {
+        let ready = ready_line(&mut dev).map_err(|_| {
             let log = fs::read_to_string(scratch.path().join("log")).unwrap_or_default();
             anyhow!("`hecaton dev` does not come up: {}", log.trim())
         })?;
         let url = ready["manager"].as_str().context("the cluster has no manager")?.to_owned();
-        let cluster = Self { hecaton, url, _dev: dev, scratch };
+        let cluster = Self { hecaton, url, dev, scratch };
         cluster.eventually("all donors serve", PATIENCE, |status| {
             let donors_up = all(status, "donors").filter(|donor| donor["state"] == "serving");
             Ok(donors_up.count() == donors as usize)
@@ -88,6 +85,11 @@ impl Cluster {
             // Anything else is for the tests to find.
             _ => Ok(()),
         }
+    }
+
+    /// SIGKILL for the node, which is the manager, too.
+    pub(crate) fn kill_node(&self) {
+        kill_dead(self.dev.id());
     }
 
     /// A place for a test's files.
@@ -166,6 +168,14 @@ impl Cluster {
             _ => bail!("there is not one consumer with a pager: {status}"),
         }
     }
+}
+
+/// The line of JSON by which a daemon says that it is ready.
+pub(crate) fn ready_line(daemon: &mut Running) -> anyhow::Result<Value> {
+    let mut line = String::new();
+    let output = daemon.child_mut().stdout.take().context("no output")?;
+    BufReader::new(output).read_line(&mut line)?;
+    serde_json::from_str(&line).with_context(|| format!("not ready, but `{line}`"))
 }
 
 /// The entries of one kind, of all nodes.

@@ -1,7 +1,7 @@
 //! How programs start and end is not changed by `hecaton run`.
 
 use crate::{
-    cluster::{Cluster, PATIENCE, succeed},
+    cluster::{Cluster, LONG, PATIENCE, succeed},
     harness::{Outcome, TestResult},
     process::{Running, family, kill_dead, name_of, run},
 };
@@ -83,4 +83,25 @@ pub(crate) fn program_of(launcher: &Running) -> anyhow::Result<u32> {
         ensure!(start.elapsed() < PATIENCE, "`hecaton run` does not start its program");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+pub(crate) fn too_many_processes_end_the_program(cluster: &Cluster) -> TestResult {
+    // One more than a pager serves, the shell included, all there at once: they wait for a line.
+    let script = "mkfifo \"$0\"; exec 3<>\"$0\"; i=0
+        while [ $i -lt 1024 ]; do read line <&3 & i=$((i+1)); done; read line <&3";
+    let path = cluster.file("processes.json");
+    let mut command = cluster.command("run");
+    command.args(["--local", "64M", "--stats"]).arg(&path);
+    command.args(["--", "sh", "-c", script]).arg(cluster.file("fifo"));
+    let ended = run(&mut command, LONG)?;
+    ensure!(ended.status.code() == Some(137), "it ended with {}: {}", ended.status, ended.stderr);
+    ensure!(
+        ended.stderr.contains("too many processes on one pager"),
+        "the reason is not said: {}",
+        ended.stderr
+    );
+    let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+    let peak = stats["pager"]["processes"].as_u64();
+    ensure!(peak == Some(0), "{peak:?} processes are left");
+    Ok(Outcome::Passed)
 }

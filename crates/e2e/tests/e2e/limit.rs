@@ -1,11 +1,17 @@
-//! Local memory stays below `--local` at all times, seen from outside.
+//! Local memory stays below `--local` at all times, and the pager's own memory in bounds, seen from
+//! outside.
 
 use crate::{
     cluster::{Cluster, LONG},
     harness::{Outcome, TestResult},
-    process::{anonymous_bytes, family, name_of, run_watched},
+    process::{Running, anonymous_bytes, family, missing, name_of, run_watched},
 };
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    process::Stdio,
+};
 
 const LOCAL: u64 = 64 << 20;
 
@@ -38,5 +44,76 @@ pub(crate) fn resident_memory_stays_below(cluster: &Cluster) -> TestResult {
         most >> 10,
         LOCAL >> 10
     );
+    Ok(Outcome::Passed)
+}
+
+/// Memory of the program whose pager is measured.
+const LARGE: u64 = 1 << 30;
+
+/// What the pager may take beside its tables.
+const FIXED: u64 = 64 << 20;
+
+/// What it may take for each page of the program.
+const BYTES_PER_PAGE: u64 = 16;
+
+/// Fills a gibibyte, each page another; reads all of it, so that there are clean pages too; waits.
+const FILL: &str = "
+import sys
+size = 1 << 30
+memory = bytearray(size)
+for at in range(0, size, 4096):
+    memory[at:at + 8] = (at * 2654435761 + 1).to_bytes(8, 'little')
+assert all(memory[at:at + 8] == (at * 2654435761 + 1).to_bytes(8, 'little')
+           for at in range(0, size, 4096))
+print('filled', flush=True)
+sys.stdin.read()
+";
+
+/// The pager's own memory: what keeper and worker have resident of their own, and the state file,
+/// which they share. Program text of the command is no more the pager's than anybody's.
+fn pager_bytes(pager: u32) -> anyhow::Result<u64> {
+    let processes = family(pager);
+    let own: u64 = processes.iter().copied().filter_map(anonymous_bytes).sum();
+    let mut state = None;
+    for fd in fs::read_dir(format!("/proc/{pager}/fd"))?.flatten() {
+        let is_state = fs::read_link(fd.path())
+            .is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:hecaton-pager"));
+        if is_state {
+            use std::os::unix::fs::MetadataExt as _;
+            // In units of 512 bytes, whatever the file system's block is.
+            state = Some(fs::metadata(fd.path())?.blocks() * 512);
+        }
+    }
+    Ok(own + state.context("the keeper holds no state file")?)
+}
+
+pub(crate) fn the_pager_stays_small(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("python3") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    for local in ["64M", "512M"] {
+        let mut command = cluster.on_pool(local, "python3");
+        command.args(["-c", FILL]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut running = Running::spawn(&mut command)?;
+        let output = running.child_mut().stdout.take().context("no output")?;
+        let line = BufReader::new(output).lines().next().transpose()?;
+        ensure!(line.as_deref() == Some("filled"), "the program does not fill its memory");
+        let taken = pager_bytes(cluster.pager_of_only_consumer()?)?;
+        drop(running.child_mut().stdin.take());
+        let status = running.wait(LONG, || Ok(()))?;
+        ensure!(status.success(), "the program ended with {status}");
+        let tables = LARGE / 4096 * BYTES_PER_PAGE;
+        println!("    with --local {local}: {} KiB, of them 4096 for tables", taken >> 10);
+        ensure!(
+            taken <= tables + FIXED,
+            "with --local {local} the pager takes {} KiB, more than {} + {}",
+            taken >> 10,
+            tables >> 10,
+            FIXED >> 10
+        );
+        // Entries of all pages and records of those that left are the least that there must be:
+        // otherwise the wrong thing was measured.
+        ensure!(taken > LARGE / 4096 * 8, "only {} KiB were found", taken >> 10);
+    }
     Ok(Outcome::Passed)
 }

@@ -10,11 +10,14 @@ mod crash;
 mod fork;
 mod guest;
 mod harness;
+mod integrity;
 mod life;
 mod limit;
+mod pool;
 mod process;
 mod programs;
 mod redis;
+mod traffic;
 mod usage;
 mod vm;
 
@@ -35,6 +38,10 @@ const TESTS: &[Test<Cluster>] = &[
         name: "life::a_program_may_end_at_any_point",
         run: life::a_program_may_end_at_any_point,
     },
+    Test {
+        name: "life::too_many_processes_end_the_program",
+        run: life::too_many_processes_end_the_program,
+    },
     Test { name: "programs::threads_verify", run: programs::threads_verify },
     Test { name: "programs::sort_like_without", run: programs::sort_like_without },
     Test { name: "programs::a_shell_pipeline", run: programs::a_shell_pipeline },
@@ -43,10 +50,36 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
     Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
     Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },
+    Test { name: "pool::a_full_one_ends_the_program", run: pool::a_full_one_ends_the_program },
+    Test {
+        name: "pool::a_donor_gone_for_good_ends_the_program",
+        run: pool::a_donor_gone_for_good_ends_the_program,
+    },
+    Test {
+        name: "integrity::a_page_damaged_once_is_read_again",
+        run: integrity::a_page_damaged_once_is_read_again,
+    },
+    Test {
+        name: "integrity::a_page_damaged_twice_ends_the_program",
+        run: integrity::a_page_damaged_twice_ends_the_program,
+    },
+    Test { name: "limit::the_pager_stays_small", run: limit::the_pager_stays_small },
+    Test {
+        name: "traffic::zero_pages_and_clean_pages_are_not_sent",
+        run: traffic::zero_pages_and_clean_pages_are_not_sent,
+    },
     Test { name: "concurrent::many_runs_at_once", run: concurrent::many_runs_at_once },
     Test { name: "crash::of_the_pager", run: crash::of_the_pager },
-    Test { name: "crash::of_the_keeper", run: crash::of_the_keeper },
-    Test { name: "crash::of_pager_and_keeper_at_once", run: crash::of_pager_and_keeper_at_once },
+    Test {
+        name: "crash::of_a_pager_while_programs_start",
+        run: crash::of_a_pager_while_programs_start,
+    },
+    Test { name: "crash::of_a_pager_without_end", run: crash::of_a_pager_without_end },
+    Test { name: "crash::of_the_node", run: crash::of_the_node },
+    Test {
+        name: "crash::of_the_node_and_then_of_the_pager",
+        run: crash::of_the_node_and_then_of_the_pager,
+    },
     Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },

@@ -96,7 +96,12 @@ fn pid(id: u32) -> Pid {
 
 /// SIGKILL for any process.
 pub(crate) fn kill_dead(id: u32) {
-    let _ = kill_process(pid(id), Signal::KILL);
+    signal(id, Signal::KILL);
+}
+
+/// A signal for any process.
+pub(crate) fn signal(id: u32, signal: Signal) {
+    let _ = kill_process(pid(id), signal);
 }
 
 /// Runs a command to its end and collects what it says.

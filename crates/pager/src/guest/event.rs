@@ -12,6 +12,7 @@ use super::Ram;
 use super::memory_file::MemoryFile;
 use crate::address_space::AddressSpace;
 use crate::core::{Core, close};
+use crate::guard::ram_label;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::Place;
 use crate::tables::Key;
@@ -38,7 +39,8 @@ impl Core {
             // they are gone. An error leaves memory behind until the file is closed, no more.
             let _ = file.punch(range);
         }
-        self.unmapped_files.extend(files);
+        self.guard.release_labels(files.iter().map(|held| ram_label(held.serial)).collect());
+        self.unmapped_files.extend(files.into_iter().map(|held| held.file));
         self.close_files();
     }
 

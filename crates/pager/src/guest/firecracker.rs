@@ -16,6 +16,7 @@ use super::region::{self, MAX_REGIONS, Refusal, Span};
 use crate::address_space::AddressSpace;
 use crate::attach::peer;
 use crate::core::{Core, Shared, close};
+use crate::guard::{helper_label, uffd_label};
 use crate::serve::Server;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::Uffd;
@@ -214,10 +215,14 @@ fn take(
     let first = spans[0].start / PAGE_SIZE as u64;
     space.mapped(first, 1).map_err(Refused::PageTable)?;
     let index = core.free_space().ok_or(Refused::TooManySpaces)?;
+    space.serial = core.state.next_serial();
+    let labels = vec![uffd_label(space.serial), helper_label(space.serial)];
+    core.guard.hold(labels, &[uffd.as_raw_fd(), socket]);
     let mut ram = Ram::new(Some(socket));
     for span in spans {
         if !ram.add(&core.state, index, *span, None) {
             ram.erase(&core.state);
+            core.guard.release(space.serial);
             return Err(Refusal::TooMany.into());
         }
     }

@@ -3,12 +3,13 @@
 //! Whatever is wrong with one is answered with the reason, which the library prints and which makes
 //! the hypervisor's `mmap` fail; it is logged in one line, and nothing else changes.
 
-use super::Ram;
 use super::memory_file::MemoryFile;
 use super::region::{self, Refusal, Span};
+use super::{HeldFile, Ram};
 use crate::address_space::AddressSpace;
 use crate::attach::{Message, peer, receive_message};
 use crate::core::{Core, Shared, close};
+use crate::guard::{helper_label, ram_label, uffd_label};
 use crate::serve::Server;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::guest_ram::{Answer, Handover};
@@ -151,13 +152,17 @@ fn first_region(
     core.check_region(Uffd(uffd.as_raw_fd()), &[], &span)?;
     let mut space = AddressSpace::hypervisor(Uffd(uffd.as_raw_fd()), pid);
     let index = core.free_space().ok_or(Refused::TooManySpaces)?;
-    // The region is written down before what it belongs to: a successor finds all or nothing.
+    // The node has all of it before it is written down, and the region is written down before what
+    // it belongs to: a successor finds all or nothing.
+    space.serial = core.state.next_serial();
+    let held = HeldFile { file: MemoryFile(file.into_raw_fd()), serial: core.state.next_serial() };
+    let uffd = Uffd(uffd.into_raw_fd());
+    let labels = vec![uffd_label(space.serial), helper_label(space.serial), ram_label(held.serial)];
+    core.guard.hold(labels, &[uffd.0, socket, held.file.0]);
     let mut ram = Ram::new(Some(socket));
-    let file = MemoryFile(file.into_raw_fd());
-    let added = ram.add(&core.state, index, span, Some(file));
+    let added = ram.add(&core.state, index, span, Some(held));
     debug_assert!(added, "there is no other machine");
     space.guest = Some(ram);
-    let uffd = Uffd(uffd.into_raw_fd());
     let index = core.add_space(space).ok_or(Refused::TooManySpaces)?;
     core.adopt_region(index, &span);
     Ok((index, uffd))
@@ -206,9 +211,13 @@ fn further_region(
         return Ok(());
     }
     core.check_region(uffd, &known, &span)?;
+    let serial = core.state.next_serial();
+    core.guard.hold(vec![ram_label(serial)], &[file.as_raw_fd()]);
+    let held = HeldFile { file: MemoryFile(file.as_raw_fd()), serial };
     let ram = core.spaces[index].as_mut().and_then(|space| space.guest.as_mut());
     let ram = ram.expect("messages are read from machines' connections");
-    if !ram.add(&core.state, index, span, Some(MemoryFile(file.as_raw_fd()))) {
+    if !ram.add(&core.state, index, span, Some(held)) {
+        core.guard.release_labels(vec![ram_label(serial)]);
         return Err(Refusal::TooMany.into());
     }
     // The region owns it now.

@@ -30,10 +30,12 @@ pub(crate) mod memory_file;
 pub(crate) mod region;
 
 use crate::address_space::Mapped;
+use crate::guard::ram_label;
 use crate::state::{REGION_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
 use memory_file::{Identity, MemoryFile};
 use region::Span;
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -47,8 +49,27 @@ pub(crate) struct Region {
     pub(crate) span: Span,
     /// Its file, if the pager has it.
     pub(crate) file: Option<MemoryFile>,
+    /// Of the hand-over that brought the file; 0 without one.
+    serial: u64,
     /// Its place in the state file.
     saved_at: usize,
+}
+
+/// A memory file as it was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldFile {
+    pub(crate) file: MemoryFile,
+    /// The node holds it under this number.
+    pub(crate) serial: u64,
+}
+
+/// What came of files that have other numbers now.
+#[derive(Default)]
+pub(crate) struct RenumberedFiles {
+    /// Serial numbers of those that are in use.
+    pub(crate) found: BTreeSet<u64>,
+    /// A machine ran on a file that is not held.
+    pub(crate) lost: bool,
 }
 
 impl Region {
@@ -135,11 +156,12 @@ impl Ram {
         state: &State,
         space: usize,
         span: Span,
-        file: Option<MemoryFile>,
+        file: Option<HeldFile>,
     ) -> bool {
         let free = |at: &usize| state.regions[at * REGION_WORDS].load(Relaxed) == 0;
         let Some(saved_at) = (0..region::MAX_REGIONS).find(free) else { return false };
-        let region = Region { span, file, saved_at };
+        let serial = file.map_or(0, |file| file.serial);
+        let region = Region { span, file: file.map(|file| file.file), serial, saved_at };
         region.save(state, space);
         let at = self.regions.partition_point(|other| other.span.start < span.start);
         self.regions.insert(at, region);
@@ -153,7 +175,7 @@ impl Ram {
         state: &State,
         space: usize,
         addresses: &Range<u64>,
-    ) -> (Vec<(MemoryFile, Range<u64>)>, Vec<MemoryFile>) {
+    ) -> (Vec<(MemoryFile, Range<u64>)>, Vec<HeldFile>) {
         let (mut parts, mut files) = (Vec::new(), Vec::new());
         for region in std::mem::take(&mut self.regions) {
             let whole = region.span.addresses();
@@ -174,17 +196,19 @@ impl Ram {
                         offset: region.offset_of(rest.start),
                         file: region.span.file,
                     };
-                    kept |= self.add(state, space, span, region.file);
+                    let file = region.file.map(|file| HeldFile { file, serial: region.serial });
+                    kept |= self.add(state, space, span, file);
                 }
             }
             // What is left is written down before the whole is erased: a kill in between leaves both,
             // and `load` prefers the parts.
             Region::erase(state, region.saved_at);
-            files.extend(region.file.filter(|_| !kept));
+            let file = region.file.filter(|_| !kept);
+            files.extend(file.map(|file| HeldFile { file, serial: region.serial }));
         }
         self.regions.sort_by_key(|region| region.span.start);
         // Two parts of one region name one descriptor.
-        files.retain(|file| !self.regions.iter().any(|region| region.file == Some(*file)));
+        files.retain(|held| !self.regions.iter().any(|region| region.file == Some(held.file)));
         (parts, files)
     }
 
@@ -219,6 +243,37 @@ impl Ram {
     /// The address space is gone: what was written down of it is void.
     pub(crate) fn erase(&self, state: &State) {
         self.regions.iter().for_each(|region| Region::erase(state, region.saved_at));
+    }
+
+    /// What the node holds the files under.
+    pub(crate) fn labels(&self) -> Vec<String> {
+        let serials: BTreeSet<u64> =
+            self.regions.iter().filter(|r| r.file.is_some()).map(|region| region.serial).collect();
+        serials.into_iter().map(ram_label).collect()
+    }
+
+    /// The files have other numbers now: `number` gives them by serial number, as far as they are
+    /// still held.
+    pub(crate) fn renumber(
+        state: &State,
+        number: impl Fn(u64) -> Option<RawFd>,
+    ) -> RenumberedFiles {
+        let mut renumbered = RenumberedFiles::default();
+        for at in 0..region::MAX_REGIONS {
+            let words = &state.regions[at * REGION_WORDS..][..REGION_WORDS];
+            let serial = words[5].load(Relaxed);
+            if words[0].load(Relaxed) == 0 || serial == 0 {
+                continue;
+            }
+            match number(serial) {
+                Some(fd) => {
+                    words[1].store(fd as u64 + 1, Relaxed);
+                    renumbered.found.insert(serial);
+                }
+                None => renumbered.lost = true,
+            }
+        }
+        renumbered
     }
 
     /// Every descriptor that is held for it.
@@ -265,6 +320,7 @@ impl Region {
         words[2].store(self.span.start, Relaxed);
         words[3].store(self.span.len, Relaxed);
         words[4].store(self.span.offset, Relaxed);
+        words[5].store(self.serial, Relaxed);
         words[0].store(space as u64 + 1, Release);
     }
 
@@ -277,7 +333,7 @@ impl Region {
         let file = (word(1) as RawFd).checked_sub(1).filter(|&fd| fd >= 0).map(MemoryFile);
         let identity = file.and_then(|file| file.facts().ok()).map(|facts| facts.identity);
         let span = Span { start: word(2), len: word(3), offset: word(4), file: identity };
-        Some(Region { span, file, saved_at })
+        Some(Region { span, file, serial: word(5), saved_at })
     }
 
     fn erase(state: &State, saved_at: usize) {

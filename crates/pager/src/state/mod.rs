@@ -1,6 +1,6 @@
 //! The pager's tables, in memory that outlives it.
 //!
-//! One memfd, held by the keeper too, mapped by the pager and by its successor. Every table is a
+//! One memfd, held by the node too, mapped by the pager and by its successor. Every table is a
 //! slice of atomics: a table is read and written with plain safe code, and a kill between two
 //! stores leaves each word either old or new. What must hold between words is arranged by the order
 //! of the stores and mended by `recover`.
@@ -119,7 +119,7 @@ impl Layout {
 }
 
 impl State {
-    /// A new state file; returned as a descriptor that the keeper holds.
+    /// A new state file; returned as a descriptor that nobody closes.
     pub(crate) fn create() -> std::io::Result<RawFd> {
         let (_, len) = Layout { base: std::ptr::null_mut(), used: 0 }.state();
         let fd = memfd_create("hecaton-pager", MemfdFlags::CLOEXEC)?;
@@ -154,37 +154,42 @@ impl State {
 
     /// A machine is being detached.
     pub(crate) fn set_detaching(&self) {
-        self.header[2].store(1, std::sync::atomic::Ordering::Relaxed);
+        self.header[3].store(1, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Whether a machine was being detached.
     pub(crate) fn is_detaching(&self) -> bool {
-        self.header[2].load(std::sync::atomic::Ordering::Relaxed) != 0
+        self.header[3].load(std::sync::atomic::Ordering::Relaxed) != 0
     }
 
     /// Nothing is being detached any more.
     pub(crate) fn clear_detaching(&self) {
-        self.header[2].store(0, std::sync::atomic::Ordering::Relaxed);
+        self.header[3].store(0, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// All of the image is in the pool.
     pub(crate) fn set_image_loaded(&self) {
-        self.header[3].store(1, std::sync::atomic::Ordering::Relaxed);
+        self.header[4].store(1, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Whether all of the image is in the pool.
     pub(crate) fn is_image_loaded(&self) -> bool {
-        self.header[3].load(std::sync::atomic::Ordering::Relaxed) != 0
+        self.header[4].load(std::sync::atomic::Ordering::Relaxed) != 0
     }
 
     /// The image's pages are a machine's.
     pub(crate) fn set_image_given(&self) {
-        self.header[4].store(1, std::sync::atomic::Ordering::Relaxed);
+        self.header[5].store(1, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Whether the image's pages are a machine's.
     pub(crate) fn is_image_given(&self) -> bool {
-        self.header[4].load(std::sync::atomic::Ordering::Relaxed) != 0
+        self.header[5].load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    /// A number that no address space of this consumer has had.
+    pub(crate) fn next_serial(&self) -> u64 {
+        self.header[2].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
     }
 
     /// The 4096 bytes of a staging slot.

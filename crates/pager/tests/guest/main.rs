@@ -176,6 +176,8 @@ fn a_killed_machine_leaves_nothing() {
     machine.kill();
     world.wait_until("the pager has noticed", || world.stats().processes == 0);
     world.wait_until("its memory is given back", || world.lent_pages() == 0);
+    // State file and the two sockets.
+    world.wait_until("the node holds nothing of it", || world.held() == 3);
     assert_eq!(world.pager_memory_files(), 0);
     // The same pager serves the machine's next life.
     let mut machine = Machine::start(&world, PAGES);

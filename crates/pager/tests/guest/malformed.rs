@@ -74,6 +74,8 @@ pub(crate) fn handovers_harm_nobody() {
     machine.order("check");
     assert!(world.stats().handovers_refused >= 13, "{:?}", world.stats());
     assert_eq!(world.pager_memory_files(), 1, "descriptors of refused hand-overs are closed");
+    // Beside the pager's own three: userfaultfd, connection and memory file.
+    world.wait_until("the node holds what is needed", || world.held() == 6);
     machine.end();
     drop(silent);
 

@@ -2,13 +2,17 @@
 
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
 use hecaton_memory::Size;
-use hecaton_pager::{Guest, PagerConfig, Stats};
+use hecaton_pager::{Guest, PagerConfig, PagerEvent, PagerStart, Stats, channel};
 use hecaton_uffd::abi::GUEST_RAM_FEATURES;
 use hecaton_uffd::{Errno, Uffd};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub(crate) const LOCAL: u64 = 16 << 20;
@@ -31,14 +35,71 @@ fn own_program(arguments: &[&str]) -> Command {
 }
 
 pub(crate) fn be_the_pager() -> ExitCode {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).expect("the test says what to do");
-    let config: PagerConfig = serde_json::from_str(&line).expect("the test knows how");
-    match hecaton_pager::run(&config) {
+    match hecaton_pager::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("the pager ends: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// As much of a node as a pager needs: what holds its descriptors, and starts another.
+struct Node {
+    config: PagerConfig,
+    held: BTreeMap<String, OwnedFd>,
+    pid: Option<u32>,
+    /// The way down to the pager, as long as further machines may come.
+    launch: Option<UnixStream>,
+    ended: Option<ExitStatus>,
+}
+
+fn supervise(node: &Mutex<Node>) {
+    loop {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut child =
+            own_program(&["be-the-pager"]).stdin(OwnedFd::from(theirs)).spawn().unwrap();
+        start(&mut node.lock().unwrap(), &child, &ours);
+        let mut ready = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut ready).unwrap();
+        hold_what_comes(node, ours);
+        let status = child.wait().unwrap();
+        let mut node = node.lock().unwrap();
+        node.pid = None;
+        if status.code().is_some_and(|code| code != hecaton_pager::PANICKED) {
+            node.held.clear();
+            node.ended = Some(status);
+            return;
+        }
+    }
+}
+
+fn start(node: &mut Node, child: &Child, stream: &UnixStream) {
+    let start = PagerStart { config: node.config.clone(), held: node.held.len() };
+    // One that was killed at once takes nothing.
+    let _ = channel::send(stream, &start, &[]);
+    for (label, fd) in &node.held {
+        let _ = channel::send(stream, &[label], &[fd.as_fd()]);
+    }
+    node.pid = Some(child.id());
+    match node.launch {
+        Some(_) => node.launch = Some(stream.try_clone().unwrap()),
+        None => drop(stream.shutdown(Shutdown::Write)),
+    }
+}
+
+fn hold_what_comes(node: &Mutex<Node>, stream: UnixStream) {
+    let mut receiver = channel::Receiver::new(stream);
+    while let Ok(Some(event)) = receiver.receive::<PagerEvent>() {
+        let mut node = node.lock().unwrap();
+        match event {
+            PagerEvent::HoldFds(labels) => {
+                let fds = receiver.take_fds(labels.len()).unwrap();
+                node.held.extend(labels.into_iter().zip(fds));
+            }
+            PagerEvent::DropFds(labels) => labels.iter().for_each(|l| drop(node.held.remove(l))),
+            PagerEvent::Failed(_) => {}
         }
     }
 }
@@ -49,8 +110,7 @@ pub(crate) struct World {
     serving: Option<Serving>,
     dir: tempfile::TempDir,
     pub(crate) socket: PathBuf,
-    pager: Child,
-    launch: Option<ChildStdin>,
+    node: Arc<Mutex<Node>>,
 }
 
 impl World {
@@ -72,16 +132,20 @@ impl World {
             donors: vec![hecaton_pager::Donor { name: "d1".into(), address: serving.address() }],
             node: None,
             lease: Duration::from_secs(60),
+            donor_patience: Duration::from_secs(60),
             guest: Some(guest(dir.path())),
         };
-        let mut pager = own_program(&["be-the-pager"]).spawn().unwrap();
-        let mut launch = pager.stdin.take().unwrap();
-        writeln!(launch, "{}", serde_json::to_string(&config).unwrap()).unwrap();
-        let mut ready = String::new();
-        BufReader::new(pager.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        assert_eq!(ready, "ready\n");
-        let serving = Some(serving);
-        World { donor, serving, dir, socket, pager, launch: Some(launch) }
+        let (_, placeholder) = UnixStream::pair().unwrap();
+        let (held, launch) = (BTreeMap::new(), Some(placeholder));
+        let node = Node { config, held, pid: None, launch, ended: None };
+        let node = Arc::new(Mutex::new(node));
+        std::thread::spawn({
+            let node = node.clone();
+            move || supervise(&node)
+        });
+        let world = World { donor, serving: Some(serving), dir, socket, node };
+        world.stats();
+        world
     }
 
     /// The donor's host is lost, and comes back with empty memory.
@@ -92,15 +156,17 @@ impl World {
         self.serving = Some(self.donor.serve(listen(address).unwrap()).unwrap());
     }
 
+    /// No further machine. How the pager has ended.
+    fn wait_for_end(&self) -> ExitStatus {
+        let launch = self.node.lock().unwrap().launch.take();
+        drop(launch.map(|stream| stream.shutdown(Shutdown::Write)));
+        self.wait_until("the pager ends", || self.node.lock().unwrap().ended.is_some());
+        self.node.lock().unwrap().ended.expect("it was waited for")
+    }
+
     /// No further machine, and a pager that has failed its last one.
-    pub(crate) fn end_with_failure(mut self) {
-        self.launch = None;
-        let deadline = Instant::now() + PATIENCE;
-        while self.pager.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "the pager does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        assert!(!self.pager.wait().unwrap().success());
+    pub(crate) fn end_with_failure(self) {
+        assert!(!self.wait_for_end().success());
     }
 
     /// A path for a file of the test's.
@@ -136,23 +202,22 @@ impl World {
         snapshot.pages - snapshot.free_pages
     }
 
-    fn worker(&self) -> Option<i32> {
-        let keeper = self.pager.id();
-        let path = format!("/proc/{keeper}/task/{keeper}/children");
-        std::fs::read_to_string(path).ok()?.split_whitespace().next()?.parse().ok()
+    fn pager(&self) -> Option<u32> {
+        self.node.lock().unwrap().pid
     }
 
-    /// Kills the pager, once it has one that serves.
+    /// Kills the pager, once there is one that serves.
     pub(crate) fn kill_worker(&self) {
         self.stats();
-        let worker = self.worker().expect("the keeper has a worker");
-        // SAFETY: signals a child of our child.
-        assert_eq!(unsafe { libc::kill(worker, libc::SIGKILL) }, 0);
+        let pager = self.pager().expect("it has just answered");
+        // SAFETY: signals our child.
+        assert_eq!(unsafe { libc::kill(pager as i32, libc::SIGKILL) }, 0);
     }
 
     /// Memory files of machines that the pager has open.
     pub(crate) fn pager_memory_files(&self) -> usize {
-        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.pager.id())).unwrap();
+        let pager = self.pager().expect("there is a pager");
+        let fds = std::fs::read_dir(format!("/proc/{pager}/fd")).unwrap();
         let names = fds.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
         names.filter(|name| name.to_string_lossy().contains("hecaton-ram-test")).count()
     }
@@ -165,17 +230,14 @@ impl World {
         }
     }
 
+    /// Descriptors that the node holds for the pager.
+    pub(crate) fn held(&self) -> usize {
+        self.node.lock().unwrap().held.len()
+    }
+
     /// No further machine: the pager gives everything back and ends.
-    pub(crate) fn end(mut self) {
-        self.launch = None;
-        let deadline = Instant::now() + PATIENCE;
-        let status = loop {
-            if let Some(status) = self.pager.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "the pager does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        };
+    pub(crate) fn end(self) {
+        let status = self.wait_for_end();
         assert!(status.success(), "the pager ended with {status}");
         self.wait_until("all extents are back", || self.lent_pages() == 0);
     }
@@ -183,15 +245,13 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // A test that failed leaves them behind.
-        if let Some(worker) = self.worker() {
-            // SAFETY: signals a child of our child; the keeper goes first, to start no other.
-            unsafe {
-                libc::kill(self.pager.id() as i32, libc::SIGKILL);
-                libc::kill(worker, libc::SIGKILL);
-            }
+        // A test that failed leaves a pager behind, which is not to be started again.
+        let Ok(mut node) = self.node.lock() else { return };
+        node.config.local_bytes = 0;
+        if let Some(pager) = node.pid {
+            // SAFETY: signals our child.
+            unsafe { libc::kill(pager as i32, libc::SIGKILL) };
         }
-        let _ = self.pager.wait();
     }
 }
 

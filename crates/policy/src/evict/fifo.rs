@@ -1,20 +1,20 @@
 //! First in, first out: the yardstick, and what a pager without any order would do.
 
-use super::{Installed, Order, tombstones::Tombstones};
-use std::collections::VecDeque;
+use super::{Installed, Order, rings::Rings};
 
 /// Evicts in the order of installs.
-pub struct Fifo {
-    ring: VecDeque<u64>,
-    tombstones: Tombstones,
-    live: usize,
-}
+pub struct Fifo(Rings<1>);
 
 impl Fifo {
     /// An empty order.
-    pub fn new(capacity_pages: usize) -> Self {
-        let ring = VecDeque::with_capacity(capacity_pages);
-        Self { ring, tombstones: Tombstones::default(), live: 0 }
+    pub fn new() -> Self {
+        Self(Rings::new())
+    }
+}
+
+impl Default for Fifo {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -23,29 +23,20 @@ impl Order for Fifo {
         "fifo"
     }
 
-    fn installed(&mut self, page: u64, _how: Installed) {
-        self.ring.push_back(page);
-        self.live += 1;
+    fn installed(&mut self, page: u32, _how: Installed) {
+        self.0.push(0, page);
     }
 
-    fn referenced(&mut self, _page: u64) {}
+    fn referenced(&mut self, _page: u32) {}
 
-    fn removed(&mut self, page: u64) {
-        self.live -= 1;
-        if self.tombstones.bury(page, self.live) {
-            self.ring.retain(|&page| !self.tombstones.collect(page));
-            self.tombstones.clear();
-        }
+    fn removed(&mut self, page: u32) {
+        self.0.remove(page);
     }
 
-    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u64) -> bool, out: &mut Vec<u64>) {
-        let enough = out.len() + n;
+    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u32) -> bool, out: &mut Vec<u32>) {
+        let enough = out.len().saturating_add(n);
         while out.len() < enough {
-            let Some(page) = self.ring.pop_front() else { return };
-            if self.tombstones.collect(page) {
-                continue;
-            }
-            self.live -= 1;
+            let Some(page) = self.0.pop(0) else { return };
             if still(page) {
                 out.push(page);
             }
@@ -53,10 +44,10 @@ impl Order for Fifo {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.ring.capacity() * 8 + self.tombstones.memory_bytes()
+        self.0.memory_bytes()
     }
 
     fn len(&self) -> usize {
-        self.live
+        self.0.live()
     }
 }

@@ -24,21 +24,21 @@
 //!
 //! # Memory
 //!
-//! Orders are rings of page keys, not linked lists: 8 bytes for each ring and page of local memory
-//! (the default order has two), and at most [`MAX_BYTES_PER_PAGE`] with pages removed lazily (see
-//! `tombstones`). Nothing is allocated per call once the rings have grown to local memory's size.
+//! Orders are queues of page keys of four bytes each, not linked lists: the default order takes 4
+//! bytes for each page of local memory, and any but `random` at most [`MAX_BYTES_PER_PAGE`] while
+//! pages are being removed (see `rings`).
 //!
-//! A page key is whatever 62-bit number the pager finds convenient; the upper two bits are used
-//! here.
+//! A page key is whatever 30-bit number the pager finds convenient; the upper two bits are used
+//! here. A key may come to mean another page once its first one is gone.
 
 mod clock;
 mod fifo;
 mod peak;
 mod random;
+mod rings;
 mod samples;
 mod second_chance;
 mod stable_set;
-mod tombstones;
 mod two_queue;
 mod wrote;
 
@@ -50,10 +50,10 @@ pub use stable_set::StableSet;
 pub use two_queue::TwoQueue;
 
 /// Page keys are below this.
-pub const PAGE_KEY_LIMIT: u64 = 1 << 62;
+pub const PAGE_KEY_LIMIT: u32 = 1 << 30;
 
 /// What any order here takes for each page of local memory, at worst.
-pub const MAX_BYTES_PER_PAGE: usize = 24;
+pub const MAX_BYTES_PER_PAGE: usize = 8;
 
 /// How a page came to be resident.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,16 +86,16 @@ pub trait Order: Send {
     fn name(&self) -> &'static str;
 
     /// `page` has become resident.
-    fn installed(&mut self, page: u64, how: Installed);
+    fn installed(&mut self, page: u32, how: Installed);
 
     /// `page`, resident and clean, has been written to.
-    fn referenced(&mut self, page: u64);
+    fn referenced(&mut self, page: u32);
 
     /// `page`, resident, has gone without being a victim.
-    fn removed(&mut self, page: u64);
+    fn removed(&mut self, page: u32);
 
     /// Appends up to `n` pages to `out`, those to evict first; fewer only if no more are known.
-    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u64) -> bool, out: &mut Vec<u64>);
+    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u32) -> bool, out: &mut Vec<u32>);
 
     /// Pages in the order, as far as it was told.
     fn len(&self) -> usize;
@@ -109,21 +109,18 @@ pub trait Order: Send {
     }
 }
 
-/// The order for a local memory of about `capacity_pages` (a hint for allocation; the limit itself
-/// is the pager's and may change at any time).
-///
-/// Chosen by replay: see `docs/eviction.md`.
-pub fn default(capacity_pages: usize) -> Box<dyn Order> {
-    Box::new(StableSet::new(capacity_pages))
+/// The order that pagers use. Chosen by replay: see `docs/eviction.md`.
+pub fn default() -> Box<dyn Order> {
+    Box::new(StableSet::new())
 }
 
-/// Every order, for comparison.
+/// Every order, for comparison, for a local memory of about `capacity_pages`.
 pub fn all(capacity_pages: usize) -> Vec<Box<dyn Order>> {
     vec![
-        Box::new(Fifo::new(capacity_pages)),
-        Box::new(Random::new(capacity_pages, 1)),
+        Box::new(Fifo::new()),
+        Box::new(Random::new(1)),
         Box::new(SecondChance::new(capacity_pages)),
         Box::new(TwoQueue::new(capacity_pages)),
-        Box::new(StableSet::new(capacity_pages)),
+        Box::new(StableSet::new()),
     ]
 }

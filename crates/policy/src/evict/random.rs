@@ -1,20 +1,19 @@
 //! Random eviction: no memory of anything, and so nothing that a loop can defeat.
 
-use super::{Installed, Order, tombstones::Tombstones};
+use super::{Installed, Order};
+use std::collections::HashMap;
 
 /// Evicts pages drawn by a seeded generator.
 pub struct Random {
-    pages: Vec<u64>,
-    tombstones: Tombstones,
-    live: usize,
+    pages: Vec<u32>,
+    places: HashMap<u32, u32>,
     state: u64,
 }
 
 impl Random {
     /// An empty order. The same `seed` and calls give the same victims.
-    pub fn new(capacity_pages: usize, seed: u64) -> Self {
-        let pages = Vec::with_capacity(capacity_pages);
-        Self { pages, tombstones: Tombstones::default(), live: 0, state: seed }
+    pub fn new(seed: u64) -> Self {
+        Self { pages: Vec::new(), places: HashMap::new(), state: seed }
     }
 
     /// splitmix64 (Steele, Lea, Flood, 2014), reduced to `0..bound` by multiplication.
@@ -25,6 +24,15 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((u128::from(z ^ (z >> 31)) * bound as u128) >> 64) as usize
     }
+
+    fn take(&mut self, at: usize) -> u32 {
+        let page = self.pages.swap_remove(at);
+        self.places.remove(&page);
+        if let Some(moved) = self.pages.get(at) {
+            self.places.insert(*moved, at as u32);
+        }
+        page
+    }
 }
 
 impl Order for Random {
@@ -32,30 +40,24 @@ impl Order for Random {
         "random"
     }
 
-    fn installed(&mut self, page: u64, _how: Installed) {
+    fn installed(&mut self, page: u32, _how: Installed) {
+        self.places.insert(page, self.pages.len() as u32);
         self.pages.push(page);
-        self.live += 1;
     }
 
-    fn referenced(&mut self, _page: u64) {}
+    fn referenced(&mut self, _page: u32) {}
 
-    fn removed(&mut self, page: u64) {
-        self.live -= 1;
-        if self.tombstones.bury(page, self.live) {
-            self.pages.retain(|&page| !self.tombstones.collect(page));
-            self.tombstones.clear();
+    fn removed(&mut self, page: u32) {
+        if let Some(at) = self.places.get(&page).copied() {
+            self.take(at as usize);
         }
     }
 
-    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u64) -> bool, out: &mut Vec<u64>) {
-        let enough = out.len() + n;
+    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u32) -> bool, out: &mut Vec<u32>) {
+        let enough = out.len().saturating_add(n);
         while out.len() < enough && !self.pages.is_empty() {
             let at = self.draw(self.pages.len());
-            let page = self.pages.swap_remove(at);
-            if self.tombstones.collect(page) {
-                continue;
-            }
-            self.live -= 1;
+            let page = self.take(at);
             if still(page) {
                 out.push(page);
             }
@@ -63,10 +65,10 @@ impl Order for Random {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.pages.capacity() * 8 + self.tombstones.memory_bytes()
+        self.pages.capacity() * 4 + self.places.capacity() * 9
     }
 
     fn len(&self) -> usize {
-        self.live
+        self.pages.len()
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 pub(super) const SAMPLES: usize = 1024;
 
 /// Bytes for each: its place in the queue, and its slot in the map with the slack of one.
-pub(super) const BYTES_PER_SAMPLE: usize = 16 + 2 * 17;
+pub(super) const BYTES_PER_SAMPLE: usize = 16 + 2 * 9;
 
 /// One outcome moves the average by a thirty-second.
 const WEIGHT_SHIFT: u32 = 5;
@@ -30,8 +30,8 @@ pub(super) enum Origin {
 /// A page that takes longer costs too much room for the one miss that it would save.
 pub(super) struct Samples {
     /// In order of eviction: page, number of the eviction.
-    waiting: VecDeque<(u64, u64)>,
-    origin: HashMap<u64, Origin>,
+    waiting: VecDeque<(u32, u64)>,
+    origin: HashMap<u32, Origin>,
     evictions: u64,
     passing_worth: i64,
     member_worth: i64,
@@ -61,7 +61,7 @@ impl Samples {
     }
 
     /// `page` was evicted. True if an outcome came to be known: an earlier page did not come back.
-    pub(super) fn evicted(&mut self, page: u64, origin: Origin, resident: usize) -> bool {
+    pub(super) fn evicted(&mut self, page: u32, origin: Origin, resident: usize) -> bool {
         self.evictions += 1;
         let horizon = horizon(resident);
         let mut outcome = false;
@@ -86,7 +86,7 @@ impl Samples {
     }
 
     /// `page` came back. True if it was followed.
-    pub(super) fn returned(&mut self, page: u64, distance: u64, resident: usize) -> bool {
+    pub(super) fn returned(&mut self, page: u32, distance: u64, resident: usize) -> bool {
         let Some(origin) = self.origin.remove(&page) else { return false };
         self.record(origin, worth(distance, resident));
         true

@@ -29,10 +29,9 @@
 use super::{
     Installed, Order,
     peak::Peak,
+    rings::Rings,
     samples::{BYTES_PER_SAMPLE, Origin, SAMPLES, Samples},
-    tombstones::Tombstones,
 };
-use std::collections::VecDeque;
 
 /// The passing share of memory is kept in parts of this: fine enough for steps of one page in
 /// 2^30, which is 4 TiB, and that times this still fits.
@@ -49,12 +48,13 @@ const GROWTH: i64 = WHOLE / 4096;
 const MIN_RATE: u32 = 8;
 const ALWAYS: u32 = 256;
 
+/// The queues.
+const PASSING: usize = 0;
+const MEMBERS: usize = 1;
+
 /// The passing queue and the set.
 pub struct StableSet {
-    passing: VecDeque<u64>,
-    members: VecDeque<u64>,
-    tombstones: Tombstones,
-    live: usize,
+    rings: Rings<2>,
     peak: Peak,
     samples: Samples,
     /// Of [`WHOLE`].
@@ -63,14 +63,17 @@ pub struct StableSet {
     credit: u32,
 }
 
+impl Default for StableSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl StableSet {
     /// An empty order.
-    pub fn new(capacity_pages: usize) -> Self {
+    pub fn new() -> Self {
         Self {
-            passing: VecDeque::with_capacity(capacity_pages),
-            members: VecDeque::with_capacity(capacity_pages),
-            tombstones: Tombstones::default(),
-            live: 0,
+            rings: Rings::new(),
             peak: Peak::default(),
             samples: Samples::new(),
             passing_share: WHOLE,
@@ -86,18 +89,18 @@ impl StableSet {
 
     /// Moves the border between the two by one page. Each page that comes back asks for it: either
     /// it joins, and the set must not lose another for it at once, or the set might have saved it.
-    fn give_the_set_a_page(&mut self) {
-        let page = WHOLE / (self.live as i64 + 1);
+    fn give_the_set_a_page(&mut self, live: usize) {
+        let page = WHOLE / (live as i64 + 1);
         self.passing_share = (self.passing_share - page).max(MIN_PASSING);
     }
 
     /// A page came back after `distance` evictions: whether it becomes a member.
-    fn joins(&mut self, page: u64, distance: u64) -> bool {
-        if self.samples.returned(page, distance, self.live) {
+    fn joins(&mut self, page: u32, distance: u64, live: usize) -> bool {
+        if self.samples.returned(page, distance, live) {
             self.learned();
         }
-        self.give_the_set_a_page();
-        self.credit += if self.samples.is_better_than_members(distance, self.live) {
+        self.give_the_set_a_page(live);
+        self.credit += if self.samples.is_better_than_members(distance, live) {
             ALWAYS
         } else {
             self.samples.gain_in(ALWAYS).max(MIN_RATE)
@@ -115,58 +118,59 @@ impl Order for StableSet {
         "stable-set"
     }
 
-    fn installed(&mut self, page: u64, how: Installed) {
-        self.live += 1;
-        self.peak.rise(self.live);
+    fn installed(&mut self, page: u32, how: Installed) {
+        // With the page itself, which the samples and the border count as resident.
+        let live = self.rings.live() + 1;
+        self.peak.rise(live);
         let member = match how {
             Installed::Rescued => {
-                if self.samples.returned(page, 0, self.live) {
+                if self.samples.returned(page, 0, live) {
                     self.learned();
                 }
-                self.give_the_set_a_page();
+                self.give_the_set_a_page(live);
                 true
             }
             Installed::Refault { distance } | Installed::PrefetchedAgain { distance } => {
-                self.joins(page, distance)
+                self.joins(page, distance, live)
             }
             Installed::Demand | Installed::Prefetched | Installed::ZeroFill => false,
         };
-        let ring = if member { &mut self.members } else { &mut self.passing };
-        ring.push_back(page);
+        self.rings.push(if member { MEMBERS } else { PASSING }, page);
     }
 
-    fn referenced(&mut self, _page: u64) {}
+    fn referenced(&mut self, _page: u32) {}
 
-    fn removed(&mut self, page: u64) {
-        self.live -= 1;
-        if self.tombstones.bury(page, self.live) {
-            self.passing.retain(|&page| !self.tombstones.collect(page));
-            self.members.retain(|&page| !self.tombstones.collect(page));
-            self.tombstones.clear();
-        }
+    fn removed(&mut self, page: u32) {
+        self.rings.remove(page);
     }
 
-    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u64) -> bool, out: &mut Vec<u64>) {
-        let enough = out.len() + n;
+    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u32) -> bool, out: &mut Vec<u32>) {
+        let enough = out.len().saturating_add(n);
         let memory = self.peak.pages();
         let passing_target = (memory as i64 * self.passing_share / WHOLE) as usize;
         let member_target = memory - passing_target;
-        while self.passing.len() > passing_target && self.members.len() < member_target {
-            self.members.extend(self.passing.pop_front());
+        while self.rings.entries(PASSING) > passing_target
+            && self.rings.entries(MEMBERS) < member_target
+            && let Some(page) = self.rings.pop(PASSING)
+        {
+            self.rings.push(MEMBERS, page);
         }
         while out.len() < enough {
-            let (ring, origin) = if self.members.len() > member_target || self.passing.is_empty() {
-                (&mut self.members, Origin::Member)
+            let from_set = self.rings.entries(MEMBERS) > member_target;
+            let (queue, origin) = if from_set || self.rings.entries(PASSING) == 0 {
+                (MEMBERS, Origin::Member)
             } else {
-                (&mut self.passing, Origin::Passing)
+                (PASSING, Origin::Passing)
             };
-            let Some(page) = ring.pop_front() else { return };
-            if self.tombstones.collect(page) {
+            let resident = self.rings.live();
+            // Of a queue whose entries are all dead, the other one's turn is next.
+            let Some(page) = self.rings.pop(queue) else {
+                if resident == 0 {
+                    return;
+                }
                 continue;
-            }
-            let resident = self.live;
-            self.live -= 1;
-            self.peak.victim(self.live);
+            };
+            self.peak.victim(resident - 1);
             if still(page) {
                 if self.samples.evicted(page, origin, resident) {
                     self.learned();
@@ -177,13 +181,11 @@ impl Order for StableSet {
     }
 
     fn memory_bytes(&self) -> usize {
-        (self.passing.capacity() + self.members.capacity()) * 8
-            + SAMPLES * BYTES_PER_SAMPLE
-            + self.tombstones.memory_bytes()
+        self.rings.memory_bytes() + SAMPLES * BYTES_PER_SAMPLE
     }
 
     fn len(&self) -> usize {
-        self.live
+        self.rings.live()
     }
 }
 
@@ -194,9 +196,8 @@ mod tests {
     #[test]
     fn one_page_moves_the_border_in_a_memory_of_any_size() {
         for live in [1, 1000, 1 << 20, 1 << 30] {
-            let mut order = StableSet::new(0);
-            order.live = live;
-            order.give_the_set_a_page();
+            let mut order = StableSet::new();
+            order.give_the_set_a_page(live);
             assert!(order.passing_share < WHOLE, "{live}");
             assert!(order.passing_share >= MIN_PASSING);
             assert!((live as i64).checked_mul(WHOLE).is_some());
@@ -205,9 +206,9 @@ mod tests {
 
     #[test]
     fn the_set_forms_under_refaults_and_yields_to_better_pages() {
-        let mut order = StableSet::new(1000);
+        let mut order = StableSet::new();
         let mut victims = Vec::new();
-        let mut turn = |order: &mut StableSet, pages: std::ops::Range<u64>, distance| {
+        let mut turn = |order: &mut StableSet, pages: std::ops::Range<u32>, distance| {
             for page in pages {
                 order.installed(page, Installed::Refault { distance });
                 if order.len() > 1000 {
@@ -217,12 +218,13 @@ mod tests {
         };
         turn(&mut order, 0..4000, 2000);
         assert_eq!(order.passing_share, MIN_PASSING);
-        assert!(order.members.len() > 850, "{}", order.members.len());
+        assert!(order.rings.entries(MEMBERS) > 850, "{}", order.rings.entries(MEMBERS));
         // Those pages are never heard of again, while these come back soon.
         for round in 0..200 {
             turn(&mut order, 10_000 + round..10_200 + round, 20);
         }
-        let stale = order.members.iter().filter(|&&page| page < 10_000).count();
+        let members = std::iter::from_fn(|| order.rings.pop(MEMBERS));
+        let stale = members.filter(|&page| page < 10_000).count();
         assert!(stale < 100, "{stale}");
     }
 }

@@ -5,34 +5,32 @@
 //! within the distance that the large queue covers, which is what S3-FIFO's ghost queue stands
 //! for and needs no queue here, since evicted pages carry stamps.
 
-use super::{Installed, Order, tombstones::Tombstones, wrote::WroteBits};
-use std::collections::VecDeque;
+use super::{
+    Installed, Order,
+    rings::{Rings, page_of},
+    wrote::WroteBits,
+};
 
 /// Marks an entry of the main queue that is passed over once.
-const CHANCE: u64 = super::PAGE_KEY_LIMIT;
+const CHANCE: u32 = super::PAGE_KEY_LIMIT;
 
 /// The newcomers' share of memory: one part in this many, as in the paper.
 const SMALL_SHARE: usize = 10;
 
+/// The queues.
+const SMALL: usize = 0;
+const MAIN: usize = 1;
+
 /// S3-FIFO by refault distance.
 pub struct TwoQueue {
-    small: VecDeque<u64>,
-    main: VecDeque<u64>,
-    tombstones: Tombstones,
+    rings: Rings<2>,
     wrote: WroteBits,
-    live: usize,
 }
 
 impl TwoQueue {
     /// An empty order.
     pub fn new(capacity_pages: usize) -> Self {
-        Self {
-            small: VecDeque::with_capacity(capacity_pages / SMALL_SHARE),
-            main: VecDeque::with_capacity(capacity_pages),
-            tombstones: Tombstones::default(),
-            wrote: WroteBits::new(capacity_pages),
-            live: 0,
-        }
+        Self { rings: Rings::new(), wrote: WroteBits::new(capacity_pages) }
     }
 }
 
@@ -41,60 +39,54 @@ impl Order for TwoQueue {
         "two-queue"
     }
 
-    fn installed(&mut self, page: u64, how: Installed) {
-        self.live += 1;
+    fn installed(&mut self, page: u32, how: Installed) {
         match how {
-            Installed::Rescued => self.main.push_back(page | CHANCE),
+            Installed::Rescued => self.rings.push(MAIN, page | CHANCE),
             Installed::Refault { distance } | Installed::PrefetchedAgain { distance }
-                if distance < self.live as u64 =>
+                if distance <= self.rings.live() as u64 =>
             {
-                self.main.push_back(page);
+                self.rings.push(MAIN, page);
             }
-            _ => self.small.push_back(page),
+            _ => self.rings.push(SMALL, page),
         }
     }
 
-    fn referenced(&mut self, page: u64) {
+    fn referenced(&mut self, page: u32) {
         self.wrote.set(page);
     }
 
-    fn removed(&mut self, page: u64) {
-        self.live -= 1;
-        if self.tombstones.bury(page, self.live) {
-            self.small.retain(|&entry| !self.tombstones.collect(entry & !CHANCE));
-            self.main.retain(|&entry| !self.tombstones.collect(entry & !CHANCE));
-            self.tombstones.clear();
-        }
+    fn removed(&mut self, page: u32) {
+        self.rings.remove(page);
     }
 
-    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u64) -> bool, out: &mut Vec<u64>) {
-        let enough = out.len() + n;
+    fn victims(&mut self, n: usize, still: &mut dyn FnMut(u32) -> bool, out: &mut Vec<u32>) {
+        let enough = out.len().saturating_add(n);
         while out.len() < enough {
-            let from_small = self.small.len() > self.live / SMALL_SHARE || self.main.is_empty();
-            let popped = if from_small { self.small.pop_front() } else { self.main.pop_front() };
-            let Some(entry) = popped else { return };
-            let page = entry & !CHANCE;
-            if self.tombstones.collect(page) {
+            let small = self.rings.entries(SMALL);
+            let from_small =
+                small > self.rings.live() / SMALL_SHARE || self.rings.entries(MAIN) == 0;
+            let queue = if from_small { SMALL } else { MAIN };
+            // Of a queue whose entries are all dead, the other one's turn is next.
+            let Some(entry) = self.rings.pop(queue) else {
+                if self.rings.live() == 0 {
+                    return;
+                }
                 continue;
-            }
+            };
+            let page = page_of(entry);
             if entry != page || self.wrote.take(page) {
-                self.main.push_back(page);
-                continue;
-            }
-            self.live -= 1;
-            if still(page) {
+                self.rings.push(MAIN, page);
+            } else if still(page) {
                 out.push(page);
             }
         }
     }
 
     fn memory_bytes(&self) -> usize {
-        (self.small.capacity() + self.main.capacity()) * 8
-            + self.wrote.memory_bytes()
-            + self.tombstones.memory_bytes()
+        self.rings.memory_bytes() + self.wrote.memory_bytes()
     }
 
     fn len(&self) -> usize {
-        self.live
+        self.rings.live()
     }
 }

@@ -18,13 +18,13 @@ impl WroteBits {
         Self { words: vec![0; bits / 64], shift: 64 - bits.ilog2() }
     }
 
-    fn place(&self, page: u64) -> (usize, u64) {
+    fn place(&self, page: u32) -> (usize, u64) {
         // Fibonacci hashing: neighbouring pages land far apart.
-        let at = (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
+        let at = (u64::from(page).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
         (at / 64, 1 << (at % 64))
     }
 
-    pub(super) fn set(&mut self, page: u64) {
+    pub(super) fn set(&mut self, page: u32) {
         let (word, bit) = self.place(page);
         self.words[word] |= bit;
     }
@@ -34,7 +34,7 @@ impl WroteBits {
     }
 
     /// Whether the bit was set; clears it.
-    pub(super) fn take(&mut self, page: u64) -> bool {
+    pub(super) fn take(&mut self, page: u32) -> bool {
         let (word, bit) = self.place(page);
         let was = self.words[word] & bit != 0;
         self.words[word] &= !bit;

@@ -6,6 +6,7 @@
 //! [`STAGED_US`].
 
 mod belady;
+mod lru;
 mod pager;
 mod recorded;
 pub mod trace;
@@ -33,8 +34,8 @@ pub struct Program {
     pub name: String,
     /// Page key of each index.
     pages: Vec<u64>,
-    /// Index and whether it is a write, in order.
-    references: Vec<(u32, bool)>,
+    /// In order, with the index of the page for the page.
+    references: Vec<Reference>,
 }
 
 impl Program {
@@ -45,7 +46,8 @@ impl Program {
         pages.dedup();
         let index: HashMap<u64, u32> =
             pages.iter().enumerate().map(|(at, &page)| (page, at as u32)).collect();
-        let references = trace.iter().map(|r| (index[&r.page], r.write)).collect();
+        let references =
+            trace.iter().map(|r| Reference { page: index[&r.page].into(), ..*r }).collect();
         Self { name: name.into(), pages, references }
     }
 
@@ -59,10 +61,13 @@ impl Program {
         self.references.len()
     }
 
+    fn indices(&self) -> Vec<u32> {
+        self.references.iter().map(|reference| reference.page as u32).collect()
+    }
+
     /// Misses of Belady's optimum, without first touches.
     pub fn optimal_refetches(&self, capacity_pages: usize) -> u64 {
-        let references: Vec<u32> = self.references.iter().map(|&(page, _)| page).collect();
-        belady::refetches(&references, self.pages.len(), capacity_pages)
+        belady::refetches(&self.indices(), self.pages.len(), capacity_pages)
     }
 }
 
@@ -81,7 +86,7 @@ pub struct Row {
     pub references: usize,
     /// Local memory, in percent of the footprint.
     pub local_percent: u32,
-    /// The order, or `belady`.
+    /// The order, or one of [`YARDSTICKS`].
     pub order: String,
     /// Pages fetched again after an eviction.
     pub refetches: u64,
@@ -93,8 +98,11 @@ pub struct Row {
     pub stall_vs_belady: f64,
 }
 
-/// Replays every program against every order (and Belady's) with `percents` of its memory local.
-/// Rows come by program, then percent, then order; Belady's last.
+/// What orders are compared with: two that see every reference, and one that sees the future too.
+pub const YARDSTICKS: [&str; 3] = ["clock", "lru", "belady"];
+
+/// Replays every program against every order with `percents` of its memory local. Rows come by
+/// program, then percent, then order; [`YARDSTICKS`] last.
 pub fn table(programs: &[Program], percents: &[u32]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (program, percent, capacity) in cases(programs, percents) {
@@ -119,7 +127,11 @@ pub fn table(programs: &[Program], percents: &[u32]) -> Vec<Row> {
             let outcome = replay(program, capacity, order.as_mut(), None);
             push(order.name(), outcome.refetches, outcome.rescues);
         }
-        push("belady", optimum, 0);
+        let (references, pages) = (program.indices(), program.footprint_pages());
+        let [clock, lru, belady] = YARDSTICKS;
+        push(clock, lru::clock_refetches(&references, pages, capacity), 0);
+        push(lru, lru::lru_refetches(&references, pages, capacity), 0);
+        push(belady, optimum, 0);
     }
     rows
 }
@@ -158,9 +170,9 @@ pub struct PrefetchRow {
 /// Replays every program with and without prefetching with `percents` of its memory local.
 pub fn prefetch_table(programs: &[Program], percents: &[u32]) -> Vec<PrefetchRow> {
     let row = |(program, local_percent, capacity): (&Program, u32, usize)| {
-        let plain = replay(program, capacity, evict::default(capacity).as_mut(), None);
+        let plain = replay(program, capacity, evict::default().as_mut(), None);
         let mut prefetcher = Prefetcher::new(Limits::for_capacity(capacity));
-        let mut order = evict::default(capacity);
+        let mut order = evict::default();
         let ahead = replay(program, capacity, order.as_mut(), Some(&mut prefetcher));
         PrefetchRow {
             program: program.name.clone(),

@@ -1,6 +1,6 @@
 //! The pager of the replay: residency, staging, batches; no data.
 
-use super::Program;
+use super::{Program, trace::Reference};
 use crate::{
     evict::{EvictionClock, Installed, Order},
     prefetch::{Prefetcher, Window},
@@ -14,9 +14,6 @@ const MAX_STAGING_PAGES: usize = 2048;
 
 /// Pages evicted at a time, at most.
 const MAX_BATCH_PAGES: usize = 64;
-
-/// The only thread of a trace.
-const THREAD: u64 = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -54,7 +51,7 @@ struct Pager<'a> {
     mapped_limit: usize,
     staging_limit: usize,
     batch: usize,
-    victims: Vec<u64>,
+    victims: Vec<u32>,
     clock: EvictionClock,
     outcome: Outcome,
 }
@@ -84,19 +81,20 @@ pub fn replay(
         clock: EvictionClock::new(capacity_pages),
         outcome: Outcome::default(),
     };
-    for &(at, write) in &program.references {
-        pager.touch(at, write);
+    for reference in &program.references {
+        pager.touch(reference);
     }
     pager.outcome
 }
 
 impl Pager<'_> {
-    fn touch(&mut self, at: u32, write: bool) {
+    fn touch(&mut self, reference: &Reference) {
+        let (at, write, thread) = (reference.page as u32, reference.write, reference.thread.into());
         let page = self.pages[at as usize];
         match self.states[at as usize] {
             State::Mapped { clean } => {
                 if clean && write {
-                    self.order.referenced(page);
+                    self.order.referenced(at);
                     self.states[at as usize] = State::Mapped { clean: false };
                 }
             }
@@ -108,12 +106,12 @@ impl Pager<'_> {
                     let distance = self.clock.distance(stamp);
                     self.map(at, !write, Installed::PrefetchedAgain { distance });
                     let next =
-                        self.prefetcher.as_mut().and_then(|p| p.on_trigger_hit(THREAD, page));
+                        self.prefetcher.as_mut().and_then(|p| p.on_trigger_hit(thread, page));
                     self.fetch_ahead(next);
                 } else {
                     self.outcome.rescues += 1;
                     self.map(at, !write, Installed::Rescued);
-                    let window = self.prefetcher.as_mut().and_then(|p| p.on_fault(THREAD, page));
+                    let window = self.prefetcher.as_mut().and_then(|p| p.on_fault(thread, page));
                     self.fetch_ahead(window);
                 }
             }
@@ -121,7 +119,7 @@ impl Pager<'_> {
                 self.outcome.refetches += 1;
                 let distance = self.clock.distance(stamp);
                 self.map(at, !write, Installed::Refault { distance });
-                let window = self.prefetcher.as_mut().and_then(|p| p.on_fault(THREAD, page));
+                let window = self.prefetcher.as_mut().and_then(|p| p.on_fault(thread, page));
                 self.fetch_ahead(window);
             }
         }
@@ -135,18 +133,18 @@ impl Pager<'_> {
         }
         self.states[at as usize] = State::Mapped { clean };
         self.mapped += 1;
-        self.order.installed(self.pages[at as usize], how);
+        self.order.installed(at, how);
     }
 
     fn evict(&mut self) {
         let mut victims = std::mem::take(&mut self.victims);
-        let (states, index) = (&self.states, &self.index);
-        let mut still = |page: u64| matches!(states[index[&page] as usize], State::Mapped { .. });
+        let states = &self.states;
+        let mut still = |at: u32| matches!(states[at as usize], State::Mapped { .. });
         self.order.victims(self.batch, &mut still, &mut victims);
-        for page in victims.drain(..) {
+        for at in victims.drain(..) {
             self.clock.advance(1);
             self.mapped -= 1;
-            self.stage(self.index[&page], self.clock.stamp(), false);
+            self.stage(at, self.clock.stamp(), false);
         }
         self.victims = victims;
     }

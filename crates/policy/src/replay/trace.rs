@@ -4,18 +4,23 @@
 //! references to a page are one. And a reference to one of the last [`FILTER_PAGES`] pages in the
 //! trace is left out (unless it is the first write among them): what was faulted in this recently
 //! is resident under any order, and it would be most of the trace. A page in constant use still
-//! appears once in every [`FILTER_PAGES`] entries, so an order that evicts it pays.
+//! appears once in every [`FILTER_PAGES`] entries, so an order that evicts it pays. A program with
+//! many pages in constant use is recorded with a longer filter.
 //!
-//! The file: `HCTRACE1`, the number of entries, then tokens of LEB128 varints. A token is
-//! `zigzag(page - previous page) << 2 | write << 1 | run`; with `run`, a count of further entries
-//! by the same step and with the same `write` follows.
+//! The file: `HCTRACE2`, the number of entries, then tokens of LEB128 varints. A token is
+//! `zigzag(page - previous page) << 3 | other << 2 | write << 1 | run`; with `other`, the number of
+//! the thread follows, which is 1 until one is named and stays until another is; with `run`, a count
+//! of further entries by the same step and with the same `write`.
 
 use std::collections::VecDeque;
 
 /// Entries that a page must be away from the end of the trace to be entered again.
 pub const FILTER_PAGES: usize = 64;
 
-const MAGIC: &[u8] = b"HCTRACE1";
+const MAGIC: &[u8] = b"HCTRACE2";
+
+/// The thread of the first entries.
+pub const FIRST_THREAD: u32 = 1;
 
 /// Longest varint of 64 bits.
 const MAX_VARINT_BYTES: u32 = 10;
@@ -27,13 +32,22 @@ pub struct Reference {
     pub page: u64,
     /// Whether it was written to.
     pub write: bool,
+    /// Which of the program's threads it was.
+    pub thread: u32,
+}
+
+impl Reference {
+    /// By a program's only thread.
+    pub fn new(page: u64, write: bool) -> Reference {
+        Reference { page, write, thread: FIRST_THREAD }
+    }
 }
 
 /// Why bytes are not a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TraceError {
     /// The first bytes are others.
-    #[error("not a page trace: it does not begin with HCTRACE1")]
+    #[error("not a page trace: it does not begin with HCTRACE2")]
     Magic,
     /// The tokens end early, run over, or are no varints.
     #[error("the page trace is damaged at byte {0}; record it anew")]
@@ -41,28 +55,34 @@ pub enum TraceError {
 }
 
 /// Builds a trace, reference by reference.
-#[derive(Default)]
 pub struct Recorder {
     references: Vec<Reference>,
     recent: VecDeque<Reference>,
+    filter_pages: usize,
 }
 
 impl Recorder {
+    /// An empty trace, whose entries are `filter_pages` away from one another if they are for one
+    /// page.
+    pub fn new(filter_pages: usize) -> Recorder {
+        Recorder { references: Vec::new(), recent: VecDeque::new(), filter_pages }
+    }
+
     /// Takes the program's next reference. True if it entered the trace.
-    pub fn record(&mut self, page: u64, write: bool) -> bool {
+    pub fn record(&mut self, reference: Reference) -> bool {
         // Newest first: most references are to the page that was just entered.
-        if let Some(known) = self.recent.iter_mut().rev().find(|r| r.page == page) {
-            if known.write || !write {
+        if let Some(known) = self.recent.iter_mut().rev().find(|r| r.page == reference.page) {
+            if known.write || !reference.write {
                 return false;
             }
             known.write = true;
         } else {
-            if self.recent.len() == FILTER_PAGES {
+            if self.recent.len() == self.filter_pages {
                 self.recent.pop_front();
             }
-            self.recent.push_back(Reference { page, write });
+            self.recent.push_back(reference);
         }
-        self.references.push(Reference { page, write });
+        self.references.push(reference);
         true
     }
 
@@ -83,7 +103,7 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
 fn step_token(previous: u64, reference: Reference) -> u64 {
     let step = reference.page.wrapping_sub(previous) as i64;
     let zigzag = ((step << 1) ^ (step >> 63)) as u64;
-    zigzag << 2 | u64::from(reference.write) << 1
+    zigzag << 3 | u64::from(reference.write) << 1
 }
 
 /// The file of a trace. Page numbers are below 2^60.
@@ -91,19 +111,24 @@ pub fn encode(references: &[Reference]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     put_varint(&mut out, references.len() as u64);
     let mut previous = 0;
+    let mut thread = FIRST_THREAD;
     let mut rest = references;
     while let Some((&first, more)) = rest.split_first() {
         let token = step_token(previous, first);
+        let other = std::mem::replace(&mut thread, first.thread) != first.thread;
         previous = first.page;
         let mut run = 0;
         for &next in more {
-            if step_token(previous, next) != token {
+            if next.thread != thread || step_token(previous, next) != token {
                 break;
             }
             previous = next.page;
             run += 1;
         }
-        put_varint(&mut out, token | u64::from(run > 0));
+        put_varint(&mut out, token | u64::from(other) << 2 | u64::from(run > 0));
+        if other {
+            put_varint(&mut out, thread.into());
+        }
         if run > 0 {
             put_varint(&mut out, run as u64);
         }
@@ -143,17 +168,22 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Reference>, TraceError> {
     let total = bytes.varint()?;
     let mut references = Vec::new();
     let mut page = 0u64;
+    let mut thread = FIRST_THREAD;
     while (references.len() as u64) < total {
         let token = bytes.varint()?;
+        if token & 4 != 0 {
+            let other = bytes.varint()?;
+            thread = u32::try_from(other).map_err(|_| TraceError::Damaged(bytes.at))?;
+        }
         let run = if token & 1 == 1 { bytes.varint()? } else { 0 };
         if run >= total - references.len() as u64 {
             return Err(TraceError::Damaged(bytes.at));
         }
-        let zigzag = token >> 2;
+        let zigzag = token >> 3;
         let step = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
         for _ in 0..=run {
             page = page.wrapping_add_signed(step);
-            references.push(Reference { page, write: token & 2 != 0 });
+            references.push(Reference { page, write: token & 2 != 0, thread });
         }
     }
     if bytes.at == bytes.bytes.len() { Ok(references) } else { Err(TraceError::Damaged(bytes.at)) }
@@ -166,27 +196,28 @@ mod tests {
 
     #[test]
     fn the_recorder_keeps_first_writes_and_the_regularly_used() {
-        let mut recorder = Recorder::default();
-        assert!(recorder.record(7, false));
-        assert!(!recorder.record(7, false));
-        assert!(recorder.record(7, true));
-        assert!(!recorder.record(7, true));
+        let mut recorder = Recorder::new(FILTER_PAGES);
+        let mut record = |page, write| recorder.record(Reference::new(page, write));
+        assert!(record(7, false));
+        assert!(!record(7, false));
+        assert!(record(7, true));
+        assert!(!record(7, true));
         let again = (100..1000).filter(|&other| {
-            recorder.record(other, false);
-            recorder.record(7, false)
+            record(other, false);
+            record(7, false)
         });
         assert!(again.count() >= 900 / FILTER_PAGES);
     }
 
     #[test]
     fn a_sweep_takes_a_few_bytes() {
-        let sweep: Vec<_> = (5000..9000).map(|page| Reference { page, write: true }).collect();
+        let sweep: Vec<_> = (5000..9000).map(|page| Reference::new(page, true)).collect();
         assert!(encode(&sweep).len() < 24);
     }
 
     #[test]
     fn damage_is_an_error() {
-        let bytes = encode(&[Reference { page: 9, write: true }; 3]);
+        let bytes = encode(&[Reference { page: 9, write: true, thread: 300 }; 3]);
         assert_eq!(decode(&bytes[1..]), Err(TraceError::Magic));
         for end in 8..bytes.len() {
             assert!(matches!(decode(&bytes[..end]), Err(TraceError::Damaged(_))));
@@ -198,11 +229,12 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_encoded_is_decoded(
-            pages in prop::collection::vec((0u64..1 << 60, any::<bool>()), 0..200),
-            near in prop::collection::vec((0u64..4, any::<bool>()), 0..200),
+            pages in prop::collection::vec((0u64..1 << 60, any::<bool>(), any::<u32>()), 0..200),
+            near in prop::collection::vec((0u64..4, any::<bool>(), 1u32..3), 0..200),
         ) {
             let all = pages.into_iter().chain(near);
-            let trace: Vec<_> = all.map(|(page, write)| Reference { page, write }).collect();
+            let trace: Vec<_> =
+                all.map(|(page, write, thread)| Reference { page, write, thread }).collect();
             prop_assert_eq!(decode(&encode(&trace)).unwrap(), trace);
         }
 

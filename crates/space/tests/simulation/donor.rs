@@ -53,11 +53,14 @@ impl Donor {
         self.table.free_pages() == self.pages && self.memory.is_empty()
     }
 
-    /// Segments of extents that nothing was ever written to.
-    pub(crate) fn unwritten(&self) -> Vec<u64> {
-        let unwritten =
-            self.table.extents().filter(|lent| self.memory.range(lent.pages()).next().is_none());
-        unwritten.map(|lent| lent.segment).collect()
+    /// Segments of extents that hold something.
+    pub(crate) fn written(&self) -> impl Iterator<Item = u64> {
+        let written = self.table.extents().filter(|lent| self.pages_written(lent) > 0);
+        written.map(|lent| lent.segment)
+    }
+
+    fn pages_written(&self, lent: &LentExtent) -> u32 {
+        self.memory.range(lent.pages()).count() as u32
     }
 
     /// Gives back what was freed some time ago.
@@ -185,7 +188,9 @@ impl Donor {
                 Answered::Done
             }
             Asked::List { from } => {
-                Answered::Held(table.list(SPACE, epoch, *from, MAX_HELD, now_ms)?.collect())
+                let listed: Vec<_> = table.list(SPACE, epoch, *from, MAX_HELD, now_ms)?.collect();
+                let line = |lent: &LentExtent| lent.line(self.pages_written(lent));
+                Answered::Held(listed.iter().map(line).collect())
             }
             Asked::Fence => table.fence(SPACE, epoch, now_ms).map(|()| Answered::Done)?,
             Asked::Renew => table.renew(SPACE, epoch, now_ms).map(|()| Answered::Done)?,

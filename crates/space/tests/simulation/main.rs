@@ -455,18 +455,14 @@ impl World {
         self.advance(Duration::ZERO);
     }
 
-    /// A donor that was silent may have set an extent aside for a segment that went elsewhere. Who
-    /// takes over before that is put right cannot tell which of the two is the right one.
+    /// Of two extents for one segment that both hold something, who takes over cannot tell which is
+    /// the right one.
     fn note_double_claims(&mut self) {
-        let extents = self.donors.iter().flat_map(|donor| donor.table.extents());
         let mut claimed = BTreeSet::new();
-        for extent in extents {
-            if !claimed.insert(extent.segment) {
-                self.oracle.losable(extent.segment);
+        for segment in self.donors.iter().flat_map(Donor::written) {
+            if !claimed.insert(segment) {
+                self.oracle.losable(segment);
             }
-        }
-        for segment in self.donors.iter().flat_map(Donor::unwritten) {
-            self.oracle.doubtful(segment);
         }
     }
 
@@ -475,8 +471,8 @@ impl World {
         self.settled = true;
         self.oracle.taken_over();
         // As a pager does, which keeps its own table of what it has stored.
-        for segment in self.oracle.segments_stored() {
-            self.owner().map.expect(segment);
+        for (segment, pages) in self.oracle.pages_stored() {
+            self.owner().map.expect(segment, pages);
         }
         // Zombie writes: must never be seen, and are not entered with the oracle.
         let index = self.borrowers.len() - 2;

@@ -40,13 +40,8 @@ pub(crate) struct Expected {
 pub(crate) struct Oracle {
     pages: BTreeMap<u64, Page>,
     reads: BTreeMap<u64, Vec<Expected>>,
-    /// Segments of which an extent was lost with its donor, or that two donors claim.
+    /// Segments of which an extent was lost with its donor, or of which two donors hold pages.
     losable: BTreeSet<u64>,
-    /// Segments for which a new owner was shown an extent that was never written: set aside by a
-    /// donor that was silent then, and for all the owner can see the segment's only one. Reads of it
-    /// show zeros, which the owner's own sums tell from what should be there.
-    doubtful: BTreeSet<u64>,
-    pub(crate) caught_by_sums: u64,
     values: Value,
     reads_begun: u64,
     pub(crate) reads_checked: u64,
@@ -71,10 +66,13 @@ impl Oracle {
         self.pages.iter().filter(|(_, page)| page.dirty).map(|(number, _)| *number).collect()
     }
 
-    /// Segments with a page that is certainly not zero.
-    pub(crate) fn segments_stored(&self) -> BTreeSet<u64> {
-        let stored = self.pages.iter().filter(|(_, page)| !page.possible.contains(&0));
-        stored.map(|(number, _)| number / SEGMENT_PAGES).collect()
+    /// How many pages of each segment are certainly not zero, where there are any.
+    pub(crate) fn pages_stored(&self) -> BTreeMap<u64, u32> {
+        let mut stored = BTreeMap::new();
+        for (number, _) in self.pages.iter().filter(|(_, page)| !page.possible.contains(&0)) {
+            *stored.entry(number / SEGMENT_PAGES).or_default() += 1;
+        }
+        stored
     }
 
     pub(crate) fn write_begins(&mut self, number: u64, value: Value) {
@@ -150,11 +148,6 @@ impl Oracle {
     /// The read shows a value for the page at this place of its list.
     pub(crate) fn read_shows(&mut self, read: u64, at: usize, value: Value) {
         let expected = &self.reads[&read][at];
-        let segment = expected.page / SEGMENT_PAGES;
-        if value == 0 && !expected.possible.contains(&0) && self.doubtful.contains(&segment) {
-            self.caught_by_sums += 1;
-            return;
-        }
         assert!(
             expected.possible.contains(&value),
             "page {} reads as {value}, and may only be one of {:?}",
@@ -176,16 +169,11 @@ impl Oracle {
         self.losable.insert(segment);
     }
 
-    pub(crate) fn doubtful(&mut self, segment: u64) {
-        self.doubtful.insert(segment);
-    }
-
     pub(crate) fn assert_losable(&self, segment: u64) {
         assert!(self.losable.contains(&segment), "segment {segment} is lost without a reason");
     }
 
     pub(crate) fn loss_accepted(&mut self, segment: u64) {
         self.losable.remove(&segment);
-        self.doubtful.remove(&segment);
     }
 }

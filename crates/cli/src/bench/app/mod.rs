@@ -14,7 +14,8 @@ mod swap;
 pub(super) use setup::Setup;
 pub(super) use swap::Kind;
 
-use super::{Common, cluster::Cluster, interrupt, stats::Spread, table::Table};
+use super::{Common, cluster::Cluster, interrupt, stats::Spread};
+use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::Size;
 use program::{Finished, Outcome, Program};
@@ -312,8 +313,8 @@ fn show(report: &Report, methods: &[Method]) {
         let mut percents: Vec<_> = program.runs.iter().map(|run| run.local_percent).collect();
         percents.sort_unstable_by(|a, b| b.cmp(a));
         percents.dedup();
-        let mut table = Table::new(["local"]);
-        table.extend_heading(percents.iter().map(|percent| format!("{percent} %")));
+        let heading = percents.iter().map(|percent| format!("{percent} %"));
+        let mut table = Table::figures(std::iter::once("local".to_owned()).chain(heading));
         for method in methods.iter().map(|method| method.name()) {
             let cells: Vec<_> = percents
                 .iter()

@@ -1,0 +1,99 @@
+//! What donors on this host may lend, and of which memory.
+
+use crate::failure::usage;
+use anyhow::Context as _;
+use hecaton_memory::{Size, huge_pages};
+use hecaton_node::donors::DonorMemory;
+use hecaton_node::report::Host;
+use std::str::FromStr;
+
+/// The least that a donor lends: one segment of a small space, and some to spare.
+pub(crate) const MIN_LEND_BYTES: u64 = 64 << 20;
+
+/// Arguments that choose the memory to lend.
+#[derive(clap::Args)]
+pub(crate) struct MemoryArgs {
+    /// Lends the memory of this NUMA node alone; with `all`, that of all nodes, each in proportion
+    /// to what it has free
+    #[arg(long, value_name = "NODE|all", default_value = "all", requires = "lend")]
+    numa: Numa,
+    /// Lends huge pages of 2 MiB, which the host must have set aside (sysctl vm.nr_hugepages); they
+    /// are taken and given back with whole extents
+    #[arg(long, requires = "lend")]
+    huge_pages: bool,
+}
+
+/// Which NUMA nodes' memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numa {
+    All,
+    Node(u32),
+}
+
+impl FromStr for Numa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Numa, String> {
+        match text {
+            "all" => Ok(Numa::All),
+            number => number
+                .parse()
+                .map(Numa::Node)
+                .map_err(|_| "write a NUMA node's number, such as 0, or `all`".to_owned()),
+        }
+    }
+}
+
+impl MemoryArgs {
+    /// The kind of memory, if there is as much of it as `donors` donors are to lend each.
+    pub(crate) fn check(&self, lend: Size, donors: u16) -> anyhow::Result<DonorMemory> {
+        let total_bytes = lend.0.saturating_mul(u64::from(donors));
+        let numa_node = match self.numa {
+            Numa::All => None,
+            Numa::Node(node) => Some(node),
+        };
+        if let Some(node) = numa_node
+            && let Err(error) = hecaton_donor::check_numa_node(node, total_bytes)
+        {
+            usage!("--numa {node}: {error}");
+        }
+        if self.huge_pages {
+            huge_pages::check(total_bytes, numa_node).context("--huge-pages")?;
+        }
+        Ok(DonorMemory { numa_node, huge_pages: self.huge_pages })
+    }
+}
+
+/// Refuses to lend less than is of use.
+pub(crate) fn check_least(lend: Size) -> anyhow::Result<()> {
+    if lend.0 < MIN_LEND_BYTES {
+        usage!("--lend {lend} is too little: lend at least {}", Size(MIN_LEND_BYTES));
+    }
+    Ok(())
+}
+
+/// Refuses donors that would lend more than there is.
+pub(crate) fn check_total(lend: Size, donors: u16, host: &Host) -> anyhow::Result<()> {
+    if lend.0.saturating_mul(u64::from(donors)) > host.memory_bytes {
+        let from = match donors {
+            1 => String::new(),
+            donors => format!(" from {donors} donors"),
+        };
+        usage!("--lend {lend}{from} is more than the {} of this machine", Size(host.memory_bytes));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numa_nodes_are_numbers_or_all() {
+        assert_eq!("all".parse(), Ok(Numa::All));
+        assert_eq!("12".parse(), Ok(Numa::Node(12)));
+        for bad in ["", "-1", "0,1", "ALL", "99999999999"] {
+            assert!(bad.parse::<Numa>().is_err(), "{bad}");
+        }
+    }
+}

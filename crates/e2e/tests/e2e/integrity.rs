@@ -1,0 +1,215 @@
+//! Pages that are damaged between a donor and a program, by a proxy before the donor.
+//!
+//! The program's node has a manager of its own, which is told of one donor only: one of the shared
+//! cluster's, at the proxy's address.
+
+use crate::{
+    cluster::{Cluster, LONG, PATIENCE, ready_line},
+    harness::{Outcome, TestResult},
+    process::{Running, family, missing, name_of},
+};
+use anyhow::{Context as _, bail, ensure};
+use hecaton_transport::fault::{Chaos, Plan};
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Bytes at the start of a connection that pass unharmed: its greetings.
+const GREETINGS_BYTES: u64 = 128;
+
+/// Fills memory, says so, and then checks it from end to end for each line of its input.
+const PROGRAM: &str = "
+import sys
+size = 64 << 20
+memory = bytearray(size)
+pages = range(0, size, 4096)
+for at in pages:
+    memory[at:at + 8] = (at * 2654435761 + 1).to_bytes(8, 'little')
+print('filled', flush=True)
+for line in sys.stdin:
+    for at in pages:
+        if memory[at:at + 8] != (at * 2654435761 + 1).to_bytes(8, 'little'):
+            print('wrong', at, flush=True)
+            sys.exit(3)
+    print('checked', flush=True)
+";
+
+/// A node without donors of its own, and the donor that it was told of.
+struct Beside {
+    hecaton: PathBuf,
+    url: String,
+    donor: Value,
+    chaos: Chaos,
+    // In this order: a node says farewell to its manager.
+    _node: Running,
+    _manager: Running,
+}
+
+impl Beside {
+    fn start(cluster: &Cluster) -> anyhow::Result<Beside> {
+        let status = cluster.status()?;
+        let mut donor = status["nodes"][0].clone();
+        let first = donor["donors"][0].clone();
+        let address: SocketAddr = first["address"].as_str().context("no address")?.parse()?;
+        let plan = Plan { spared_bytes: GREETINGS_BYTES, ..Plan::default() };
+        let chaos = Chaos::before(address, plan, 1)?;
+        donor["name"] = json!("damaged");
+        donor["donors"] = json!([first]);
+        donor["donors"][0]["address"] = json!(chaos.address().to_string());
+        donor["consumers"] = json!([]);
+
+        let spawn = |command: &mut Command| {
+            command.env_remove("HECATON_MANAGER").stdin(Stdio::null()).stderr(Stdio::null());
+            Running::spawn(command)
+        };
+        let mut manager = spawn(
+            Command::new(&cluster.hecaton)
+                .args(["manager", "--json", "--listen", "127.0.0.1:0"])
+                .stdout(Stdio::piped()),
+        )?;
+        let ready = ready_line(&mut manager)?;
+        let url = ready["manager"].as_str().context("no URL")?.to_owned();
+        let node = spawn(
+            Command::new(&cluster.hecaton)
+                .args(["node", "--name", "borrower", "--manager", &url, "--dir"])
+                .arg(cluster.file("borrower"))
+                .stdout(Stdio::null()),
+        )?;
+        let hecaton = cluster.hecaton.clone();
+        let beside = Beside { hecaton, url, donor, chaos, _node: node, _manager: manager };
+        beside.eventually("the node knows its donor", |beside| {
+            let answer = ureq::get(&format!("{}/v1/status", beside.url)).call()?;
+            let status: Value = answer.into_body().read_json()?;
+            let nodes = status["nodes"].as_array().context("no nodes")?;
+            Ok(nodes.iter().any(|node| node["name"] == "borrower") && nodes.len() == 2)
+        })?;
+        // It learns of the donors with the answer to its next heartbeat.
+        thread::sleep(Duration::from_secs(2));
+        Ok(beside)
+    }
+
+    /// Tells the manager of the donor, as its node would.
+    fn beat(&self) -> anyhow::Result<()> {
+        let url = format!("{}/v1/nodes/damaged/heartbeat", self.url);
+        ureq::post(&url).send_json(&self.donor).context("no heartbeat")?;
+        Ok(())
+    }
+
+    fn eventually(
+        &self,
+        what: &str,
+        condition: impl Fn(&Beside) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        loop {
+            self.beat()?;
+            if condition(self)? {
+                return Ok(());
+            }
+            ensure!(start.elapsed() < PATIENCE, "still not: {what}");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn on_pool(&self, stats: &Path) -> Command {
+        let mut command = Command::new(&self.hecaton);
+        command
+            .args(["run", "--manager", &self.url, "--local", "16M", "--stats"])
+            .arg(stats)
+            .args(["--", "python3", "-c", PROGRAM])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        command
+    }
+
+    /// Pages that came with a wrong sum, so far.
+    fn checksum_errors(&self) -> anyhow::Result<u64> {
+        self.beat()?;
+        let status: Value =
+            ureq::get(&format!("{}/v1/status", self.url)).call()?.into_body().read_json()?;
+        let consumers = crate::cluster::all(&status, "consumers");
+        Ok(consumers.filter_map(|one| one["stats"]["checksum_errors"].as_u64()).sum())
+    }
+}
+
+fn stats(path: &Path) -> anyhow::Result<Value> {
+    Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+}
+
+pub(crate) fn a_page_damaged_once_is_read_again(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("python3") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let beside = Beside::start(cluster)?;
+    let path = cluster.file("once.json");
+    let mut running = Running::spawn(&mut beside.on_pool(&path))?;
+    let mut input = running.child_mut().stdin.take().context("no input")?;
+    let output = running.child_mut().stdout.take().context("no output")?;
+    let mut lines = BufReader::new(output).lines();
+    ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
+    // What is damaged may be a request, or a frame's head, which costs a connection. Once more then,
+    // but never before it is known that no page was: two damages might meet in one page.
+    let start = Instant::now();
+    while beside.checksum_errors()? == 0 {
+        ensure!(start.elapsed() < LONG, "no page was ever damaged");
+        beside.chaos.corrupt_next_grain();
+        writeln!(input)?;
+        ensure!(lines.next().transpose()?.as_deref() == Some("checked"), "a page is wrong");
+        // Statistics are a second old.
+        thread::sleep(Duration::from_millis(1500));
+    }
+    drop(input);
+    let status = running.wait(PATIENCE, || Ok(()))?;
+    ensure!(status.success(), "the program ended with {status}");
+    let stats = stats(&path)?;
+    ensure!(stats["pager"]["checksum_errors"].as_u64() > Some(0), "{stats}");
+    ensure!(stats["pager"]["error"].is_null(), "{stats}");
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn a_page_damaged_twice_ends_the_program(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("python3") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let beside = Beside::start(cluster)?;
+    let path = cluster.file("twice.json");
+    let mut running = Running::spawn(&mut beside.on_pool(&path))?;
+    let mut input = running.child_mut().stdin.take().context("no input")?;
+    let output = running.child_mut().stdout.take().context("no output")?;
+    let mut lines = BufReader::new(output).lines();
+    ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
+    let good = Plan { spared_bytes: GREETINGS_BYTES, ..Plan::default() };
+    // One bit of each KiB.
+    beside.chaos.set_plan(Plan { corrupted: 1_000_000, ..good });
+    writeln!(input)?;
+    let launcher = running.id();
+    let is_program = |id: &u32| name_of(*id).is_some_and(|name| name.starts_with("python"));
+    let mut beaten = Instant::now();
+    let status = running.wait(LONG, || {
+        if beaten.elapsed() > Duration::from_secs(1) {
+            beside.beat()?;
+            beaten = Instant::now();
+        }
+        // What is left is to give the extents back.
+        if !family(launcher).iter().any(is_program) {
+            beside.chaos.set_plan(good);
+        }
+        Ok(())
+    })?;
+    ensure!(status.code() == Some(137), "the program ended with {status}");
+    match lines.next().transpose()?.as_deref() {
+        None => {}
+        Some(line) => bail!("after the damage it still said `{line}`"),
+    }
+    let stats = stats(&path)?;
+    let error = stats["pager"]["error"].as_str().unwrap_or_default();
+    ensure!(error.contains("wrong checksum, twice"), "it was ended for {stats}");
+    Ok(Outcome::Passed)
+}

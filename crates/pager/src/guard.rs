@@ -1,0 +1,154 @@
+//! What the node keeps for the pager, so that it outlives the pager.
+//!
+//! The pager's standard input is a socket to the node. Up it go duplicates of the state file, of
+//! the listening sockets, and of each program's userfaultfd and helper's connection, each before
+//! the program that it belongs to goes on; down it come all of them, to a pager that is started
+//! because the one before it was killed ([`crate::adopt`]).
+//!
+//! A descriptor is handed over when it is *sent*: from then on it lives in the socket's queue, and
+//! the node empties the queue to its end before it starts another pager. So nobody waits for the
+//! node here, and a node that is slow, or stopped, costs nothing.
+//!
+//! A node that has died holds nothing. Then the pager goes on unguarded: if it is killed after that,
+//! the helpers in its programs see the connection end, and end the programs.
+
+use crate::channel;
+use crate::config::PagerEvent;
+use std::mem::ManuallyDrop;
+use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// How long the node may leave the socket full: it has not read a hundred lines by then.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The tables.
+pub(crate) const STATE: &str = "state";
+/// Where programs attach.
+pub(crate) const LISTENER: &str = "listener";
+/// The control socket.
+pub(crate) const CONTROL: &str = "control";
+
+/// Where Firecracker connects.
+pub(crate) const FIRECRACKER: &str = "firecracker";
+
+/// A memory file of a virtual machine, by the serial number of its hand-over.
+pub(crate) fn ram_label(serial: u64) -> String {
+    format!("ram-{serial}")
+}
+
+/// The userfaultfd of the address space with this serial number.
+///
+/// Not the space's index, which is used again: a label that the node was not told to drop must
+/// never be taken for another program's.
+pub(crate) fn uffd_label(serial: u64) -> String {
+    format!("uffd-{serial}")
+}
+
+/// The connection to the address space's helper.
+pub(crate) fn helper_label(serial: u64) -> String {
+    format!("helper-{serial}")
+}
+
+/// The way up to the node.
+pub(crate) struct Guard {
+    /// Closed by nobody: the process's end is the node's sign to start another. `None` once the
+    /// node is gone.
+    node: Mutex<Option<ManuallyDrop<UnixStream>>>,
+}
+
+impl Guard {
+    /// On a socket to the node that stays open as long as this process lives.
+    pub(crate) fn new(node: RawFd) -> std::io::Result<Guard> {
+        // SAFETY: the caller leaves the descriptor open, and nothing here closes it.
+        let stream = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(node) });
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Guard { node: Mutex::new(Some(stream)) })
+    }
+
+    /// Hands descriptors over; what was held under the same labels is replaced.
+    pub(crate) fn hold(&self, labels: Vec<String>, fds: &[RawFd]) {
+        // SAFETY: the caller has them open.
+        let fds: Vec<_> = fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
+        self.send(&PagerEvent::HoldFds(labels), &fds);
+    }
+
+    /// The address space has ended.
+    pub(crate) fn release(&self, serial: u64) {
+        self.release_labels(vec![uffd_label(serial), helper_label(serial)]);
+    }
+
+    /// These are not needed any more.
+    pub(crate) fn release_labels(&self, labels: Vec<String>) {
+        if !labels.is_empty() {
+            self.send(&PagerEvent::DropFds(labels), &[]);
+        }
+    }
+
+    /// Says why the pager is about to end.
+    pub(crate) fn say_why(&self, reason: &dyn std::error::Error) {
+        let mut words = reason.to_string();
+        let mut cause = reason.source();
+        while let Some(error) = cause {
+            words = format!("{words}: {error}");
+            cause = error.source();
+        }
+        self.send(&PagerEvent::Failed(words), &[]);
+    }
+
+    fn send(&self, event: &PagerEvent, fds: &[BorrowedFd<'_>]) {
+        let mut node = self.node.lock().expect("no thread panics with it");
+        let Some(stream) = &*node else { return };
+        if let Err(error) = channel::send(stream, event, fds) {
+            tracing::warn!(
+                %error,
+                "the node is gone: if the pager is killed now, its programs are ended"
+            );
+            // Half a line may have gone: nothing that follows would be understood.
+            *node = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    #[test]
+    fn a_descriptor_that_was_sent_outlives_its_sender() {
+        let (ours, nodes) = UnixStream::pair().expect("a socket pair");
+        let (ours, mut file) = (ours.into_raw_fd(), tempfile::tempfile().expect("a file"));
+        std::io::Write::write_all(&mut file, b"kept").expect("written");
+        let guard = Guard::new(ours).expect("a guard");
+        guard.hold(vec![uffd_label(7)], &[file.as_raw_fd()]);
+        guard.release(6);
+        drop(file);
+        // SAFETY: opened above, and not used any more.
+        drop(unsafe { UnixStream::from_raw_fd(ours) });
+
+        let mut receiver = channel::Receiver::new(nodes);
+        let held = receiver.receive::<PagerEvent>().expect("read");
+        assert_eq!(held, Some(PagerEvent::HoldFds(vec!["uffd-7".into()])));
+        let mut kept = std::fs::File::from(receiver.take_fds(1).expect("it came").remove(0));
+        let mut text = String::new();
+        std::io::Seek::rewind(&mut kept).expect("rewound");
+        std::io::Read::read_to_string(&mut kept, &mut text).expect("read");
+        assert_eq!(text, "kept");
+        let dropped = receiver.receive::<PagerEvent>().expect("read");
+        assert_eq!(dropped, Some(PagerEvent::DropFds(vec!["uffd-6".into(), "helper-6".into()])));
+        assert_eq!(receiver.receive::<PagerEvent>().expect("read"), None);
+    }
+
+    #[test]
+    fn without_a_node_nothing_happens() {
+        let (ours, nodes) = UnixStream::pair().expect("a socket pair");
+        drop(nodes);
+        let guard = Guard::new(ours.as_raw_fd()).expect("a guard");
+        for _ in 0..2 {
+            guard.hold(vec![STATE.into()], &[0]);
+            guard.release(1);
+        }
+    }
+}

@@ -11,9 +11,11 @@
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
 //! calls are raw.
+//!
+//! It replaces machine code of the C library's, and knows only x86-64's. Elsewhere the library is
+//! empty, and `hecaton run` refuses before it would be used.
 
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("libhecaton.so replaces machine code of the C library's, and knows only x86-64's");
+#![cfg(target_arch = "x86_64")]
 
 mod attach;
 mod fork;

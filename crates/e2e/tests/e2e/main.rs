@@ -18,6 +18,7 @@ mod process;
 mod programs;
 mod redis;
 mod traffic;
+mod unprivileged;
 mod usage;
 mod vm;
 
@@ -39,8 +40,8 @@ const TESTS: &[Test<Cluster>] = &[
         run: life::a_program_may_end_at_any_point,
     },
     Test {
-        name: "life::too_many_processes_end_the_program",
-        run: life::too_many_processes_end_the_program,
+        name: "life::a_process_too_many_cannot_be_forked",
+        run: life::a_process_too_many_cannot_be_forked,
     },
     Test { name: "programs::threads_verify", run: programs::threads_verify },
     Test { name: "programs::sort_like_without", run: programs::sort_like_without },
@@ -48,6 +49,8 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "programs::stress_ng_verifies", run: programs::stress_ng_verifies },
     Test { name: "fork::without_exec", run: fork::without_exec },
     Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
+    Test { name: "fork::a_storm", run: fork::a_storm },
+    Test { name: "unprivileged::programs_fork", run: unprivileged::programs_fork },
     Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
     Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },
     Test { name: "pool::a_full_one_ends_the_program", run: pool::a_full_one_ends_the_program },
@@ -80,9 +83,11 @@ const TESTS: &[Test<Cluster>] = &[
         name: "crash::of_the_node_and_then_of_the_pager",
         run: crash::of_the_node_and_then_of_the_pager,
     },
+    Test { name: "crash::of_all_who_serve_a_family", run: crash::of_all_who_serve_a_family },
     Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },
+    Test { name: "crash::of_a_pager_in_a_storm", run: crash::of_a_pager_in_a_storm },
     Test {
         name: "vm::what_cannot_be_paged_is_said_before_it_starts",
         run: vm::what_cannot_be_paged_is_said_before_it_starts,

@@ -3,7 +3,8 @@
 //! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
 //! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
 //! one small helper thread that moves pages out on the pager's command: no other process may.
-//! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`].
+//! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`]. One
+//! that libvirt starts asks the node for its pager first: see [`launch`].
 //! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
 //! attaches itself before anything else runs in it ([`fork`]).
 //!
@@ -21,6 +22,7 @@ mod fork;
 mod guest;
 mod helper;
 mod hook;
+mod launch;
 mod maps;
 mod own;
 mod sys;
@@ -33,6 +35,12 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
         if !guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
+            attach::Failure::HYPERVISOR.report_and_exit();
+        }
+        return;
+    }
+    if let (Some(node), Some(request)) = (variable(c"HECATON_NODE"), variable(c"HECATON_VM")) {
+        if !launch::prepare(node.to_bytes(), request.to_bytes()) || !hook::install_in_hypervisor() {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;

@@ -24,6 +24,17 @@ pub(super) fn check() -> anyhow::Result<()> {
     }
 }
 
+/// As [`check`], for a virtual machine: what is paged there is shared memory, and no fork is
+/// followed.
+pub(super) fn check_guest() -> anyhow::Result<()> {
+    match Uffd::open() {
+        // SAFETY: the descriptor was just opened and nothing else owns it.
+        Ok(uffd) => drop(unsafe { File::from_raw_fd(uffd.0) }),
+        Err(errno) => bail!("{}", explain(errno)),
+    }
+    Ok(())
+}
+
 fn explain_features(errno: Errno) -> String {
     format!(
         "this kernel's userfaultfd lacks what paging needs ({}): it takes Linux 6.1 or newer",

@@ -8,6 +8,7 @@ mod cluster;
 mod concurrent;
 mod crash;
 mod fork;
+mod guest;
 mod harness;
 mod integrity;
 mod life;
@@ -19,6 +20,7 @@ mod redis;
 mod traffic;
 mod unprivileged;
 mod usage;
+mod vm;
 
 use cluster::{AFTER_LEASE, Cluster, PATIENCE};
 use harness::Test;
@@ -86,6 +88,28 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },
     Test { name: "crash::of_a_pager_in_a_storm", run: crash::of_a_pager_in_a_storm },
+    Test {
+        name: "vm::what_cannot_be_paged_is_said_before_it_starts",
+        run: vm::what_cannot_be_paged_is_said_before_it_starts,
+    },
+    Test { name: "vm::a_guest_verifies_its_memory", run: vm::a_guest_verifies_its_memory },
+    Test { name: "vm::debians_own_qemu", run: vm::debians_own_qemu },
+    Test { name: "vm::four_gib_with_128_mib", run: vm::four_gib_with_128_mib },
+    Test { name: "vm::it_is_shown_and_resized", run: vm::it_is_shown_and_resized },
+    Test { name: "vm::memory_is_plugged", run: vm::memory_is_plugged },
+    Test {
+        name: "vm::what_is_plugged_and_cannot_be_paged_stops_it",
+        run: vm::what_is_plugged_and_cannot_be_paged_stops_it,
+    },
+    Test { name: "vm::suspended_and_resumed", run: vm::suspended_and_resumed },
+    Test { name: "vm::rebooted_again_and_again", run: vm::rebooted_again_and_again },
+    Test { name: "vm::saved_and_dumped", run: vm::saved_and_dumped },
+    Test { name: "vm::eight_small_ones_at_once", run: vm::eight_small_ones_at_once },
+    Test { name: "vm::it_is_detached_and_runs_on", run: vm::it_is_detached_and_runs_on },
+    Test { name: "vm::libvirt_starts_it", run: vm::libvirt_starts_it },
+    Test { name: "vm::a_killed_machine_leaves_nothing", run: vm::a_killed_machine_leaves_nothing },
+    Test { name: "vm::pagers_and_donors_die_under_it", run: vm::pagers_and_donors_die_under_it },
+    Test { name: "vm::lost_memory_stops_it", run: vm::lost_memory_stops_it },
 ];
 
 fn main() -> ExitCode {

@@ -125,8 +125,9 @@ fn hand_over(region: Range, file: RawFd, offset: u64) -> Result<(), Refused> {
 }
 
 fn open() -> Result<Uffd, Refused> {
+    let path = &raw mut SOCKET_PATH;
     // SAFETY: read by `connect` only, which like this runs in the one thread that hands over.
-    launch::ask(unsafe { &mut *(&raw mut SOCKET_PATH) }, refuse)?;
+    launch::ask(unsafe { &mut *path }, refuse)?;
     let Ok(uffd) = Uffd::open() else {
         return refuse(b"userfaultfd is not permitted to this process");
     };

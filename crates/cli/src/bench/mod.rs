@@ -5,6 +5,7 @@
 //! promises is a ratio. Nothing here is compared with a stored number.
 
 mod app;
+mod busy;
 mod cluster;
 mod fault;
 mod interrupt;

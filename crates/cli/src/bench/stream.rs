@@ -1,7 +1,12 @@
 //! `bench stream`: a sequential sweep over pool memory beside one plain TCP stream.
 
 use super::{
-    Common, cluster::Cluster, process::Guarded, program::sweep::Report, stats::Spread, wire,
+    Common,
+    cluster::Cluster,
+    process::Guarded,
+    program::sweep::{Phase, Report},
+    stats::Spread,
+    wire,
 };
 use crate::table::Table;
 use anyhow::{Context as _, ensure};
@@ -36,6 +41,19 @@ struct Result {
     region_bytes: u64,
     local_bytes: u64,
     spread: Spreads,
+    /// Microseconds of processors for each page, medians: of all that the machine has.
+    cpu_us_per_page: Costs,
+    /// Processors that were busy, medians; the machine has `processors_of` of them.
+    processors_busy: Costs,
+    processors_of: usize,
+}
+
+#[derive(Serialize)]
+struct Costs {
+    read: f64,
+    write: f64,
+    rewrite: f64,
+    tcp: f64,
 }
 
 #[derive(Serialize)]
@@ -77,6 +95,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         rewrite: of(&report.rewrite_gbps)?,
         tcp: of(&report.tcp_gbps)?,
     };
+    let costs = |of_phases: &[Vec<f64>; 4]| -> anyhow::Result<Costs> {
+        let median = |phase: Phase| of(&of_phases[phase as usize]).map(|spread| spread.median);
+        Ok(Costs {
+            read: median(Phase::Read)?,
+            write: median(Phase::Write)?,
+            rewrite: median(Phase::Rewrite)?,
+            tcp: median(Phase::Tcp)?,
+        })
+    };
     let read_ratio = spread.read.median / spread.tcp.median;
     let write_ratio = spread.write.median / spread.tcp.median;
     let result = Result {
@@ -90,18 +117,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         rounds,
         region_bytes: size.0,
         local_bytes: local,
+        cpu_us_per_page: costs(&report.cpu_us)?,
+        processors_busy: costs(&report.processors)?,
+        processors_of: std::thread::available_parallelism()?.get(),
         spread,
     };
     if common.json {
         println!("{}", serde_json::to_string_pretty(&result)?);
         return Ok(());
     }
-    let mut table = Table::figures(["", "GB/s", "least", "most", "to TCP"]);
-    for (name, of) in [
-        ("read", &result.spread.read),
-        ("write", &result.spread.write),
-        ("overwrite (in and out again)", &result.spread.rewrite),
-        ("one plain TCP stream", &result.spread.tcp),
+    let mut table =
+        Table::figures(["", "GB/s", "least", "most", "to TCP", "CPU µs a page", "CPUs busy"]);
+    let (cpu, busy) = (&result.cpu_us_per_page, &result.processors_busy);
+    for (name, of, cpu, busy) in [
+        ("read", &result.spread.read, cpu.read, busy.read),
+        ("write", &result.spread.write, cpu.write, busy.write),
+        ("overwrite (in and out again)", &result.spread.rewrite, cpu.rewrite, busy.rewrite),
+        ("one plain TCP stream", &result.spread.tcp, cpu.tcp, busy.tcp),
     ] {
         let number = |value: f64| format!("{value:.2}");
         table.row([
@@ -110,6 +142,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             number(of.min),
             number(of.max),
             format!("{:.2} ×", of.median / result.tcp_gbps),
+            number(cpu),
+            format!("{busy:.1} of {}", result.processors_of),
         ]);
     }
     print!("{table}");

@@ -1,16 +1,14 @@
 //! Sweeps over a region from its first page to its last, and streams the same bytes over plain TCP.
 
 use crate::bench::{
+    busy::Busy,
     region::{Region, Residency, noise},
     wire::Wire,
 };
 use anyhow::ensure;
 use hecaton_memory::pages_to_bytes;
 use serde::{Deserialize, Serialize};
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
 
 /// Arguments of `sweep`.
 #[derive(clap::Args)]
@@ -37,10 +35,29 @@ pub(in crate::bench) struct Report {
     pub(in crate::bench) rewrite_gbps: Vec<f64>,
     /// The stream.
     pub(in crate::bench) tcp_gbps: Vec<f64>,
+    /// Microseconds of processors, of all that the machine has, for each page: by [`Phase`].
+    pub(in crate::bench) cpu_us: [Vec<f64>; 4],
+    /// Processors that were busy meanwhile: by [`Phase`].
+    pub(in crate::bench) processors: [Vec<f64>; 4],
 }
 
-fn gbps(pages: u64, elapsed: Duration) -> f64 {
-    pages_to_bytes(pages) as f64 / elapsed.as_secs_f64() / 1e9
+impl Report {
+    /// A phase in which so many pages crossed the wire took so many seconds, and so many of
+    /// processors. Gives its speed.
+    fn phase(&mut self, which: Phase, pages: u64, (elapsed, used): (f64, f64)) -> f64 {
+        self.cpu_us[which as usize].push(used * 1e6 / pages as f64);
+        self.processors[which as usize].push(used / elapsed);
+        pages_to_bytes(pages) as f64 / elapsed / 1e9
+    }
+}
+
+/// What is measured in a round.
+#[derive(Clone, Copy)]
+pub(in crate::bench) enum Phase {
+    Write,
+    Read,
+    Rewrite,
+    Tcp,
 }
 
 /// Only what crosses the wire is counted: pages that stay behind after writing, or are still there
@@ -56,38 +73,43 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
         // Every page its own, and none of them all zero: such pages would never be sent.
         let mut block = noise(round + 1);
         let base = block[1..].iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
-        let start = Instant::now();
+        let busy = Busy::start()?;
         for page in 0..args.pages {
             block[0] = page;
             region.fill(page, &block);
         }
-        let elapsed = start.elapsed();
+        let taken = busy.stop()?;
         let stayed = residency.resident_pages(&region)?;
         ensure!(
             stayed < args.pages,
             "all {} pages are local: run the sweep with less local memory",
             args.pages
         );
-        report.write_gbps.push(gbps(args.pages - stayed, elapsed));
+        let speed = report.phase(Phase::Write, args.pages - stayed, taken);
+        report.write_gbps.push(speed);
 
-        let elapsed = wire.ask(pages_to_bytes(args.pages))?;
-        report.tcp_gbps.push(gbps(args.pages, elapsed));
+        let busy = Busy::start()?;
+        wire.ask(pages_to_bytes(args.pages))?;
+        let speed = report.phase(Phase::Tcp, args.pages, busy.stop()?);
+        report.tcp_gbps.push(speed);
 
         let stayed = residency.resident_pages(&region)?;
-        let start = Instant::now();
+        let busy = Busy::start()?;
         for page in 0..args.pages {
             let (found, expected) = (region.sum(page), base.wrapping_add(page));
             ensure!(found == expected, "page {page} sums to {found:x} instead of {expected:x}");
         }
-        report.read_gbps.push(gbps(args.pages - stayed, start.elapsed()));
+        let speed = report.phase(Phase::Read, args.pages - stayed, busy.stop()?);
+        report.read_gbps.push(speed);
 
         let stayed = residency.resident_pages(&region)?;
-        let start = Instant::now();
+        let busy = Busy::start()?;
         for page in 0..args.pages {
             block[0] = !page;
             region.fill(page, &block);
         }
-        report.rewrite_gbps.push(gbps(args.pages - stayed, start.elapsed()));
+        let speed = report.phase(Phase::Rewrite, args.pages - stayed, busy.stop()?);
+        report.rewrite_gbps.push(speed);
     }
     Ok(report)
 }

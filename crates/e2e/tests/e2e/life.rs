@@ -85,45 +85,9 @@ pub(crate) fn program_of(launcher: &Running) -> anyhow::Result<u32> {
     }
 }
 
-/// One more than a pager serves. That is no failure of the program's, and passes.
-const FORK_WITHOUT_END: &str = r#"
-import errno, os, signal, time
-
-def fork():
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-        os._exit(0)
-    return child
-
-def end(child):
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-children, said = [], "none is too many"
-try:
-    while len(children) < 1100:
-        children.append(fork())
-except OSError as error:
-    said = errno.errorcode[error.errno]
-print(said, "after", len(children))
-for child in children:
-    end(child)
-for attempt in range(1000):
-    try:
-        end(fork())
-        print("and then again")
-        break
-    except OSError:
-        time.sleep(0.01)
-"#;
-
+/// One more than a pager serves is no failure of the program's, and passes.
 pub(crate) fn a_process_too_many_cannot_be_forked(cluster: &Cluster) -> TestResult {
-    let python = "/usr/bin/python3";
-    if !std::path::Path::new(python).exists() {
-        return Ok(Outcome::Skipped(format!("there is no {python}")));
-    }
-    let ended = succeed(cluster.on_pool("64M", python).args(["-c", FORK_WITHOUT_END]))?;
+    let ended = succeed(&mut cluster.on_pool("64M", env!("CARGO_BIN_EXE_fork-without-end")))?;
     let said = ended.text();
     ensure!(said == "EAGAIN after 1023\nand then again\n", "it said {said:?}: {}", ended.stderr);
     Ok(Outcome::Passed)

@@ -5,10 +5,10 @@ BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test check bench fuzz
+.PHONY: help setup build demo demo-vm test check bench fuzz
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the system packages that tests and benches use, only what is missing
 	@scripts/setup.sh all
@@ -19,6 +19,10 @@ build: ## build the hecaton command and libhecaton.so, optimised
 demo: ## sort 1 GiB with a quarter of the memory that it asks for, the rest in the pool
 	@scripts/setup.sh demo
 	@scripts/demo.sh
+
+demo-vm: ## a virtual machine of 4 GiB with 512 MiB local, beside plain memory and disk swap; 5 to 15 minutes
+	@scripts/setup.sh demo-vm
+	@scripts/demo-vm.sh
 
 test: ## set-up, then every check and test; ends with what was skipped and the counts
 	@scripts/setup.sh test

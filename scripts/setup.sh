@@ -12,15 +12,22 @@ task=${1:-all}
 
 # command : package : tasks : what is lost without it
 needs='
-cc           gcc           demo,test,bench  nothing can be built
+cc           gcc           demo,demo-vm,test,bench  nothing can be built
 sort         coreutils     demo,test,bench  the sort program
-losetup      mount         demo,test,bench  disk swap and nbdkit swap, to compare with
-mkswap       util-linux    demo,test,bench  disk swap, to compare with
+losetup      mount         demo,demo-vm,test,bench  disk swap and nbdkit swap, to compare with
+mkswap       util-linux    demo,demo-vm,test,bench  disk swap, to compare with
 python3      python3       test             the Python programs of the end-to-end tests
-stress-ng    stress-ng     test             the stress-ng end-to-end tests
-redis-server redis-server  test,bench       the Redis tests and bench
-redis-benchmark redis-tools test,bench      the Redis tests and bench
-mbw          mbw           bench            the mbw bench
+stress-ng    stress-ng     demo-vm,test     the stress-ng end-to-end tests, and the guest of virtual machines
+redis-server redis-server  demo-vm,test,bench the Redis tests and bench, and the guest of virtual machines
+redis-benchmark redis-tools demo-vm,test,bench the Redis tests and bench, and the guest of virtual machines
+mbw          mbw           demo-vm,test,bench the mbw bench, and the guest of virtual machines
+memtester    memtester     demo-vm,test     the guest of virtual machines
+qemu-system-x86_64 qemu-system-x86 demo-vm,test virtual machines
+cpio         cpio          demo-vm,test     the guest of virtual machines
+depmod       kmod          demo-vm,test     the guest of virtual machines
+xz           xz-utils      demo-vm,test     the guest of virtual machines
+virsh        libvirt-clients test           virtual machines of libvirt
+libvirtd     libvirt-daemon-system test     virtual machines of libvirt
 zramctl      util-linux    bench            zram, to compare with
 nbdkit       nbdkit        bench            nbdkit swap, to compare with
 nbdfuse      libnbd-bin    bench            nbdkit swap, to compare with

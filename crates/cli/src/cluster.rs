@@ -95,8 +95,24 @@ impl ClusterArgs {
         }
     }
 
+    /// The node on this host; fails if there is no cluster.
+    pub(crate) fn need_local_node(&self) -> anyhow::Result<NodeClient> {
+        self.local_node()?.with_context(|| {
+            format!(
+                "there is no cluster in {}; start one with `hecaton dev`, or name one with \
+                 --manager URL",
+                self.dir().display()
+            )
+        })
+    }
+
+    /// The directory that is looked at when no manager is named.
+    pub(crate) fn dir(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(NodePaths::default_dir)
+    }
+
     fn paths(&self) -> NodePaths {
-        NodePaths::new(self.dir.clone().unwrap_or_else(NodePaths::default_dir))
+        NodePaths::new(self.dir())
     }
 }
 

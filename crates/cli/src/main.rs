@@ -18,6 +18,7 @@ mod pager;
 mod run;
 mod status;
 mod table;
+mod vm;
 
 use clap::{Parser, Subcommand};
 use failure::Usage;
@@ -46,6 +47,9 @@ enum Command {
     Dev(dev::Args),
     /// Runs a program, with the memory that does not fit here in the pool
     Run(run::Args),
+    /// Runs virtual machines on pool memory, and shows those that run
+    #[command(subcommand)]
+    Vm(vm::Vm),
     /// Shows what the cluster holds
     Status(status::Args),
     /// Runs the manager of a real cluster
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
     let result = logging::start(cli.log_json).and_then(|()| match cli.command {
         Command::Dev(args) => dev::run(args, cli.log_json),
         Command::Run(args) => run::run(args),
+        Command::Vm(vm) => vm::run(vm),
         Command::Status(args) => status::run(&args),
         Command::Manager(args) => manager::run(&args),
         Command::Node(args) => node::run(args, cli.log_json),

@@ -107,6 +107,7 @@ mod tests {
             control_socket: Default::default(),
             donors: Vec::new(),
             consumers: Vec::new(),
+            vms: Vec::new(),
         }
     }
 

@@ -1,7 +1,9 @@
 //! The client side of `node.sock`, for the command line.
 
 use crate::channel::{self, Receiver};
-use crate::message::{Answer, PagerAddress, PagerEnd, Request, StartPager};
+use crate::message::{
+    Answer, PagerAddress, PagerEnd, Region, Request, ResizeLocal, StartPager, StartVm,
+};
 use crate::report::NodeReport;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -52,6 +54,39 @@ impl NodeClient {
     pub fn start_pager(&mut self, wish: StartPager) -> Result<PagerAddress, ClientError> {
         match self.ask(&Request::StartPager(wish))? {
             Answer::Pager(address) => Ok(address),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Starts a virtual machine's pager; as [`NodeClient::start_pager`].
+    pub fn start_vm(&mut self, wish: StartVm) -> Result<PagerAddress, ClientError> {
+        match self.ask(&Request::StartVm(wish))? {
+            Answer::Pager(address) => Ok(address),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Changes a consumer's local memory, and waits until no more than that is local.
+    pub fn resize_local(&mut self, consumer: &str, bytes: u64) -> Result<(), ClientError> {
+        let wish = ResizeLocal { consumer: consumer.to_owned(), bytes };
+        match self.ask(&Request::ResizeLocal(wish))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Begins to bring a virtual machine's memory home.
+    pub fn detach(&mut self, consumer: &str) -> Result<(), ClientError> {
+        match self.ask(&Request::Detach(consumer.to_owned()))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// The parts of a virtual machine's memory.
+    pub fn regions(&mut self, consumer: &str) -> Result<Vec<Region>, ClientError> {
+        match self.ask(&Request::Regions(consumer.to_owned()))? {
+            Answer::Regions(regions) => Ok(regions),
             _ => Err(ClientError::Unexpected),
         }
     }

@@ -6,9 +6,11 @@
 
 use crate::causes::with_causes;
 use crate::channel::{self, Receiver};
-use crate::message::{Answer, PagerEnd, Request, StartPager};
+use crate::message::{Answer, PagerEnd, Request, StartPager, StartVm};
 use crate::node::Inner;
+use crate::pager_control;
 use crate::pagers::PagerError;
+use hecaton_pager::Guest;
 use rustix::net::sockopt::socket_peercred;
 use std::collections::HashMap;
 use std::io;
@@ -164,6 +166,34 @@ fn start_pager(
     channel::send(&line, &answer, &[])
 }
 
+/// As [`start_pager`], and follows the machine from then on.
+fn start_vm(
+    node: &Inner,
+    writer: &Writer,
+    wish: StartVm,
+    launched: &mut Vec<String>,
+) -> io::Result<()> {
+    let number = match node.vms.enter(&wish) {
+        Ok(number) => number,
+        Err(error) => return write(writer, &Answer::Refused(with_causes(&error))),
+    };
+    let before = launched.len();
+    let name = wish.name.clone();
+    let pager = StartPager {
+        name: wish.name,
+        local_bytes: wish.local_bytes,
+        guest: Some(wish.guest.unwrap_or(Guest::Qemu)),
+        donor_patience_s: None,
+    };
+    let answered = start_pager(node, writer, pager, launched);
+    if launched.len() > before {
+        node.vms.follow(&name, number);
+    } else {
+        node.vms.forget(&name, number);
+    }
+    answered
+}
+
 fn serve(stream: UnixStream, node: &Weak<Inner>) -> io::Result<()> {
     let writer: Writer = Arc::new(Mutex::new(stream.try_clone()?));
     let mut receiver = Receiver::new(stream);
@@ -201,6 +231,25 @@ fn answer_all(
                 start_pager(&node, writer, wish, launched)?;
                 continue;
             }
+            Request::StartVm(wish) => {
+                start_vm(&node, writer, wish, launched)?;
+                continue;
+            }
+            Request::ResizeLocal(wish) => match pager_control::resize_local(&node.pagers, &wish) {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
+            Request::Detach(name) => match pager_control::detach(&node.pagers, &name) {
+                Ok(()) => {
+                    node.vms.leaves(&name);
+                    Answer::Done
+                }
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
+            Request::Regions(name) => match pager_control::regions(&node.pagers, &name) {
+                Ok(regions) => Answer::Regions(regions),
+                Err(error) => Answer::Refused(with_causes(&error)),
+            },
             Request::LaunchOver => {
                 for name in launched.drain(..) {
                     node.pagers.launch_over(&name);
@@ -224,12 +273,16 @@ fn done(result: Result<(), PagerError>) -> Answer {
 mod tests {
     use crate::child::ChildCommand;
     use crate::client::{ClientError, NodeClient};
-    use crate::message::StartPager;
+    use crate::message::{StartPager, StartVm};
     use crate::node::{Node, NodeConfig};
     use crate::node_dir::NodeDir;
+    use crate::vms::VmState;
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
+    use std::time::{Duration, Instant};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// A node without donors whose pagers are shell scripts, and whose manager is not there.
     fn with_node(test: impl FnOnce(&Node, PathBuf)) {
@@ -256,7 +309,12 @@ mod tests {
     }
 
     fn wish(name: &str) -> StartPager {
-        StartPager { name: name.to_owned(), local_bytes: 1 << 24, donor_patience_s: None }
+        StartPager {
+            name: name.to_owned(),
+            local_bytes: 1 << 24,
+            guest: None,
+            donor_patience_s: None,
+        }
     }
 
     #[test]
@@ -280,6 +338,48 @@ mod tests {
             client.start_pager(wish("x")).expect("started");
             drop(client);
             assert!(node.pagers().wait_none(std::time::Duration::from_secs(30)));
+        });
+    }
+
+    #[test]
+    fn a_virtual_machine_is_followed_until_its_pager_ends() {
+        with_node(|node, socket| {
+            let monitor = socket.with_file_name("vm-db.qmp");
+            std::fs::write(&monitor, "").expect("written");
+            let wish = || StartVm {
+                name: "db".to_owned(),
+                local_bytes: 1 << 24,
+                monitor: Some(monitor.clone()),
+                guest: None,
+            };
+            let connect = || NodeClient::connect(&socket).expect("connected");
+            let mut launcher = connect();
+            let pager = launcher.start_vm(wish()).expect("started");
+            let report = connect().status().expect("told");
+            assert_eq!(report.vms.len(), 1);
+            assert_eq!(report.vms[0].state, VmState::Waiting);
+            assert_eq!(report.consumers[0].pid, Some(pager.pid));
+            let taken = connect().start_vm(wish());
+            assert!(matches!(taken, Err(ClientError::Refused(reason)) if reason.contains("`db`")));
+            // The scripts that stand for pagers have no control socket.
+            let silent = connect().resize_local("db", 1 << 25);
+            let Err(ClientError::Refused(reason)) = silent else { panic!("{silent:?}") };
+            assert!(reason.contains("does not answer"), "{reason}");
+            let unknown = connect().regions("x");
+            assert!(matches!(unknown, Err(ClientError::Refused(reason)) if reason.contains("`x`")));
+
+            launcher.launch_line().expect("a handle").over().expect("said");
+            assert_eq!(launcher.wait_end().expect("told").error, None);
+            // At once, though the first may be followed for a moment longer.
+            let mut second = connect();
+            second.start_vm(wish()).expect("the name is free");
+            drop(second);
+            assert!(node.pagers().wait_none(PATIENCE));
+            let until = Instant::now() + PATIENCE;
+            while monitor.exists() || !node.report().vms.is_empty() {
+                assert!(Instant::now() < until, "{:?}", node.report().vms);
+                std::thread::sleep(Duration::from_millis(10));
+            }
         });
     }
 

@@ -17,10 +17,12 @@ pub mod message;
 pub mod metrics;
 pub mod node;
 pub mod node_dir;
+mod pager_control;
 pub mod pagers;
 pub mod report;
 pub mod restart;
 pub mod stop;
+pub mod vms;
 
 pub use causes::with_causes;
 pub use hecaton_pager::channel;

@@ -8,14 +8,18 @@
 //! ```text
 //! {"start_pager":{"name":"sort-417","local_bytes":268435456}}
 //!     {"pager":{"name":"sort-417","socket":"/run/user/1000/hecaton/pager-1.sock","pid":420}}
+//! {"start_vm":{"name":"db","local_bytes":2147483648,"monitor":"/run/user/1000/hecaton/vm-db.qmp"}}
+//!     {"pager":{"name":"db","socket":"/run/user/1000/hecaton/pager-2.sock","pid":421}}
+//! {"resize_local":{"consumer":"db","bytes":3221225472}}           "done"
 //! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        "done"
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}
 //! "status"                                     {"status":{"name":"a",...}}
 //! ```
 
 use crate::report::{DonorAddress, NodeReport};
-use hecaton_pager::Stats;
+use hecaton_pager::{Guest, Stats};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// What may be asked of a node.
@@ -28,6 +32,18 @@ pub enum Request {
     Donors,
     /// Start a pager. Answered with [`Answer::Pager`] once it listens.
     StartPager(StartPager),
+    /// Start a pager for a virtual machine, and follow the machine. Answered with
+    /// [`Answer::Pager`]; the connection is the pager's launch line, as with
+    /// [`Request::StartPager`]. It is the launcher who asks (`hecaton vm run`), or `libhecaton.so` in
+    /// a QEMU that somebody else has started.
+    StartVm(StartVm),
+    /// Change a consumer's local memory. Answered when no more than that is local.
+    ResizeLocal(ResizeLocal),
+    /// Bring a virtual machine's memory home and page it no longer, while it runs on. Answered
+    /// once that has begun; it is done when the machine is reported as detached.
+    Detach(String),
+    /// The parts of a virtual machine's memory. Answered with [`Answer::Regions`].
+    Regions(String),
     /// The launcher's program has ended: the pager ends too, once nothing that the program left
     /// behind uses it. Only on the connection that started the pager.
     LaunchOver,
@@ -45,6 +61,35 @@ pub struct StartPager {
     /// Seconds that a donor may be away before the consumer is ended; a minute if nothing is said.
     #[serde(default)]
     pub donor_patience_s: Option<u64>,
+    /// How a virtual machine hands its memory over; none for a program.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<Guest>,
+}
+
+/// A wish for a virtual machine's pager.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartVm {
+    /// The machine's name; it is the consumer's too.
+    pub name: String,
+    /// Most bytes of its memory that stay on this host.
+    pub local_bytes: u64,
+    /// Where its QMP monitor listens, or will; without one it is not stopped when pages are lost,
+    /// but waits for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<PathBuf>,
+    /// How its memory is handed over, if it is not by QEMU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<Guest>,
+}
+
+/// Another size of a consumer's local memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResizeLocal {
+    /// Whose.
+    pub consumer: String,
+    /// Most bytes that stay on this host from now on.
+    pub bytes: u64,
 }
 
 /// A pager's statistics.
@@ -71,8 +116,28 @@ pub enum Answer {
     Pager(PagerAddress),
     /// The pager has ended.
     PagerEnded(Box<PagerEnd>),
+    /// The parts of a machine's memory, as its pager tells them.
+    Regions(Vec<Region>),
     /// Not done, and why.
     Refused(String),
+}
+
+/// A part of a machine's memory that was handed over in one piece.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Region {
+    /// Its address in the machine's process.
+    pub start: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Where it begins in its memory file.
+    pub offset: u64,
+    /// Bytes of it on this host.
+    pub resident_bytes: u64,
+    /// Bytes of it in the pool.
+    pub pool_bytes: u64,
+    /// Bytes of its extents, by donor.
+    pub donors: BTreeMap<String, u64>,
 }
 
 /// Where a pager listens.
@@ -106,8 +171,12 @@ mod tests {
     fn the_lines_are_as_documented() {
         let line = |request: &Request| serde_json::to_value(request).expect("serialised");
         assert_eq!(line(&Request::Status), json!("status"));
-        let wish =
-            StartPager { name: "sort-417".into(), local_bytes: 1, donor_patience_s: Some(60) };
+        let wish = StartPager {
+            name: "sort-417".into(),
+            local_bytes: 1,
+            guest: None,
+            donor_patience_s: Some(60),
+        };
         assert_eq!(
             line(&Request::StartPager(wish)),
             json!({"start_pager": {"name": "sort-417", "local_bytes": 1, "donor_patience_s": 60}})

@@ -9,6 +9,7 @@ use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
 use crate::node_dir::{DirectoryError, NodeDir};
 use crate::pagers::{Pagers, random_u64};
 use crate::report::{DonorAddress, Host, NameError, NodeReport, check_name};
+use crate::vms::Vms;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -110,6 +111,7 @@ pub(crate) struct Inner {
     donors: Mutex<Vec<Donor>>,
     pub(crate) directory: Arc<DonorDirectory>,
     pub(crate) pagers: Pagers,
+    pub(crate) vms: Vms,
 }
 
 impl Node {
@@ -140,6 +142,7 @@ impl Node {
         let directory = Arc::new(DonorDirectory::new(own.collect()));
         let paths = config.dir.paths().clone();
         let pagers = Pagers::new(config.command, paths.clone(), Arc::clone(&directory));
+        let vms = Vms::new(pagers.clone());
         let inner = Arc::new(Inner {
             name: config.name,
             location: config.location,
@@ -148,6 +151,7 @@ impl Node {
             donors: Mutex::new(donors),
             directory,
             pagers,
+            vms,
         });
         let node = Node { inner, open: Mutex::default() };
         let opened = started.and_then(|()| node.open(&config.manager_url));
@@ -174,6 +178,7 @@ impl Node {
     pub fn stop(&self) {
         let inner = &*self.inner;
         inner.pagers.stop();
+        inner.vms.stop();
         let Open { control, heartbeats } = std::mem::take(&mut *self.lock_open());
         if let Some(heartbeats) = heartbeats {
             heartbeats.stop(inner);
@@ -230,6 +235,7 @@ impl Inner {
             control_socket: self.dir.paths().control_socket(),
             donors: self.lock_donors().iter().map(Donor::report).collect(),
             consumers: self.pagers.reports(),
+            vms: self.vms.reports(),
         }
     }
 

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 const CONTROL_SOCKET: &str = "node.sock";
 const MANAGER_FILE: &str = "manager.json";
 const PAGER_PREFIX: &str = "pager-";
+const MONITOR_PREFIX: &str = "vm-";
+const MONITOR_SUFFIX: &str = ".qmp";
 
 /// Bytes that fit in `sockaddr_un::sun_path` before its closing zero.
 const MAX_SOCKET_PATH: usize = 107;
@@ -60,6 +62,17 @@ pub enum DirectoryError {
         max = MAX_SOCKET_PATH - "/pager-4294967295.sock".len()
     )]
     TooLong(PathBuf),
+    /// The socket of a virtual machine's monitor would have a name longer than the kernel takes.
+    #[error(
+        "`{name}` is too long a name: {path} has more than the {MAX_SOCKET_PATH} bytes that a \
+         socket's path may have; choose a shorter one with --name, or a shorter --dir"
+    )]
+    NameTooLong {
+        /// The machine's name.
+        name: String,
+        /// The socket.
+        path: PathBuf,
+    },
     /// The kernel refuses.
     #[error("cannot use the directory {path}")]
     Io {
@@ -118,6 +131,15 @@ impl NodePaths {
     /// The socket of the `number`th pager that the node started.
     pub fn pager_socket(&self, number: u32) -> PathBuf {
         self.dir.join(format!("{PAGER_PREFIX}{number}.sock"))
+    }
+
+    /// The monitor of the virtual machine `name`. Fails if the kernel would not take the path.
+    pub fn monitor_socket(&self, name: &str) -> Result<PathBuf, DirectoryError> {
+        let path = self.dir.join(format!("{MONITOR_PREFIX}{name}{MONITOR_SUFFIX}"));
+        match path.as_os_str().len() > MAX_SOCKET_PATH {
+            true => Err(DirectoryError::NameTooLong { name: name.to_owned(), path }),
+            false => Ok(path),
+        }
     }
 
     /// What `manager.json` says; `None` if it is not there.
@@ -186,7 +208,12 @@ impl NodeDir {
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
             let is_pager_socket = name.starts_with(PAGER_PREFIX) && name.contains(".sock");
-            if is_pager_socket || name == CONTROL_SOCKET || name.starts_with(MANAGER_FILE) {
+            let is_monitor = name.starts_with(MONITOR_PREFIX) && name.ends_with(MONITOR_SUFFIX);
+            if is_pager_socket
+                || is_monitor
+                || name == CONTROL_SOCKET
+                || name.starts_with(MANAGER_FILE)
+            {
                 // What cannot be removed here fails again, and is reported, where it is bound.
                 let _ = fs::remove_file(entry.path());
             }
@@ -285,7 +312,14 @@ mod tests {
         let parent = parent();
         let path = parent.path().join("node");
         DirBuilder::new().mode(0o700).create(&path).unwrap();
-        for name in ["node.sock", "manager.json", "pager-7.sock", "pager-7.sock.ctl", "notes.txt"] {
+        for name in [
+            "node.sock",
+            "manager.json",
+            "pager-7.sock",
+            "pager-7.sock.ctl",
+            "vm-a.qmp",
+            "notes.txt",
+        ] {
             fs::write(path.join(name), "").unwrap();
         }
         let dir = NodeDir::claim(&path).expect("reused");

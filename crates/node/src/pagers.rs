@@ -232,6 +232,24 @@ impl Pagers {
         table.pagers.values().map(with_fds).collect()
     }
 
+    /// A consumer as it is now.
+    pub fn report(&self, name: &str) -> Result<ConsumerReport, PagerError> {
+        self.with(name, |pager| pager.report.clone())
+    }
+
+    /// Where a consumer's pager takes requests.
+    pub fn pager_socket(&self, name: &str) -> Result<std::path::PathBuf, PagerError> {
+        self.with(name, |pager| pager.config.socket.clone())
+    }
+
+    /// A consumer's local memory was changed: its next pager starts with that.
+    pub fn set_local_bytes(&self, name: &str, bytes: u64) -> Result<(), PagerError> {
+        self.with(name, |pager| {
+            pager.config.local_bytes = bytes;
+            pager.report.local_bytes = bytes;
+        })
+    }
+
     /// Rings when a consumer comes or goes.
     pub fn news(&self) -> Arc<Bell> {
         Arc::clone(&self.0.news)
@@ -284,7 +302,7 @@ impl Pagers {
             donors: Vec::new(),
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
-            guest: None,
+            guest: wish.guest.clone(),
             donor_patience: wish.donor_patience_s.map_or(DONOR_PATIENCE, Duration::from_secs),
         };
         let report = ConsumerReport {
@@ -534,8 +552,12 @@ mod tests {
     fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> {
         let (told, end) = mpsc::channel();
         let on_end = Box::new(move |end| told.send(end).expect("the test listens"));
-        let wish =
-            StartPager { name: name.to_owned(), local_bytes: 1 << 24, donor_patience_s: None };
+        let wish = StartPager {
+            name: name.to_owned(),
+            local_bytes: 1 << 24,
+            guest: None,
+            donor_patience_s: None,
+        };
         pagers.start(&wish, on_end).map(|_| end)
     }
 

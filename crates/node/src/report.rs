@@ -2,6 +2,7 @@
 
 use crate::donors::DonorReport;
 use crate::pagers::ConsumerReport;
+use crate::vms::VmReport;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,6 +29,9 @@ pub struct NodeReport {
     pub donors: Vec<DonorReport>,
     /// What borrows through it.
     pub consumers: Vec<ConsumerReport>,
+    /// Those of them that are virtual machines.
+    #[serde(default)]
+    pub vms: Vec<VmReport>,
 }
 
 /// The machine that a node runs on.

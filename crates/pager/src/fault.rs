@@ -29,7 +29,10 @@ impl Core {
         if fault.thread != 0 && fault.thread == self.evictor_thread {
             // The evictor reads a page that the program has just freed. What it reads there will be
             // thrown away when the batch is settled; it only must not wait.
-            let _ = uffd.zero(key.address(), PAGE);
+            if uffd.zero(key.address(), PAGE).error.is_some() {
+                // The mappings are changing, or it is there already.
+                let _ = uffd.wake(key.address(), PAGE);
+            }
             return;
         }
         let entry = self.get(key);

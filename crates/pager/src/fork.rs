@@ -17,10 +17,10 @@
 //! The connection ends when neither parent nor child holds it any more: then there is no child, and
 //! its copy is torn down. A child that is stopped at the wrong moment is given up after a while.
 //!
-//! Which change came first, the fork or another thread's change of a mapping, is told by what the
-//! child has mapped. Nothing is unclear about an unmapping: libc makes no mapping in its place
-//! between `Go` and the fork. A move is unclear if both its places are mapped; then the child is
-//! refused rather than given wrong data.
+//! Which came first, the fork or another thread's change of a mapping, is told by what the child has
+//! mapped. That is not ambiguous, because libc makes no mapping, which might take the place of one
+//! that went, between `Go` and the fork (`libhecaton.so` sees to it). A program that does so by bare
+//! system calls, in one thread, while another forks and a third unmaps, is not covered.
 
 use crate::address_space::{AddressSpace, Helper, Mapping, Stage, read_mappings};
 use crate::attach::{self, MessageFrom};
@@ -160,13 +160,10 @@ impl Core {
                 let range = Range { start, len };
                 mappings.iter().any(|mapping| mapping.overlaps(&range))
             };
-            match (is_mapped(from), is_mapped(to)) {
-                (false, true) => self.move_entries(child, from, to, len),
-                (true, true) if self.has_entries(child, from, from + len) => {
-                    tracing::warn!("a thread moved memory just when another forked: no child");
-                    self.end_space(child);
-                }
-                _ => {}
+            // If both are, it was moved onto another mapping after the fork: none was made in the
+            // place of the old one before.
+            if is_mapped(to) && !is_mapped(from) {
+                self.move_entries(child, from, to, len);
             }
         }
     }
@@ -480,5 +477,131 @@ impl Helper {
     pub(crate) fn of(attach: &Attach, socket: RawFd) -> Helper {
         let Attach { area, own, left_alone, left_alone_count, .. } = *attach;
         Helper { socket, area, own, left_alone, left_alone_count: left_alone_count as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guard::Guard;
+    use crate::state::State;
+    use crate::state::record::Record;
+    use std::os::fd::{BorrowedFd, IntoRawFd};
+    use std::os::unix::net::UnixStream;
+
+    const PARENT: usize = 0;
+
+    /// One whose other end is closed.
+    fn connection() -> RawFd {
+        UnixStream::pair().unwrap().0.into_raw_fd()
+    }
+
+    /// A pager with one live program, which is this process.
+    fn pager() -> Core {
+        let fd = State::create().unwrap();
+        // SAFETY: just created, never closed.
+        let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap();
+        let guard = Guard::new(connection()).unwrap();
+        let mut core = Core::new(state, guard, 1 << 14);
+        let mut space = AddressSpace::new(Uffd(-1), Helper::only_connection(-1));
+        space.pid = Some(std::process::id() as i32);
+        space.stage = Stage::Live;
+        assert_eq!(core.add_space(space), Some(PARENT));
+        core
+    }
+
+    /// An entry of a page that is in the pool.
+    fn put_out(core: &mut Core, key: Key) -> u64 {
+        let page = core.pages.allocate(&core.state, key);
+        core.pages.set_record(&core.state, page, Record::FREE.with_refs(1).with_stored(true));
+        core.set(key, Entry::ZERO.with_place(Place::Out).with_space_page(Some(page)));
+        page
+    }
+
+    #[test]
+    fn a_child_shares_what_is_in_the_pool_until_it_ends() {
+        let mut core = pager();
+        let (out, fetching) = (Key::new(PARENT, 1 << 20), Key::new(PARENT, (1 << 20) + 700));
+        let page = put_out(&mut core, out);
+        put_out(&mut core, fetching);
+        let entry = core.get(fetching);
+        core.set(fetching, entry.with_place(Place::Fetching).with_awaited(true));
+
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
+        let stage = core.spaces[child].as_ref().unwrap().stage;
+        assert_eq!(stage, Stage::Forking { parent: Some(PARENT) });
+        assert!(core.is_forking() && core.is_forked_from(PARENT) && !core.is_forked_from(child));
+        assert_eq!(core.pages.record(&core.state, page).refs(), 2);
+        let theirs = core.get(Key::new(child, fetching.vpn()));
+        assert_eq!((theirs.place(), theirs.is_awaited()), (Place::Out, false));
+        let loaded = AddressSpace::load(&core.state, child).unwrap();
+        assert_eq!((loaded.stage, loaded.uffd), (stage, Uffd(-1)));
+
+        core.spaces[child].as_mut().unwrap().helper = None;
+        core.end_space(child);
+        assert!(!core.is_forking());
+        assert_eq!(core.pages.record(&core.state, page).refs(), 1);
+        assert_eq!(core.get(out).place(), Place::Out);
+    }
+
+    #[test]
+    fn a_parent_that_ends_leaves_its_child() {
+        let mut core = pager();
+        let page = put_out(&mut core, Key::new(PARENT, 1 << 20));
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
+        core.spaces[PARENT].as_mut().unwrap().helper = None;
+        core.end_space(PARENT);
+        let stage = core.spaces[child].as_ref().unwrap().stage;
+        assert_eq!(stage, Stage::Forking { parent: None });
+        assert_eq!(core.pages.record(&core.state, page).refs(), 1);
+    }
+
+    #[test]
+    fn what_moved_before_the_fork_moves_in_the_copy() {
+        // The child's mappings are this process's: one range is mapped, the other is not.
+        let memory = vec![0u8; 1 << 20];
+        let mapped = (memory.as_ptr() as u64).next_multiple_of(PAGE);
+        let (unmapped, len) = (0x10_0000, 4 * PAGE);
+        for (from, to, moves) in [(unmapped, mapped, true), (mapped, unmapped, false)] {
+            let mut core = pager();
+            let page = put_out(&mut core, Key::new(PARENT, from / PAGE + 1));
+            let child = core.copy_for_child(PARENT, connection()).unwrap();
+            core.spaces[child].as_mut().unwrap().pid = Some(std::process::id() as i32);
+            for _ in 0..2 {
+                // A message may be acted upon twice.
+                core.moved_at_fork(PARENT, from, to, len);
+            }
+            let at = |core: &mut Core, start: u64| {
+                core.get(Key::new(child, start / PAGE + 1)).space_page()
+            };
+            let expected = if moves { (None, Some(page)) } else { (Some(page), None) };
+            assert_eq!((at(&mut core, from), at(&mut core, to)), expected);
+        }
+    }
+
+    #[test]
+    fn one_fork_of_a_process_at_a_time_and_the_evictor_in_between() {
+        let mut core = pager();
+        let pid = std::process::id() as i32;
+        let request = |pid| ForkRequest { pid, connection: -1 };
+        core.fork_requests.push_back(request(pid));
+        core.eviction_is_next = Some(Instant::now());
+        assert!(core.next_fork().is_none());
+        core.eviction_is_next = None;
+
+        let key = Key::new(PARENT, 1 << 20);
+        core.batch = vec![crate::core::BatchItem { key, now_at: key }];
+        assert!(core.next_fork().is_none());
+        // Another process need not wait for the first.
+        core.fork_requests.push_back(request(pid + 1));
+        assert!(matches!(core.next_fork(), Some((_, None))));
+        core.batch.clear();
+
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
+        assert!(core.next_fork().is_none());
+        core.spaces[child].as_mut().unwrap().helper = None;
+        core.end_space(child);
+        assert!(matches!(core.next_fork(), Some((_, Some(PARENT)))));
+        assert!(core.fork_requests.is_empty());
     }
 }

@@ -8,7 +8,7 @@
 //! There is no helper thread: the pager takes pages of a shared file away without one.
 
 use crate::attach::out_of_the_way;
-use crate::sys;
+use crate::{launch, sys};
 use hecaton_uffd::abi::*;
 use hecaton_uffd::guest_ram::{Answer, FILE_NAMES, Handover, MAGIC, MIN_BYTES};
 use hecaton_uffd::handover::Range;
@@ -23,7 +23,7 @@ const PATIENCE_SECONDS: i64 = 5;
 const ATTEMPTS: u32 = 6;
 const PAUSE_MS: u64 = 100;
 
-/// The pager's socket; empty in a process that is no hypervisor. Written before the first thread.
+/// The pager's socket; empty in a process that is no hypervisor, or has not asked for it yet.
 static mut SOCKET_PATH: [u8; 108] = [0; 108];
 
 /// The machine has left the pool.
@@ -125,6 +125,9 @@ fn hand_over(region: Range, file: RawFd, offset: u64) -> Result<(), Refused> {
 }
 
 fn open() -> Result<Uffd, Refused> {
+    let path = &raw mut SOCKET_PATH;
+    // SAFETY: read by `connect` only, which like this runs in the one thread that hands over.
+    launch::ask(unsafe { &mut *path }, refuse)?;
     let Ok(uffd) = Uffd::open() else {
         return refuse(b"userfaultfd is not permitted to this process");
     };
@@ -187,7 +190,7 @@ fn deliver(uffd: Uffd, region: Range, file: RawFd, offset: u64) -> Result<(), Re
 
 fn connect() -> Result<RawFd, Errno> {
     let path = (&raw const SOCKET_PATH).cast::<[u8; 108]>();
-    // SAFETY: not written any more once there are threads.
+    // SAFETY: written by `prepare` and `open` only, which do not run at the same time as this.
     let path: [u8; 108] = unsafe { path.read() };
     let length = path.iter().position(|&b| b == 0).unwrap_or(path.len());
     let socket = out_of_the_way(Uffd(sys::connect(&path[..length])?)).0;

@@ -3,22 +3,26 @@
 //! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
 //! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
 //! one small helper thread that moves pages out on the pager's command: no other process may.
-//! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`].
+//! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`]. One
+//! that libvirt starts asks the node for its pager first: see [`launch`].
 //! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
 //! attaches itself before anything else runs in it ([`fork`]).
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
 //! calls are raw.
+//!
+//! It replaces machine code of the C library's, and knows only x86-64's. Elsewhere the library is
+//! empty, and `hecaton run` refuses before it would be used.
 
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("libhecaton.so replaces machine code of the C library's, and knows only x86-64's");
+#![cfg(target_arch = "x86_64")]
 
 mod attach;
 mod fork;
 mod guest;
 mod helper;
 mod hook;
+mod launch;
 mod maps;
 mod own;
 mod sys;
@@ -31,6 +35,12 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
         if !guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
+            attach::Failure::HYPERVISOR.report_and_exit();
+        }
+        return;
+    }
+    if let (Some(node), Some(request)) = (variable(c"HECATON_NODE"), variable(c"HECATON_VM")) {
+        if !launch::prepare(node.to_bytes(), request.to_bytes()) || !hook::install_in_hypervisor() {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;

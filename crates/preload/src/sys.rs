@@ -139,6 +139,15 @@ pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> Result<usize, Errno> {
 
 /// A packet connection to the Unix socket at `path`.
 pub(crate) fn connect(path: &[u8]) -> Result<RawFd, Errno> {
+    connect_as(libc::SOCK_SEQPACKET, path)
+}
+
+/// A stream connection to the Unix socket at `path`.
+pub(crate) fn connect_stream(path: &[u8]) -> Result<RawFd, Errno> {
+    connect_as(libc::SOCK_STREAM, path)
+}
+
+fn connect_as(kind: i32, path: &[u8]) -> Result<RawFd, Errno> {
     // SAFETY: an all-zero sockaddr_un is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
@@ -150,7 +159,7 @@ pub(crate) fn connect(path: &[u8]) -> Result<RawFd, Errno> {
     }
     // SAFETY: the address lives across the call; descriptors touch no memory.
     unsafe {
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        let kind = kind | libc::SOCK_CLOEXEC;
         let fd = syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0])?;
         let at = std::ptr::from_ref(&address) as usize;
         let len = size_of::<libc::sockaddr_un>();

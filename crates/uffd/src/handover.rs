@@ -30,6 +30,15 @@ pub const MAGIC: u32 = 0x4845_4306;
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
 
+/// The environment variable that names the node's control socket, in a virtual machine that
+/// somebody else than Hecaton starts: the library asks there for a pager when the machine makes its
+/// memory.
+pub const NODE_VARIABLE: &str = "HECATON_NODE";
+
+/// The environment variable with what the library then asks for: one line of JSON, as the node
+/// reads it.
+pub const REQUEST_VARIABLE: &str = "HECATON_VM";
+
 /// Most page runs in one command, and most pages that one [`Op::Take`] moves.
 pub const MAX_RUNS: usize = 256;
 

@@ -93,7 +93,7 @@ impl Drop for Embedded {
 }
 
 /// A directory that no other cluster has.
-fn dir() -> PathBuf {
+pub(super) fn dir() -> PathBuf {
     let mut name: OsString = NodePaths::default_dir().into();
     name.push(format!("-run-{}", std::process::id()));
     name.into()

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The dynamic linker's variable.
-pub(super) const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+pub(crate) const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 const LIBRARY: &str = "libhecaton.so";
 
@@ -16,7 +16,7 @@ const LIBRARY: &str = "libhecaton.so";
 const PLACES: [&str; 2] = ["", "../lib/hecaton"];
 
 /// The library's path.
-pub(super) fn find() -> anyhow::Result<PathBuf> {
+pub(crate) fn find() -> anyhow::Result<PathBuf> {
     let program = env::current_exe().context("cannot tell where the hecaton command is")?;
     let bin = program.parent().unwrap_or(Path::new("/"));
     find_from(bin)

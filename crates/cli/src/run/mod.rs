@@ -7,7 +7,8 @@
 mod access;
 mod embedded;
 mod exit;
-mod library;
+pub(crate) mod library;
+pub(crate) mod machine;
 mod program;
 mod signals;
 
@@ -90,6 +91,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let pager = client.start_pager(StartPager {
         name,
         local_bytes,
+        guest: None,
         donor_patience_s: Some(args.donor_patience),
     })?;
     let command = command(&args.command, &program, &pager, &library, &signals);
@@ -113,9 +115,7 @@ fn local_bytes(wanted: Option<Size>, host: &Host) -> anyhow::Result<u64> {
     let Some(Size(local)) = wanted else {
         return Ok((host.available_bytes / 2).max(MIN_LOCAL_BYTES));
     };
-    if local < MIN_LOCAL_BYTES {
-        usage!("--local {} is too little: give at least {}", Size(local), Size(MIN_LOCAL_BYTES));
-    }
+    check_local(local)?;
     if local > host.memory_bytes {
         usage!(
             "--local {} is more than the {} of this machine",
@@ -124,6 +124,14 @@ fn local_bytes(wanted: Option<Size>, host: &Host) -> anyhow::Result<u64> {
         );
     }
     Ok(local)
+}
+
+/// Refuses local memory that a pager cannot work with.
+pub(crate) fn check_local(local: u64) -> anyhow::Result<()> {
+    if local < MIN_LOCAL_BYTES {
+        usage!("--local {} is too little: give at least {}", Size(local), Size(MIN_LOCAL_BYTES));
+    }
+    Ok(())
 }
 
 fn consumer_name(wanted: Option<String>, program: &Program) -> anyhow::Result<String> {

@@ -4,8 +4,11 @@ use crate::process::{Ended, Running, kill_dead, run};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -42,6 +45,8 @@ pub(crate) fn hecaton() -> anyhow::Result<PathBuf> {
 pub(crate) struct Cluster {
     pub(crate) hecaton: PathBuf,
     pub(crate) url: String,
+    /// What every command begins with.
+    prefix: Vec<OsString>,
     /// Before the directory that it is in.
     dev: Running,
     scratch: tempfile::TempDir,
@@ -49,12 +54,19 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start(donors: u32, lend: &str) -> anyhow::Result<Self> {
+        Self::start_as(Vec::new(), donors, lend)
+    }
+
+    /// The same, and all commands on it, with `prefix` before each.
+    pub(crate) fn start_as(prefix: Vec<OsString>, donors: u32, lend: &str) -> anyhow::Result<Self> {
         let hecaton = hecaton()?;
         let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
+        // Whoever the prefix makes of us writes here.
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777))?;
         let dir = scratch.path().join("node");
         let log = fs::File::create(scratch.path().join("log"))?;
         let mut dev = Running::spawn(
-            Command::new(&hecaton)
+            prefixed(&prefix, &hecaton)
                 .args(["dev", "--json", "--donors", &donors.to_string(), "--lend", lend, "--dir"])
                 .arg(&dir)
                 .env_remove("HECATON_MANAGER")
@@ -67,7 +79,7 @@ impl Cluster {
             anyhow!("`hecaton dev` does not come up: {}", log.trim())
         })?;
         let url = ready["manager"].as_str().context("the cluster has no manager")?.to_owned();
-        let cluster = Self { hecaton, url, dev, scratch };
+        let cluster = Self { hecaton, url, prefix, dev, scratch };
         cluster.eventually("all donors serve", PATIENCE, |status| {
             let donors_up = all(status, "donors").filter(|donor| donor["state"] == "serving");
             Ok(donors_up.count() == donors as usize)
@@ -92,6 +104,14 @@ impl Cluster {
         kill_dead(self.dev.id());
     }
 
+    /// A directory for a test's programs to write to.
+    pub(crate) fn dir(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let dir = self.file(name);
+        fs::create_dir_all(&dir)?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))?;
+        Ok(dir)
+    }
+
     /// A place for a test's files.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
@@ -105,7 +125,7 @@ impl Cluster {
     }
 
     pub(crate) fn command(&self, subcommand: &str) -> Command {
-        let mut command = Command::new(&self.hecaton);
+        let mut command = prefixed(&self.prefix, &self.hecaton);
         command.arg(subcommand).env("HECATON_MANAGER", &self.url).stdin(Stdio::null());
         command
     }
@@ -176,6 +196,13 @@ pub(crate) fn ready_line(daemon: &mut Running) -> anyhow::Result<Value> {
     let output = daemon.child_mut().stdout.take().context("no output")?;
     BufReader::new(output).read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("not ready, but `{line}`"))
+}
+
+fn prefixed(prefix: &[OsString], program: &Path) -> Command {
+    let mut words = prefix.iter().map(OsString::as_os_str).chain([program.as_os_str()]);
+    let mut command = Command::new(words.next().expect("there is the program at least"));
+    command.args(words);
+    command
 }
 
 /// The entries of one kind, of all nodes.

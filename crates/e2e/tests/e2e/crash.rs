@@ -5,7 +5,7 @@ use crate::{
     cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
     harness::{Outcome, TestResult},
     life::program_of,
-    process::{Running, kill_dead, name_of, run_watched},
+    process::{Running, family, kill_dead, name_of, run_watched},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -13,7 +13,7 @@ use std::{
     io::Read as _,
     process::{Command, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How often something is killed under one program.
@@ -51,6 +51,13 @@ pub(crate) fn of_a_pager_without_end(cluster: &Cluster) -> TestResult {
     ensure!(ended.stdout.is_empty(), "it said {:?}", ended.text());
     ensure!(ended.stderr.contains("20 times"), "the reason is not told: {:?}", ended.stderr);
     Ok(Outcome::Passed)
+}
+
+/// So many forks that a kill is likely to meet one at each of its steps.
+pub(crate) fn of_a_pager_in_a_storm(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.on_pool("24M", env!("CARGO_BIN_EXE_fork-storm"));
+    command.args(["2", "1500", "150"]);
+    survives(cluster, command)
 }
 
 fn verifier(cluster: &Cluster) -> Command {
@@ -146,6 +153,41 @@ pub(crate) fn of_the_node_and_then_of_the_pager(_: &Cluster) -> TestResult {
     ensure!(said.is_empty(), "the program said {said:?}");
     ensure!(name_of(program).is_none(), "the program is still there");
     Ok(Outcome::Passed)
+}
+
+/// The same for what a program has forked: nobody waits for it, and nothing of it may stay.
+pub(crate) fn of_all_who_serve_a_family(_: &Cluster) -> TestResult {
+    let cluster = Cluster::start(1, "64M")?;
+    let script = "(sh -c 'sleep 1000; :' & sleep 1000; :) & echo ready; wait";
+    let mut command = cluster.on_pool("16M", "bash");
+    let mut running = Running::spawn(command.args(["-c", script]).stdout(Stdio::piped()))?;
+    program_of(&running)?;
+    let grown = Instant::now();
+    let members = loop {
+        let members: Vec<u32> = family(running.id()).into_iter().skip(1).collect();
+        if members.len() >= 5 {
+            break members;
+        }
+        ensure!(grown.elapsed() < PATIENCE, "the program has only {members:?}");
+        thread::sleep(Duration::from_millis(20));
+    };
+    let pager = cluster.pager_of_only_consumer()?;
+    cluster.kill_node();
+    kill_dead(pager);
+    running.wait(PATIENCE, || Ok(()))?;
+    let start = Instant::now();
+    while let Some(left) = members.iter().find(|&&member| is_running(member)) {
+        ensure!(start.elapsed() < PATIENCE, "process {left} of {members:?} stays");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Neither gone nor a zombie.
+fn is_running(id: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+    state.is_some_and(|state| state != 'Z')
 }
 
 /// A cluster, and a program on it whose pages all fit in local memory.

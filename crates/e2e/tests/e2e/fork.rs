@@ -15,6 +15,14 @@ pub(crate) fn without_exec(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// Several threads fork at once, children too.
+pub(crate) fn a_storm(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.on_pool("16M", env!("CARGO_BIN_EXE_fork-storm"));
+    let ended = succeed(command.args(["3", "2000", "20"]))?;
+    ensure!(ended.text() == "verified in 60 children\n", "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
 const PYTHON: &str = r#"
 import hashlib, multiprocessing, os, random
 

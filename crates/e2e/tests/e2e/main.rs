@@ -8,6 +8,7 @@ mod cluster;
 mod concurrent;
 mod crash;
 mod fork;
+mod guest;
 mod harness;
 mod integrity;
 mod life;
@@ -17,7 +18,9 @@ mod process;
 mod programs;
 mod redis;
 mod traffic;
+mod unprivileged;
 mod usage;
+mod vm;
 
 use cluster::{AFTER_LEASE, Cluster, PATIENCE};
 use harness::Test;
@@ -37,8 +40,8 @@ const TESTS: &[Test<Cluster>] = &[
         run: life::a_program_may_end_at_any_point,
     },
     Test {
-        name: "life::too_many_processes_end_the_program",
-        run: life::too_many_processes_end_the_program,
+        name: "life::a_process_too_many_cannot_be_forked",
+        run: life::a_process_too_many_cannot_be_forked,
     },
     Test { name: "programs::threads_verify", run: programs::threads_verify },
     Test { name: "programs::sort_like_without", run: programs::sort_like_without },
@@ -46,6 +49,8 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "programs::stress_ng_verifies", run: programs::stress_ng_verifies },
     Test { name: "fork::without_exec", run: fork::without_exec },
     Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
+    Test { name: "fork::a_storm", run: fork::a_storm },
+    Test { name: "unprivileged::programs_fork", run: unprivileged::programs_fork },
     Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
     Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },
     Test { name: "pool::a_full_one_ends_the_program", run: pool::a_full_one_ends_the_program },
@@ -78,9 +83,33 @@ const TESTS: &[Test<Cluster>] = &[
         name: "crash::of_the_node_and_then_of_the_pager",
         run: crash::of_the_node_and_then_of_the_pager,
     },
+    Test { name: "crash::of_all_who_serve_a_family", run: crash::of_all_who_serve_a_family },
     Test { name: "crash::of_the_launcher", run: crash::of_the_launcher },
     Test { name: "crash::of_a_donor", run: crash::of_a_donor },
     Test { name: "crash::of_a_pager_during_forks", run: crash::of_a_pager_during_forks },
+    Test { name: "crash::of_a_pager_in_a_storm", run: crash::of_a_pager_in_a_storm },
+    Test {
+        name: "vm::what_cannot_be_paged_is_said_before_it_starts",
+        run: vm::what_cannot_be_paged_is_said_before_it_starts,
+    },
+    Test { name: "vm::a_guest_verifies_its_memory", run: vm::a_guest_verifies_its_memory },
+    Test { name: "vm::debians_own_qemu", run: vm::debians_own_qemu },
+    Test { name: "vm::four_gib_with_128_mib", run: vm::four_gib_with_128_mib },
+    Test { name: "vm::it_is_shown_and_resized", run: vm::it_is_shown_and_resized },
+    Test { name: "vm::memory_is_plugged", run: vm::memory_is_plugged },
+    Test {
+        name: "vm::what_is_plugged_and_cannot_be_paged_stops_it",
+        run: vm::what_is_plugged_and_cannot_be_paged_stops_it,
+    },
+    Test { name: "vm::suspended_and_resumed", run: vm::suspended_and_resumed },
+    Test { name: "vm::rebooted_again_and_again", run: vm::rebooted_again_and_again },
+    Test { name: "vm::saved_and_dumped", run: vm::saved_and_dumped },
+    Test { name: "vm::eight_small_ones_at_once", run: vm::eight_small_ones_at_once },
+    Test { name: "vm::it_is_detached_and_runs_on", run: vm::it_is_detached_and_runs_on },
+    Test { name: "vm::libvirt_starts_it", run: vm::libvirt_starts_it },
+    Test { name: "vm::a_killed_machine_leaves_nothing", run: vm::a_killed_machine_leaves_nothing },
+    Test { name: "vm::pagers_and_donors_die_under_it", run: vm::pagers_and_donors_die_under_it },
+    Test { name: "vm::lost_memory_stops_it", run: vm::lost_memory_stops_it },
 ];
 
 fn main() -> ExitCode {

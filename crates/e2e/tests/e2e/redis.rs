@@ -22,8 +22,7 @@ pub(crate) fn bgsave_under_load(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing("redis-server") {
         return Ok(Outcome::Skipped(reason));
     }
-    let dir = cluster.file("redis");
-    std::fs::create_dir_all(&dir)?;
+    let dir = cluster.dir("redis")?;
     let serve = |mut command: Command, port: u16| {
         command
             .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""])

@@ -1,0 +1,83 @@
+//! `hecaton vm attach`: a pager for a machine that is started by something else than Hecaton, and
+//! not by libvirt. Prints what the machine must be started with, and ends when it has.
+
+use crate::cluster::ClusterArgs;
+use crate::run::library;
+use anyhow::{Context as _, bail};
+use hecaton_memory::Size;
+use hecaton_node::message::StartVm;
+use hecaton_pager::Guest;
+use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
+use serde::Serialize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `hecaton vm attach`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The machine's name in the cluster
+    name: String,
+    /// The part of its memory that stays on this host
+    #[arg(long, value_name = "SIZE")]
+    local: Size,
+    /// The socket of a QMP monitor that the machine has for Hecaton alone: without one it is not
+    /// stopped when memory is lost, but waits for it
+    #[arg(long, value_name = "SOCKET")]
+    qmp: Option<PathBuf>,
+    /// The machine is Firecracker's, and restores a snapshot: the socket for its
+    /// `mem_backend.backend_path`
+    #[arg(long, value_name = "SOCKET", requires = "image")]
+    firecracker: Option<PathBuf>,
+    /// The snapshot's memory file
+    #[arg(long, value_name = "FILE", requires = "firecracker")]
+    image: Option<PathBuf>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// What the machine must be started with.
+#[derive(Serialize)]
+struct Needs<'a> {
+    name: &'a str,
+    /// To be preloaded; Firecracker needs none.
+    library: Option<PathBuf>,
+    /// Where it hands its memory over.
+    socket: PathBuf,
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    crate::run::check_local(args.local.0)?;
+    let library = library::find()?;
+    let mut client = args.cluster.need_local_node()?;
+    let monitor = args.qmp.map(std::path::absolute).transpose().context("--qmp")?;
+    let guest = match (args.firecracker, args.image) {
+        (Some(socket), Some(image)) => Guest::Firecracker {
+            socket: std::path::absolute(socket).context("--firecracker")?,
+            image: image.canonicalize().with_context(|| format!("--image {}", image.display()))?,
+        },
+        _ => Guest::Qemu,
+    };
+    let wish =
+        StartVm { name: args.name, local_bytes: args.local.0, monitor, guest: Some(guest.clone()) };
+    let pager = client.start_vm(wish)?;
+    let needs = match guest {
+        Guest::Firecracker { socket, .. } => Needs { name: &pager.name, library: None, socket },
+        Guest::Qemu => Needs { name: &pager.name, library: Some(library), socket: pager.socket },
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&needs)?);
+    } else if let Some(library) = &needs.library {
+        println!("{}={}", library::PRELOAD_VARIABLE, library.display());
+        println!("{SOCKET_VARIABLE}={}", needs.socket.display());
+    } else {
+        println!("{}", needs.socket.display());
+    }
+    let end = client.wait_end()?;
+    if let Some(error) = end.error {
+        bail!("the pager of `{}` failed: {error}", end.name);
+    }
+    Ok(ExitCode::SUCCESS)
+}

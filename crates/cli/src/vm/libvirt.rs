@@ -1,0 +1,142 @@
+//! `hecaton vm libvirt`: changes the XML of a libvirt domain, so that `virsh start` starts it on
+//! pool memory from then on; or changes it back.
+//!
+//! Through `virsh`, so that nothing of libvirt is linked and any connection that virsh knows works.
+//! What will be changed is shown first, and done only if that is agreed to.
+
+use crate::cluster::ClusterArgs;
+use crate::failure::usage;
+use crate::run::library;
+use anyhow::{Context as _, bail};
+use hecaton_memory::Size;
+use hecaton_node::NodePaths;
+use hecaton_node::message::{Request, StartVm};
+use hecaton_node::report::check_name;
+use hecaton_uffd::handover::{NODE_VARIABLE, REQUEST_VARIABLE};
+use hecaton_vm::domain::{self, Wish};
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::Path;
+use std::process::{Command, ExitCode, Output};
+
+/// Arguments of `hecaton vm libvirt`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The domain
+    domain: String,
+    /// The part of its memory that stays on this host
+    #[arg(long, value_name = "SIZE", required_unless_present = "remove")]
+    local: Option<Size>,
+    /// Sets the domain back to what it was
+    #[arg(long, conflicts_with = "local")]
+    remove: bool,
+    /// The machine's name in the cluster [default: the domain's]
+    #[arg(long)]
+    name: Option<String>,
+    /// libvirt's connection, as virsh knows it
+    #[arg(long, value_name = "URI")]
+    connect: Option<String>,
+    /// Shows what would be changed, and changes nothing
+    #[arg(long, conflicts_with = "yes")]
+    diff: bool,
+    /// Changes the domain without asking
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let before = dump(args)?;
+    let after = match args.local {
+        Some(local) => {
+            crate::run::check_local(local.0)?;
+            changed(args, local, &before)?
+        }
+        None => domain::restore(&before)
+            .with_context(|| format!("the domain `{}` stays as it is", args.domain))?,
+    };
+    if before == after {
+        println!("the domain `{}` is set up so already", args.domain);
+        return Ok(ExitCode::SUCCESS);
+    }
+    print!("{}", domain::diff(&args.domain, &before, &after));
+    if args.diff {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.yes && !agreed(&args.domain)? {
+        println!("nothing was changed");
+        return Ok(ExitCode::FAILURE);
+    }
+    define(args, &after)?;
+    println!("the domain `{}` is changed; it takes effect at its next start", args.domain);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn changed(args: &Args, local: Size, before: &str) -> anyhow::Result<String> {
+    let name = args.name.as_ref().unwrap_or(&args.domain).clone();
+    if let Err(error) = check_name(&name) {
+        usage!("{error}; name the machine with --name");
+    }
+    let library = library::find()?;
+    // The node that is there; if none is, the one that will be in this directory.
+    let socket = match args.cluster.local_node()? {
+        Some(mut client) => client.status()?.control_socket,
+        None => NodePaths::new(std::path::absolute(args.cluster.dir())?).control_socket(),
+    };
+    let dir = socket.parent().unwrap_or(Path::new("/"));
+    let monitor = NodePaths::new(dir).monitor_socket(&name)?;
+    let request = Request::StartVm(StartVm {
+        name,
+        local_bytes: local.0,
+        monitor: Some(monitor.clone()),
+        guest: None,
+    });
+    let variables = [
+        (NODE_VARIABLE, socket.display().to_string()),
+        (REQUEST_VARIABLE, serde_json::to_string(&request)?),
+    ];
+    let wish = Wish { library: &library, monitor: &monitor, variables: &variables };
+    domain::edit(before, wish)
+        .with_context(|| format!("the domain `{}` cannot run on pool memory", args.domain))
+}
+
+fn agreed(domain: &str) -> anyhow::Result<bool> {
+    if !std::io::stdin().is_terminal() {
+        bail!("nothing was changed; agree with --yes");
+    }
+    print!("Change the domain `{domain}` so? [y/N] ");
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn dump(args: &Args) -> anyhow::Result<String> {
+    let output =
+        virsh(args, &["dumpxml", "--inactive", "--security-info", "--domain", &args.domain])?;
+    String::from_utf8(output.stdout).context("virsh gave something that is no text")
+}
+
+fn define(args: &Args, xml: &str) -> anyhow::Result<()> {
+    let mut file = tempfile::Builder::new().prefix("hecaton-domain-").suffix(".xml").tempfile()?;
+    file.write_all(xml.as_bytes())?;
+    let path = file.path().to_str().context("the temporary directory's name is no text")?;
+    virsh(args, &["define", "--file", path])?;
+    Ok(())
+}
+
+fn virsh(args: &Args, words: &[&str]) -> anyhow::Result<Output> {
+    let mut command = Command::new("virsh");
+    command.env("LC_ALL", "C").arg("--quiet");
+    if let Some(uri) = &args.connect {
+        command.args(["--connect", uri]);
+    }
+    let output = command.args(words).output().context(
+        "cannot run virsh, which is libvirt's command; install libvirt-clients, or its like",
+    )?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("virsh {}: {}", words[0], reason.trim().trim_start_matches("error: "));
+    }
+    Ok(output)
+}

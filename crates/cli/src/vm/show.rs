@@ -1,0 +1,219 @@
+//! `hecaton vm list` and `hecaton vm status`.
+
+use crate::cluster::ClusterArgs;
+use crate::table::Table;
+use anyhow::bail;
+use hecaton_memory::Size;
+use hecaton_node::message::Region;
+use hecaton_node::pagers::ConsumerReport;
+use hecaton_node::report::NodeReport;
+use hecaton_node::vms::{VmReport, VmState};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// Arguments of `hecaton vm list`.
+#[derive(clap::Args)]
+pub(crate) struct ListArgs {
+    /// Prints one JSON array
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// Arguments of `hecaton vm status`.
+#[derive(clap::Args)]
+pub(crate) struct StatusArgs {
+    /// The machine
+    name: String,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// A machine with what its pager has counted.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    vm: &'a VmReport,
+    /// Its pager.
+    pager: Option<&'a ConsumerReport>,
+    /// Where its memory is; only with `vm status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    regions: Option<Vec<Region>>,
+}
+
+impl<'a> Shown<'a> {
+    fn new(report: &'a NodeReport, vm: &'a VmReport) -> Shown<'a> {
+        let pager = report.consumers.iter().find(|consumer| consumer.name == vm.name);
+        Shown { vm, pager, regions: None }
+    }
+}
+
+pub(crate) fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
+    let report = args.cluster.need_local_node()?.status()?;
+    let shown: Vec<_> = report.vms.iter().map(|vm| Shown::new(&report, vm)).collect();
+    if args.json {
+        println!("{}", serde_json::to_string(&shown)?);
+    } else {
+        print!("{}", table(&shown));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let mut client = args.cluster.need_local_node()?;
+    let report = client.status()?;
+    let Some(vm) = report.vms.iter().find(|vm| vm.name == args.name) else {
+        bail!(
+            "this host has no virtual machine `{}`; `hecaton vm list` names those it has",
+            args.name
+        );
+    };
+    let mut shown = Shown::new(&report, vm);
+    // A pager that is being started again tells them a moment later.
+    shown.regions = client.regions(&args.name).ok();
+    if args.json {
+        println!("{}", serde_json::to_string(&shown)?);
+    } else {
+        print!("{}", describe(&shown));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(shown: &[Shown<'_>]) -> String {
+    let mut table = Table::new([
+        "NAME",
+        "STATE",
+        ">PID",
+        ">MEMORY",
+        ">LOCAL",
+        ">LIMIT",
+        ">POOL",
+        ">FAULTS",
+        ">P50",
+        ">P99",
+        ">RESTARTS",
+    ]);
+    for machine in shown {
+        let stats = machine.pager.and_then(|pager| pager.stats.as_ref());
+        let latency = stats.map(|stats| &stats.pool_fault_latency).filter(|all| all.count > 0);
+        let restarts = machine.pager.map(|pager| pager.restarts).unwrap_or_default();
+        table.row([
+            machine.vm.name.clone(),
+            state(machine.vm.state).to_owned(),
+            machine.vm.pid.map_or_else(dash, |pid| pid.to_string()),
+            machine.vm.memory_bytes.map_or_else(dash, size),
+            stats.map_or_else(dash, |stats| size(stats.local_bytes)),
+            machine.pager.map_or_else(dash, |pager| size(pager.local_bytes)),
+            stats.map_or_else(dash, |stats| size(stats.pool_bytes)),
+            stats.map_or_else(dash, |stats| stats.faults.to_string()),
+            latency.map_or_else(dash, |latency| format!("{:.1}", latency.p50_us)),
+            latency.map_or_else(dash, |latency| format!("{:.1}", latency.p99_us)),
+            (restarts + stats.map_or(0, |stats| stats.restarts)).to_string(),
+        ]);
+    }
+    let mut text = table.to_string();
+    if !shown.is_empty() {
+        text += "P50, P99: microseconds from a fault to its page from the pool.\n";
+    }
+    for machine in shown {
+        if let Some(reason) = &machine.vm.reason {
+            let _ = writeln!(text, "{}: {reason}", machine.vm.name);
+        }
+    }
+    text
+}
+
+fn describe(machine: &Shown<'_>) -> String {
+    let mut text = table(std::slice::from_ref(machine));
+    if let Some(monitor) = &machine.vm.monitor {
+        let _ = writeln!(text, "monitor: {}", monitor.display());
+    }
+    let Some(regions) = machine.regions.as_deref().filter(|regions| !regions.is_empty()) else {
+        return text;
+    };
+    let mut parts = Table::new(["REGION", ">SIZE", ">LOCAL", ">POOL", "DONORS"]);
+    for (number, region) in regions.iter().enumerate() {
+        parts.row([
+            number.to_string(),
+            size(region.bytes),
+            size(region.resident_bytes),
+            size(region.pool_bytes),
+            donors(&region.donors),
+        ]);
+    }
+    let _ = write!(text, "\n{parts}");
+    text
+}
+
+fn donors(bytes: &BTreeMap<String, u64>) -> String {
+    let each = bytes.iter().map(|(donor, bytes)| format!("{donor} {}", Size(*bytes)));
+    match each.collect::<Vec<_>>() {
+        none if none.is_empty() => dash(),
+        some => some.join(", "),
+    }
+}
+
+fn state(state: VmState) -> &'static str {
+    match state {
+        VmState::Waiting => "waiting",
+        VmState::Running => "running",
+        VmState::Paused => "paused",
+        VmState::Stopped => "stopped",
+        VmState::Leaving => "leaving",
+        VmState::Detached => "detached",
+        VmState::Stuck => "stuck",
+    }
+}
+
+fn size(bytes: u64) -> String {
+    Size(bytes).to_string()
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(state: VmState, reason: Option<&str>) -> VmReport {
+        VmReport {
+            name: "db".to_owned(),
+            state,
+            run_state: None,
+            reason: reason.map(str::to_owned),
+            pid: Some(7),
+            memory_bytes: Some(4 << 30),
+            monitor: Some("/run/vm-db.qmp".into()),
+        }
+    }
+
+    #[test]
+    fn a_machine_is_one_row_and_its_reason_a_line() {
+        let vm = vm(VmState::Stopped, Some("segment 3 is lost with donor a"));
+        let shown = [Shown { vm: &vm, pager: None, regions: None }];
+        let text = table(&shown);
+        let row = text.lines().find(|line| line.starts_with("db ")).expect("a row");
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(cells, ["db", "stopped", "7", "4G", "-", "-", "-", "-", "-", "-", "0"]);
+        assert!(text.contains("db: segment 3 is lost"), "{text}");
+    }
+
+    #[test]
+    fn regions_name_their_donors() {
+        let vm = vm(VmState::Running, None);
+        let donors = BTreeMap::from([("a".to_owned(), 1 << 30), ("b".to_owned(), 1 << 20)]);
+        let region =
+            Region { bytes: 4 << 30, resident_bytes: 1 << 30, donors, ..Region::default() };
+        let text = describe(&Shown { vm: &vm, pager: None, regions: Some(vec![region]) });
+        assert!(text.contains("a 1G, b 1M"), "{text}");
+        assert!(text.contains("monitor: /run/vm-db.qmp"), "{text}");
+    }
+}

@@ -1,0 +1,310 @@
+//! A virtual machine of the tests: a Debian kernel and a small initramfs (`scripts/guest.sh`), whose
+//! init runs a script and prints on the serial console.
+
+use crate::{
+    cluster::{Cluster, PATIENCE},
+    process::{Running, kill_dead},
+};
+use anyhow::{Context as _, bail, ensure};
+use hecaton_vm::qmp::Monitor;
+use serde_json::Value;
+use std::{
+    env,
+    ffi::OsString,
+    fmt::Write as _,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a guest may take for anything: emulated, on a busy machine, with its memory elsewhere.
+pub(crate) const GUEST_PATIENCE: Duration = Duration::from_secs(400);
+
+/// A processor feature that QEMU 7.2 emulates wrongly (CMPXCHG16B spoils the flags), so that a kernel
+/// that uses it crashes now and then, with plain memory too.
+const BROKEN: &str = "cx16";
+
+/// What guests are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Guests {
+    dir: PathBuf,
+}
+
+/// Which QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Qemu {
+    /// Debian's own.
+    Installed,
+    /// From the backports, unpacked beside the guest.
+    Backports,
+}
+
+impl Guests {
+    /// Builds the guest, or finds it built; the reason to skip if that cannot be.
+    pub(crate) fn find() -> anyhow::Result<Result<Self, String>> {
+        if let Some(reason) = crate::process::missing("qemu-system-x86_64") {
+            return Ok(Err(reason));
+        }
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/guest.sh");
+        let test = env::current_exe()?;
+        let target = test.ancestors().nth(3).context("the test is in no target directory")?;
+        let built = Command::new(script)
+            .arg("qemu")
+            .env("CARGO_TARGET_DIR", target)
+            .stdin(Stdio::null())
+            .output()?;
+        if !built.status.success() {
+            return Ok(Err(String::from_utf8_lossy(&built.stderr).trim().replace('\n', "; ")));
+        }
+        let dir = String::from_utf8(built.stdout)?.trim().into();
+        Ok(Ok(Self { dir }))
+    }
+
+    /// QEMU and the arguments that every guest has.
+    pub(crate) fn command_line(&self, qemu: Qemu, script: &str) -> Vec<OsString> {
+        let unpacked = self.dir.join("qemu-10/usr");
+        let program: PathBuf = match qemu {
+            Qemu::Installed => "qemu-system-x86_64".into(),
+            Qemu::Backports => unpacked.join("bin/qemu-system-x86_64"),
+        };
+        let mut words: Vec<OsString> = vec![program.into()];
+        if qemu == Qemu::Backports {
+            for firmware in ["share/qemu", "share/seabios"] {
+                words.extend(["-L".into(), unpacked.join(firmware).into()]);
+            }
+        }
+        let fixed = "-accel tcg -M q35 -nodefaults -display none -serial stdio -smp 2";
+        words.extend(fixed.split(' ').map(OsString::from));
+        if qemu == Qemu::Installed {
+            words.extend(["-cpu".into(), format!("qemu64,-{BROKEN}").into()]);
+        }
+        words.extend(["-kernel".into(), self.dir.join("vmlinuz").into()]);
+        words.extend(["-initrd".into(), self.dir.join("initramfs").into()]);
+        words.extend(["-append".into(), Self::kernel_line(script).into()]);
+        words
+    }
+
+    /// A libvirt domain with this guest, whose console is a file.
+    pub(crate) fn domain(&self, name: &str, mib: u64, console: &Path, script: &str) -> String {
+        format!(
+            "<domain type='qemu'>
+  <name>{name}</name>
+  <memory unit='MiB'>{mib}</memory>
+  <vcpu>1</vcpu>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{}</kernel>
+    <initrd>{}</initrd>
+    <cmdline>{}</cmdline>
+  </os>
+  <features><acpi/></features>
+  <cpu mode='custom' match='exact'>
+    <model>qemu64</model>
+    <feature policy='disable' name='{BROKEN}'/>
+  </cpu>
+  <on_poweroff>destroy</on_poweroff>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <serial type='file'><source path='{}'/></serial>
+    <memballoon model='virtio'/>
+  </devices>
+</domain>
+",
+            self.dir.join("vmlinuz").display(),
+            self.dir.join("initramfs").display(),
+            Self::kernel_line(script),
+            console.display()
+        )
+    }
+
+    /// The kernel's command line. Its check of the timer fails now and then where a processor is
+    /// emulated on a busy host.
+    fn kernel_line(script: &str) -> String {
+        let script = base64(script.as_bytes());
+        format!("console=ttyS0 quiet no_timer_check panic=-1 hecaton.script={script}")
+    }
+}
+
+/// A machine that runs.
+pub(crate) struct Machine {
+    pub(crate) name: String,
+    running: Running,
+    lines: Receiver<String>,
+    said: Vec<String>,
+    monitor: PathBuf,
+}
+
+/// How a machine is started.
+pub(crate) struct Spec<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) memory: &'a str,
+    pub(crate) local: &'a str,
+    pub(crate) qemu: Qemu,
+    /// Further arguments of QEMU.
+    pub(crate) arguments: &'a [&'a str],
+    pub(crate) script: &'a str,
+}
+
+impl Default for Spec<'_> {
+    fn default() -> Self {
+        Spec {
+            name: "guest",
+            memory: "512M",
+            local: "64M",
+            qemu: Qemu::Backports,
+            arguments: &["-no-reboot"],
+            script: "",
+        }
+    }
+}
+
+impl Machine {
+    /// `hecaton vm run`.
+    pub(crate) fn start(
+        cluster: &Cluster,
+        guests: &Guests,
+        spec: &Spec<'_>,
+    ) -> anyhow::Result<Self> {
+        let mut command = cluster.command("vm");
+        command.args(["run", "--name", spec.name, "--memory", spec.memory, "--local", spec.local]);
+        command.arg("--").args(guests.command_line(spec.qemu, spec.script));
+        let monitor = cluster.file(&format!("{}.monitor", spec.name));
+        command.args(spec.arguments);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
+        Self::spawn(spec.name, command, monitor)
+    }
+
+    fn spawn(name: &str, mut command: Command, monitor: PathBuf) -> anyhow::Result<Self> {
+        let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::inherit()))?;
+        let output = running.child_mut().stdout.take().context("no output")?;
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || {
+            // The kernel's messages are in the machine's own character set.
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { name: name.to_owned(), running, lines, said: Vec::new(), monitor })
+    }
+
+    /// Waits for a line of the console with `text` in it; looks at `watch` meanwhile.
+    pub(crate) fn wait_for_watching(
+        &mut self,
+        text: &str,
+        mut watch: impl FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<String> {
+        let until = Instant::now() + GUEST_PATIENCE;
+        loop {
+            match self.lines.recv_timeout(Duration::from_millis(50)) {
+                Ok(line) => {
+                    self.said.push(line.clone());
+                    if line.contains(text) {
+                        return Ok(line);
+                    }
+                    ensure!(
+                        !line.contains("Kernel panic") && !line.contains("guest: exit 1"),
+                        "{}: {}",
+                        self.name,
+                        self.tail()
+                    );
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("{} ended before it said `{text}`: {}", self.name, self.tail())
+                }
+            }
+            watch()?;
+            ensure!(
+                Instant::now() < until,
+                "{} has not said `{text}` after {} s: {}",
+                self.name,
+                GUEST_PATIENCE.as_secs(),
+                self.tail()
+            );
+        }
+    }
+
+    /// Waits for a line of the console with `text` in it.
+    pub(crate) fn wait_for(&mut self, text: &str) -> anyhow::Result<String> {
+        self.wait_for_watching(text, || Ok(()))
+    }
+
+    /// Waits until the guest's script has succeeded and the machine is off.
+    pub(crate) fn succeed(&mut self) -> anyhow::Result<()> {
+        self.wait_for("guest: exit 0")?;
+        self.end()
+    }
+
+    /// Waits for the machine's end.
+    pub(crate) fn end(&mut self) -> anyhow::Result<()> {
+        let status = self.running.wait(PATIENCE, || Ok(()))?;
+        ensure!(status.success(), "{} ended with {status}: {}", self.name, self.tail());
+        Ok(())
+    }
+
+    /// Waits until the machine has ended in whatever way.
+    pub(crate) fn end_of_any_kind(&mut self) -> anyhow::Result<()> {
+        self.running.wait(PATIENCE, || Ok(())).map(drop)
+    }
+
+    /// A monitor of the test's own.
+    pub(crate) fn monitor(&self) -> anyhow::Result<Monitor> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match Monitor::connect(&self.monitor, PATIENCE) {
+                Ok(monitor) => return Ok(monitor),
+                Err(error) if Instant::now() > until => return Err(error.into()),
+                Err(_) => thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    /// SIGKILL for QEMU.
+    pub(crate) fn kill(&self, cluster: &Cluster) -> anyhow::Result<()> {
+        let report = report(cluster, &self.name)?;
+        let pid = report["pid"].as_u64().context("the node does not know QEMU's process")?;
+        kill_dead(u32::try_from(pid)?);
+        Ok(())
+    }
+
+    /// Whether a line of the console has had `text` in it.
+    pub(crate) fn has_said(&mut self, text: &str) -> bool {
+        self.said.extend(self.lines.try_iter());
+        self.said.iter().any(|line| line.contains(text))
+    }
+
+    fn tail(&self) -> String {
+        let mut text = String::new();
+        for line in &self.said[self.said.len().saturating_sub(15)..] {
+            let _ = write!(text, "\n    | {line}");
+        }
+        text
+    }
+}
+
+/// What `hecaton vm status` says of a machine.
+pub(crate) fn report(cluster: &Cluster, name: &str) -> anyhow::Result<Value> {
+    let mut command = cluster.command("vm");
+    let ended = crate::process::run(command.args(["status", name, "--json"]), PATIENCE)?;
+    ended.expect_success("hecaton vm status")?;
+    serde_json::from_slice(&ended.stdout).context("the status is no JSON")
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for part in bytes.chunks(3) {
+        let word = part.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte));
+        let word = word << (8 * (3 - part.len()));
+        for digit in 0..4 {
+            let index = (word >> (18 - 6 * digit)) & 63;
+            text.push(if digit > part.len() { '=' } else { char::from(DIGITS[index as usize]) });
+        }
+    }
+    text
+}

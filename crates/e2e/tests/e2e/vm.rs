@@ -1,0 +1,473 @@
+//! Stock QEMU with its guest's memory in the pool: emulated (these machines cannot boot a stock guest
+//! with KVM), under loads that verify what they read.
+
+use crate::{
+    cluster::{AFTER_LEASE, Cluster, PATIENCE, all},
+    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, report},
+    harness::{Outcome, TestResult},
+    process::{Running, family, kill_dead, missing, run},
+};
+use anyhow::{Context as _, ensure};
+use hecaton_e2e::Random;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::Write as _,
+    net::TcpListener,
+    process::{ChildStdin, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Guests that fill half of their memory and read it back; `stress-ng` ends with an error if a bit
+/// is wrong.
+const VERIFY: &str = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 20";
+
+/// Builds the guest, or says why it cannot be built.
+macro_rules! guests {
+    () => {
+        match Guests::find()? {
+            Ok(guests) => guests,
+            Err(reason) => return Ok(Outcome::Skipped(reason)),
+        }
+    };
+}
+
+fn number(value: &Value, path: &str) -> anyhow::Result<u64> {
+    value.pointer(path).and_then(Value::as_u64).with_context(|| format!("no {path} in {value}"))
+}
+
+/// The memory file itself, and not only the pager's count, stays below the limit.
+fn stays_local(cluster: &Cluster, name: &str, limit: u64) -> anyhow::Result<()> {
+    let Ok(report) = report(cluster, name) else { return Ok(()) };
+    let Some(bytes) = report.pointer("/pager/stats/memory_file_bytes").and_then(Value::as_u64)
+    else {
+        return Ok(());
+    };
+    ensure!(bytes <= limit, "{name} has {bytes} bytes on this host, and {limit} are its limit");
+    Ok(())
+}
+
+pub(crate) fn a_guest_verifies_its_memory(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut looked = Instant::now();
+    machine.wait_for_watching("guest: exit 0", || {
+        if looked.elapsed() > Duration::from_secs(1) {
+            looked = Instant::now();
+            stays_local(cluster, "guest", 64 << 20)?;
+        }
+        Ok(())
+    })?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn debians_own_qemu(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "stress-ng --vm 1 --vm-bytes 250M --verify -t 10";
+    let spec = Spec { script, qemu: Qemu::Installed, ..Spec::default() };
+    Machine::start(cluster, &guests, &spec)?.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn four_gib_with_128_mib(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "stress-ng --vm 2 --vm-bytes 1200M --vm-keep --verify -t 30";
+    let spec = Spec { memory: "4G", local: "128M", script, ..Spec::default() };
+    Machine::start(cluster, &guests, &spec)?.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let mut random = Random(3);
+    let mut next = Instant::now();
+    let mut killed = 0;
+    machine.wait_for_watching("guest: exit 0", || {
+        if Instant::now() < next {
+            return Ok(());
+        }
+        next = Instant::now() + Duration::from_millis(800 + random.below(800) as u64);
+        if random.below(3) == 0 {
+            let status = cluster.status()?;
+            let donors = all(&status, "donors").filter_map(|donor| donor["pid"].as_u64());
+            let donors: Vec<_> = donors.collect();
+            if !donors.is_empty() {
+                kill_dead(u32::try_from(donors[random.below(donors.len())])?);
+                killed += 1;
+            }
+        } else if let Ok(pager) = cluster.pager_of_only_consumer() {
+            // Its worker; the keeper starts another.
+            family(pager).into_iter().skip(1).for_each(kill_dead);
+            killed += 1;
+        }
+        Ok(())
+    })?;
+    machine.end()?;
+    ensure!(killed >= 6, "only {killed} processes were found to kill");
+    Ok(Outcome::Passed)
+}
+
+/// The machine leaves the pool in the middle of its work, and the donors have all back while it
+/// runs on.
+pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    thread::sleep(Duration::from_secs(3));
+    let detached = run(cluster.command("vm").args(["detach", "guest"]), AFTER_LEASE)?;
+    detached.expect_success("hecaton vm detach")?;
+    let shown = report(cluster, "guest")?;
+    ensure!(shown["state"] == "detached", "{shown}");
+    ensure!(number(&shown, "/pager/stats/pool_bytes")? == 0, "{shown}");
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+/// A virsh that stays: the embedded driver, and with it what it knows of domains, lives as long.
+struct Virsh {
+    running: Running,
+    input: Option<ChildStdin>,
+}
+
+impl Virsh {
+    fn start(uri: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new("virsh");
+        command.args(["--quiet", "--connect", uri]).stdin(Stdio::piped());
+        let mut running = Running::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+        let input = running.child_mut().stdin.take();
+        Ok(Self { running, input })
+    }
+
+    fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        let input = self.input.as_mut().context("virsh has no input")?;
+        Ok(writeln!(input, "{line}")?)
+    }
+}
+
+impl Drop for Virsh {
+    /// libvirt's machines would outlive a test that failed.
+    fn drop(&mut self) {
+        let _ = self.say("destroy db");
+        self.input = None;
+        let _ = self.running.wait(PATIENCE, || Ok(()));
+    }
+}
+
+/// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`).
+pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    if let Some(reason) = missing("virsh") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let root = cluster.file("libvirt");
+    fs::create_dir_all(root.join("etc"))?;
+    let settings = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\n\
+                    cgroup_controllers = []\nremember_owner = 0\nnamespaces = []\n\
+                    stdio_handler = \"file\"\n";
+    fs::write(root.join("etc/qemu.conf"), settings)?;
+    let uri = format!("qemu:///embed?root={}", root.display());
+    let virsh = || {
+        let mut command = Command::new("virsh");
+        command.args(["--quiet", "--connect", &uri]).stdin(Stdio::null());
+        command
+    };
+    let console = cluster.file("console");
+    let script = "stress-ng --vm 1 --vm-bytes 250M --verify -t 10";
+    let file = cluster.file("domain.xml");
+    fs::write(&file, guests.domain("db", 512, &console, script))?;
+    let defined = run(virsh().arg("define").arg(&file), PATIENCE)?;
+    if !defined.status.success() {
+        let reason = defined.stderr.lines().last().unwrap_or_default();
+        return Ok(Outcome::Skipped(format!("libvirt does not run here: {reason}")));
+    }
+    let xml = || Ok::<_, anyhow::Error>(run(virsh().args(["dumpxml", "db"]), PATIENCE)?.text());
+    let before = xml()?;
+    let libvirt = |arguments: &[&str]| {
+        let mut command = cluster.command("vm");
+        command.args(["libvirt", "db", "--connect", &uri]).args(arguments);
+        run(&mut command, PATIENCE)
+    };
+    let refused = libvirt(&["--local", "64M"])?;
+    ensure!(refused.stderr.contains("--yes"), "nobody agreed: {}", refused.stderr);
+    ensure!(xml()? == before, "it was changed without being asked");
+    let changed = libvirt(&["--local", "64M", "--yes"])?;
+    changed.expect_success("hecaton vm libvirt")?;
+    ensure!(changed.text().contains("+    <source type=\"memfd\"/>"), "{}", changed.text());
+
+    let mut shell = Virsh::start(&uri)?;
+    shell.say("start db")?;
+    cluster.eventually("libvirt's machine runs on pool memory", GUEST_PATIENCE, |_| {
+        let Ok(shown) = report(cluster, "db") else { return Ok(false) };
+        let bytes = shown.pointer("/pager/stats/guest_ram_bytes").and_then(Value::as_u64);
+        Ok(shown["state"] == "running" && bytes == Some(512 << 20))
+    })?;
+    cluster.eventually("the guest has verified its memory", GUEST_PATIENCE, |_| {
+        let said = fs::read_to_string(&console).unwrap_or_default();
+        ensure!(!said.contains("guest: exit 1") && !said.contains("Oops"), "{said}");
+        Ok(said.contains("guest: exit 0"))
+    })?;
+    cluster.wait_until_idle(PATIENCE)?;
+    drop(shell);
+    libvirt(&["--remove", "--yes"])?.expect_success("hecaton vm libvirt --remove")?;
+    ensure!(xml()? == before, "it is not what it was:\n{}", xml()?);
+    run(virsh().args(["undefine", "db"]), PATIENCE)?.expect_success("virsh undefine")?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let monitor = report(cluster, "guest")?["monitor"].as_str().context("no monitor")?.to_owned();
+    machine.kill(cluster)?;
+    machine.end_of_any_kind()?;
+    cluster.wait_until_idle(PATIENCE)?;
+    ensure!(!std::path::Path::new(&monitor).exists(), "{monitor} is still there");
+    let listed = run(cluster.command("vm").args(["list", "--json"]), PATIENCE)?;
+    ensure!(listed.text().trim() == "[]", "it is still listed: {}", listed.text());
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn it_is_shown_and_resized(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    for size in ["160M", "32M", "96M"] {
+        let resized = run(cluster.command("vm").args(["resize-local", "guest", size]), PATIENCE)?;
+        resized.expect_success("hecaton vm resize-local")?;
+        let report = report(cluster, "guest")?;
+        let bytes: u64 = size.trim_end_matches('M').parse::<u64>()? << 20;
+        ensure!(number(&report, "/pager/local_bytes")? == bytes, "{report}");
+        thread::sleep(Duration::from_secs(2));
+        stays_local(cluster, "guest", bytes)?;
+    }
+    let shown = report(cluster, "guest")?;
+    ensure!(shown["state"] == "running" && shown["run_state"] == "running", "{shown}");
+    ensure!(number(&shown, "/memory_bytes")? == 512 << 20, "{shown}");
+    let small = run(cluster.command("vm").args(["resize-local", "guest", "1M"]), PATIENCE)?;
+    ensure!(small.status.code() == Some(1) && small.stderr.contains("too few"), "{}", small.stderr);
+    let unknown = run(cluster.command("vm").args(["resize-local", "nobody", "64M"]), PATIENCE)?;
+    ensure!(unknown.stderr.contains("no consumer `nobody`"), "{}", unknown.stderr);
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    // The guest waits until it has more memory than it was started with, and then uses it.
+    let script = "while [ $(awk '/^MemTotal/ {print int($2/1024)}' /proc/meminfo) -lt 900 ]; do
+            for block in /sys/devices/system/memory/memory*/state; do
+                grep -q offline $block && echo online > $block
+            done
+            sleep 1
+        done
+        echo guest: plugged
+        stress-ng --vm 2 --vm-bytes 700M --verify -t 15";
+    let spec = Spec {
+        script,
+        arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
+        ..Spec::default()
+    };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: ready")?;
+    let mut monitor = machine.monitor()?;
+    let backend = json!({
+        "qom-type": "memory-backend-memfd", "id": "more", "size": 512u64 << 20, "share": true
+    });
+    monitor.execute("object-add", backend, PATIENCE)?;
+    let dimm = json!({ "driver": "pc-dimm", "id": "dimm0", "memdev": "more" });
+    monitor.execute("device_add", dimm, PATIENCE)?;
+    machine.wait_for("guest: plugged")?;
+    cluster.eventually("the node sees the plugged memory", PATIENCE, |_| {
+        Ok(report(cluster, "guest")?["memory_bytes"].as_u64() == Some(1 << 30))
+    })?;
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+/// A private backend would not be paged: the machine is stopped, and the reason is to be read.
+pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec {
+        script: "sleep 300",
+        arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
+        ..Spec::default()
+    };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: ready")?;
+    let mut monitor = machine.monitor()?;
+    let backend = json!({ "qom-type": "memory-backend-ram", "id": "private", "size": 128 << 20 });
+    monitor.execute("object-add", backend, PATIENCE)?;
+    cluster.eventually("the machine is stopped", PATIENCE, |_| {
+        let report = report(cluster, "guest")?;
+        let reason = report["reason"].as_str().unwrap_or_default();
+        Ok(report["state"] == "stopped"
+            && reason.contains("`private`")
+            && reason.contains("share=on"))
+    })?;
+    let state = monitor.status(PATIENCE)?;
+    ensure!(!state.running, "{state:?}");
+    // Without it, the machine goes on, and is not stopped for the same thing again.
+    monitor.execute("object-del", json!({ "id": "private" }), PATIENCE)?;
+    monitor.resume(PATIENCE)?;
+    cluster.eventually("the machine runs", PATIENCE, |_| {
+        Ok(report(cluster, "guest")?["state"] == "running")
+    })?;
+    monitor.execute("quit", json!({}), PATIENCE)?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn eight_small_ones_at_once(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 20";
+    let names: Vec<_> = (1..=8).map(|number| format!("small-{number}")).collect();
+    let mut machines = Vec::new();
+    for name in &names {
+        let spec = Spec { name, memory: "256M", local: "32M", script, ..Spec::default() };
+        machines.push(Machine::start(cluster, &guests, &spec)?);
+    }
+    for machine in &mut machines {
+        machine.succeed()?;
+    }
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn suspended_and_resumed(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script =
+        format!("echo guest: sleeping; echo mem > /sys/power/state; echo guest: awake; {VERIFY}");
+    let spec = Spec { script: &script, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: sleeping")?;
+    let mut monitor = machine.monitor()?;
+    let until = Instant::now() + GUEST_PATIENCE;
+    while monitor.status(PATIENCE)?.status != "suspended" {
+        ensure!(Instant::now() < until, "the guest does not suspend itself");
+        thread::sleep(Duration::from_millis(200));
+    }
+    monitor.execute("system_wakeup", json!({}), PATIENCE)?;
+    machine.wait_for("guest: awake")?;
+    machine.wait_for("dispatching hogs")?;
+    // And from outside, in the middle of its work.
+    for _ in 0..3 {
+        monitor.stop(PATIENCE)?;
+        cluster.eventually("the pause is seen", PATIENCE, |_| {
+            Ok(report(cluster, "guest")?["state"] == "paused")
+        })?;
+        monitor.resume(PATIENCE)?;
+        thread::sleep(Duration::from_millis(500));
+    }
+    machine.wait_for("guest: exit 0")?;
+    // QEMU's q35 does not switch itself off any more after a suspend, with plain memory neither.
+    monitor.execute("quit", json!({}), PATIENCE)?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn rebooted_again_and_again(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script =
+        "stress-ng --vm 1 --vm-bytes 250M --verify -t 2 || exit 1; echo guest: again; reboot -f";
+    let spec = Spec { script, arguments: &[], ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    for _ in 0..4 {
+        machine.wait_for("guest: again")?;
+    }
+    machine.monitor()?.execute("quit", json!({}), PATIENCE)?;
+    machine.end()?;
+    Ok(Outcome::Passed)
+}
+
+/// What the whole machine's memory is saved to and read from again goes through the pager.
+pub(crate) fn saved_and_dumped(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let mut monitor = machine.monitor()?;
+    let dump = cluster.file("dump");
+    let wish = json!({ "paging": false, "protocol": format!("file:{}", dump.display()) });
+    monitor.execute("dump-guest-memory", wish, GUEST_PATIENCE)?;
+    ensure!(fs::metadata(&dump)?.len() > 512 << 20, "the dump is too short");
+    fs::remove_file(&dump)?;
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+/// A node of its own is killed with its donor's memory, and comes back with none. The machine is
+/// stopped, or waits for ever; it never goes on with zeros.
+pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let lender = || {
+        let mut node = cluster.command("node");
+        node.args(["--name", "fragile", "--lend", "1G", "--listen", &format!("127.0.0.1:{port}")]);
+        Running::spawn(node.arg("--dir").arg(cluster.file("fragile")).stdout(Stdio::null()))
+    };
+    let is_fragile =
+        |donor: &Value| donor["address"].as_str() == Some(&format!("127.0.0.1:{port}"));
+    let lends = |status: &Value| {
+        all(status, "donors").any(|donor| {
+            is_fragile(donor) && donor["stats"]["lent_pages"].as_u64().unwrap_or(0) > 4096
+        })
+    };
+    let mut node = lender()?;
+    cluster.eventually("the other node serves", PATIENCE, |status| {
+        Ok(all(status, "donors").any(|donor| is_fragile(donor) && donor["state"] == "serving"))
+    })?;
+    let script = "stress-ng --vm 2 --vm-bytes 300M --vm-keep --verify -t 600";
+    let mut machine = Machine::start(cluster, &guests, &Spec { script, ..Spec::default() })?;
+    machine.wait_for("dispatching hogs")?;
+    cluster.eventually("the other node lends", GUEST_PATIENCE, |status| Ok(lends(status)))?;
+    kill_dead(node.id());
+    node.wait(PATIENCE, || Ok(()))?;
+    let node = lender()?;
+    cluster.eventually("the machine is stopped", GUEST_PATIENCE, |_| {
+        let report = report(cluster, "guest")?;
+        let state = report["state"].as_str().unwrap_or_default();
+        let reason = report["reason"].as_str().unwrap_or_default();
+        Ok((state == "stopped" || state == "stuck") && reason.contains("lost"))
+    })?;
+    // Were it fed zeros, it would say so at once.
+    thread::sleep(Duration::from_secs(2));
+    ensure!(!machine.has_said("fail"), "the guest found wrong data");
+    machine.kill(cluster)?;
+    machine.end_of_any_kind()?;
+    cluster.wait_until_idle(AFTER_LEASE)?;
+    drop(node);
+    cluster.eventually("the other node has left", AFTER_LEASE, |status| {
+        Ok(!all(status, "donors").any(is_fragile))
+    })?;
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn what_cannot_be_paged_is_said_before_it_starts(cluster: &Cluster) -> TestResult {
+    for (arguments, words) in [
+        (&["-m", "1G", "-device", "vfio-pci,host=01:00.0"][..], "-device vfio-pci,host=01:00.0"),
+        (&["-m", "1G", "-drive", "file=x,cache=none"], "direct I/O"),
+        (&["-m", "1G", "-mem-prealloc"], "-mem-prealloc"),
+        (&["-M", "q35"], "how much memory"),
+    ] {
+        let mut command = cluster.command("vm");
+        command.args(["run", "--local", "64M", "--", "sh"]).args(arguments);
+        let ended = run(&mut command, PATIENCE)?;
+        ensure!(ended.status.code() == Some(2), "{}: {}", ended.status, ended.stderr);
+        ensure!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    let mut printed = cluster.command("vm");
+    printed.args(["run", "--local", "64M", "--memory", "1G", "--print", "--", "sh", "-M", "q35"]);
+    let printed = run(&mut printed, PATIENCE)?.text();
+    ensure!(printed.starts_with("sh -M q35,memory-backend=hecaton-ram"), "{printed}");
+    cluster.wait_until_idle(AFTER_LEASE)?;
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,579 @@
+//! A libvirt domain, changed so that its RAM can be paged, and changed back.
+//!
+//! XML in, XML out. The text is spliced and not written anew, so that a diff shows what is changed
+//! and nothing else. What was there before is noted in the domain's metadata, under a namespace of
+//! our own, which libvirt keeps: with it [`restore`] gives back what [`edit`] was given.
+//!
+//! ```xml
+//! <metadata><hecaton:vm xmlns:hecaton="urn:hecaton:vm:1" added="…"/></metadata>
+//! <memoryBacking><source type="memfd"/><access mode="shared"/></memoryBacking>
+//! <qemu:commandline>
+//!   <qemu:arg value="-qmp"/><qemu:arg value="unix:…,server=on,wait=off"/>
+//!   <qemu:env name="LD_PRELOAD" value="…/libhecaton.so"/>
+//!   <qemu:env name="HECATON_NODE" value="…/node.sock"/>   <!-- and what the node is asked for -->
+//! </qemu:commandline>
+//! ```
+
+use crate::guest_ram;
+use crate::option::OptionError;
+use crate::refusal::{Reason, Refusal};
+use crate::words;
+use roxmltree::{Document, Node};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+/// libvirt's namespace for what is passed on to QEMU.
+const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
+
+/// Ours, in the metadata.
+const NAMESPACE: &str = "urn:hecaton:vm:1";
+
+/// The dynamic linker's variable.
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// Longest domain that is taken.
+pub const MAX_DOMAIN_BYTES: usize = 4 << 20;
+
+/// What a domain's machine is to be told.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// `libhecaton.so`.
+    pub library: &'a Path,
+    /// Where our monitor is to listen; the name ends in `.qmp`, by which it is known again.
+    pub monitor: &'a Path,
+    /// The library's variables, with their values.
+    pub variables: &'a [(&'a str, String)],
+}
+
+/// Why a domain is not changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DomainError {
+    /// It is no XML, or not as a domain is.
+    #[error("the domain's XML cannot be read: {0}")]
+    Xml(String),
+    /// It is no domain of QEMU.
+    #[error("this is a domain of type `{0}`; only `kvm` and `qemu` can be paged")]
+    NotQemu(String),
+    /// Parts of it are refused; all of them are named.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Refused(Vec<Refusal>),
+    /// A `<qemu:arg>` cannot be read.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    /// It was not changed by us.
+    #[error("the domain is not set up for Hecaton; there is nothing to remove")]
+    NotOurs,
+}
+
+/// Changes a domain; one that was changed before is changed back first.
+pub fn edit(xml: &str, wish: Wish<'_>) -> Result<String, DomainError> {
+    let xml = match restore(xml) {
+        Ok(plain) => plain,
+        Err(DomainError::NotOurs) => xml.to_owned(),
+        Err(error) => return Err(error),
+    };
+    let document = parse(&xml)?;
+    let domain = document.root_element();
+    let refused = refusals(&xml, domain)?;
+    if !refused.is_empty() {
+        return Err(DomainError::Refused(refused));
+    }
+    let mut edits = Edits::new(&xml);
+    let mut note = Note::default();
+    back_memory(domain, &mut edits, &mut note)?;
+    add_command_line(domain, wish, &mut edits, &mut note);
+    write_note(domain, &mut edits, note);
+    Ok(edits.apply())
+}
+
+/// Changes a domain back.
+pub fn restore(xml: &str) -> Result<String, DomainError> {
+    let document = parse(xml)?;
+    let domain = document.root_element();
+    let Some(ours) = find_note(domain) else { return Err(DomainError::NotOurs) };
+    let note = Note::read(ours);
+    let mut edits = Edits::new(xml);
+    let metadata = ours.parent_element().filter(|_| note.has("metadata"));
+    match metadata.filter(|metadata| elements(*metadata).all(|node| node == ours)) {
+        Some(metadata) => edits.remove(metadata),
+        None => edits.remove(ours),
+    }
+    if let Some(backing) = child(domain, "memoryBacking") {
+        restore_memory(backing, &note, &mut edits);
+    }
+    if let Some(commandline) = qemu_commandline(domain) {
+        let whole = restore_command_line(commandline, &note, &mut edits);
+        if whole && note.has("namespace") {
+            edits.remove_namespace(domain);
+        }
+    }
+    Ok(edits.apply())
+}
+
+/// Whether [`edit`] has changed this domain.
+pub fn is_ours(xml: &str) -> Result<bool, DomainError> {
+    Ok(find_note(parse(xml)?.root_element()).is_some())
+}
+
+/// What is changed, for people: a unified diff.
+pub fn diff(name: &str, before: &str, after: &str) -> String {
+    similar::TextDiff::from_lines(before, after)
+        .unified_diff()
+        .context_radius(3)
+        .header(&format!("{name} now"), &format!("{name} then"))
+        .to_string()
+}
+
+fn parse(xml: &str) -> Result<Document<'_>, DomainError> {
+    if xml.len() > MAX_DOMAIN_BYTES {
+        return Err(DomainError::Xml(format!("it is longer than {MAX_DOMAIN_BYTES} bytes")));
+    }
+    let document = Document::parse(xml).map_err(|error| DomainError::Xml(error.to_string()))?;
+    let domain = document.root_element();
+    if domain.tag_name().name() != "domain" {
+        let name = domain.tag_name().name();
+        return Err(DomainError::Xml(format!("its first element is <{name}>, not <domain>")));
+    }
+    match domain.attribute("type") {
+        Some("kvm" | "qemu") => Ok(document),
+        other => Err(DomainError::NotQemu(other.unwrap_or_default().to_owned())),
+    }
+}
+
+fn child<'a>(parent: Node<'a, 'a>, name: &str) -> Option<Node<'a, 'a>> {
+    parent.children().find(|node| node.is_element() && node.tag_name().name() == name)
+}
+
+fn elements<'a>(parent: Node<'a, 'a>) -> impl Iterator<Item = Node<'a, 'a>> {
+    parent.children().filter(Node::is_element)
+}
+
+fn qemu_commandline<'a>(domain: Node<'a, 'a>) -> Option<Node<'a, 'a>> {
+    domain.children().find(|node| node.has_tag_name((QEMU_NAMESPACE, "commandline")))
+}
+
+fn find_note<'a>(domain: Node<'a, 'a>) -> Option<Node<'a, 'a>> {
+    child(domain, "metadata")?.children().find(|node| node.has_tag_name((NAMESPACE, "vm")))
+}
+
+/// All that cannot be with a paged guest.
+fn refusals(xml: &str, domain: Node<'_, '_>) -> Result<Vec<Refusal>, DomainError> {
+    let mut refused = Vec::new();
+    for node in domain.descendants().filter(Node::is_element) {
+        if let Some(reason) = of_element(node) {
+            refused.push(Refusal::new(start_tag(xml, node), reason));
+        }
+    }
+    if let Some(commandline) = qemu_commandline(domain) {
+        let arguments: Vec<_> = commandline
+            .children()
+            .filter(|node| node.has_tag_name((QEMU_NAMESPACE, "arg")))
+            .filter_map(|node| node.attribute("value").map(Into::into))
+            .collect();
+        refused.extend(guest_ram::refusals(&words::parse(&arguments))?);
+    }
+    Ok(refused)
+}
+
+fn of_element(node: Node<'_, '_>) -> Option<Reason> {
+    let attribute = |name| node.attribute(name).unwrap_or_default();
+    let parent = node.parent_element().map_or("", |parent| parent.tag_name().name());
+    match (parent, node.tag_name().name()) {
+        ("memoryBacking", "hugepages") => Some(Reason::HugePages),
+        ("memoryBacking", "locked") => Some(Reason::Locked),
+        ("memoryBacking", "allocation") if attribute("mode") == "immediate" => {
+            Some(Reason::Preallocated)
+        }
+        ("numa", "cell") if attribute("memAccess") == "private" => Some(Reason::Private),
+        ("domain", "launchSecurity") => Some(Reason::Encrypted),
+        ("devices", "memory") => match attribute("model") {
+            "nvdimm" | "virtio-pmem" => Some(Reason::FileOnDisk),
+            "sgx-epc" => Some(Reason::Encrypted),
+            _ if attribute("access") == "private" => Some(Reason::Private),
+            _ => None,
+        },
+        ("devices", "hostdev") => match attribute("type") {
+            "pci" | "mdev" => Some(Reason::PinnedByDevice),
+            "scsi" | "scsi_host" => Some(Reason::DirectIo),
+            _ => None,
+        },
+        ("devices", "interface") => match attribute("type") {
+            "hostdev" | "vdpa" => Some(Reason::PinnedByDevice),
+            "vhostuser" => Some(Reason::MappedElsewhere),
+            _ => None,
+        },
+        ("devices", "disk") => match (attribute("type"), attribute("device")) {
+            ("nvme" | "vhostvdpa", _) => Some(Reason::PinnedByDevice),
+            ("vhostuser", _) => Some(Reason::MappedElsewhere),
+            (_, "lun") => Some(Reason::DirectIo),
+            _ => None,
+        },
+        ("disk", "driver") => {
+            let direct =
+                matches!(attribute("cache"), "none" | "directsync") || attribute("io") == "native";
+            direct.then_some(Reason::DirectIo)
+        }
+        ("filesystem", "driver") if attribute("type") == "virtiofs" => {
+            Some(Reason::MappedElsewhere)
+        }
+        ("video", "driver") if attribute("name") == "vhostuser" => Some(Reason::MappedElsewhere),
+        ("video", "model") if attribute("blob") == "on" => Some(Reason::PinnedByDevice),
+        ("devices", "shmem") => Some(Reason::MappedElsewhere),
+        _ => None,
+    }
+}
+
+/// An element without what is in it, for people.
+fn start_tag(xml: &str, node: Node<'_, '_>) -> String {
+    let text = &xml[node.range()];
+    let end = text.find('>').map_or(text.len(), |end| end + 1);
+    text[..end].split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What [`restore`] must know.
+#[derive(Debug, Default)]
+struct Note {
+    /// Elements that were not there.
+    added: Vec<&'static str>,
+    /// Those of a note that was read.
+    added_then: Vec<String>,
+    /// Values that were there, by element or variable.
+    was: BTreeMap<String, String>,
+}
+
+impl Note {
+    fn read(node: Node<'_, '_>) -> Note {
+        let added = node.attribute("added").unwrap_or_default();
+        let was = node
+            .attributes()
+            .filter_map(|attribute| {
+                let name = attribute.name().strip_suffix("-was")?;
+                Some((name.to_owned(), attribute.value().to_owned()))
+            })
+            .collect();
+        Note { added: Vec::new(), added_then: added.split(' ').map(str::to_owned).collect(), was }
+    }
+
+    fn has(&self, added: &str) -> bool {
+        self.added_then.iter().any(|name| name == added)
+    }
+}
+
+fn write_note(domain: Node<'_, '_>, edits: &mut Edits<'_>, mut note: Note) {
+    let metadata = child(domain, "metadata");
+    if metadata.is_none() {
+        note.added.push("metadata");
+    }
+    let mut element = format!("<hecaton:vm xmlns:hecaton=\"{NAMESPACE}\"");
+    element += &format!(" added=\"{}\"", note.added.join(" "));
+    for (name, value) in &note.was {
+        element += &format!(" {name}-was=\"{}\"", escape(value));
+    }
+    element += "/>";
+    match metadata {
+        Some(metadata) => edits.append(metadata, &[element]),
+        None => {
+            // libvirt itself writes it after these.
+            let after = ["description", "title", "genid", "uuid", "name"];
+            let after = after.iter().find_map(|name| child(domain, name));
+            let lines = ["<metadata>".to_owned(), format!("  {element}"), "</metadata>".to_owned()];
+            edits.insert_after(after, domain, &lines);
+        }
+    }
+}
+
+fn back_memory(
+    domain: Node<'_, '_>,
+    edits: &mut Edits<'_>,
+    note: &mut Note,
+) -> Result<(), DomainError> {
+    let source = "<source type=\"memfd\"/>".to_owned();
+    let access = "<access mode=\"shared\"/>".to_owned();
+    let Some(backing) = child(domain, "memoryBacking") else {
+        note.added.push("memoryBacking");
+        let after = ["memtune", "currentMemory", "memory"];
+        let after = after.iter().find_map(|name| child(domain, name));
+        let after = after.ok_or_else(|| DomainError::Xml("it has no <memory>".to_owned()))?;
+        let lines = [
+            "<memoryBacking>".to_owned(),
+            format!("  {source}"),
+            format!("  {access}"),
+            "</memoryBacking>".to_owned(),
+        ];
+        edits.insert_after(Some(after), domain, &lines);
+        return Ok(());
+    };
+    let mut missing = Vec::new();
+    for (name, attribute, wanted, element) in
+        [("source", "type", "memfd", source), ("access", "mode", "shared", access)]
+    {
+        match child(backing, name) {
+            Some(node) => {
+                let before = node.attribute(attribute).unwrap_or_default();
+                if before != wanted {
+                    note.was.insert(name.to_owned(), before.to_owned());
+                    edits.set_attribute(node, attribute, wanted);
+                }
+            }
+            None => {
+                note.added.push(name);
+                missing.push(element);
+            }
+        }
+    }
+    edits.append(backing, &missing);
+    Ok(())
+}
+
+fn add_command_line(domain: Node<'_, '_>, wish: Wish<'_>, edits: &mut Edits<'_>, note: &mut Note) {
+    let prefix = domain.lookup_prefix(QEMU_NAMESPACE).unwrap_or("qemu").to_owned();
+    let existing = qemu_commandline(domain);
+    let preloaded = existing.and_then(|commandline| variable(commandline, PRELOAD));
+    let mut preload = wish.library.to_string_lossy().into_owned();
+    if let Some(before) = preloaded.and_then(|node| node.attribute("value")) {
+        note.was.insert("preload".to_owned(), before.to_owned());
+        preload += &format!(":{before}");
+    }
+    let monitor = wish.monitor.to_string_lossy().replace(',', ",,");
+    let argument = |value: &str| format!("<{prefix}:arg value=\"{}\"/>", escape(value));
+    let mut lines = vec![argument("-qmp"), argument(&format!("unix:{monitor},server=on,wait=off"))];
+    let set = |name: &str, value: &str| {
+        format!("<{prefix}:env name=\"{name}\" value=\"{}\"/>", escape(value))
+    };
+    match preloaded {
+        Some(node) => edits.set_attribute(node, "value", &preload),
+        None => lines.push(set(PRELOAD, &preload)),
+    }
+    lines.extend(wish.variables.iter().map(|(name, value)| set(name, value)));
+    match existing {
+        Some(commandline) => edits.append(commandline, &lines),
+        None => {
+            note.added.push("commandline");
+            if domain.lookup_prefix(QEMU_NAMESPACE).is_none() {
+                note.added.push("namespace");
+                edits.add_namespace(domain, &prefix);
+            }
+            let mut element = vec![format!("<{prefix}:commandline>")];
+            element.extend(lines.into_iter().map(|line| format!("  {line}")));
+            element.push(format!("</{prefix}:commandline>"));
+            edits.append(domain, &element);
+        }
+    }
+}
+
+fn variable<'a>(commandline: Node<'a, 'a>, name: &str) -> Option<Node<'a, 'a>> {
+    commandline.children().find(|node| {
+        node.has_tag_name((QEMU_NAMESPACE, "env")) && node.attribute("name") == Some(name)
+    })
+}
+
+/// What others have put beside ours since stays, and the element that holds it.
+fn restore_memory(backing: Node<'_, '_>, note: &Note, edits: &mut Edits<'_>) {
+    let parts = [("source", "type"), ("access", "mode")];
+    let ours = |node: Node<'_, '_>| {
+        parts
+            .iter()
+            .any(|(name, _)| node.tag_name().name() == *name && child(backing, name) == Some(node))
+    };
+    if note.has("memoryBacking") && elements(backing).all(ours) {
+        edits.remove(backing);
+        return;
+    }
+    for (element, attribute) in parts {
+        let Some(node) = child(backing, element) else { continue };
+        if note.has(element) || note.has("memoryBacking") {
+            edits.remove(node);
+        } else if let Some(before) = note.was.get(element) {
+            edits.set_attribute(node, attribute, before);
+        }
+    }
+}
+
+/// `true` if all of it was ours and is gone.
+fn restore_command_line(commandline: Node<'_, '_>, note: &Note, edits: &mut Edits<'_>) -> bool {
+    let children: Vec<_> = elements(commandline).collect();
+    let value = |node: &Node<'_, '_>| node.attribute("value").unwrap_or_default().to_owned();
+    let is_monitor = |node: &Node<'_, '_>| value(node).ends_with(MONITOR_SUFFIX);
+    let mut ours = Vec::new();
+    for (index, node) in children.iter().enumerate() {
+        let name = node.attribute("name").unwrap_or_default();
+        let next_is_monitor = children.get(index + 1).is_some_and(is_monitor);
+        let argument = node.tag_name().name() == "arg";
+        if argument && (value(node) == "-qmp" && next_is_monitor || is_monitor(node))
+            || name.starts_with("HECATON_")
+            || name == PRELOAD && !note.was.contains_key("preload")
+        {
+            ours.push(*node);
+        }
+    }
+    if note.has("commandline") && ours.len() == children.len() {
+        edits.remove(commandline);
+        return true;
+    }
+    for node in ours {
+        edits.remove(node);
+    }
+    if let (Some(node), Some(before)) = (variable(commandline, PRELOAD), note.was.get("preload")) {
+        edits.set_attribute(node, "value", before);
+    }
+    false
+}
+
+/// How the values that name our monitors end.
+const MONITOR_SUFFIX: &str = ".qmp,server=on,wait=off";
+
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for character in text.chars() {
+        match character {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '"' => escaped += "&quot;",
+            // A parser makes blanks of these, if they stand as they are.
+            '\n' => escaped += "&#10;",
+            '\t' => escaped += "&#9;",
+            '\r' => escaped += "&#13;",
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// Changes to a text, made all at once.
+struct Edits<'a> {
+    text: &'a str,
+    changes: Vec<(Range<usize>, String)>,
+}
+
+impl<'a> Edits<'a> {
+    fn new(text: &'a str) -> Edits<'a> {
+        Edits { text, changes: Vec::new() }
+    }
+
+    /// The blanks before `at`, back to the line's beginning, and the line's break; empty if
+    /// anything else stands before it in its line.
+    fn margin(&self, at: usize) -> &'a str {
+        let before = &self.text[..at];
+        let blank = before.len() - before.trim_end_matches([' ', '\t']).len();
+        match before[..before.len() - blank].ends_with('\n') {
+            true => &before[before.len() - blank - 1..],
+            false => "",
+        }
+    }
+
+    fn lines(margin: &str, lines: &[String]) -> String {
+        lines.iter().map(|line| format!("{margin}{line}")).collect()
+    }
+
+    /// Writes `lines` after `sibling`, or as the first of `parent`.
+    fn insert_after(
+        &mut self,
+        sibling: Option<Node<'_, '_>>,
+        parent: Node<'_, '_>,
+        lines: &[String],
+    ) {
+        match sibling {
+            Some(sibling) => {
+                let margin = self.margin(sibling.range().start);
+                self.change(sibling.range().end..sibling.range().end, Self::lines(margin, lines));
+            }
+            None => {
+                let first = parent.children().find(Node::is_element);
+                let at = first.map_or(parent.range().end, |first| first.range().start);
+                let margin = self.margin(at).to_owned();
+                let start = at - margin.len();
+                self.change(start..start, Self::lines(&margin, lines));
+            }
+        }
+    }
+
+    /// Writes `lines` as the last of `parent`.
+    fn append(&mut self, parent: Node<'_, '_>, lines: &[String]) {
+        if lines.is_empty() {
+            return;
+        }
+        let Range { start, end } = parent.range();
+        let last = parent.children().rfind(Node::is_element);
+        if let Some(last) = last {
+            let margin = self.margin(last.range().start);
+            self.change(last.range().end..last.range().end, Self::lines(margin, lines));
+            return;
+        }
+        let outer = self.margin(start).to_owned();
+        let inner = if outer.is_empty() { String::new() } else { format!("{outer}  ") };
+        let body = format!("{}{outer}", Self::lines(&inner, lines));
+        if self.text[start..end].ends_with("/>") {
+            let name = self.text[start + 1..].split([' ', '/', '>', '\n', '\t']).next();
+            let close = format!(">{body}</{}>", name.unwrap_or_default());
+            self.change(end - 2..end, close);
+        } else {
+            let close = start + self.text[start..end].rfind("</").expect("an end tag");
+            let open = self.text[start..close].rfind('>').expect("a start tag") + 1 + start;
+            // Nothing but blanks stands between, or text that is kept.
+            let kept = self.text[open..close].trim_end().len();
+            self.change(open + kept..close, body);
+        }
+    }
+
+    /// Takes an element out, with the blanks before it.
+    fn remove(&mut self, node: Node<'_, '_>) {
+        let Range { start, end } = node.range();
+        let start = start - self.margin(start).len();
+        self.change(start..end, String::new());
+    }
+
+    fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
+        match node.attribute_node(name) {
+            Some(attribute) => self.change(attribute.range_value(), escape(value)),
+            None => {
+                let at = node.range().start + 1 + self.name_length(node);
+                self.change(at..at, format!(" {name}=\"{}\"", escape(value)));
+            }
+        }
+    }
+
+    fn name_length(&self, node: Node<'_, '_>) -> usize {
+        let tag = &self.text[node.range().start + 1..];
+        tag.find([' ', '/', '>', '\n', '\t', '\r']).unwrap_or(tag.len())
+    }
+
+    fn add_namespace(&mut self, domain: Node<'_, '_>, prefix: &str) {
+        let at = domain.range().start + 1 + self.name_length(domain);
+        self.change(at..at, format!(" xmlns:{prefix}=\"{QEMU_NAMESPACE}\""));
+    }
+
+    fn remove_namespace(&mut self, domain: Node<'_, '_>) {
+        let tag = &self.text[domain.range()];
+        let tag = &tag[..tag.find('>').unwrap_or(tag.len())];
+        let Some(prefix) = domain.lookup_prefix(QEMU_NAMESPACE) else { return };
+        for quote in ['"', '\''] {
+            let declaration = format!(" xmlns:{prefix}={quote}{QEMU_NAMESPACE}{quote}");
+            if let Some(at) = tag.find(&declaration) {
+                let start = domain.range().start + at;
+                self.change(start..start + declaration.len(), String::new());
+                return;
+            }
+        }
+    }
+
+    fn change(&mut self, range: Range<usize>, by: String) {
+        self.changes.push((range, by));
+    }
+
+    fn apply(mut self) -> String {
+        // Those at one place stay in the order in which they were made.
+        self.changes.sort_by_key(|(range, _)| range.start);
+        let mut text = String::with_capacity(self.text.len() + 1024);
+        let mut copied = 0;
+        for (range, by) in self.changes {
+            text += &self.text[copied..range.start];
+            text += &by;
+            copied = range.end;
+        }
+        text + &self.text[copied..]
+    }
+}
+
+#[cfg(test)]
+mod tests;

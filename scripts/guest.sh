@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Builds the guest that the demo, the benches and the tests run: a Debian kernel and an initramfs
+# of busybox and the load programs. It is cached; nothing is installed on this machine.
+#
+#   guest.sh            the guest; prints the directory
+#   guest.sh qemu       the guest and QEMU 10 beside Debian's own, unpacked and not installed
+#
+# The guest's kernel takes a script from its command line (`hecaton.script=` and the script in
+# base64, at most some 1,500 characters), runs it on the serial console, prints `guest: exit N` and
+# powers off. Without a script it prints `guest: ready` and waits on a shell.
+#
+# In the directory: `vmlinuz`, `initramfs`, and `qemu-10/` with `usr/bin/qemu-system-x86_64` and
+# the firmware directories that QEMU is told of by -L.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+SUITE=bookworm-backports
+MIRROR=${HECATON_DEBIAN_MIRROR:-http://deb.debian.org/debian}
+KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
+MODULES="virtio_mem virtio_balloon virtio_blk ext4 zram"
+# name:package, each copied with the libraries that it needs.
+PROGRAMS="stress-ng:stress-ng memtester:memtester mbw:mbw redis-server:redis-server redis-benchmark:redis-tools redis-cli:redis-tools"
+
+what=${1:-guest}
+dir="${CARGO_TARGET_DIR:-target}/guest"
+mkdir -p "$dir"
+dir=$(cd "$dir" && pwd)
+# What the cache was built from: another script builds another guest.
+stamp=$(sha256sum scripts/guest.sh scripts/guest-init.sh | sha256sum | cut -c 1-16)
+
+exec 9>"$dir/lock"
+# Tests ask for it in parallel.
+flock 9
+
+die() {
+    echo "guest: $*" >&2
+    exit 1
+}
+
+apt() {
+    "$1" -o Dir::Etc::sourcelist="$dir/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
+        -o Dir::State::lists="$dir/apt/lists" -o Dir::Cache::pkgcache= \
+        -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root "${@:2}"
+}
+
+# Package lists of our own, so that the machine's are left as they are.
+lists() {
+    [ ! -e "$dir/apt/ready-$stamp" ] || return 0
+    [ -e "$KEYRING" ] || die "there is no $KEYRING; install debian-archive-keyring"
+    mkdir -p "$dir/apt/lists/partial"
+    printf "deb [signed-by=$KEYRING] $MIRROR %s main\n" "$SUITE" "${SUITE%-backports}" \
+        >"$dir/apt/sources.list"
+    echo "guest: reading the package lists of $SUITE" >&2
+    apt apt-get update -q >"$dir/apt/log" 2>&1 || die "$(tail -n 2 "$dir/apt/log")"
+    touch "$dir/apt/ready-$stamp"
+}
+
+# fetch DIRECTORY PACKAGE...: unpacked there.
+fetch() {
+    local to=$1 package
+    shift
+    lists
+    rm -rf "$dir/debs" && mkdir -p "$dir/debs" "$to"
+    echo "guest: fetching $*" >&2
+    (cd "$dir/debs" && apt apt-get download -q "$@" >"$dir/apt/log" 2>&1) ||
+        die "$(tail -n 2 "$dir/apt/log")"
+    for package in "$dir"/debs/*.deb; do
+        dpkg -x "$package" "$to"
+    done
+    rm -rf "$dir/debs"
+}
+
+build_kernel() {
+    local package
+    lists
+    package=$(apt apt-cache depends "linux-image-cloud-amd64/$SUITE" |
+        awk '/Depends: linux-image-/ { print $2; exit }')
+    [ -n "$package" ] || die "$SUITE has no linux-image-cloud-amd64"
+    rm -rf "$dir/kernel"
+    fetch "$dir/kernel" "$package/$SUITE"
+    cp "$dir"/kernel/boot/vmlinuz-* "$dir/vmlinuz"
+}
+
+# Copies a program to its place below the root, with the libraries that it needs.
+copy_program() {
+    local root=$1 program=$2 library
+    install -D -m 755 "$program" "$root/bin/${program##*/}"
+    while read -r library; do
+        [ -e "$root$library" ] || install -D -m 755 "$(readlink -f "$library")" "$root$library"
+    done < <(ldd "$program" | grep -o '/[^ ]*')
+}
+
+build_initramfs() {
+    local root="$dir/root" entry program path version
+    rm -rf "$root" && mkdir -p "$root"/{bin,dev,proc,sys,tmp,root,etc,mnt}
+    fetch "$dir/busybox" busybox-static
+    install -m 755 "$dir/busybox/bin/busybox" "$root/bin/busybox"
+    install -m 755 scripts/guest-init.sh "$root/init"
+    for entry in $PROGRAMS; do
+        program=${entry%%:*}
+        path=$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program") ||
+            die "there is no $program to put in the guest; install the package ${entry##*:}"
+        copy_program "$root" "$path"
+    done
+    version=$(ls "$dir/kernel/lib/modules")
+    mkdir -p "$root/lib/modules"
+    cp -r "$dir/kernel/lib/modules/$version" "$dir/modules-$$"
+    mkdir -p "$dir/modules-tree/lib/modules"
+    rm -rf "$dir/modules-tree/lib/modules/$version"
+    mv "$dir/modules-$$" "$dir/modules-tree/lib/modules/$version"
+    PATH="$PATH:/sbin:/usr/sbin" depmod -b "$dir/modules-tree" "$version"
+    # In the order in which they must be loaded.
+    for entry in $MODULES; do
+        { PATH="$PATH:/sbin:/usr/sbin" modprobe -d "$dir/modules-tree" -S "$version" \
+            --show-depends "$entry" 2>/dev/null || true; } | awk '$1 == "insmod" { print $2 }' |
+            while read -r path; do
+                # busybox loads no compressed modules.
+                case $path in
+                *.xz) xz -dc "$path" >"$root/lib/modules/$(basename "${path%.xz}")" ;;
+                *) cp "$path" "$root/lib/modules/" ;;
+                esac
+                path=$(basename "${path%.xz}")
+                grep -qsx "$path" "$root/lib/modules/order" ||
+                    echo "$path" >>"$root/lib/modules/order"
+            done
+    done
+    rm -rf "$dir/modules-tree"
+    (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc --owner 0:0 | gzip -1) \
+        >"$dir/initramfs"
+    rm -rf "$root"
+}
+
+if [ ! -e "$dir/guest-$stamp" ]; then
+    rm -f "$dir"/guest-*
+    build_kernel
+    build_initramfs
+    touch "$dir/guest-$stamp"
+fi
+if [ "$what" = qemu ] && [ ! -e "$dir/qemu-$stamp" ]; then
+    rm -rf "$dir"/qemu-10 "$dir"/qemu-*
+    fetch "$dir/qemu-10" "qemu-system-x86/$SUITE" "qemu-system-common/$SUITE" \
+        "qemu-system-data/$SUITE" seabios
+    touch "$dir/qemu-$stamp"
+fi
+echo "$dir"

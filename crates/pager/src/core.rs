@@ -16,7 +16,7 @@ use crate::guest::memory_file::MemoryFile;
 use crate::space_pages::SpacePages;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
-use crate::state::{IMAGE_SPACE, State};
+use crate::state::{MAX_SPACES, State};
 use crate::stats::{LatencyRecorder, Stats};
 use crate::tables::{Key, Tables};
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
@@ -268,7 +268,7 @@ impl Core {
     /// Where the next address space goes; `None` when there are too many.
     pub(crate) fn free_space(&self) -> Option<usize> {
         let free = self.spaces.iter().position(Option::is_none);
-        Some(free.unwrap_or(self.spaces.len())).filter(|&index| index < IMAGE_SPACE)
+        Some(free.unwrap_or(self.spaces.len())).filter(|&index| index < MAX_SPACES)
     }
 
     /// A new address space; `None` when there are too many.

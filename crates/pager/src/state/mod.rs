@@ -32,7 +32,7 @@ use std::sync::atomic::AtomicU64;
 /// Address spaces that one pager serves at a time.
 pub(crate) const MAX_SPACES: usize = 1024;
 /// Where the entries of an image are that no process has yet; no address space is ever there.
-pub(crate) const IMAGE_SPACE: usize = MAX_SPACES - 1;
+pub(crate) const IMAGE_SPACE: usize = MAX_SPACES;
 /// Words that describe an address space.
 pub(crate) const SPACE_WORDS: usize = 16;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.

@@ -494,7 +494,7 @@ impl<'a> Edits<'a> {
             return;
         }
         let Range { start, end } = parent.range();
-        let last = parent.children().filter(Node::is_element).last();
+        let last = parent.children().rfind(Node::is_element);
         if let Some(last) = last {
             let margin = self.margin(last.range().start);
             self.change(last.range().end..last.range().end, Self::lines(margin, lines));

@@ -125,9 +125,12 @@ fn hand_over(region: Range, file: RawFd, offset: u64) -> Result<(), Refused> {
 }
 
 fn open() -> Result<Uffd, Refused> {
-    let path = &raw mut SOCKET_PATH;
-    // SAFETY: read by `connect` only, which like this runs in the one thread that hands over.
-    launch::ask(unsafe { &mut *path }, refuse)?;
+    let mut path = [0; 108];
+    launch::ask(&mut path, refuse)?;
+    if path[0] != 0 {
+        // SAFETY: read by `connect` only, which like this runs in the one thread that hands over.
+        unsafe { (&raw mut SOCKET_PATH).write(path) };
+    }
     let Ok(uffd) = Uffd::open() else {
         return refuse(b"userfaultfd is not permitted to this process");
     };

@@ -431,6 +431,11 @@ pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
     cluster.eventually("the other node lends", GUEST_PATIENCE, |status| Ok(lends(status)))?;
     kill_dead(node.id());
     node.wait(PATIENCE, || Ok(()))?;
+    // The manager gives its name to another only when it has been silent for a while.
+    cluster.eventually("the manager misses the other node", PATIENCE, |status| {
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        Ok(nodes.any(|node| node["name"] == "fragile" && node["state"] == "silent"))
+    })?;
     let node = lender()?;
     cluster.eventually("the machine is stopped", GUEST_PATIENCE, |_| {
         let report = report(cluster, "guest")?;

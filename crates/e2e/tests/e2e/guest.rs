@@ -170,6 +170,8 @@ impl Machine {
     ) -> anyhow::Result<Self> {
         let mut command = cluster.command("vm");
         command.args(["run", "--name", spec.name, "--memory", spec.memory, "--local", spec.local]);
+        // The cluster's own node, where a test has started another one.
+        command.arg("--dir").arg(cluster.file("node"));
         command.arg("--").args(guests.command_line(spec.qemu, spec.script));
         let monitor = cluster.file(&format!("{}.monitor", spec.name));
         command.args(spec.arguments);
@@ -290,7 +292,8 @@ impl Machine {
 /// What `hecaton vm status` says of a machine.
 pub(crate) fn report(cluster: &Cluster, name: &str) -> anyhow::Result<Value> {
     let mut command = cluster.command("vm");
-    let ended = crate::process::run(command.args(["status", name, "--json"]), PATIENCE)?;
+    command.args(["status", name, "--json", "--dir"]).arg(cluster.file("node"));
+    let ended = crate::process::run(&mut command, PATIENCE)?;
     ended.expect_success("hecaton vm status")?;
     serde_json::from_slice(&ended.stdout).context("the status is no JSON")
 }

@@ -411,7 +411,7 @@ pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let lender = || {
         let mut node = cluster.command("node");
-        node.args(["--name", "fragile", "--lend", "1G", "--listen", &format!("127.0.0.1:{port}")]);
+        node.args(["--name", "fragile", "--lend", "2G", "--listen", &format!("127.0.0.1:{port}")]);
         Running::spawn(node.arg("--dir").arg(cluster.file("fragile")).stdout(Stdio::null()))
     };
     let is_fragile =

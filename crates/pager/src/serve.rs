@@ -84,17 +84,16 @@ impl Source {
     }
 }
 
-/// A lane, and which of its descriptors are watched.
+/// A lane, and which set of its descriptors is watched.
 struct Watched {
     lane: Lane,
     generation: Option<u64>,
-    fds: Vec<RawFd>,
     requests: HashMap<u64, Fetch>,
 }
 
 impl Watched {
     fn new(lane: Lane) -> Watched {
-        Watched { lane, generation: None, fds: Vec::new(), requests: HashMap::new() }
+        Watched { lane, generation: None, requests: HashMap::new() }
     }
 }
 
@@ -469,13 +468,16 @@ impl Server {
         watched.generation = generation;
         let mut fds = Vec::new();
         watched.lane.fds(&mut fds);
-        let old = std::mem::replace(&mut watched.fds, fds.clone());
-        for fd in old {
-            // SAFETY: it may have been closed meanwhile, which epoll answers with an error.
-            let _ = epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) });
-        }
+        // Those that the lane has closed are out of the set already, and must not be taken out by
+        // their numbers: such a number may be that of a userfaultfd by now, which nobody would read
+        // any more. For the same reason one that was there before may be another file.
         for fd in fds {
-            self.watch(fd, source, epoll::EventFlags::IN)?;
+            match self.watch(fd, source, epoll::EventFlags::IN) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(error);
+                }
+                _ => {}
+            }
         }
         Ok(())
     }

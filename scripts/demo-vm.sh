@@ -110,7 +110,7 @@ rates() {
 }
 verified() { sed -n 's/.*successful run completed in \([0-9.]*\)s.*/\1 s/p' "$dir/$1.console"; }
 
-row() { printf '  %-44s %-28s %s\n' "$1" "$2" "$3"; }
+row() { printf '  %-40s %-42s %s\n' "$1" "$2" "$3"; }
 say "a guest of $MEMORY; every run verified what it had written"
 row "" "mbw $MBW_MIB MiB: slowest / mean / fastest" "verified load of $VERIFY"
 row "plain memory" "$(rates plain)" "$(verified plain)"

@@ -1,6 +1,6 @@
 //! Programs come.
 
-use crate::address_space::{AddressSpace, Helper, Stage};
+use crate::address_space::{AddressSpace, Helper, Mapped, Stage};
 use crate::core::{Core, Shared, close};
 use crate::fork;
 use crate::guard::{helper_label, uffd_label};
@@ -135,14 +135,37 @@ impl Core {
         let (first, count) = (range.start >> 12, (range.len >> 12) as usize);
         let space = self.spaces[index].as_mut().expect("named by the caller");
         let mapped = space.mapped(first, count)?;
-        for (i, page) in mapped.iter().enumerate() {
-            let key = Key::new(index, first + i as u64);
+        self.note_pages(index, first, &mapped);
+        Ok(())
+    }
+
+    /// The same of a program that runs. False if it is changing its mappings just now: pages that it
+    /// has moved into the range may be known under the address that they come from, and the event
+    /// that says so would be taken for another move.
+    pub(crate) fn adopt_pages_of_running(
+        &mut self,
+        index: usize,
+        range: Range,
+    ) -> std::io::Result<bool> {
+        let (first, count) = (range.start >> 12, (range.len >> 12) as usize);
+        let space = self.spaces[index].as_mut().expect("named by the caller");
+        let mapped = space.mapped(first, count)?;
+        // A change that had begun before the pages were listed is still to be read of.
+        if space.uffd.is_changing() {
+            return Ok(false);
+        }
+        self.note_pages(index, first, &mapped);
+        Ok(true)
+    }
+
+    fn note_pages(&mut self, index: usize, first: u64, mapped: &[Mapped]) {
+        for (vpn, page) in (first..).zip(mapped) {
+            let key = Key::new(index, vpn);
             if page.present && self.get(key) == Entry::ZERO {
                 self.set(key, Entry::ZERO.with_place(Place::Resident).with_dirty(true));
                 self.count_in(key, Installed::Demand);
             }
         }
-        Ok(())
     }
 }
 

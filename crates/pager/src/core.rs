@@ -61,7 +61,7 @@ pub(crate) struct Fetch {
 /// A page in the eviction batch under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchItem {
-    /// Where the page was when the batch began.
+    /// Where the page was when the batch began, or when it was about to be taken.
     pub(crate) key: Key,
     /// Where it is now: a program may `mremap` it meanwhile.
     pub(crate) now_at: Key,
@@ -95,6 +95,9 @@ pub(crate) struct Core {
     /// Pages on their way in.
     pub(crate) fetching: u64,
     pub(crate) batch: Vec<BatchItem>,
+    /// The program whose helper is moving pages away, by their addresses. Nothing is read of its
+    /// userfaultfd meanwhile: see [`crate::evict`].
+    pub(crate) taking: Option<usize>,
     /// Programs that want to fork, in the order in which they said so.
     pub(crate) fork_requests: VecDeque<ForkRequest>,
     /// Since when the evictor has made way for forks: it is next.
@@ -160,6 +163,8 @@ impl EpollSet {
 pub(crate) struct Shared {
     core: Mutex<Core>,
     pub(crate) evict: Condvar,
+    /// [`Core::taking`] is over.
+    pub(crate) taken: Condvar,
     pub(crate) bell: OwnedFd,
     /// Whether [`Core::detach`] is there: looked at without the lock.
     pub(crate) detaching: AtomicBool,
@@ -170,7 +175,13 @@ impl Shared {
         use rustix::event::{EventfdFlags, eventfd};
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let detaching = AtomicBool::new(false);
-        Ok(Shared { core: Mutex::new(core), evict: Condvar::new(), bell, detaching })
+        Ok(Shared {
+            core: Mutex::new(core),
+            evict: Condvar::new(),
+            taken: Condvar::new(),
+            bell,
+            detaching,
+        })
     }
 
     /// Has the fault loop look at the forks that wait.
@@ -210,6 +221,7 @@ impl Core {
             resident: 0,
             fetching: 0,
             batch: Vec::new(),
+            taking: None,
             fork_requests: VecDeque::new(),
             eviction_is_next: None,
             unsettled: HashMap::new(),

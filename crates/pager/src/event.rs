@@ -57,6 +57,8 @@ impl Core {
         if let Some(space) = self.space(space) {
             space.forget_mappings();
             space.forget_registered(from, from + len);
+            // The kernel keeps it registered.
+            space.remember_registered(hecaton_uffd::handover::Range { start: to, len });
         }
         self.move_entries(space, from, to, len);
     }
@@ -82,7 +84,6 @@ impl Core {
             entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
         }
         if entry.is_busy() {
-            // The batch has it under its old address. Both addresses stay busy until it is settled.
             for item in self.batch.iter_mut().filter(|item| item.now_at == old) {
                 item.now_at = new;
             }
@@ -96,6 +97,12 @@ impl Core {
         // The new entry first: after a kill in between, the page is in both places, and recovery
         // finds that the old address holds nothing.
         self.set(new, entry);
-        self.set(old, Entry::ZERO.with_busy(entry.is_busy()));
+        if entry.is_busy() {
+            self.state.batch.moved(old.0, new.0);
+        }
+        // The address under which the batch has it stays busy until that is settled: whatever the
+        // program maps there meanwhile is not touched before.
+        let stays_busy = entry.is_busy() && self.batch.iter().any(|item| item.key == old);
+        self.set(old, Entry::ZERO.with_busy(stays_busy));
     }
 }

@@ -16,6 +16,7 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
+use crate::address_space::Helper;
 use crate::core::{BatchItem, Core, Shared, reserve};
 use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::helper;
@@ -271,25 +272,62 @@ impl Evictor {
             let space = core.spaces[index].as_ref().expect("it has a helper");
             (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
         };
-        if helper.area != 0 {
-            let runs = runs_of(group, |_| true);
-            self.next_token += 1;
-            let Ok(done) = helper::ask(helper.socket, Op::Take, &runs, self.next_token) else {
-                return;
-            };
-            let mut at = 0;
-            for (run, moved) in runs.iter().zip(done) {
-                for victim in &mut group[at..at + moved as usize] {
-                    victim.taken = true;
-                }
-                at += (run.len / PAGE) as usize;
-            }
-            let moved_to = |i: usize| helper.area + i as u64 * PAGE;
-            self.copy(pid, first, group, moved_to, |victim| victim.taken);
+        if helper.area != 0 && !self.move_away(first, group, &helper, pid) {
+            return;
         }
         if group.iter().any(|victim| !victim.taken) {
             self.protect_copy_drop(first, group, helper.socket, uffd, pid);
         }
+    }
+
+    /// Steps 2 and 3 where the kernel can move pages. False if the program has ended.
+    ///
+    /// The helper moves what is at an address, whatever that is. A program that moves memory about
+    /// (`mremap`) waits until the pager has read of it, and only then can it put other pages in the
+    /// place of the first. So from here, where the addresses are made sure of, until the helper has
+    /// answered nothing is read: a page that was moved meanwhile has left a hole, and is not taken.
+    fn move_away(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
+        let mut core = self.shared.lock();
+        for (i, victim) in group.iter_mut().enumerate() {
+            let BatchItem { key, now_at } = core.batch[first + i];
+            if key != now_at {
+                let old = core.get(key);
+                core.set(key, old.with_busy(false));
+                core.batch[first + i].key = now_at;
+                victim.key = now_at;
+            }
+            if core.get(now_at).place() != Place::Resident {
+                // Freed meanwhile, and there may be another page at its address.
+                victim.passed_over = true;
+                core.state.batch.leave_out(first + i);
+            }
+        }
+        core.taking = Some(group[0].key.space());
+        drop(core);
+        let runs = runs_of(group, |victim| !victim.passed_over);
+        self.next_token += 1;
+        let answer = helper::ask(helper.socket, Op::Take, &runs, self.next_token);
+        self.shared.lock().taking = None;
+        self.shared.taken.notify_all();
+        let Ok(done) = answer else { return false };
+
+        // Where in the area each page is: those that are not there were not asked for.
+        let (mut ranks, mut rank) = (vec![0; group.len()], 0);
+        let mut asked = (0..group.len()).filter(|&i| !group[i].passed_over);
+        let mut moved_pages = Vec::with_capacity(group.len());
+        for (run, moved) in runs.iter().zip(done) {
+            for step in 0..run.len / PAGE {
+                let i = asked.next().expect("as many as the runs have pages");
+                ranks[i] = rank;
+                rank += 1;
+                if step < u64::from(moved) {
+                    moved_pages.push(i);
+                }
+            }
+        }
+        moved_pages.into_iter().for_each(|i| group[i].taken = true);
+        self.copy(pid, first, group, |i| helper.area + ranks[i] * PAGE, |victim| victim.taken);
+        true
     }
 
     /// The way for kernels that cannot move pages, and for pages that a fork shares.
@@ -301,7 +339,7 @@ impl Evictor {
         uffd: hecaton_uffd::Uffd,
         pid: i32,
     ) {
-        for run in runs_of(group, |victim| !victim.taken) {
+        for run in runs_of(group, |victim| !victim.taken && !victim.passed_over) {
             // EAGAIN: the mappings are changing. The pages stay as they are for this time.
             if uffd.protect(run.start, run.len).is_err() {
                 let end = run.start + run.len;
@@ -330,37 +368,38 @@ impl Evictor {
         let addresses: Vec<u64> = group.iter().map(|victim| victim.key.address()).collect();
         let not_moved = |victim: &Victim| !victim.taken && victim.slot.is_some();
         self.copy(pid, first, group, |i| addresses[i], not_moved);
-        let runs = runs_of(group, Victim::is_droppable);
-        if runs.is_empty() {
-            return;
-        }
         let mut core = self.shared.lock();
-        for (i, victim) in group.iter().enumerate() {
+        for (i, victim) in group.iter_mut().enumerate() {
+            // What was copied is not at that address any more, and something else may be.
+            victim.passed_over |= core.batch[first + i].now_at != victim.key;
             if victim.is_droppable() {
                 core.state.batch.dropping(first + i);
                 core.own_drop.insert(victim.key, 0);
             }
         }
         drop(core);
+        let runs = runs_of(group, Victim::is_droppable);
+        if runs.is_empty() {
+            return;
+        }
         self.next_token += 1;
-        let Ok(done) = helper::ask(socket, Op::Drop, &runs, self.next_token) else { return };
+        if helper::ask(socket, Op::Drop, &runs, self.next_token).is_err() {
+            return;
+        }
         let mut core = self.shared.lock();
         let reports = std::mem::take(&mut core.own_drop);
-        for (run, pages) in runs.iter().zip(done) {
-            let range = run.start..run.start + run.len;
-            for victim in group.iter_mut().filter(|v| range.contains(&v.key.address())) {
-                // A run that was dropped in part, because the program unmapped the rest meanwhile,
-                // is reported as not dropped.
-                let vpn = victim.key.vpn();
-                let mapped = core.space(index).map(|space| space.mapped(vpn, 1));
-                victim.taken = pages > 0 || matches!(mapped, Some(Ok(m)) if !m[0].present);
-                if reports.get(&victim.key).is_some_and(|&reports| reports > 1) {
-                    let item = core.batch.iter().find(|item| item.key == victim.key);
-                    let key = item.expect("it is in the batch").now_at;
-                    core.discard(key);
-                }
+        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_droppable())
+        {
+            // Whether it was dropped is seen where it is now: the program may have unmapped it, or
+            // moved it out of the way. Nobody can have brought it back.
+            let now_at = core.batch[first + i].now_at;
+            let mapped = core.space(index).map(|space| space.mapped(now_at.vpn(), 1));
+            victim.taken = matches!(mapped, Some(Ok(pages)) if !pages[0].present);
+            if reports.get(&victim.key).is_some_and(|&reports| reports > 1) {
+                core.discard(now_at);
             }
         }
+        drop(core);
         for victim in group.iter().filter(|victim| !victim.taken && !victim.clean) {
             let _ = uffd.unprotect(victim.key.address(), PAGE);
         }

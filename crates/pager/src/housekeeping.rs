@@ -97,8 +97,17 @@ fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
         for at in (0..new.len).step_by(PART).take_while(|_| registered) {
             let part = Range { start: new.start + at, len: (new.len - at).min(PART as u64) };
             let mut core = shared.lock();
-            if core.space(index).is_none() || core.adopt_pages(index, part).is_err() {
+            if core.space(index).is_none() {
                 return;
+            }
+            match core.adopt_pages_of_running(index, part) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let space = core.space(index).expect("just looked at");
+                    space.forget_registered(part.start, new.start + new.len);
+                    break;
+                }
+                Err(_) => return,
             }
         }
         shared.evict.notify_one();

@@ -178,16 +178,20 @@ impl Core {
     fn batch_contents(&mut self) -> HashMap<Key, u32> {
         let mut contents = std::mem::take(&mut self.unsettled);
         let items: Vec<Key> = self.state.batch.items().map(|(_, key, _)| Key(key)).collect();
-        let mut group_start = 0;
+        let mut place = 0;
         for (i, &key) in items.iter().enumerate() {
             if i > 0 && items[i - 1].space() != key.space() {
-                group_start = i;
+                place = 0;
             }
+            if self.state.batch.is_left_out(i) {
+                continue;
+            }
+            place += 1;
             let entry = self.get(key);
             let unsettled = entry.is_busy() && entry.place() == Place::Resident;
             if unsettled
                 && !contents.contains_key(&key)
-                && let Some(slot) = self.copy_from_area(key, i - group_start)
+                && let Some(slot) = self.copy_from_area(key, place - 1)
             {
                 contents.insert(key, slot);
             }

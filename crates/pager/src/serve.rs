@@ -25,6 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+/// How long the loop waits for the helper of a program that has something to say.
+const TAKING: Duration = Duration::from_millis(1);
+
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
@@ -486,6 +489,14 @@ impl Server {
     pub(crate) fn read_faults(&mut self, space: usize) -> usize {
         let shared = self.shared.clone();
         let mut core = shared.lock();
+        if core.taking == Some(space) {
+            // A program that is stopped just now must not stop those that were forked with it: what
+            // is not read yet is reported again.
+            core = shared.taken.wait_timeout(core, TAKING).expect("never poisoned").0;
+            if core.taking == Some(space) {
+                return 0;
+            }
+        }
         let Some(uffd) = core.uffd(space) else { return 0 };
         let Ok(count) = core.state.journal.fill(space, uffd) else { return 0 };
         // Events first: a fault that was read with one may be on what the event has changed.

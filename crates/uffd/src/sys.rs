@@ -155,6 +155,13 @@ impl Uffd {
         ioctl(self.0, UFFDIO_WRITEPROTECT, &mut arg).map(drop)
     }
 
+    /// Whether mappings are being changed, and the event that tells of it has not been read: what is
+    /// at an address now is not what the events so far say of it.
+    pub fn is_changing(self) -> bool {
+        // The kernel looks at this before it looks at the range, and refuses an empty one.
+        self.unprotect(0, 0) == Err(Errno(libc::EAGAIN))
+    }
+
     /// Lets the threads that wait for a page in the range fault again.
     pub fn wake(self, start: u64, len: u64) -> Result<(), Errno> {
         let mut arg = UffdioRange { start, len };
@@ -189,5 +196,56 @@ impl Uffd {
             Err(Errno(libc::EAGAIN)) => Ok(0),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    const LEN: usize = 1 << 16;
+
+    fn map() -> usize {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), LEN, protection, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        at as usize
+    }
+
+    #[test]
+    fn a_move_is_a_change_until_it_has_been_read_of() {
+        let Ok(uffd) = Uffd::open() else {
+            println!("skipped: a_move_is_a_change_until_it_has_been_read_of: no userfaultfd here");
+            return;
+        };
+        uffd.api(UFFD_FEATURE_EVENT_REMAP).unwrap();
+        let (from, to) = (map(), map());
+        uffd.register(from as u64, LEN as u64, UFFDIO_REGISTER_MODE_MISSING).unwrap();
+        assert!(!uffd.is_changing());
+        let mover = std::thread::spawn(move || {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: both are mappings of this test's.
+            let at = unsafe {
+                libc::mremap(from as *mut libc::c_void, LEN, LEN, flags, to as *mut libc::c_void)
+            };
+            assert_eq!(at as usize, to);
+        });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !uffd.is_changing() {
+            assert!(Instant::now() < deadline, "the kernel does not tell of the change");
+            std::thread::yield_now();
+        }
+        // It waits for the event to be read, however long that takes.
+        assert!(uffd.is_changing() && !mover.is_finished());
+        let mut messages = [UffdMsg::default(); 4];
+        while uffd.read(&mut messages).unwrap_or(0) == 0 {
+            assert!(Instant::now() < deadline, "the kernel does not report the move");
+        }
+        assert_eq!(messages[0].event, UFFD_EVENT_REMAP);
+        mover.join().unwrap();
+        assert!(!uffd.is_changing());
     }
 }

@@ -44,6 +44,7 @@ const TESTS: &[Test<Cluster>] = &[
         run: life::a_process_too_many_cannot_be_forked,
     },
     Test { name: "programs::threads_verify", run: programs::threads_verify },
+    Test { name: "programs::memory_that_moves", run: programs::memory_that_moves },
     Test { name: "programs::sort_like_without", run: programs::sort_like_without },
     Test { name: "programs::a_shell_pipeline", run: programs::a_shell_pipeline },
     Test { name: "programs::stress_ng_verifies", run: programs::stress_ng_verifies },

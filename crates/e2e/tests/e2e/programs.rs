@@ -30,6 +30,13 @@ pub(crate) fn threads_verify(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+pub(crate) fn memory_that_moves(cluster: &Cluster) -> TestResult {
+    let program = env!("CARGO_BIN_EXE_moving-memory");
+    let ended = succeed(cluster.on_pool("16M", program).arg("12000"))?;
+    ensure!(ended.text().starts_with("verified"), "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
 pub(crate) fn sort_like_without(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing("sort") {
         return Ok(Outcome::Skipped(reason));

@@ -8,11 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 pub(crate) const MAX_BATCH: usize = MAX_RUNS;
 
 /// Word 0: items. Then two words an item: the page's key; and its staging slot plus one once the slot
-/// holds the page's contents, with [`DROPPING`] once the helper was told to drop it. The items are
-/// sorted by key, and the *i*th of an address space is moved to page *i* of its area.
+/// holds the page's contents, with [`DROPPING`] once the helper was told to drop it, or
+/// [`LEFT_OUT`]. The items of an address space stand together, and the *i*th of those that are not
+/// left out is moved to page *i* of its area.
 pub(crate) struct BatchRecord(&'static [AtomicU64]);
 
 const DROPPING: u64 = 1 << 32;
+
+/// The helper is not asked to move the item.
+const LEFT_OUT: u64 = 1 << 33;
 
 impl BatchRecord {
     pub(crate) const WORDS: usize = 1 + 2 * MAX_BATCH;
@@ -46,6 +50,22 @@ impl BatchRecord {
     /// Whether the helper may have dropped the item.
     pub(crate) fn is_dropping(&self, item: usize) -> bool {
         self.0[2 + 2 * item].load(Relaxed) & DROPPING != 0
+    }
+
+    /// The helper is about to be asked for others, and not for item `item`.
+    pub(crate) fn leave_out(&self, item: usize) {
+        self.0[2 + 2 * item].fetch_or(LEFT_OUT, Release);
+    }
+
+    /// Whether the helper was not asked to move the item.
+    pub(crate) fn is_left_out(&self, item: usize) -> bool {
+        self.0[2 + 2 * item].load(Relaxed) & LEFT_OUT != 0
+    }
+
+    /// The program has moved a page of the batch, if it is one: its entry is at `new` already.
+    pub(crate) fn moved(&self, old: u64, new: u64) {
+        let items = self.items().filter(|&(_, key, _)| key == old);
+        items.for_each(|(item, _, _)| self.0[1 + 2 * item].store(new, Release));
     }
 
     /// Every item is settled.

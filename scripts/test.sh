@@ -95,6 +95,9 @@ have_deny() {
 single "format" cargo fmt --all --check
 single "clippy" cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 
+# Tests of the pager start QEMU with it.
+single "libhecaton.so" cargo build --quiet --locked -p hecaton-preload
+
 # --show-output: what a passing test prints is where it says that it skipped something.
 suite "unit" cargo test --locked --no-fail-fast --workspace --exclude hecaton-e2e \
     -- --show-output

@@ -13,6 +13,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 
 fn duplicate(fds: &DonorFds) -> DonorFds {
     DonorFds { arena: fds.arena.try_clone().unwrap(), ledger: fds.ledger.try_clone().unwrap() }
@@ -116,16 +117,19 @@ fn killed_at_any_moment_loses_nothing_answered() {
             line.strip_prefix("serving at ").map(|address| address.parse::<SocketAddr>().unwrap())
         });
         let address = address.expect("the donor process serves");
+        let under_way = Barrier::new(known.len() + 1);
         std::thread::scope(|scope| {
+            let under_way = &under_way;
             let borrowers: Vec<_> = known
                 .iter_mut()
                 .zip(1u64..)
                 .map(|(known, space)| {
-                    scope.spawn(move || known.verify_and_go_on(address, space, round))
+                    scope.spawn(move || known.verify_and_go_on(address, space, round, under_way))
                 })
                 .collect();
+            under_way.wait();
             // Somewhere in the traffic; where, each round differs.
-            std::thread::sleep(std::time::Duration::from_millis(30 + round * 7));
+            std::thread::sleep(std::time::Duration::from_millis(5 + round * 7));
             child.kill().unwrap();
             let steps: u64 = borrowers.into_iter().map(|thread| thread.join().unwrap()).sum();
             assert!(steps > 0, "nothing was under way");
@@ -177,7 +181,13 @@ impl Known {
     }
 
     /// Says how many requests were answered until the donor was gone.
-    fn verify_and_go_on(&mut self, address: SocketAddr, space: u64, round: u64) -> u64 {
+    fn verify_and_go_on(
+        &mut self,
+        address: SocketAddr,
+        space: u64,
+        round: u64,
+        under_way: &Barrier,
+    ) -> u64 {
         let mut borrower = Borrower::connect(address, space, 1);
         self.verify(&mut borrower);
         // What is undecided is decided now, so that it is known again.
@@ -187,6 +197,7 @@ impl Known {
             self.extents.insert(segment, extent);
             self.pages.retain(|(of, _), _| *of != segment);
         }
+        under_way.wait();
         let mut seed = space * 1000 + round + 1;
         let mut answered = 0;
         loop {

@@ -192,6 +192,7 @@ mod tests {
         NodeReport {
             name: name.to_owned(),
             boot,
+            pid: boot as u32,
             donors: donors.iter().map(donor).collect(),
             ..Default::default()
         }

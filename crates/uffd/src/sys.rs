@@ -125,7 +125,10 @@ impl Uffd {
 
     /// Ends the registration of `[start, start + len)`; wakes who waits there.
     pub fn unregister(self, start: u64, len: u64) -> Result<(), Errno> {
-        ioctl(self.0, UFFDIO_UNREGISTER, &mut UffdioRange { start, len }).map(drop)
+        ioctl(self.0, UFFDIO_UNREGISTER, &mut UffdioRange { start, len })?;
+        // The kernel wakes before it makes the mappings unregistered, and a fault that holds nothing
+        // but its mapping's own lock (Linux 6.8) can begin to wait in between.
+        self.wake(start, len)
     }
 
     /// Maps copies of the pages at `src`; `dst` must be missing. `src` need not be aligned.

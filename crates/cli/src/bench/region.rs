@@ -5,7 +5,6 @@
 
 use anyhow::Context as _;
 use hecaton_memory::{PAGE_SIZE, pages_to_bytes};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::{fs::File, os::unix::fs::FileExt as _, ptr::NonNull};
 
 const WORDS: usize = PAGE_SIZE / size_of::<u64>();
@@ -19,16 +18,17 @@ pub(super) struct Region {
 impl Region {
     pub(super) fn new(pages: u64) -> anyhow::Result<Self> {
         let bytes = pages_to_bytes(pages) as usize;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // By libc, as an allocator does: what is mapped past it is found a tenth of a second later, and
+        // a small region is filled by then.
+        //
         // SAFETY: the kernel chooses the place, so no existing mapping is touched.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            let error = std::io::Error::last_os_error();
+            return Err(error).with_context(|| format!("cannot map {bytes} bytes"));
         }
-        .with_context(|| format!("cannot map {bytes} bytes"))?;
         let start = NonNull::new(start.cast()).context("the kernel mapped page zero")?;
         Ok(Self { start, pages })
     }
@@ -70,10 +70,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        let bytes = pages_to_bytes(self.pages) as usize;
         // SAFETY: the mapping is this region's own, and no reference into it outlives `self`.
-        let unmapped =
-            unsafe { munmap(self.start.as_ptr().cast(), pages_to_bytes(self.pages) as usize) };
-        debug_assert!(unmapped.is_ok());
+        let unmapped = unsafe { libc::munmap(self.start.as_ptr().cast(), bytes) };
+        debug_assert_eq!(unmapped, 0);
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn of_a_pager_without_end(cluster: &Cluster) -> TestResult {
 /// So many forks that a kill is likely to meet one at each of its steps.
 pub(crate) fn of_a_pager_in_a_storm(cluster: &Cluster) -> TestResult {
     let mut command = cluster.on_pool("24M", env!("CARGO_BIN_EXE_fork-storm"));
-    command.args(["2", "1500", "150"]);
+    command.args(["2", "1500", "600"]);
     survives(cluster, command)
 }
 

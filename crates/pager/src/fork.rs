@@ -32,9 +32,9 @@ use crate::state::entry::{Entry, Place};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_policy::evict::Installed;
+use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::{Attach, Kind, Range, Step};
-use hecaton_uffd::{Errno, Uffd};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -454,10 +454,7 @@ fn drain(server: &mut Server, shared: &Shared, space: usize) -> bool {
     for _ in 0..MAX_DRAINS {
         let read = server.read_faults(space);
         let Some(uffd) = shared.lock().space(space).map(|space| space.uffd) else { return true };
-        // Nothing is ever mapped at page 16. Asked to fill it, the kernel answers EAGAIN as long as
-        // a change was made that has not been read.
-        let changing = uffd.zero(16 * PAGE, PAGE).error == Some(Errno(libc::EAGAIN));
-        if read == 0 && !changing {
+        if read == 0 && !uffd.is_changing() {
             return true;
         }
         if read == 0 {

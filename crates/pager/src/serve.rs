@@ -10,9 +10,10 @@ use crate::address_space::Stage;
 use crate::attach;
 use crate::core::{Core, Fault, Fetch, Shared};
 use crate::fork;
-use crate::guest::firecracker::{Arriving, Heard};
+use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
 use crate::helper;
+use crate::state::journal;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
 use hecaton_transport::vigil::Vigil;
@@ -30,7 +31,7 @@ const TAKING: Duration = Duration::from_millis(1);
 
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
+pub(crate) enum Source {
     Listener,
     /// A connection that has not said [`hecaton_uffd::handover::Attach`] yet.
     Newcomer(RawFd),
@@ -100,17 +101,17 @@ impl Watched {
     }
 }
 
-/// Firecracker's socket, and who has connected to it.
-struct Firecracker {
-    listener: RawFd,
-    image_bytes: u64,
-    listens: bool,
-    arriving: HashMap<RawFd, Arriving>,
+/// What becomes of the faults among the messages that are acted upon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Faults {
+    Serve,
+    /// They are delivered again when the address space is woken.
+    LeaveOut,
 }
 
 /// The fault loop.
 pub(crate) struct Server {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     epoll: Arc<OwnedFd>,
     vigil: Vigil,
     listener: RawFd,
@@ -118,7 +119,7 @@ pub(crate) struct Server {
     demand: Watched,
     prefetch: Watched,
     next_token: u64,
-    firecracker: Option<Firecracker>,
+    pub(crate) firecracker: Option<Firecracker>,
     /// Address spaces whose faults are not served while a child of theirs attaches.
     paused: Vec<usize>,
     fetches: Vec<Fetch>,
@@ -152,7 +153,12 @@ impl Server {
         Ok(server)
     }
 
-    fn watch(&self, fd: RawFd, source: Source, events: epoll::EventFlags) -> std::io::Result<()> {
+    pub(crate) fn watch(
+        &self,
+        fd: RawFd,
+        source: Source,
+        events: epoll::EventFlags,
+    ) -> std::io::Result<()> {
         // SAFETY: the descriptor is open, and is taken out of the set before it is closed.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.encode()), events)?)
@@ -215,19 +221,12 @@ impl Server {
         self.watch(fd, Source::Helper(index), epoll::EventFlags::RDHUP)
     }
 
-    /// Acts upon what a predecessor read and did not finish. Faults are left out: they are
-    /// delivered again when the address space is woken.
+    /// Acts upon what a predecessor read and did not finish.
     pub(crate) fn finish_journal(&mut self) {
         let shared = self.shared.clone();
         let mut core = shared.lock();
-        let Some((space, messages)) = core.state.journal.left_over() else { return };
-        let messages: Vec<(usize, UffdMsg)> = messages.collect();
-        for (index, message) in messages {
-            if message.event != UFFD_EVENT_PAGEFAULT {
-                self.message(&mut core, space, &message);
-            }
-            core.state.journal.done(index);
-        }
+        let Some(space) = core.state.journal.last_read() else { return };
+        self.act(&mut core, space, journal::DEPTH, Faults::LeaveOut);
     }
 
     /// For a successor: waits until the helper of each program has done all that the predecessor
@@ -251,18 +250,27 @@ impl Server {
         }
     }
 
-    /// Faults are left out: they are delivered again.
     fn read_events(&mut self, space: usize) {
         let shared = self.shared.clone();
         let mut core = shared.lock();
         let Some(uffd) = core.uffd(space) else { return };
         let Ok(count) = core.state.journal.fill(space, uffd) else { return };
-        for index in 0..count {
-            let Some(message) = core.state.journal.message(index) else { continue };
-            if message.event != UFFD_EVENT_PAGEFAULT {
-                self.message(&mut core, space, &message);
+        self.act(&mut core, space, count, Faults::LeaveOut);
+    }
+
+    /// Acts upon the first `count` messages in the journal, which are of one address space. Events
+    /// first: a fault that was read with one may be on what the event has changed.
+    fn act(&mut self, core: &mut Core, space: usize, count: usize, faults: Faults) {
+        for of_faults in [false, true] {
+            for index in 0..count {
+                let Some(message) = core.state.journal.message(index) else { continue };
+                if (message.event == UFFD_EVENT_PAGEFAULT) == of_faults {
+                    if !of_faults || faults == Faults::Serve {
+                        self.message(core, space, &message);
+                    }
+                    core.state.journal.done(index);
+                }
             }
-            core.state.journal.done(index);
         }
     }
 
@@ -352,9 +360,7 @@ impl Server {
                 }
             }
             Source::Newcomer(fd) => {
-                // SAFETY: still open; it stays so if the newcomer is accepted.
-                let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-                epoll::delete(&self.epoll, borrowed)?;
+                self.unwatch(fd);
                 attach::newcomer(self, &self.shared.clone(), fd);
             }
             Source::Faults(space) => {
@@ -383,65 +389,6 @@ impl Server {
             Source::FirecrackerListener => self.accept_firecracker()?,
             Source::Firecracker(fd) => self.hear_firecracker(fd)?,
             Source::Demand | Source::Prefetch => self.collect(source),
-        }
-        Ok(())
-    }
-
-    /// Firecracker will be listened to once its image is in the pool. Until then it waits in the
-    /// socket's queue, and its message with it.
-    pub(crate) fn expect_firecracker(&mut self, listener: RawFd, image_bytes: u64) {
-        let arriving = HashMap::new();
-        self.firecracker = Some(Firecracker { listener, image_bytes, listens: false, arriving });
-    }
-
-    /// Begins to listen when it is time to, and ends peers that say nothing.
-    fn tend_firecracker(&mut self) -> std::io::Result<()> {
-        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
-        let late: Vec<RawFd> =
-            firecracker.arriving.values().filter(|p| p.is_late()).map(|p| p.socket).collect();
-        for fd in late {
-            let peer = firecracker.arriving.remove(&fd).expect("just listed");
-            guest::firecracker::refuse(&self.shared, &peer, &guest::handover::Refused::Silent);
-        }
-        if firecracker.listens || !self.shared.lock().state.is_image_loaded() {
-            return Ok(());
-        }
-        firecracker.listens = true;
-        let listener = firecracker.listener;
-        self.watch(listener, Source::FirecrackerListener, epoll::EventFlags::IN)
-    }
-
-    fn accept_firecracker(&mut self) -> std::io::Result<()> {
-        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
-        while let Some(fd) = attach::accept(firecracker.listener) {
-            let peer = Arriving::new(fd);
-            if firecracker.arriving.len() >= guest::firecracker::MAX_ARRIVING {
-                guest::firecracker::refuse(&self.shared, &peer, &guest::handover::Refused::Silent);
-                continue;
-            }
-            firecracker.arriving.insert(fd, peer);
-            let flags = epoll::EventFlags::IN;
-            let data = epoll::EventData::new_u64(Source::Firecracker(fd).encode());
-            // SAFETY: just accepted.
-            epoll::add(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) }, data, flags)?;
-        }
-        Ok(())
-    }
-
-    fn hear_firecracker(&mut self, fd: RawFd) -> std::io::Result<()> {
-        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
-        let Some(peer) = firecracker.arriving.remove(&fd) else { return Ok(()) };
-        let image_bytes = firecracker.image_bytes;
-        // Whoever has said all is watched for its end only, or closed.
-        // SAFETY: open; it stays so if there is more to come.
-        epoll::delete(&self.epoll, unsafe { BorrowedFd::borrow_raw(fd) })?;
-        match guest::firecracker::hear(self, &self.shared.clone(), peer, image_bytes) {
-            Heard::Settled => {}
-            Heard::More(peer) => {
-                self.watch(fd, Source::Firecracker(fd), epoll::EventFlags::IN)?;
-                let firecracker = self.firecracker.as_mut().expect("it was just used");
-                firecracker.arriving.insert(fd, peer);
-            }
         }
         Ok(())
     }
@@ -499,16 +446,7 @@ impl Server {
         }
         let Some(uffd) = core.uffd(space) else { return 0 };
         let Ok(count) = core.state.journal.fill(space, uffd) else { return 0 };
-        // Events first: a fault that was read with one may be on what the event has changed.
-        for faults in [false, true] {
-            for index in 0..count {
-                let Some(message) = core.state.journal.message(index) else { continue };
-                if (message.event == UFFD_EVENT_PAGEFAULT) == faults {
-                    self.message(&mut core, space, &message);
-                    core.state.journal.done(index);
-                }
-            }
-        }
+        self.act(&mut core, space, count, Faults::Serve);
         core.note_peaks();
         let evict = core.wants_eviction();
         drop(core);

@@ -14,14 +14,16 @@ use super::Ram;
 use super::handover::{Refused, is_userfaultfd};
 use super::region::{self, MAX_REGIONS, Refusal, Span};
 use crate::address_space::AddressSpace;
-use crate::attach::peer;
+use crate::attach::{self, peer};
 use crate::core::{Core, Shared, close};
 use crate::guard::{helper_label, uffd_label};
-use crate::serve::Server;
+use crate::serve::{Server, Source};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::Uffd;
+use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use serde::Deserialize;
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -32,7 +34,7 @@ const MAX_MESSAGE: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Peers that may be about to say something at a time.
-pub(crate) const MAX_ARRIVING: usize = 16;
+const MAX_ARRIVING: usize = 16;
 
 /// A region, in Firecracker's words. What later versions add is passed over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -97,19 +99,19 @@ fn parse(bytes: &[u8], image_bytes: u64) -> Result<Parsed, Refused> {
 }
 
 /// A peer that has connected and not said all yet.
-pub(crate) struct Arriving {
-    pub(crate) socket: RawFd,
+struct Arriving {
+    socket: RawFd,
     since: Instant,
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
 impl Arriving {
-    pub(crate) fn new(socket: RawFd) -> Arriving {
+    fn new(socket: RawFd) -> Arriving {
         Arriving { socket, since: Instant::now(), bytes: Vec::new(), fds: Vec::new() }
     }
 
-    pub(crate) fn is_late(&self) -> bool {
+    fn is_late(&self) -> bool {
         self.since.elapsed() > PATIENCE
     }
 
@@ -154,23 +156,75 @@ impl Arriving {
     }
 }
 
-/// What became of a peer that has said something.
-pub(crate) enum Heard {
-    /// It has more to say.
-    More(Arriving),
-    /// It was refused, or its memory is paged.
-    Settled,
+/// Firecracker's socket, and who has connected to it.
+pub(crate) struct Firecracker {
+    listener: RawFd,
+    image_bytes: u64,
+    listens: bool,
+    arriving: HashMap<RawFd, Arriving>,
 }
 
-/// A peer has something to say.
-pub(crate) fn hear(
-    server: &Server,
-    shared: &Shared,
-    mut peer: Arriving,
-    image_bytes: u64,
-) -> Heard {
+impl Server {
+    /// Firecracker will be listened to once its image is in the pool. Until then it waits in the
+    /// socket's queue, and its message with it.
+    pub(crate) fn expect_firecracker(&mut self, listener: RawFd, image_bytes: u64) {
+        let arriving = HashMap::new();
+        self.firecracker = Some(Firecracker { listener, image_bytes, listens: false, arriving });
+    }
+
+    /// Begins to listen when it is time to, and ends peers that say nothing.
+    pub(crate) fn tend_firecracker(&mut self) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        let late: Vec<RawFd> =
+            firecracker.arriving.values().filter(|p| p.is_late()).map(|p| p.socket).collect();
+        for fd in late {
+            let peer = firecracker.arriving.remove(&fd).expect("just listed");
+            refuse(&self.shared, &peer, &Refused::Silent);
+        }
+        if firecracker.listens || !self.shared.lock().state.is_image_loaded() {
+            return Ok(());
+        }
+        firecracker.listens = true;
+        let listener = firecracker.listener;
+        self.watch(listener, Source::FirecrackerListener, EventFlags::IN)
+    }
+
+    pub(crate) fn accept_firecracker(&mut self) -> std::io::Result<()> {
+        while let Some(firecracker) = &mut self.firecracker
+            && let Some(fd) = attach::accept(firecracker.listener)
+        {
+            let peer = Arriving::new(fd);
+            if firecracker.arriving.len() >= MAX_ARRIVING {
+                refuse(&self.shared, &peer, &Refused::Silent);
+                continue;
+            }
+            firecracker.arriving.insert(fd, peer);
+            self.watch(fd, Source::Firecracker(fd), EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn hear_firecracker(&mut self, fd: RawFd) -> std::io::Result<()> {
+        let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
+        let Some(peer) = firecracker.arriving.remove(&fd) else { return Ok(()) };
+        let image_bytes = firecracker.image_bytes;
+        // Whoever has said all is watched for its end only, or closed.
+        self.unwatch(fd);
+        if let Some(peer) = hear(self, peer, image_bytes) {
+            self.watch(fd, Source::Firecracker(fd), EventFlags::IN)?;
+            let firecracker = self.firecracker.as_mut().expect("it was just used");
+            firecracker.arriving.insert(fd, peer);
+        }
+        Ok(())
+    }
+}
+
+/// A peer has something to say. It is returned if it has more; else it was refused, or its memory is
+/// paged.
+fn hear(server: &Server, mut peer: Arriving, image_bytes: u64) -> Option<Arriving> {
+    let shared = &server.shared;
     let outcome = match peer.read(image_bytes) {
-        Ok(None) => return Heard::More(peer),
+        Ok(None) => return Some(peer),
         Ok(Some(spans)) => take(shared, peer.socket, &spans, std::mem::take(&mut peer.fds)),
         Err(refused) => Err(refused),
     };
@@ -181,11 +235,11 @@ pub(crate) fn hear(
         }
         Err(refused) => refuse(shared, &peer, &refused),
     }
-    Heard::Settled
+    None
 }
 
 /// Ends a peer that cannot be served; Firecracker's protocol has no answer.
-pub(crate) fn refuse(shared: &Shared, peer: &Arriving, refused: &Refused) {
+fn refuse(shared: &Shared, peer: &Arriving, refused: &Refused) {
     shared.lock().stats.handovers_refused += 1;
     tracing::warn!(reason = refused.to_string(), "a hand-over by Firecracker is refused");
     close(peer.socket);

@@ -9,7 +9,7 @@ use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::UffdMsg;
 
 /// Messages read at a time.
-const DEPTH: usize = 16;
+pub(crate) const DEPTH: usize = 16;
 
 /// The place in the state file; one thread uses it.
 pub(crate) struct Journal {
@@ -52,11 +52,10 @@ impl Journal {
         unsafe { (&raw mut (*self.messages.add(index)).event).write_volatile(0) };
     }
 
-    /// What a predecessor read and did not finish: the address space and its messages.
-    pub(crate) fn left_over(&self) -> Option<(usize, impl Iterator<Item = (usize, UffdMsg)>)> {
+    /// The address space whose messages were read last: what a predecessor did not finish is its.
+    pub(crate) fn last_read(&self) -> Option<usize> {
         // SAFETY: as above.
         let space = unsafe { self.space.read_volatile() };
-        let space = usize::try_from(space.checked_sub(1)?).ok()?;
-        Some((space, (0..DEPTH).filter_map(|i| self.message(i).map(|message| (i, message)))))
+        usize::try_from(space.checked_sub(1)?).ok()
     }
 }

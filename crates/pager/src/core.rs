@@ -6,8 +6,7 @@
 //! says of a page and what the kernel has change together; never across a wait for a donor, a
 //! helper or a disk.
 
-use crate::address_space::Stage;
-use crate::address_space::{AddressSpace, Helper};
+use crate::address_space::{AddressSpace, Helper, Stage};
 use crate::fork::ForkRequest;
 use crate::guard::Guard;
 use crate::guest::Ram;

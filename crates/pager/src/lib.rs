@@ -49,6 +49,7 @@ pub use stats::{Latency, Stats};
 pub use worker::PANICKED;
 
 use hecaton_space::SpaceError;
+use rustix::net::SocketType;
 use std::io::Write;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -83,8 +84,8 @@ pub enum PagerError {
     System(#[from] std::io::Error),
 }
 
-/// Runs a pager in the calling process. Standard input is a socket to the node, which says what the pager is to be: see [`PagerStart`].
-/// Says "ready" on standard output.
+/// Runs a pager in the calling process. Standard input is a socket to the node, which says what the
+/// pager is to be: see [`config`]. Says "ready" on standard output.
 ///
 /// # Errors
 /// See [`PagerError`].
@@ -115,13 +116,13 @@ fn page(config: &PagerConfig, held: adopt::Labelled, node: RawFd) -> Result<(), 
     let control_path = control_socket(&config.socket);
     let guard = guard::Guard::new(node)?;
     let held = if held.is_empty() {
-        let listener = listen(&config.socket, libc::SOCK_SEQPACKET)?;
-        let control = listen(&control_path, libc::SOCK_STREAM)?;
+        let listener = listen(&config.socket, SocketType::SEQPACKET)?;
+        let control = listen(&control_path, SocketType::STREAM)?;
         let state = state::State::create()?;
         let labels = [guard::STATE, guard::LISTENER, guard::CONTROL].map(String::from);
         guard.hold(labels.into(), &[state, listener, control]);
         let firecracker = match &config.guest {
-            Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, libc::SOCK_STREAM)?),
+            Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
         if let Some(listener) = firecracker {
@@ -154,13 +155,9 @@ pub fn control_socket(socket: &Path) -> PathBuf {
     path.into()
 }
 
-fn listen(path: &Path, kind: i32) -> Result<i32, PagerError> {
+fn listen(path: &Path, kind: SocketType) -> Result<RawFd, PagerError> {
     let failed = |source| PagerError::Socket { path: path.to_owned(), source };
-    let kind = match kind {
-        libc::SOCK_SEQPACKET => rustix::net::SocketType::SEQPACKET,
-        _ => rustix::net::SocketType::STREAM,
-    };
-    let bind = || -> Result<i32, rustix::io::Errno> {
+    let bind = || -> Result<RawFd, rustix::io::Errno> {
         use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags};
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;

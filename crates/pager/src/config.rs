@@ -1,11 +1,20 @@
-//! What a pager is told when it starts.
+//! What a pager and whoever starts it (the node) say to each other.
+//!
+//! - Standard input is a socket. Down it comes one [`PagerStart`]; then it stays open in that
+//!   direction as long as further programs may be started on the pager. At its end the pager waits
+//!   until no process uses it any more, gives all extents back and ends with status 0. Up it go
+//!   [`PagerEvent`]s. If the pager is killed, or ends with status 101 (it panicked), another one is
+//!   started with what it had handed over; any other end is meant.
+//! - On standard output it says the line "ready" once the sockets listen.
+//! - At [`PagerConfig::node`] statistics are pushed each second, and a last time before the end;
+//!   donors are asked for there.
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The pager's whole configuration; the node writes it as JSON to the pager's standard input.
+/// The pager's whole configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PagerConfig {
@@ -85,13 +94,3 @@ pub enum PagerEvent {
     /// Why the pager ends otherwise than in peace.
     Failed(String),
 }
-
-// The protocol with whoever starts a pager (the node):
-// - standard input: a socket. Down it comes one `PagerStart`; then it stays open in that direction
-//   as long as further programs may be started on the pager. At its end the pager waits until no
-//   process uses it any more, gives all extents back and ends with status 0. Up it go
-//   `PagerEvent`s. If the pager is killed, or ends with status 101 (it panicked), another one is
-//   started with what it had handed over; any other end is meant.
-// - standard output: the line "ready" once the sockets listen.
-// - `config.node`: statistics are pushed there each second, and a last time before the end; donors
-//   are asked for there.

@@ -10,7 +10,7 @@ use crate::guest;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
 use crate::serve::Server;
-use crate::state::State;
+use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Space, SpaceConfig};
 use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
@@ -61,7 +61,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     if config.guest.is_some() {
         core.on_loss = OnLoss::Report;
     }
-    let was_detaching = core.state.is_detaching();
+    let was_detaching = core.state.is(Flag::Detaching);
     if is_successor {
         core.load_spaces();
     }
@@ -85,7 +85,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     if let (Some(image), Some(listener)) = (&image, held.firecracker) {
         server.expect_firecracker(listener, guest::image::image_bytes(image)?);
     }
-    let image = image.filter(|_| !shared.lock().state.is_image_loaded());
+    let image = image.filter(|_| !shared.lock().state.is(Flag::ImageLoaded));
     let mut evictor = Evictor::new(shared.clone(), space.clone())?;
     if is_successor {
         server.finish_journal();

@@ -7,8 +7,8 @@
 
 use crate::core::{Core, Fetch};
 use crate::fault::SEGMENT_PAGES;
-use crate::state::CHUNK_PAGES;
 use crate::state::entry::Place;
+use crate::state::{CHUNK_PAGES, Flag};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, pages_for_bytes, pages_to_bytes};
 use hecaton_policy::evict::Installed;
@@ -63,7 +63,7 @@ impl Core {
             ));
         }
         self.resize(pages_for_bytes(bytes) + HEADROOM);
-        self.state.set_detaching();
+        self.state.note(Flag::Detaching, true);
         self.detach.get_or_insert_default();
         Ok(())
     }
@@ -148,6 +148,6 @@ impl Core {
         tracing::info!("the machine is detached, with all of its memory local");
         self.detach = None;
         self.end_space(index);
-        self.state.clear_detaching();
+        self.state.note(Flag::Detaching, false);
     }
 }

@@ -18,6 +18,7 @@ use crate::attach::{self, peer};
 use crate::core::{Core, Shared, close};
 use crate::guard::{helper_label, uffd_label};
 use crate::serve::{Server, Source};
+use crate::state::Flag;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::Uffd;
 use rustix::event::epoll::EventFlags;
@@ -181,7 +182,7 @@ impl Server {
             let peer = firecracker.arriving.remove(&fd).expect("just listed");
             refuse(&self.shared, &peer, &Refused::Silent);
         }
-        if firecracker.listens || !self.shared.lock().state.is_image_loaded() {
+        if firecracker.listens || !self.shared.lock().state.is(Flag::ImageLoaded) {
             return Ok(());
         }
         firecracker.listens = true;
@@ -261,7 +262,7 @@ fn take(
     let mut guard = shared.lock();
     let core = &mut *guard;
     core.check_no_guest()?;
-    if core.state.is_image_given() {
+    if core.state.is(Flag::ImageGiven) {
         return Err(Refused::ImageGiven);
     }
     let mut space = AddressSpace::hypervisor(Uffd(uffd.as_raw_fd()), pid);
@@ -305,12 +306,14 @@ impl Core {
     pub(crate) fn give_image(&mut self) {
         let is_fixed = |space: &AddressSpace| space.guest.as_ref().is_some_and(|r| !r.has_files());
         let fixed = self.live_spaces().find(|(_, space)| is_fixed(space));
-        let Some((index, space)) = fixed.filter(|_| !self.state.is_image_given()) else { return };
+        let Some((index, space)) = fixed.filter(|_| !self.state.is(Flag::ImageGiven)) else {
+            return;
+        };
         let page = PAGE_SIZE as u64;
         for span in space.guest.as_ref().map(Ram::spans).unwrap_or_default() {
             self.move_image(index, span.start / page, span.offset / page, span.len / page);
         }
-        self.state.set_image_given();
+        self.state.note(Flag::ImageGiven, true);
     }
 }
 

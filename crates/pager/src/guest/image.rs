@@ -9,7 +9,7 @@ use crate::evict::Evictor;
 use crate::fault::{Content, examine};
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
-use crate::state::{CHUNK_PAGES, IMAGE_SPACE};
+use crate::state::{CHUNK_PAGES, Flag, IMAGE_SPACE};
 use crate::tables::Key;
 use hecaton_memory::PAGE_SIZE;
 use std::fs::File;
@@ -51,7 +51,7 @@ impl Evictor {
                 self.collect(None);
             }
         }
-        self.shared.lock().state.set_image_loaded();
+        self.shared.lock().state.note(Flag::ImageLoaded, true);
         Ok(())
     }
 

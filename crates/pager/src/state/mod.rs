@@ -27,7 +27,10 @@ use journal::Journal;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Relaxed},
+};
 
 /// Address spaces that one pager serves at a time.
 pub(crate) const MAX_SPACES: usize = 1024;
@@ -47,7 +50,25 @@ pub(crate) const SPACE_PAGES: u64 = 1 << 30;
 pub(crate) const STAGING_SLOTS: usize = 2048;
 
 const HEADER_WORDS: usize = 16;
+
+/// Words of the header; those from 3 on are [`Flag`]s.
+const IN_USE: usize = 0;
+const RESTARTS: usize = 1;
+const SERIALS: usize = 2;
+
+/// The first word of a file that a pager has used: the layout and its version.
 const MAGIC: u64 = 0x4845_4341_0000_0001;
+
+/// What is true or not of the whole consumer; the number is its word in the header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flag {
+    /// A machine is being detached.
+    Detaching = 3,
+    /// All of the image is in the pool.
+    ImageLoaded = 4,
+    /// The image's pages are a machine's.
+    ImageGiven = 5,
+}
 
 /// The mapped tables.
 pub(crate) struct State {
@@ -143,53 +164,28 @@ impl State {
         // SAFETY: a new mapping at a place of the kernel's choice; it is never unmapped.
         let base = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, fd, 0)? };
         let (state, _) = Layout { base: base.cast(), used: 0 }.state();
-        let used = state.header[0].swap(MAGIC, std::sync::atomic::Ordering::AcqRel) == MAGIC;
+        let used = state.header[IN_USE].swap(MAGIC, AcqRel) == MAGIC;
         Ok((state, used))
     }
 
     /// Counts a takeover; returns how many there were.
     pub(crate) fn count_restart(&self) -> u64 {
-        self.header[1].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
-    }
-
-    /// A machine is being detached.
-    pub(crate) fn set_detaching(&self) {
-        self.header[3].store(1, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// Whether a machine was being detached.
-    pub(crate) fn is_detaching(&self) -> bool {
-        self.header[3].load(std::sync::atomic::Ordering::Relaxed) != 0
-    }
-
-    /// Nothing is being detached any more.
-    pub(crate) fn clear_detaching(&self) {
-        self.header[3].store(0, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// All of the image is in the pool.
-    pub(crate) fn set_image_loaded(&self) {
-        self.header[4].store(1, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// Whether all of the image is in the pool.
-    pub(crate) fn is_image_loaded(&self) -> bool {
-        self.header[4].load(std::sync::atomic::Ordering::Relaxed) != 0
-    }
-
-    /// The image's pages are a machine's.
-    pub(crate) fn set_image_given(&self) {
-        self.header[5].store(1, std::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// Whether the image's pages are a machine's.
-    pub(crate) fn is_image_given(&self) -> bool {
-        self.header[5].load(std::sync::atomic::Ordering::Relaxed) != 0
+        self.header[RESTARTS].fetch_add(1, Relaxed) + 1
     }
 
     /// A number that no address space of this consumer has had.
     pub(crate) fn next_serial(&self) -> u64 {
-        self.header[2].fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
+        self.header[SERIALS].fetch_add(1, Relaxed) + 1
+    }
+
+    /// Whether `flag` is set: by this pager, or by one before it.
+    pub(crate) fn is(&self, flag: Flag) -> bool {
+        self.header[flag as usize].load(Relaxed) != 0
+    }
+
+    /// Sets or clears `flag`.
+    pub(crate) fn note(&self, flag: Flag, on: bool) {
+        self.header[flag as usize].store(on.into(), Relaxed);
     }
 
     /// The 4096 bytes of a staging slot.
@@ -203,7 +199,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn a_successor_sees_what_was_written() {

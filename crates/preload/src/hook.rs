@@ -100,6 +100,32 @@ fn fail(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
+/// The system call `mmap`, for our own versions of libc's function.
+///
+/// # Safety
+/// As for mmap.
+unsafe fn map(
+    address: *mut c_void,
+    len: size_t,
+    [prot, flags, fd]: [c_int; 3],
+    offset: off_t,
+) -> Result<usize, Errno> {
+    let [prot, flags, fd] = [prot as usize, flags as usize, fd as usize];
+    // SAFETY: the caller's promises are those of mmap.
+    unsafe { syscall(libc::SYS_mmap, [address as usize, len, prot, flags, fd, offset as usize]) }
+}
+
+/// What libc's `mmap` returns for the system call's outcome.
+fn as_libc_says(mapped: Result<usize, Errno>) -> *mut c_void {
+    match mapped {
+        Ok(start) => start as *mut c_void,
+        Err(errno) => {
+            fail(errno);
+            libc::MAP_FAILED
+        }
+    }
+}
+
 unsafe extern "C" fn mmap(
     address: *mut c_void,
     len: size_t,
@@ -110,33 +136,23 @@ unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     let _held = MappingHeld::new();
     // SAFETY: the caller's promises are those of mmap.
-    let mapped = unsafe {
-        let args =
-            [address as usize, len, prot as usize, flags as usize, fd as usize, offset as usize];
-        syscall(libc::SYS_mmap, args)
-    };
-    match mapped {
-        Ok(start) => {
-            // Stacks stay local, as does what may not be paged (locked) or is not 4 KiB pages.
-            let pageable = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let never =
-                libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-            let len = len.next_multiple_of(PAGE) as u64;
-            if flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & pageable == pageable {
-                if flags & never == 0 {
-                    own::forget_left_alone(start as u64, len);
-                    attach::register(start as u64, len);
-                } else {
-                    own::leave_alone(start as u64, len);
-                }
-            }
-            start as *mut c_void
-        }
-        Err(errno) => {
-            fail(errno);
-            libc::MAP_FAILED
+    let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
+    let is_private_memory =
+        flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
+    if let Ok(start) = mapped
+        && is_private_memory
+    {
+        // Stacks stay local, as does what may not be paged (locked) or is not 4 KiB pages.
+        let never = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+        let (start, len) = (start as u64, len.next_multiple_of(PAGE) as u64);
+        if flags & never == 0 {
+            own::forget_left_alone(start, len);
+            attach::register(start, len);
+        } else {
+            own::leave_alone(start, len);
         }
     }
+    as_libc_says(mapped)
 }
 
 unsafe extern "C" fn mmap_in_hypervisor(
@@ -148,12 +164,8 @@ unsafe extern "C" fn mmap_in_hypervisor(
     offset: off_t,
 ) -> *mut c_void {
     // SAFETY: the caller's promises are those of mmap.
-    let mapped = unsafe {
-        let args =
-            [address as usize, len, prot as usize, flags as usize, fd as usize, offset as usize];
-        syscall(libc::SYS_mmap, args)
-    };
-    let paged = mapped.and_then(|start| {
+    let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
+    as_libc_says(mapped.and_then(|start| {
         let region = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
         let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE && fd >= 0;
         if shared && guest::mapped(region, fd, offset as u64).is_err() {
@@ -162,14 +174,7 @@ unsafe extern "C" fn mmap_in_hypervisor(
             return Err(Errno(libc::ENOMEM));
         }
         Ok(start)
-    });
-    match paged {
-        Ok(start) => start as *mut c_void,
-        Err(errno) => {
-            fail(errno);
-            libc::MAP_FAILED
-        }
-    }
+    }))
 }
 
 unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {

@@ -2,96 +2,19 @@
 //! mappings.
 
 use crate::guest::{FilePlace, Ram};
-use crate::helper;
-use crate::remote;
+use crate::helper::{self, Helper};
+use crate::mappings::read_mappings;
+use crate::stage::Stage;
 use crate::state::{SPACE_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::{Errno, Uffd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
-
-/// What the helper thread of a program can be asked through.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Helper {
-    /// The connection to it.
-    pub(crate) socket: RawFd,
-    /// Where it moves pages to; 0 when the kernel cannot.
-    pub(crate) area: u64,
-    /// Memory of the library's own, left alone.
-    pub(crate) own: Range,
-    /// Where the library keeps its table of other memory to leave alone, and the table's entries.
-    pub(crate) left_alone: u64,
-    pub(crate) left_alone_count: usize,
-}
-
-impl Helper {
-    pub(crate) const NONE: Helper = Helper {
-        socket: -1,
-        area: 0,
-        own: Range { start: 0, len: 0 },
-        left_alone: 0,
-        left_alone_count: 0,
-    };
-
-    /// What the program does not want registered, at this moment.
-    pub(crate) fn read_left_alone(&self, pid: i32) -> Vec<Range> {
-        let mut table = vec![Range::default(); self.left_alone_count.min(MAX_LEFT_ALONE)];
-        let len = size_of_val(&table[..]);
-        let to = libc::iovec { iov_base: table.as_mut_ptr().cast(), iov_len: len };
-        let from = libc::iovec { iov_base: self.left_alone as *mut _, iov_len: len };
-        // SAFETY: any bytes are valid ranges, and the table is the library's, never paged.
-        let read = unsafe { remote::read(pid, &[to], &[from]) };
-        table.retain(|range| read && range.len > 0);
-        table.push(self.own);
-        table
-    }
-}
-
-/// More entries are not believed.
-const MAX_LEFT_ALONE: usize = 1 << 16;
-
-/// How far an address space has come. Written down, so that a successor knows what the other side
-/// has been told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stage {
-    /// Its entries are being made. The other side waits, and asks again if the connection ends.
-    Preparing,
-    /// A child: its parent may fork, or has forked, or its child may be saying so.
-    Forking {
-        /// `None` if it has ended since.
-        parent: Option<usize>,
-    },
-    /// All is done; it may have been welcomed or not. There is no helper yet.
-    Welcoming,
-    /// It runs.
-    Live,
-}
-
-impl Stage {
-    fn to_word(self) -> u64 {
-        match self {
-            Stage::Live => 0,
-            Stage::Preparing => 1,
-            Stage::Welcoming => 2,
-            Stage::Forking { parent } => 3 | parent.map_or(0, |index| index as u64 + 1) << 8,
-        }
-    }
-
-    fn from_word(word: u64) -> Stage {
-        match word & 0xFF {
-            0 => Stage::Live,
-            1 => Stage::Preparing,
-            2 => Stage::Welcoming,
-            _ => Stage::Forking { parent: (word >> 8).checked_sub(1).map(|index| index as usize) },
-        }
-    }
-}
 
 /// An address space that is paged.
 pub(crate) struct AddressSpace {
@@ -448,51 +371,6 @@ impl AddressSpace {
     }
 }
 
-/// A line of `/proc/PID/maps`.
-pub(crate) struct Mapping {
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-    /// Private and anonymous, and neither the first stack nor the kernel's own.
-    pub(crate) anonymous: bool,
-    /// And writable at present.
-    pub(crate) pageable: bool,
-}
-
-impl Mapping {
-    pub(crate) fn overlaps(&self, range: &Range) -> bool {
-        self.start < range.start + range.len && range.start < self.end
-    }
-}
-
-/// The mappings of a process, in order of address.
-pub(crate) fn read_mappings(pid: i32) -> std::io::Result<Vec<Mapping>> {
-    let file = BufReader::with_capacity(1 << 16, File::open(format!("/proc/{pid}/maps"))?);
-    let mut mappings = Vec::new();
-    for line in file.lines() {
-        if let Some(mapping) = parse_mapping(&line?) {
-            mappings.push(mapping);
-        }
-    }
-    Ok(mappings)
-}
-
-fn parse_mapping(line: &str) -> Option<Mapping> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let perms = fields.next()?;
-    let inode = fields.nth(2)?;
-    let name = fields.next().unwrap_or("");
-    let anonymous = inode == "0"
-        && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:"))
-        && perms.ends_with('p');
-    Some(Mapping {
-        start: u64::from_str_radix(start, 16).ok()?,
-        end: u64::from_str_radix(end, 16).ok()?,
-        anonymous,
-        pageable: anonymous && perms.starts_with("rw"),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -530,17 +408,6 @@ mod tests {
         }
         AddressSpace::erase(&state, 0);
         assert!(AddressSpace::load(&state, 0).is_none());
-    }
-
-    #[test]
-    fn tells_pageable_mappings_from_others() {
-        let pageable = |line| parse_mapping(line).unwrap().pageable;
-        assert!(pageable("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0    [heap]"));
-        assert!(pageable("7f0000000000-7f0000021000 rw-p 00000000 00:00 0 "));
-        assert!(!pageable("7f0000000000-7f0000021000 ---p 00000000 00:00 0 "));
-        assert!(!pageable("7ffd0000000-7ffd0021000 rw-p 00000000 00:00 0    [stack]"));
-        assert!(!pageable("7f0000000000-7f0000021000 rw-s 00000000 00:01 12  /dev/zero (deleted)"));
-        assert!(!pageable("7f0000000000-7f0000021000 rw-p 00001000 fe:00 12  /usr/lib/libc.so.6"));
     }
 
     #[test]

@@ -70,7 +70,8 @@ fn renumber(state: &State, held: &mut HashMap<String, OwnedFd>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address_space::{Helper, Stage};
+    use crate::helper::Helper;
+    use crate::stage::Stage;
     use hecaton_uffd::Uffd;
 
     fn state() -> State {

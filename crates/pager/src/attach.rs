@@ -1,12 +1,14 @@
 //! Programs come.
 
-use crate::address_space::{AddressSpace, Helper, Mapped, Stage};
+use crate::address_space::{AddressSpace, Mapped};
 use crate::core::{Core, Shared, close};
 use crate::fork;
 use crate::guard::{helper_label, uffd_label};
 use crate::guest;
+use crate::helper::Helper;
 use crate::remote;
 use crate::serve::Server;
+use crate::stage::Stage;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
 use hecaton_policy::evict::Installed;

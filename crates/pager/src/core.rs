@@ -6,13 +6,15 @@
 //! says of a page and what the kernel has change together; never across a wait for a donor, a
 //! helper or a disk.
 
-use crate::address_space::{AddressSpace, Helper, Stage};
+use crate::address_space::AddressSpace;
 use crate::fork::ForkRequest;
 use crate::guard::Guard;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
+use crate::helper::Helper;
 use crate::space_pages::SpacePages;
+use crate::stage::Stage;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
 use crate::state::{MAX_SPACES, State};

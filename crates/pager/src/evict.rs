@@ -16,10 +16,9 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
-use crate::address_space::Helper;
 use crate::core::{BatchItem, Core, Shared, reserve};
 use crate::fault::{Content, SEGMENT_PAGES, examine};
-use crate::helper;
+use crate::helper::{self, Helper};
 use crate::remote;
 use crate::state::CHUNK_PAGES;
 use crate::state::batch::MAX_BATCH;

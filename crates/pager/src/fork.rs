@@ -22,11 +22,14 @@
 //! that went, between `Go` and the fork (`libhecaton.so` sees to it). A program that does so by bare
 //! system calls, in one thread, while another forks and a third unmaps, is not covered.
 
-use crate::address_space::{AddressSpace, Helper, Mapping, Stage, read_mappings};
+use crate::address_space::AddressSpace;
 use crate::attach::{self, MessageFrom};
 use crate::core::{Core, Shared, close};
 use crate::guard::helper_label;
+use crate::helper::Helper;
+use crate::mappings::{Mapping, read_mappings};
 use crate::serve::Server;
+use crate::stage::Stage;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
 use crate::tables::{ALL_PAGES, Key};
@@ -462,19 +465,6 @@ fn drain(server: &mut Server, shared: &Shared, space: usize) -> bool {
         }
     }
     false
-}
-
-impl Helper {
-    /// A child's before it has attached.
-    fn only_connection(socket: RawFd) -> Helper {
-        Helper { socket, ..Helper::NONE }
-    }
-
-    /// As its library describes it.
-    pub(crate) fn of(attach: &Attach, socket: RawFd) -> Helper {
-        let Attach { area, own, left_alone, left_alone_count, .. } = *attach;
-        Helper { socket, area, own, left_alone, left_alone_count: left_alone_count as usize }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,59 @@
 //! Talking to the helper thread in a program.
 
-use hecaton_uffd::handover::{Command, MAX_RUNS, Op, Range, Reply};
+use crate::remote;
+use hecaton_uffd::handover::{Attach, Command, MAX_RUNS, Op, Range, Reply};
 use std::os::fd::RawFd;
+
+/// What the helper thread of a program can be asked through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Helper {
+    /// The connection to it.
+    pub(crate) socket: RawFd,
+    /// Where it moves pages to; 0 when the kernel cannot.
+    pub(crate) area: u64,
+    /// Memory of the library's own, left alone.
+    pub(crate) own: Range,
+    /// Where the library keeps its table of other memory to leave alone, and the table's entries.
+    pub(crate) left_alone: u64,
+    pub(crate) left_alone_count: usize,
+}
+
+impl Helper {
+    pub(crate) const NONE: Helper = Helper {
+        socket: -1,
+        area: 0,
+        own: Range { start: 0, len: 0 },
+        left_alone: 0,
+        left_alone_count: 0,
+    };
+
+    /// A child's before it has attached.
+    pub(crate) fn only_connection(socket: RawFd) -> Helper {
+        Helper { socket, ..Helper::NONE }
+    }
+
+    /// As its library describes it.
+    pub(crate) fn of(attach: &Attach, socket: RawFd) -> Helper {
+        let Attach { area, own, left_alone, left_alone_count, .. } = *attach;
+        Helper { socket, area, own, left_alone, left_alone_count: left_alone_count as usize }
+    }
+
+    /// What the program does not want registered, at this moment.
+    pub(crate) fn read_left_alone(&self, pid: i32) -> Vec<Range> {
+        let mut table = vec![Range::default(); self.left_alone_count.min(MAX_LEFT_ALONE)];
+        let len = size_of_val(&table[..]);
+        let to = libc::iovec { iov_base: table.as_mut_ptr().cast(), iov_len: len };
+        let from = libc::iovec { iov_base: self.left_alone as *mut _, iov_len: len };
+        // SAFETY: any bytes are valid ranges, and the table is the library's, never paged.
+        let read = unsafe { remote::read(pid, &[to], &[from]) };
+        table.retain(|range| read && range.len > 0);
+        table.push(self.own);
+        table
+    }
+}
+
+/// More entries are not believed.
+const MAX_LEFT_ALONE: usize = 1 << 16;
 
 /// The helper is gone, and its address space with it: it ended, or called `exec`.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! What is done now and then: leases, forked children, memory mapped behind our back, statistics.
 
-use crate::address_space::read_mappings;
 use crate::control;
 use crate::core::{Core, Shared};
+use crate::mappings::read_mappings;
 use crate::node::NodeLine;
 use crate::worker::TERMINATED;
 use hecaton_space::Space;

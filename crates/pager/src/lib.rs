@@ -13,7 +13,8 @@
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`] | taking over from a pager that died |
 //! | [`guest`] | guest RAM of virtual machines |
-//! | [`attach`], [`fork`], [`address_space`], [`helper`], [`remote`] | programs, their children, the thread in them that works for us, their memory |
+//! | [`attach`], [`fork`] | programs and their children come |
+//! | [`address_space`], [`stage`], [`mappings`], [`helper`], [`remote`] | one program's memory, the thread in it that works for us |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
 mod address_space;
@@ -31,11 +32,13 @@ mod guard;
 mod guest;
 mod helper;
 mod housekeeping;
+mod mappings;
 mod node;
 mod recover;
 mod remote;
 mod serve;
 mod space_pages;
+mod stage;
 mod staging;
 mod state;
 pub mod stats;

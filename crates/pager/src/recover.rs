@@ -14,11 +14,12 @@
 //!
 //! "In memory" is for a program what its page table says, for guest RAM what its file says.
 
-use crate::address_space::{AddressSpace, Mapped, Stage};
+use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
 use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::guest::Ram;
 use crate::remote;
+use crate::stage::Stage;
 use crate::state::entry::{Entry, Place};
 use crate::state::record::Record;
 use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, STAGING_SLOTS};

@@ -6,13 +6,13 @@
 //! between threads.
 
 use crate::PagerError;
-use crate::address_space::Stage;
 use crate::attach;
 use crate::core::{Core, Fault, Fetch, Shared};
 use crate::fork;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
 use crate::helper;
+use crate::stage::Stage;
 use crate::state::journal;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};

@@ -12,7 +12,7 @@
 
 use super::Ram;
 use super::handover::{Refused, is_userfaultfd};
-use super::region::{self, MAX_REGIONS, Refusal, Span};
+use super::span::{self, MAX_REGIONS, Refusal, Span};
 use crate::address_space::AddressSpace;
 use crate::attach::{self, peer};
 use crate::core::{Core, Shared, close};
@@ -90,7 +90,7 @@ fn parse(bytes: &[u8], image_bytes: u64) -> Result<Parsed, Refused> {
             return Err(Refusal::HugePages(page).into());
         }
         let span = Span { start, len, offset, file: None };
-        region::check(&spans, &span)?;
+        span::check(&spans, &span)?;
         if offset + len > image_bytes {
             return Err(Refusal::BeyondFile(start, offset + len, image_bytes).into());
         }

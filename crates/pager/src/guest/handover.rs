@@ -4,7 +4,7 @@
 //! the hypervisor's `mmap` fail; it is logged in one line, and nothing else changes.
 
 use super::memory_file::MemoryFile;
-use super::region::{self, Refusal, Span};
+use super::span::{self, Refusal, Span};
 use super::{HeldFile, Ram};
 use crate::address_space::AddressSpace;
 use crate::attach::{Message, peer, receive_message};
@@ -78,9 +78,9 @@ impl Delivery {
         let Range { start, len } = handover.region;
         let mut span = Span { start, len, offset: handover.offset, file: None };
         // Before sums are made of the numbers.
-        region::check(&[], &span)?;
+        span::check(&[], &span)?;
         let facts = MemoryFile(file.as_raw_fd()).facts().map_err(Refused::File)?;
-        region::check_file(&span, &facts)?;
+        span::check_file(&span, &facts)?;
         span.file = Some(facts.identity);
         Ok(Delivery { uffd, file, span })
     }
@@ -245,7 +245,7 @@ impl Core {
         known: &[Span],
         span: &Span,
     ) -> Result<(), Refused> {
-        region::check(known, span)?;
+        span::check(known, span)?;
         // Lifts a protection that nothing has; fails unless all of it is registered for it.
         uffd.unprotect(span.start, span.len).map_err(|errno| Refused::NotRegistered(errno.into()))
     }

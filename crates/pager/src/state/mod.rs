@@ -20,7 +20,7 @@ pub(crate) mod entry;
 pub(crate) mod journal;
 pub(crate) mod record;
 
-use crate::guest::region::MAX_REGIONS;
+use crate::guest::span::MAX_REGIONS;
 use batch::BatchRecord;
 use hecaton_memory::PAGE_SIZE;
 use journal::Journal;

@@ -1,6 +1,6 @@
 //! Programs come.
 
-use crate::address_space::{AddressSpace, Mapped};
+use crate::address_space::AddressSpace;
 use crate::core::{Core, Shared, close};
 use crate::fork;
 use crate::guard::{helper_label, uffd_label};
@@ -9,9 +9,6 @@ use crate::helper::Helper;
 use crate::remote;
 use crate::serve::Server;
 use crate::stage::Stage;
-use crate::state::entry::{Entry, Place};
-use crate::tables::Key;
-use hecaton_policy::evict::Installed;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -109,7 +106,7 @@ fn fresh(
     let ranges = attach.ranges.iter().take(attach.range_count as usize);
     for range in ranges {
         core.spaces[index].as_mut().expect("just added").remember_registered(*range);
-        if let Err(error) = core.adopt_pages(index, *range) {
+        if let Err(error) = core.discover_pages(index, *range) {
             tracing::debug!(%error, "a program ended while it attached");
             core.end_space(index);
             return Ok(());
@@ -130,44 +127,6 @@ impl Core {
         let labels = vec![uffd_label(space.serial), helper_label(space.serial)];
         self.guard.hold(labels, &[space.uffd.0, socket]);
         space.advance(&self.state, index, Stage::Welcoming);
-    }
-
-    /// Takes note of pages that were in memory before the range was registered.
-    pub(crate) fn adopt_pages(&mut self, index: usize, range: Range) -> std::io::Result<()> {
-        let (first, count) = (range.start >> 12, (range.len >> 12) as usize);
-        let space = self.spaces[index].as_mut().expect("named by the caller");
-        let mapped = space.mapped(first, count)?;
-        self.note_pages(index, first, &mapped);
-        Ok(())
-    }
-
-    /// The same of a program that runs. False if it is changing its mappings just now: pages that it
-    /// has moved into the range may be known under the address that they come from, and the event
-    /// that says so would be taken for another move.
-    pub(crate) fn adopt_pages_of_running(
-        &mut self,
-        index: usize,
-        range: Range,
-    ) -> std::io::Result<bool> {
-        let (first, count) = (range.start >> 12, (range.len >> 12) as usize);
-        let space = self.spaces[index].as_mut().expect("named by the caller");
-        let mapped = space.mapped(first, count)?;
-        // A change that had begun before the pages were listed is still to be read of.
-        if space.uffd.is_changing() {
-            return Ok(false);
-        }
-        self.note_pages(index, first, &mapped);
-        Ok(true)
-    }
-
-    fn note_pages(&mut self, index: usize, first: u64, mapped: &[Mapped]) {
-        for (vpn, page) in (first..).zip(mapped) {
-            let key = Key::new(index, vpn);
-            if page.present && self.get(key) == Entry::ZERO {
-                self.set(key, Entry::ZERO.with_place(Place::Resident).with_dirty(true));
-                self.count_in(key, Installed::Demand);
-            }
-        }
     }
 }
 

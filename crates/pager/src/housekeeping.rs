@@ -100,7 +100,7 @@ fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
             if core.space(index).is_none() {
                 return;
             }
-            match core.adopt_pages_of_running(index, part) {
+            match core.discover_pages_of_running(index, part) {
                 Ok(true) => {}
                 Ok(false) => {
                     let space = core.space(index).expect("just looked at");

@@ -11,7 +11,7 @@
 //! | [`fault`], [`event`] | what is done about each of them |
 //! | [`evict`], [`staging`] | making room |
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
-//! | [`recover`] | taking over from a pager that died |
+//! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
 //! | [`guest`] | guest RAM of virtual machines |
 //! | [`attach`], [`fork`] | programs and their children come |
 //! | [`address_space`], [`stage`], [`mappings`], [`helper`], [`remote`] | one program's memory, the thread in it that works for us |
@@ -24,6 +24,7 @@ pub mod channel;
 pub mod config;
 mod control;
 mod core;
+mod discover;
 mod event;
 mod evict;
 mod fault;

@@ -240,7 +240,7 @@ impl Core {
         let uffd = space.uffd;
         for span in space.guest.as_ref().map(Ram::spans).unwrap_or_default() {
             // Pages that were filled and not noted, in chunks that have no entry yet.
-            if self.adopt_pages(index, Range { start: span.start, len: span.len }).is_err() {
+            if self.discover_pages(index, Range { start: span.start, len: span.len }).is_err() {
                 self.fail("guest RAM cannot be looked at".into());
             }
         }

@@ -253,7 +253,7 @@ impl Core {
     /// What is in a new region already.
     fn adopt_region(&mut self, index: usize, span: &Span) {
         let range = Range { start: span.start, len: span.len };
-        if self.adopt_pages(index, range).is_err() {
+        if self.discover_pages(index, range).is_err() {
             self.fail("guest RAM cannot be looked at".into());
         }
     }

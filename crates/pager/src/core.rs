@@ -17,9 +17,11 @@ use crate::space_pages::SpacePages;
 use crate::stage::Stage;
 use crate::staging::Staging;
 use crate::state::entry::{Entry, Place, TAG_MASK};
+use crate::state::record::Record;
 use crate::state::{MAX_SPACES, State};
 use crate::stats::{LatencyRecorder, Stats};
 use crate::tables::{Key, Tables};
+use hecaton_memory::PageSum;
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
@@ -351,6 +353,18 @@ impl Core {
         let slot = self.staging.take(&self.state, &self.pages)?;
         self.end_trigger(slot);
         Some(slot)
+    }
+
+    /// The contents of a page, which are in `slot`, belong to a space page of their own from now on.
+    /// Returns that.
+    pub(crate) fn stage_out(&mut self, key: Key, entry: Entry, slot: u32, sum: PageSum) -> u64 {
+        let page = self.pages.allocate(&self.state, key);
+        let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
+        self.pages.set_record(&self.state, page, record);
+        self.staging.publish(&self.state, slot, page, false);
+        let out = entry.with_place(Place::Out).with_dirty(false);
+        self.set(key, out.with_space_page(Some(page)));
+        page
     }
 
     fn end_trigger(&mut self, slot: u32) {

@@ -21,7 +21,6 @@ use crate::guest::Ram;
 use crate::remote;
 use crate::stage::Stage;
 use crate::state::entry::{Entry, Place};
-use crate::state::record::Record;
 use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, STAGING_SLOTS};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
@@ -305,12 +304,7 @@ impl Core {
             self.staging.forget(&self.state, slot);
             return self.set(key, Entry::ZERO);
         };
-        let page = self.pages.allocate(&self.state, key);
-        let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
-        self.pages.set_record(&self.state, page, record);
-        self.staging.publish(&self.state, slot, page, false);
-        let out = entry.with_place(Place::Out).with_dirty(false).with_tag(self.clock.stamp());
-        self.set(key, out.with_space_page(Some(page)));
+        self.stage_out(key, entry.with_tag(self.clock.stamp()), slot, sum);
     }
 
     fn unwritten(&self) -> Unwritten {

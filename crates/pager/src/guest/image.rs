@@ -8,7 +8,6 @@ use crate::core::Core;
 use crate::evict::Evictor;
 use crate::fault::{Content, examine};
 use crate::state::entry::{Entry, Place};
-use crate::state::record::Record;
 use crate::state::{CHUNK_PAGES, Flag, IMAGE_SPACE};
 use crate::tables::Key;
 use hecaton_memory::PAGE_SIZE;
@@ -71,12 +70,7 @@ impl Evictor {
             };
             // SAFETY: the slot was taken, so nothing else uses its 4096 bytes.
             unsafe { core.state.slot(slot).copy_from(bytes.as_ptr(), PAGE_SIZE) };
-            let page = core.pages.allocate(&core.state, key);
-            let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
-            core.pages.set_record(&core.state, page, record);
-            core.staging.publish(&core.state, slot, page, false);
-            let out = Entry::ZERO.with_place(Place::Out).with_space_page(Some(page));
-            core.set(key, out);
+            let page = core.stage_out(key, Entry::ZERO, slot, sum);
             drop(guard);
             return self.stage_write(page, sum, slot);
         }

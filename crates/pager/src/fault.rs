@@ -8,6 +8,7 @@ use crate::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
 use hecaton_policy::evict::Installed;
 use hecaton_policy::prefetch::Window;
+use hecaton_transport::protocol::MAX_PAGES;
 use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;
 use hecaton_uffd::{Errno, Uffd};
 
@@ -262,29 +263,43 @@ impl Core {
             if self.pages.record(&self.state, page).slot().is_some() {
                 continue;
             }
-            let segment = |page: u64| page / SEGMENT_PAGES;
-            let current = fetches[first_request..].last();
-            let fits = current.is_some_and(|fetch| segment(fetch.pages[0]) == segment(page));
-            if !fits {
-                let tag = self.new_tag();
-                fetches.push(Fetch { tag, write, ..Fetch::default() });
-            }
-            let fetch = fetches.last_mut().expect("pushed if there was none");
-            fetch.keys.push(key);
-            fetch.pages.push(page);
-            fetch.stamps.push(entry.tag());
-            let tag = fetch.tag;
+            let fetch = self.fetch_ahead(key, page, write, fetches, first_request);
             if trigger.is_none() && index as u32 >= window.trigger {
                 trigger = Some(key);
                 fetch.trigger = Some(key);
                 self.coming_triggers.insert(key);
             }
-            self.set(key, entry.with_place(Place::Fetching).with_tag(tag).with_dirty(false));
-            self.fetching += 1;
             room -= 1;
             fetched += 1;
         }
         self.prefetcher.on_window_issued(&window, fetched, trigger.map(|key| key.0));
+    }
+
+    /// Has a page fetched that is out and that no thread waits for yet: with the last of `fetches`, if
+    /// that is one of `fetches[first..]` and of the same segment, or by one more. Returns which.
+    pub(crate) fn fetch_ahead<'a>(
+        &mut self,
+        key: Key,
+        page: u64,
+        write: bool,
+        fetches: &'a mut Vec<Fetch>,
+        first: usize,
+    ) -> &'a mut Fetch {
+        let fits = |fetch: &Fetch| {
+            fetch.pages.len() < MAX_PAGES && fetch.pages[0] / SEGMENT_PAGES == page / SEGMENT_PAGES
+        };
+        if !fetches[first..].last().is_some_and(fits) {
+            let tag = self.new_tag();
+            fetches.push(Fetch { tag, write, ..Fetch::default() });
+        }
+        let fetch = fetches.last_mut().expect("pushed if there was none");
+        let entry = self.get(key);
+        fetch.keys.push(key);
+        fetch.pages.push(page);
+        fetch.stamps.push(entry.tag());
+        self.set(key, entry.with_place(Place::Fetching).with_tag(fetch.tag).with_dirty(false));
+        self.fetching += 1;
+        fetch
     }
 
     /// `data` has come for the pages of `fetch` from `from` on. What turns out to be damaged is put

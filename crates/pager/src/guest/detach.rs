@@ -6,13 +6,11 @@
 //! nothing. That a detach is under way is in the state file: a successor goes on with it.
 
 use crate::core::{Core, Fetch};
-use crate::fault::SEGMENT_PAGES;
 use crate::state::entry::Place;
 use crate::state::{CHUNK_PAGES, Flag};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, pages_for_bytes, pages_to_bytes};
 use hecaton_policy::evict::Installed;
-use hecaton_transport::protocol::MAX_PAGES;
 use hecaton_uffd::Errno;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -104,21 +102,7 @@ impl Core {
                 self.bring_staged_home(key, slot);
                 continue;
             }
-            let fits = |fetch: &Fetch| {
-                fetch.pages.len() < MAX_PAGES
-                    && fetch.pages[0] / SEGMENT_PAGES == page / SEGMENT_PAGES
-            };
-            if !fetches.last().is_some_and(fits) {
-                let tag = self.new_tag();
-                fetches.push(Fetch { tag, write: true, ..Fetch::default() });
-            }
-            let fetch = fetches.last_mut().expect("pushed if there was none");
-            fetch.keys.push(key);
-            fetch.pages.push(page);
-            fetch.stamps.push(entry.tag());
-            let tag = fetch.tag;
-            self.set(key, entry.with_place(Place::Fetching).with_tag(tag).with_dirty(false));
-            self.fetching += 1;
+            self.fetch_ahead(key, page, true, fetches, 0);
         }
         away
     }

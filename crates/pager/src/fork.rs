@@ -37,7 +37,7 @@ use hecaton_memory::PAGE_SIZE;
 use hecaton_policy::evict::Installed;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
-use hecaton_uffd::handover::{Attach, Kind, Range, Step};
+use hecaton_uffd::handover::{Kind, Range, Step};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 

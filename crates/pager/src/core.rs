@@ -21,7 +21,7 @@ use crate::state::record::Record;
 use crate::state::{MAX_SPACES, State};
 use crate::stats::{LatencyRecorder, Stats};
 use crate::tables::{Key, Tables};
-use hecaton_memory::PageSum;
+use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
@@ -191,6 +191,14 @@ impl Shared {
     pub(crate) fn ring(&self) {
         // Fails only when the bell has been rung 2^64 times unheard.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// What is in a staging slot that is taken or unwritten: nobody changes it until its write has
+    /// been acknowledged.
+    pub(crate) fn slot_bytes(&self, slot: u32) -> &'static [u8] {
+        let at = self.lock().state.slot(slot);
+        // SAFETY: the staging memory is mapped for good, and the slot is as said.
+        unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {

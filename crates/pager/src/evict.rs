@@ -18,91 +18,40 @@
 
 use crate::core::{BatchItem, Core, Shared, reserve};
 use crate::fault::{Content, SEGMENT_PAGES, examine};
-use crate::helper::{self, Helper};
-use crate::remote;
+use crate::helper;
 use crate::state::CHUNK_PAGES;
 use crate::state::batch::MAX_BATCH;
 use crate::state::entry::{Entry, Place};
 use crate::tables::Key;
-use hecaton_memory::{PAGE_SIZE, PageSum};
+use crate::take::Victim;
+use crate::write_out::Writer;
+use hecaton_memory::PageSum;
 use hecaton_policy::evict::Installed;
-use hecaton_space::{Completion, Lane, Space, SpaceError};
-use hecaton_transport::protocol::MAX_PAGES;
-use hecaton_uffd::handover::{Command, Op, Range};
-use std::collections::HashMap;
+use hecaton_space::{Space, SpaceError};
+use hecaton_uffd::handover::{Command, Op};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long pages may wait for a donor with room before the consumer is ended: its memory is full
-/// and so is the pool, and nobody else can help.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long a program that cannot be read any more may take to end.
-const DEATH_PATIENCE: Duration = Duration::from_secs(5);
-
-const PAGE: u64 = PAGE_SIZE as u64;
-
-/// A page of the batch as the evictor sees it.
-pub(crate) struct Victim {
-    pub(crate) key: Key,
-    /// Needs no copy: the pool holds it.
-    pub(crate) clean: bool,
-    pub(crate) slot: Option<u32>,
-    /// Stays this time.
-    passed_over: bool,
-    /// Out of the program's reach.
-    pub(crate) taken: bool,
-    /// In its slot.
-    pub(crate) copied: bool,
-    content: Option<Content>,
-}
-
-impl Victim {
-    /// Whether nothing is lost if it goes now.
-    pub(crate) fn is_droppable(&self) -> bool {
-        !self.taken && !self.passed_over && (self.clean || self.copied)
-    }
-}
-
-/// Staged pages of one segment, ready to be sent.
-#[derive(Default)]
-struct Write {
-    pages: Vec<u64>,
-    sums: Vec<PageSum>,
-    slots: Vec<u32>,
-}
-
 /// The evicting thread.
 pub(crate) struct Evictor {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) writer: Writer,
     space: Arc<Space>,
-    lane: Lane,
-    in_flight: HashMap<u64, Write>,
-    /// Not sent yet, or to be sent again.
-    unsent: Vec<Write>,
-    next_token: u64,
-    /// Since when no donor has had room.
-    no_room_since: Option<Instant>,
+    /// Of the last question to a helper.
+    pub(crate) last_nonce: u64,
 }
 
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>, space: Arc<Space>) -> Result<Evictor, SpaceError> {
-        Ok(Evictor {
-            lane: space.lane()?,
-            shared,
-            space,
-            in_flight: HashMap::new(),
-            unsent: Vec::new(),
-            next_token: 0,
-            no_room_since: None,
-        })
+        let writer = Writer::new(shared.clone(), space.lane()?);
+        Ok(Evictor { shared, writer, space, last_nonce: 0 })
     }
 
     /// Staged pages that a predecessor had not seen acknowledged.
     pub(crate) fn resume(&mut self, unwritten: Vec<(u64, PageSum, u32)>) {
         for (page, sum, slot) in unwritten {
-            self.stage_write(page, sum, slot);
+            self.writer.stage(page, sum, slot);
         }
     }
 
@@ -115,14 +64,14 @@ impl Evictor {
             self.shared.lock().fail(format!("{} cannot be loaded: {error}", image.display()));
         }
         while !self.shared.lock().over {
-            self.send_unsent();
+            self.writer.send();
             let idle = self.wait_for_work();
             if !idle {
                 self.evict_batch();
             }
             self.make_way_for_forks();
             self.discard_emptied();
-            self.collect(None);
+            self.writer.collect(None);
         }
     }
 
@@ -143,9 +92,9 @@ impl Evictor {
     fn wait_for_work(&mut self) -> bool {
         let mut core = self.shared.lock();
         if !core.wants_eviction() {
-            if !self.in_flight.is_empty() {
+            if self.writer.awaits_answers() {
                 drop(core);
-                self.collect(Some(Duration::from_millis(1)));
+                self.writer.collect(Some(Duration::from_millis(1)));
                 return true;
             }
             let until = Duration::from_millis(20);
@@ -159,9 +108,8 @@ impl Evictor {
         if victims.is_empty() {
             // Nothing can be evicted just now: slots are being written, or all is in programs that
             // have no helper. In the latter case, waiting would be for ever.
-            let waiting = !self.in_flight.is_empty() || !self.unsent.is_empty();
-            if waiting {
-                self.collect(Some(Duration::from_millis(1)));
+            if !self.writer.is_idle() {
+                self.writer.collect(Some(Duration::from_millis(1)));
             } else {
                 let mut core = self.shared.lock();
                 core.wake_waiting();
@@ -179,21 +127,14 @@ impl Evictor {
         }
         for victim in &mut victims {
             if let (true, true, Some(slot)) = (victim.taken, victim.copied, victim.slot) {
-                victim.content = Some(examine(self.slot_bytes(slot)));
+                victim.content = Some(examine(self.shared.slot_bytes(slot)));
             }
         }
         let written = self.settle(&victims);
         for (page, sum, slot) in written {
-            self.stage_write(page, sum, slot);
+            self.writer.stage(page, sum, slot);
         }
         self.clear_areas(&victims);
-    }
-
-    fn slot_bytes(&self, slot: u32) -> &'static [u8] {
-        let at = self.shared.lock().state.slot(slot);
-        // SAFETY: the staging memory is mapped for good, and a slot that is taken or unwritten is
-        // not changed by anybody until its write has been acknowledged.
-        unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) }
     }
 
     /// Step 1.
@@ -254,218 +195,6 @@ impl Evictor {
             .collect()
     }
 
-    /// Steps 2 and 3 for the pages of one address space. `first` is the first one's place in the
-    /// batch.
-    fn take(&mut self, first: usize, group: &mut [Victim]) {
-        let (helper, uffd, pid) = {
-            let core = self.shared.lock();
-            let index = group[0].key.space();
-            let addresses = group.iter().map(|victim| victim.key.address());
-            let Some(Some(space)) = core.spaces.get(index) else { return };
-            if let Some(places) = space.file_places(addresses) {
-                let uffd = space.uffd;
-                drop(core);
-                return self.take_from_files(first, group, uffd, &places);
-            }
-            let Some(helper) = core.helper(index) else { return };
-            let space = core.spaces[index].as_ref().expect("it has a helper");
-            (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
-        };
-        if helper.area != 0 && !self.move_away(first, group, &helper, pid) {
-            return;
-        }
-        if group.iter().any(|victim| !victim.taken) {
-            self.protect_copy_drop(first, group, helper.socket, uffd, pid);
-        }
-    }
-
-    /// Steps 2 and 3 where the kernel can move pages. False if the program has ended.
-    ///
-    /// The helper moves what is at an address, whatever that is. A program that moves memory about
-    /// (`mremap`) waits until the pager has read of it, and only then can it put other pages in the
-    /// place of the first. So from here, where the addresses are made sure of, until the helper has
-    /// answered nothing is read: a page that was moved meanwhile has left a hole, and is not taken.
-    fn move_away(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
-        let mut core = self.shared.lock();
-        for (i, victim) in group.iter_mut().enumerate() {
-            let BatchItem { key, now_at } = core.batch[first + i];
-            if key != now_at {
-                let old = core.get(key);
-                core.set(key, old.with_busy(false));
-                core.batch[first + i].key = now_at;
-                victim.key = now_at;
-            }
-            if core.get(now_at).place() != Place::Resident {
-                // Freed meanwhile, and there may be another page at its address.
-                victim.passed_over = true;
-                core.state.batch.leave_out(first + i);
-            }
-        }
-        core.taking = Some(group[0].key.space());
-        drop(core);
-        let runs = runs_of(group, |victim| !victim.passed_over);
-        self.next_token += 1;
-        let answer = helper::ask(helper.socket, Op::Take, &runs, self.next_token);
-        self.shared.lock().taking = None;
-        self.shared.taken.notify_all();
-        let Ok(done) = answer else { return false };
-
-        // Where in the area each page is: those that are not there were not asked for.
-        let (mut ranks, mut rank) = (vec![0; group.len()], 0);
-        let mut asked = (0..group.len()).filter(|&i| !group[i].passed_over);
-        let mut moved_pages = Vec::with_capacity(group.len());
-        for (run, moved) in runs.iter().zip(done) {
-            for step in 0..run.len / PAGE {
-                let i = asked.next().expect("as many as the runs have pages");
-                ranks[i] = rank;
-                rank += 1;
-                if step < u64::from(moved) {
-                    moved_pages.push(i);
-                }
-            }
-        }
-        moved_pages.into_iter().for_each(|i| group[i].taken = true);
-        self.copy(pid, first, group, |i| helper.area + ranks[i] * PAGE, |victim| victim.taken);
-        true
-    }
-
-    /// The way for kernels that cannot move pages, and for pages that a fork shares.
-    fn protect_copy_drop(
-        &mut self,
-        first: usize,
-        group: &mut [Victim],
-        socket: std::os::fd::RawFd,
-        uffd: hecaton_uffd::Uffd,
-        pid: i32,
-    ) {
-        for run in runs_of(group, |victim| !victim.taken && !victim.passed_over) {
-            // EAGAIN: the mappings are changing. The pages stay as they are for this time.
-            if uffd.protect(run.start, run.len).is_err() {
-                let end = run.start + run.len;
-                let within = |v: &Victim| (run.start..end).contains(&v.key.address());
-                self.skip(group, within);
-            }
-        }
-        // Reading a page that is not there would wait for ourselves; see also `Core::fault`.
-        let index = group[0].key.space();
-        for at in 0..group.len() {
-            if group[at].taken {
-                continue;
-            }
-            let mut core = self.shared.lock();
-            let mapped = core.space(index).map(|s| s.mapped(group[at].key.vpn(), 1));
-            let safe = matches!(
-                &mapped,
-                Some(Ok(pages)) if pages[0].present && pages[0].protected == Some(true)
-            );
-            drop(core);
-            if !safe {
-                let key = group[at].key;
-                self.skip(group, |victim| victim.key == key);
-            }
-        }
-        let addresses: Vec<u64> = group.iter().map(|victim| victim.key.address()).collect();
-        let not_moved = |victim: &Victim| !victim.taken && victim.slot.is_some();
-        self.copy(pid, first, group, |i| addresses[i], not_moved);
-        let mut core = self.shared.lock();
-        for (i, victim) in group.iter_mut().enumerate() {
-            // What was copied is not at that address any more, and something else may be.
-            victim.passed_over |= core.batch[first + i].now_at != victim.key;
-            if victim.is_droppable() {
-                core.state.batch.dropping(first + i);
-                core.own_drop.insert(victim.key, 0);
-            }
-        }
-        drop(core);
-        let runs = runs_of(group, Victim::is_droppable);
-        if runs.is_empty() {
-            return;
-        }
-        self.next_token += 1;
-        if helper::ask(socket, Op::Drop, &runs, self.next_token).is_err() {
-            return;
-        }
-        let mut core = self.shared.lock();
-        let reports = std::mem::take(&mut core.own_drop);
-        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_droppable())
-        {
-            // Whether it was dropped is seen where it is now: the program may have unmapped it, or
-            // moved it out of the way. Nobody can have brought it back.
-            let now_at = core.batch[first + i].now_at;
-            let mapped = core.space(index).map(|space| space.mapped(now_at.vpn(), 1));
-            victim.taken = matches!(mapped, Some(Ok(pages)) if !pages[0].present);
-            if reports.get(&victim.key).is_some_and(|&reports| reports > 1) {
-                core.discard(now_at);
-            }
-        }
-        drop(core);
-        for victim in group.iter().filter(|victim| !victim.taken && !victim.clean) {
-            let _ = uffd.unprotect(victim.key.address(), PAGE);
-        }
-    }
-
-    /// These pages are not evicted this time.
-    pub(crate) fn skip(&mut self, group: &mut [Victim], which: impl Fn(&Victim) -> bool) {
-        let mut guard = self.shared.lock();
-        let core = &mut *guard;
-        for victim in group.iter_mut().filter(|victim| !victim.taken && which(victim)) {
-            victim.passed_over = true;
-            if let Some(slot) = victim.slot.take() {
-                core.staging.forget(&core.state, slot);
-            }
-        }
-    }
-
-    /// Copies the chosen pages that need it into their slots, in one call: all, or none if the
-    /// process has gone.
-    fn copy(
-        &mut self,
-        pid: i32,
-        first: usize,
-        group: &mut [Victim],
-        address: impl Fn(usize) -> u64,
-        chosen: impl Fn(&Victim) -> bool,
-    ) {
-        let core = self.shared.lock();
-        let mut to = Vec::with_capacity(group.len());
-        let mut from: Vec<libc::iovec> = Vec::with_capacity(group.len());
-        let mut items = Vec::with_capacity(group.len());
-        for (i, victim) in group.iter().enumerate() {
-            let (true, Some(slot)) = (chosen(victim), victim.slot) else { continue };
-            to.push(libc::iovec { iov_base: core.state.slot(slot).cast(), iov_len: PAGE_SIZE });
-            let at = address(i);
-            match from.last_mut() {
-                Some(last) if last.iov_base as u64 + last.iov_len as u64 == at => {
-                    last.iov_len += PAGE_SIZE;
-                }
-                _ => from.push(libc::iovec { iov_base: at as *mut _, iov_len: PAGE_SIZE }),
-            }
-            items.push((i, slot));
-        }
-        drop(core);
-        if items.is_empty() {
-            return;
-        }
-        // SAFETY: the slots were taken for this batch, so nobody else touches them.
-        if !unsafe { remote::read(pid, &to, &from) } {
-            return self.note_end(group[0].key.space());
-        }
-        let core = self.shared.lock();
-        for (i, slot) in items {
-            group[i].copied = true;
-            core.state.batch.copied(first + i, slot);
-        }
-    }
-
-    /// A program could not be read. If that is because it has ended, its connection ends too, if
-    /// not at once: a thread's memory goes before its descriptors do.
-    fn note_end(&mut self, index: usize) {
-        let helper = self.shared.lock().helper(index);
-        if helper.is_none_or(|helper| helper::has_ended(helper.socket, DEATH_PATIENCE)) {
-            self.shared.lock().end_space(index);
-        }
-    }
-
     /// Step 4. Returns what is to be written: space page, sum, slot.
     fn settle(&mut self, victims: &[Victim]) -> Vec<(u64, PageSum, u32)> {
         let mut guard = self.shared.lock();
@@ -508,109 +237,6 @@ impl Evictor {
         }
     }
 
-    pub(crate) fn stage_write(&mut self, page: u64, sum: PageSum, slot: u32) {
-        let segment = page / SEGMENT_PAGES;
-        let fits = |write: &&mut Write| {
-            write.pages.len() < MAX_PAGES && write.pages[0] / SEGMENT_PAGES == segment
-        };
-        let write = match self.unsent.iter_mut().rev().find(fits) {
-            // The same page twice in one request would leave it open which is written last.
-            Some(write) if !write.pages.contains(&page) => write,
-            _ => {
-                self.unsent.push(Write::default());
-                self.unsent.last_mut().expect("just pushed")
-            }
-        };
-        write.pages.push(page);
-        write.sums.push(sum);
-        write.slots.push(slot);
-    }
-
-    /// Leaves out of what is to be sent the pages that nobody names any more, or that have newer
-    /// contents elsewhere.
-    fn forget_superseded(&mut self) {
-        let mut guard = self.shared.lock();
-        let core = &mut *guard;
-        for write in &mut self.unsent {
-            for i in (0..write.pages.len()).rev() {
-                let (page, slot) = (write.pages[i], write.slots[i]);
-                let record = core.pages.record(&core.state, page);
-                if record.slot() != Some(slot) || record.refs() == 0 {
-                    core.staging.written(&core.state, &core.pages, slot, page);
-                    write.pages.swap_remove(i);
-                    write.sums.swap_remove(i);
-                    write.slots.swap_remove(i);
-                }
-            }
-        }
-        self.unsent.retain(|write| !write.pages.is_empty());
-    }
-
-    /// Step 5.
-    pub(crate) fn send_unsent(&mut self) {
-        if self.unsent.is_empty() {
-            return;
-        }
-        self.forget_superseded();
-        for write in std::mem::take(&mut self.unsent) {
-            let data: Vec<&[u8]> = write.slots.iter().map(|&slot| self.slot_bytes(slot)).collect();
-            self.next_token += 1;
-            match self.lane.write(self.next_token, &write.pages, &write.sums, &data) {
-                Ok(()) => {
-                    self.no_room_since = None;
-                    self.in_flight.insert(self.next_token, write);
-                }
-                Err(error) => self.keep(write, &error),
-            }
-        }
-    }
-
-    /// What could not be written stays staged, and is tried again: a donor may get room.
-    fn keep(&mut self, write: Write, error: &SpaceError) {
-        self.unsent.push(write);
-        match error {
-            SpaceError::Busy(_) => return self.collect(Some(Duration::from_millis(1))),
-            error if error.is_transient() => {}
-            SpaceError::NoRoom { .. } => {
-                let since = *self.no_room_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > PATIENCE {
-                    self.shared.lock().fail(error.to_string());
-                }
-            }
-            error => self.shared.lock().fail(error.to_string()),
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-
-    /// Takes in acknowledgements; waits for one if `wait` says so.
-    pub(crate) fn collect(&mut self, wait: Option<Duration>) {
-        let mut failed = Vec::new();
-        let (shared, in_flight) = (&self.shared, &mut self.in_flight);
-        self.lane.progress(wait, &mut |completion| match completion {
-            Completion::Written { token } => {
-                let Some(write) = in_flight.remove(&token) else { return };
-                let mut guard = shared.lock();
-                let core = &mut *guard;
-                core.stats.pages_out += write.pages.len() as u64;
-                for (&page, &slot) in write.pages.iter().zip(&write.slots) {
-                    core.staging.written(&core.state, &core.pages, slot, page);
-                }
-                if core.wants_eviction() {
-                    shared.evict.notify_one();
-                }
-            }
-            Completion::Failed { token, error, .. } => {
-                if let Some(write) = in_flight.remove(&token) {
-                    failed.push((write, error));
-                }
-            }
-            Completion::Read { .. } => unreachable!("this lane only writes"),
-        });
-        for (write, error) in failed {
-            self.keep(write, &error);
-        }
-    }
-
     /// Gives back what no entry names any more: pages to the donors' hosts, and whole extents.
     fn discard_emptied(&mut self) {
         let emptied = self.shared.lock().pages.take_emptied();
@@ -622,11 +248,10 @@ impl Evictor {
             }
             // A write that is still under way to the slot must not come after the discard.
             let first = u64::from(slot) * CHUNK_PAGES;
-            let in_slot = |page: &u64| page / CHUNK_PAGES == u64::from(slot);
-            while self.in_flight.values().any(|write| write.pages.iter().any(in_slot)) {
-                self.collect(Some(Duration::from_millis(10)));
+            while self.writer.is_writing(first..first + CHUNK_PAGES) {
+                self.writer.collect(Some(Duration::from_millis(10)));
             }
-            self.forget_superseded();
+            self.writer.forget_superseded();
             let segment = first / SEGMENT_PAGES;
             let per_segment = (SEGMENT_PAGES / CHUNK_PAGES) as u32;
             let of_segment = segment as u32 * per_segment..(segment as u32 + 1) * per_segment;
@@ -721,17 +346,4 @@ fn page_to_write(core: &mut Core, key: Key, old: Option<u64>) -> u64 {
         core.release_page(page);
     }
     core.pages.allocate(&core.state, key)
-}
-
-/// The chosen pages of a sorted group as runs of neighbours.
-pub(crate) fn runs_of(group: &[Victim], chosen: impl Fn(&Victim) -> bool) -> Vec<Range> {
-    let mut runs: Vec<Range> = Vec::new();
-    for victim in group.iter().filter(|victim| chosen(victim)) {
-        let start = victim.key.address();
-        match runs.last_mut() {
-            Some(run) if run.start + run.len == start => run.len += PAGE,
-            _ => runs.push(Range { start, len: PAGE }),
-        }
-    }
-    runs
 }

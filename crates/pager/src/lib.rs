@@ -9,7 +9,7 @@
 //! | [`worker`] | the pager process: its threads, its beginning and end |
 //! | [`serve`] | the fault loop: kernel messages and arriving pages |
 //! | [`fault`], [`event`] | what is done about each of them |
-//! | [`evict`], [`staging`] | making room |
+//! | [`evict`], [`take`], [`write_out`], [`staging`] | making room |
 //! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
 //! | [`guest`] | guest RAM of virtual machines |
@@ -44,7 +44,9 @@ mod staging;
 mod state;
 pub mod stats;
 mod tables;
+mod take;
 mod worker;
+mod write_out;
 
 pub use config::{
     Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart,

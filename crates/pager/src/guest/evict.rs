@@ -14,7 +14,8 @@
 
 use super::FilePlace;
 use super::memory_file::MemoryFile;
-use crate::evict::{Evictor, Victim, runs_of};
+use crate::evict::Evictor;
+use crate::take::{Victim, runs_of};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::Uffd;
 use std::ops::Range;

@@ -46,8 +46,8 @@ impl Evictor {
                 self.stage_image_page(key, &page, sum);
             }
             if number % CHUNK_PAGES == CHUNK_PAGES - 1 {
-                self.send_unsent();
-                self.collect(None);
+                self.writer.send();
+                self.writer.collect(None);
             }
         }
         self.shared.lock().state.note(Flag::ImageLoaded, true);
@@ -61,8 +61,8 @@ impl Evictor {
             let Some(slot) = core.take_slot() else {
                 drop(guard);
                 // Slots are free again once donors have acknowledged what is in them.
-                self.send_unsent();
-                self.collect(Some(Duration::from_millis(1)));
+                self.writer.send();
+                self.writer.collect(Some(Duration::from_millis(1)));
                 if self.shared.lock().failed.is_some() {
                     return;
                 }
@@ -72,7 +72,7 @@ impl Evictor {
             unsafe { core.state.slot(slot).copy_from(bytes.as_ptr(), PAGE_SIZE) };
             let page = core.stage_out(key, Entry::ZERO, slot, sum);
             drop(guard);
-            return self.stage_write(page, sum, slot);
+            return self.writer.stage(page, sum, slot);
         }
     }
 }

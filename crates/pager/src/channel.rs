@@ -1,9 +1,9 @@
 //! Lines of JSON over a Unix socket, with file descriptors beside them.
 //!
 //! The node speaks this way with everything on its host: with its donors over the socket that is
-//! their standard input, with its pagers over theirs, and with pagers, launchers and the command line over `node.sock`. A line that
-//! brings descriptors says how many, because the kernel ties them to bytes of the stream and not
-//! to lines.
+//! their standard input, with its pagers over theirs, and with pagers, launchers and the command
+//! line over `node.sock`. A line that brings descriptors says how many, because the kernel ties
+//! them to bytes of the stream and not to lines.
 
 use rustix::io::Errno;
 use rustix::net::{

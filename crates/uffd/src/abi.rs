@@ -1,7 +1,7 @@
 //! Numbers and structures of `<linux/userfaultfd.h>`, checked for size at compile time.
 //!
 //! Taken from Linux 6.18. What a running kernel has of it is asked with [`UFFDIO_API`]; 6.1 lacks
-//! POISON (6.6) and MOVE (6.8).
+//! MOVE (6.8).
 #![allow(missing_docs, reason = "the names are the kernel's; its manual page documents them")]
 
 use std::mem::size_of;
@@ -15,7 +15,6 @@ pub const UFFD_FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 pub const UFFD_FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 pub const UFFD_FEATURE_THREAD_ID: u64 = 1 << 8;
 pub const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-pub const UFFD_FEATURE_POISON: u64 = 1 << 14;
 pub const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 
 /// What a pager needs of a program's userfaultfd. Not among it is EVENT_FORK, which takes
@@ -46,14 +45,12 @@ pub const UFFDIO_COPY: u64 = 0xC028_AA03;
 pub const UFFDIO_ZEROPAGE: u64 = 0xC020_AA04;
 pub const UFFDIO_MOVE: u64 = 0xC028_AA05;
 pub const UFFDIO_WRITEPROTECT: u64 = 0xC018_AA06;
-pub const UFFDIO_POISON: u64 = 0xC020_AA08;
 
 /// `_IO(0xAA, 0x00)` on `/dev/userfaultfd`: a new userfaultfd, with no privilege but the device's.
 pub const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
 
 pub const UFFDIO_REGISTER_MODE_MISSING: u64 = 1 << 0;
 pub const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
-pub const UFFDIO_COPY_MODE_DONTWAKE: u64 = 1 << 0;
 pub const UFFDIO_COPY_MODE_WP: u64 = 1 << 1;
 pub const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 pub const UFFDIO_MOVE_MODE_DONTWAKE: u64 = 1 << 0;
@@ -124,14 +121,6 @@ pub struct UffdioMove {
     pub moved: i64,
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Default, Debug)]
-pub struct UffdioPoison {
-    pub range: UffdioRange,
-    pub mode: u64,
-    pub updated: i64,
-}
-
 /// One message: the event, and three words whose meaning depends on it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
@@ -153,6 +142,5 @@ const _: () = assert!(size_of::<UffdioRange>() == (UFFDIO_WAKE as usize >> 16) &
 const _: () = assert!(size_of::<UffdioCopy>() == (UFFDIO_COPY as usize >> 16) & 0x3FFF);
 const _: () = assert!(size_of::<UffdioZeropage>() == (UFFDIO_ZEROPAGE as usize >> 16) & 0x3FFF);
 const _: () = assert!(size_of::<UffdioMove>() == (UFFDIO_MOVE as usize >> 16) & 0x3FFF);
-const _: () = assert!(size_of::<UffdioPoison>() == (UFFDIO_POISON as usize >> 16) & 0x3FFF);
 const _: () =
     assert!(size_of::<UffdioWriteprotect>() == (UFFDIO_WRITEPROTECT as usize >> 16) & 0x3FFF);

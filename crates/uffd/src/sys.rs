@@ -180,13 +180,6 @@ impl Uffd {
         partial(result, arg.moved, len)
     }
 
-    /// Makes any access to the range deliver SIGBUS (Linux 6.6).
-    pub fn poison(self, start: u64, len: u64) -> Partial {
-        let mut arg = UffdioPoison { range: UffdioRange { start, len }, mode: 0, updated: 0 };
-        let result = ioctl(self.0, UFFDIO_POISON, &mut arg);
-        partial(result, arg.updated, len)
-    }
-
     /// Reads as many messages as there are and fit; none when the queue is empty.
     pub fn read(self, messages: &mut [UffdMsg]) -> Result<usize, Errno> {
         let len = size_of_val(messages);

@@ -37,7 +37,7 @@ pub(crate) fn adopt(held: Labelled, node: RawFd) -> Result<(Held, Vec<String>), 
     let firecracker = held.remove(guard::FIRECRACKER).map(IntoRawFd::into_raw_fd);
     let lost = renumber(&state, &mut held);
     let strays = held.into_keys().collect();
-    Ok((Held { state: state_fd, listener, control, firecracker, launcher: 0, node, lost }, strays))
+    Ok((Held { state: state_fd, listener, control, firecracker, node, lost }, strays))
 }
 
 /// Enters the numbers under which the descriptors came, and takes those out of `held`. True if a

@@ -1,13 +1,14 @@
 //! Programs come.
 
 use crate::address_space::AddressSpace;
-use crate::core::{Core, Shared, close};
+use crate::core::{Core, close};
 use crate::fork;
 use crate::guard::{helper_label, uffd_label};
 use crate::guest;
 use crate::helper::Helper;
 use crate::remote;
 use crate::serve::Server;
+use crate::shared::Shared;
 use crate::stage::Stage;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};

@@ -8,7 +8,7 @@
 //! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
 
 use crate::config::MIN_LOCAL_BYTES;
-use crate::core::Shared;
+use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -13,6 +13,7 @@ use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
 use crate::helper::Helper;
+use crate::shared::EpollSet;
 use crate::space_pages::SpacePages;
 use crate::stage::Stage;
 use crate::staging::Staging;
@@ -21,14 +22,11 @@ use crate::state::record::Record;
 use crate::state::{MAX_SPACES, State};
 use crate::stats::{LatencyRecorder, Stats};
 use crate::tables::{Key, Tables};
-use hecaton_memory::{PAGE_SIZE, PageSum};
+use hecaton_memory::PageSum;
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// A fault as the kernel reports it.
@@ -145,66 +143,6 @@ pub(crate) enum OnLoss {
     /// Whoever supervises it is told, and stops it. Meanwhile what is lost is waited for, and all
     /// else is served.
     Report,
-}
-
-/// The fault loop's epoll set, once there is one. What is in it must be taken out before it is
-/// closed: the kernel does that by itself only with a file's last descriptor, and the node has
-/// another.
-#[derive(Default)]
-pub(crate) struct EpollSet(pub(crate) Option<Arc<OwnedFd>>);
-
-impl EpollSet {
-    fn forget(&self, fd: RawFd) {
-        if let Some(epoll) = &self.0 {
-            // SAFETY: the descriptor is open. An error means that it was not watched yet.
-            let _ = rustix::event::epoll::delete(epoll, unsafe { BorrowedFd::borrow_raw(fd) });
-        }
-    }
-}
-
-/// The lock, and the bells of the evictor and of the fault loop.
-pub(crate) struct Shared {
-    core: Mutex<Core>,
-    pub(crate) evict: Condvar,
-    /// [`Core::taking`] is over.
-    pub(crate) taken: Condvar,
-    pub(crate) bell: OwnedFd,
-    /// Whether [`Core::detach`] is there: looked at without the lock.
-    pub(crate) detaching: AtomicBool,
-}
-
-impl Shared {
-    pub(crate) fn new(core: Core) -> std::io::Result<Shared> {
-        use rustix::event::{EventfdFlags, eventfd};
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let detaching = AtomicBool::new(false);
-        Ok(Shared {
-            core: Mutex::new(core),
-            evict: Condvar::new(),
-            taken: Condvar::new(),
-            bell,
-            detaching,
-        })
-    }
-
-    /// Has the fault loop look at the forks that wait.
-    pub(crate) fn ring(&self) {
-        // Fails only when the bell has been rung 2^64 times unheard.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
-    /// What is in a staging slot that is taken or unwritten: nobody changes it until its write has
-    /// been acknowledged.
-    pub(crate) fn slot_bytes(&self, slot: u32) -> &'static [u8] {
-        let at = self.lock().state.slot(slot);
-        // SAFETY: the staging memory is mapped for good, and the slot is as said.
-        unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) }
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        // A thread that panics takes the process with it (see `worker`), so no lock is poisoned.
-        self.core.lock().expect("the lock is never poisoned")
-    }
 }
 
 /// Pages kept free for faults and prefetching, of `limit`.

@@ -16,9 +16,10 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
-use crate::core::{BatchItem, Core, Shared, reserve};
+use crate::core::{BatchItem, Core, reserve};
 use crate::fault::{Content, SEGMENT_PAGES, examine};
 use crate::helper;
+use crate::shared::Shared;
 use crate::state::CHUNK_PAGES;
 use crate::state::batch::MAX_BATCH;
 use crate::state::entry::{Entry, Place};

@@ -24,11 +24,12 @@
 
 use crate::address_space::AddressSpace;
 use crate::attach::{self, MessageFrom};
-use crate::core::{Core, Shared, close};
+use crate::core::{Core, close};
 use crate::guard::helper_label;
 use crate::helper::Helper;
 use crate::mappings::{Mapping, read_mappings};
 use crate::serve::Server;
+use crate::shared::Shared;
 use crate::stage::Stage;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};

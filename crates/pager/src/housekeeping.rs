@@ -1,9 +1,10 @@
 //! What is done now and then: leases, forked children, memory mapped behind our back, statistics.
 
 use crate::control;
-use crate::core::{Core, Shared};
+use crate::core::Core;
 use crate::mappings::read_mappings;
 use crate::node::NodeLine;
+use crate::shared::Shared;
 use crate::worker::TERMINATED;
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};

@@ -7,10 +7,10 @@
 //! |---|---|
 //! | [`guard`], [`adopt`], [`channel`] | what the node holds for the pager, and gives to the next one |
 //! | [`worker`] | the pager process: its threads, its beginning and end |
-//! | [`serve`] | the fault loop: kernel messages and arriving pages |
+//! | [`serve`], [`source`] | the fault loop: kernel messages and arriving pages |
 //! | [`fault`], [`event`] | what is done about each of them |
 //! | [`evict`], [`take`], [`write_out`], [`staging`] | making room |
-//! | [`core`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
+//! | [`core`], [`shared`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
 //! | [`guest`] | guest RAM of virtual machines |
 //! | [`attach`], [`fork`] | programs and their children come |
@@ -38,6 +38,8 @@ mod node;
 mod recover;
 mod remote;
 mod serve;
+mod shared;
+mod source;
 mod space_pages;
 mod stage;
 mod staging;
@@ -134,7 +136,7 @@ fn page(config: &PagerConfig, held: adopt::Labelled, node: RawFd) -> Result<(), 
         if let Some(listener) = firecracker {
             guard.hold(vec![guard::FIRECRACKER.into()], &[listener]);
         }
-        worker::Held { state, listener, control, firecracker, launcher: 0, node, lost: false }
+        worker::Held { state, listener, control, firecracker, node, lost: false }
     } else {
         let (held, strays) = adopt::adopt(held, node)?;
         for strays in strays.chunks(channel::MAX_FDS_PER_LINE) {

@@ -7,11 +7,13 @@
 
 use crate::PagerError;
 use crate::attach;
-use crate::core::{Core, Fault, Fetch, Shared};
+use crate::core::{Core, Fault, Fetch};
 use crate::fork;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
 use crate::helper;
+use crate::shared::Shared;
+use crate::source::Source;
 use crate::stage::Stage;
 use crate::state::journal;
 use crate::tables::Key;
@@ -28,65 +30,6 @@ use std::time::{Duration, Instant};
 
 /// How long the loop waits for the helper of a program that has something to say.
 const TAKING: Duration = Duration::from_millis(1);
-
-/// What a descriptor in the epoll set is; with the index that goes with it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Source {
-    Listener,
-    /// A connection that has not said [`hecaton_uffd::handover::Attach`] yet.
-    Newcomer(RawFd),
-    /// A program's userfaultfd.
-    Faults(usize),
-    /// The connection to a program's helper: readable by the evictor, watched here for its end.
-    Helper(usize),
-    /// The connection on which a hypervisor hands over guest RAM.
-    Guest(usize),
-    FirecrackerListener,
-    /// A connection on which Firecracker has not said all yet.
-    Firecracker(RawFd),
-    /// The connection of a child that is to come.
-    Child(usize),
-    /// Rung by other threads when a fork that had to wait may have its turn.
-    Bell,
-    Demand,
-    Prefetch,
-}
-
-impl Source {
-    fn encode(self) -> u64 {
-        let (kind, index) = match self {
-            Source::Listener => (0, 0),
-            Source::Newcomer(fd) => (1, fd as u64),
-            Source::Faults(space) => (2, space as u64),
-            Source::Helper(space) => (3, space as u64),
-            Source::Demand => (4, 0),
-            Source::Prefetch => (5, 0),
-            Source::Child(space) => (6, space as u64),
-            Source::Bell => (7, 0),
-            Source::Guest(space) => (8, space as u64),
-            Source::FirecrackerListener => (9, 0),
-            Source::Firecracker(fd) => (10, fd as u64),
-        };
-        kind << 32 | index
-    }
-
-    fn decode(data: u64) -> Source {
-        let index = data & u64::from(u32::MAX);
-        match data >> 32 {
-            0 => Source::Listener,
-            1 => Source::Newcomer(index as RawFd),
-            2 => Source::Faults(index as usize),
-            3 => Source::Helper(index as usize),
-            4 => Source::Demand,
-            5 => Source::Prefetch,
-            6 => Source::Child(index as usize),
-            8 => Source::Guest(index as usize),
-            9 => Source::FirecrackerListener,
-            10 => Source::Firecracker(index as RawFd),
-            _ => Source::Bell,
-        }
-    }
-}
 
 /// A lane, and which set of its descriptors is watched.
 struct Watched {

@@ -2,7 +2,7 @@
 
 use crate::PagerError;
 use crate::config::{Guest, PagerConfig};
-use crate::core::{Core, OnLoss, Shared};
+use crate::core::{Core, OnLoss};
 use crate::evict::Evictor;
 use crate::fork;
 use crate::guard::Guard;
@@ -10,6 +10,7 @@ use crate::guest;
 use crate::housekeeping;
 use crate::node::{NodeDirectory, NodeLine};
 use crate::serve::Server;
+use crate::shared::Shared;
 use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Space, SpaceConfig};
@@ -26,8 +27,6 @@ pub(crate) struct Held {
     pub(crate) state: RawFd,
     pub(crate) listener: RawFd,
     pub(crate) control: RawFd,
-    /// At its end no further program will be started.
-    pub(crate) launcher: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
     /// Up to the node.
@@ -112,7 +111,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     let (housekeepers, its_space, line) = (shared.clone(), space.clone(), NodeLine::new(config));
     spawn("housekeeping", move || housekeeping::run(housekeepers, its_space, line, control));
 
-    let launcher_gone = launcher_watch(held.launcher);
+    let launcher_gone = launcher_watch();
     server.run(|core| {
         let no_more = launcher_gone.load(Relaxed) || core.failed.is_some();
         no_more && core.fork_requests.is_empty() && core.live_spaces().next().is_none()
@@ -165,14 +164,14 @@ fn end_on_sigterm() {
     unsafe { libc::signal(libc::SIGTERM, note as *const () as libc::sighandler_t) };
 }
 
-/// Set once the node says that no further program comes.
-fn launcher_watch(launcher: RawFd) -> Arc<AtomicBool> {
+/// Set once the node says that no further program comes: by the end of standard input.
+fn launcher_watch() -> Arc<AtomicBool> {
     let gone = Arc::new(AtomicBool::new(false));
     let flag = gone.clone();
     spawn("launcher", move || {
         let mut byte = 0u8;
         // SAFETY: one byte is read into one byte. The loop ends at end of file or an error.
-        while unsafe { libc::read(launcher, (&raw mut byte).cast(), 1) } > 0 {}
+        while unsafe { libc::read(libc::STDIN_FILENO, (&raw mut byte).cast(), 1) } > 0 {}
         flag.store(true, Relaxed);
     });
     gone

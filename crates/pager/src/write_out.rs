@@ -3,8 +3,8 @@
 //! Many requests are under way at a time, each of pages of one segment. A slot is free once its page
 //! was acknowledged. What could not be written stays staged, and is tried again.
 
-use crate::core::Shared;
 use crate::fault::SEGMENT_PAGES;
+use crate::shared::Shared;
 use hecaton_memory::PageSum;
 use hecaton_space::{Completion, Lane, SpaceError};
 use hecaton_transport::protocol::MAX_PAGES;

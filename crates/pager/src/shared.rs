@@ -1,0 +1,67 @@
+//! What the pager's threads share: the lock, and what they wake each other with.
+
+use crate::core::Core;
+use hecaton_memory::PAGE_SIZE;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// The lock, and the bells of the evictor and of the fault loop.
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    pub(crate) evict: Condvar,
+    /// [`Core::taking`] is over.
+    pub(crate) taken: Condvar,
+    pub(crate) bell: OwnedFd,
+    /// Whether [`Core::detach`] is there: looked at without the lock.
+    pub(crate) detaching: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(core: Core) -> std::io::Result<Shared> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let detaching = AtomicBool::new(false);
+        Ok(Shared {
+            core: Mutex::new(core),
+            evict: Condvar::new(),
+            taken: Condvar::new(),
+            bell,
+            detaching,
+        })
+    }
+
+    /// Has the fault loop look at the forks that wait.
+    pub(crate) fn ring(&self) {
+        // Fails only when the bell has been rung 2^64 times unheard.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// What is in a staging slot that is taken or unwritten: nobody changes it until its write has
+    /// been acknowledged.
+    pub(crate) fn slot_bytes(&self, slot: u32) -> &'static [u8] {
+        let at = self.lock().state.slot(slot);
+        // SAFETY: the staging memory is mapped for good, and the slot is as said.
+        unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        // A thread that panics takes the process with it (see `worker`), so no lock is poisoned.
+        self.core.lock().expect("the lock is never poisoned")
+    }
+}
+
+/// The fault loop's epoll set, once there is one. What is in it must be taken out before it is
+/// closed: the kernel does that by itself only with a file's last descriptor, and the node has
+/// another.
+#[derive(Default)]
+pub(crate) struct EpollSet(pub(crate) Option<Arc<OwnedFd>>);
+
+impl EpollSet {
+    pub(crate) fn forget(&self, fd: RawFd) {
+        if let Some(epoll) = &self.0 {
+            // SAFETY: the descriptor is open. An error means that it was not watched yet.
+            let _ = rustix::event::epoll::delete(epoll, unsafe { BorrowedFd::borrow_raw(fd) });
+        }
+    }
+}

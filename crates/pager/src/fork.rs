@@ -25,24 +25,14 @@
 use crate::address_space::AddressSpace;
 use crate::attach::{self, MessageFrom};
 use crate::core::{Core, close};
-use crate::guard::helper_label;
 use crate::helper::Helper;
-use crate::mappings::{Mapping, read_mappings};
 use crate::serve::Server;
 use crate::shared::Shared;
 use crate::stage::Stage;
-use crate::state::CHUNK_PAGES;
-use crate::state::entry::{Entry, Place};
-use crate::tables::{ALL_PAGES, Key};
-use hecaton_memory::PAGE_SIZE;
-use hecaton_policy::evict::Installed;
 use hecaton_uffd::Uffd;
-use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
-use hecaton_uffd::handover::{Kind, Range, Step};
+use hecaton_uffd::handover::{Kind, Step};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
-
-const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A program that waits to be let fork.
 #[derive(Debug)]
@@ -68,7 +58,7 @@ impl Core {
         self.children_of(index).next().is_some()
     }
 
-    fn children_of(&self, index: usize) -> impl Iterator<Item = (usize, &AddressSpace)> {
+    pub(crate) fn children_of(&self, index: usize) -> impl Iterator<Item = (usize, &AddressSpace)> {
         self.live_spaces()
             .filter(move |(_, space)| space.stage == Stage::Forking { parent: Some(index) })
     }
@@ -104,184 +94,6 @@ impl Core {
             }
         }
         None
-    }
-
-    /// Makes the child's address space. `None`: there are too many processes.
-    fn copy_for_child(&mut self, parent: usize, connection: RawFd) -> Option<usize> {
-        let mut space = AddressSpace::new(Uffd(-1), Helper::only_connection(connection));
-        space.stage = Stage::Preparing;
-        let child = self.add_space(space)?;
-        for first in self.tables.chunks_in(parent, ALL_PAGES) {
-            for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
-                let entry = self.get(key);
-                if entry.place() != Place::Zero && !self.inherit(Key::new(child, key.vpn()), entry)
-                {
-                    // The parent keeps the connection, to be told why.
-                    self.spaces[child].as_mut().expect("just made").helper = None;
-                    self.end_space(child);
-                    return None;
-                }
-            }
-        }
-        let space = self.spaces[child].as_mut().expect("just made");
-        // Once the parent has forked, nobody but the child has this connection's other end.
-        self.guard.hold(vec![helper_label(space.serial)], &[connection]);
-        space.advance(&self.state, child, Stage::Forking { parent: Some(parent) });
-        Some(child)
-    }
-
-    /// False if no more processes can share an evicted page.
-    fn inherit(&mut self, key: Key, parents: Entry) -> bool {
-        let mut entry = parents;
-        if entry.place() == Place::Fetching {
-            entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
-        }
-        if let Some(page) = entry.space_page()
-            && !self.pages.share(&self.state, page)
-        {
-            if entry.place() == Place::Out {
-                return false;
-            }
-            entry = entry.with_space_page(None).with_dirty(true);
-        }
-        self.set(key, entry);
-        if entry.place() == Place::Resident {
-            self.count_in(key, Installed::Demand);
-        }
-        true
-    }
-
-    /// `mremap` has moved a range of the parent's, about when it forked.
-    pub(crate) fn moved_at_fork(&mut self, parent: usize, from: u64, to: u64, len: u64) {
-        let children: Vec<(usize, i32)> = self
-            .children_of(parent)
-            .filter_map(|(child, space)| Some((child, space.pid?)))
-            .collect();
-        for (child, pid) in children {
-            // An error means that the child has ended, which its connection tells.
-            let Ok(mappings) = read_mappings(pid) else { continue };
-            let is_mapped = |start| {
-                let range = Range { start, len };
-                mappings.iter().any(|mapping| mapping.overlaps(&range))
-            };
-            // If both are, it was moved onto another mapping after the fork: none was made in the
-            // place of the old one before.
-            if is_mapped(to) && !is_mapped(from) {
-                self.move_entries(child, from, to, len);
-            }
-        }
-    }
-
-    fn has_entries(&mut self, space: usize, start: u64, end: u64) -> bool {
-        let (first, end) = (start / PAGE, end.div_ceil(PAGE));
-        let chunks = self.tables.chunks_in(space, first..end);
-        chunks.into_iter().any(|chunk| {
-            let pages = chunk.vpn().max(first)..(chunk.vpn() + CHUNK_PAGES).min(end);
-            pages.into_iter().any(|vpn| self.get(Key::new(space, vpn)) != Entry::ZERO)
-        })
-    }
-
-    /// The child has attached, and waits: brings its mappings and its entries in line. May be done
-    /// twice.
-    fn adopt_child(&mut self, child: usize, uffd: Uffd) -> Result<(), String> {
-        let space = self.spaces[child].as_mut().expect("it has just attached");
-        let pid = space.pid.expect("it has said so");
-        let gone = |error: std::io::Error| format!("its memory cannot be looked at: {error}");
-        let mappings = read_mappings(pid).map_err(gone)?;
-        let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
-        let mut registered: Vec<&Mapping> = Vec::new();
-        for mapping in mappings.iter().filter(|mapping| mapping.anonymous) {
-            let (start, len) = (mapping.start, mapping.end - mapping.start);
-            // Others had nothing of the parent's in them that the pager knows of: housekeeping
-            // finds them.
-            if !self.has_entries(child, start, mapping.end) {
-                continue;
-            }
-            uffd.register(start, len, mode).map_err(|errno| {
-                let error = std::io::Error::from(errno);
-                format!("memory at {start:#x} cannot be registered: {error}")
-            })?;
-            registered.push(mapping);
-            let space = self.spaces[child].as_mut().expect("as above");
-            space.remember_registered(Range { start, len });
-        }
-        self.discard_unmapped(child, &registered);
-        for mapping in registered {
-            let (first, end) = (mapping.start / PAGE, mapping.end / PAGE);
-            for chunk in self.tables.chunks_in(child, first..end) {
-                let chunk = chunk.vpn();
-                let pages = chunk.max(first)..(chunk + CHUNK_PAGES).min(end);
-                self.adopt_pages_of_child(child, uffd, pages).map_err(gone)?;
-            }
-        }
-        let space = self.spaces[child].as_mut().expect("as above");
-        space.inherited = space.resident;
-        Ok(())
-    }
-
-    /// What the parent had unmapped before it forked.
-    fn discard_unmapped(&mut self, child: usize, registered: &[&Mapping]) {
-        for chunk in self.tables.chunks_in(child, ALL_PAGES) {
-            for key in (0..CHUNK_PAGES).map(|i| chunk.plus(i)) {
-                let at = key.address();
-                let next = registered.partition_point(|mapping| mapping.start <= at);
-                let is_mapped = next > 0 && at < registered[next - 1].end;
-                if !is_mapped && self.get(key) != Entry::ZERO {
-                    self.discard(key);
-                }
-            }
-        }
-    }
-
-    /// Compares entries with what is in the child's memory.
-    ///
-    /// No clean page of the parent's has been written to since its entry was copied, since the
-    /// fault was not served; so the child's is clean too, and is protected again.
-    fn adopt_pages_of_child(
-        &mut self,
-        child: usize,
-        uffd: Uffd,
-        pages: std::ops::Range<u64>,
-    ) -> std::io::Result<()> {
-        let space = self.spaces[child].as_mut().expect("it has just attached");
-        let mapped = space.mapped(pages.start, (pages.end - pages.start) as usize)?;
-        let mut clean: Option<Range> = None;
-        for (vpn, mapped) in pages.zip(mapped) {
-            let key = Key::new(child, vpn);
-            let entry = self.get(key);
-            let stays_clean = mapped.present && entry.is_clean_resident();
-            match entry.place() {
-                _ if stays_clean => {}
-                Place::Zero | Place::Out | Place::Fetching if mapped.present => {
-                    // It came into the parent's memory before the fork, after the copy.
-                    self.set(key, entry.with_place(Place::Resident).with_dirty(true));
-                    self.count_in(key, Installed::Demand);
-                }
-                // The parent freed it.
-                Place::Resident if !mapped.present => self.discard(key),
-                _ => {}
-            }
-            match &mut clean {
-                Some(run) if stays_clean && run.start + run.len == key.address() => run.len += PAGE,
-                _ => {
-                    self.protect_again(child, uffd, clean.take());
-                    clean = stays_clean.then_some(Range { start: key.address(), len: PAGE });
-                }
-            }
-        }
-        self.protect_again(child, uffd, clean);
-        Ok(())
-    }
-
-    fn protect_again(&mut self, child: usize, uffd: Uffd, clean: Option<Range>) {
-        let Some(run) = clean else { return };
-        if uffd.protect(run.start, run.len).is_err() {
-            for vpn in run.start / PAGE..(run.start + run.len) / PAGE {
-                let key = Key::new(child, vpn);
-                let entry = self.get(key);
-                self.set(key, entry.with_dirty(true));
-            }
-        }
     }
 }
 
@@ -471,101 +283,8 @@ fn drain(server: &mut Server, shared: &Shared, space: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guard::Guard;
-    use crate::state::State;
-    use crate::state::record::Record;
-    use std::os::fd::{BorrowedFd, IntoRawFd};
-    use std::os::unix::net::UnixStream;
-
-    const PARENT: usize = 0;
-
-    /// One whose other end is closed.
-    fn connection() -> RawFd {
-        UnixStream::pair().unwrap().0.into_raw_fd()
-    }
-
-    /// A pager with one live program, which is this process.
-    fn pager() -> Core {
-        let fd = State::create().unwrap();
-        // SAFETY: just created, never closed.
-        let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap();
-        let guard = Guard::new(connection()).unwrap();
-        let mut core = Core::new(state, guard, 1 << 14);
-        let mut space = AddressSpace::new(Uffd(-1), Helper::only_connection(-1));
-        space.pid = Some(std::process::id() as i32);
-        space.stage = Stage::Live;
-        assert_eq!(core.add_space(space), Some(PARENT));
-        core
-    }
-
-    /// An entry of a page that is in the pool.
-    fn put_out(core: &mut Core, key: Key) -> u64 {
-        let page = core.pages.allocate(&core.state, key);
-        core.pages.set_record(&core.state, page, Record::FREE.with_refs(1).with_stored(true));
-        core.set(key, Entry::ZERO.with_place(Place::Out).with_space_page(Some(page)));
-        page
-    }
-
-    #[test]
-    fn a_child_shares_what_is_in_the_pool_until_it_ends() {
-        let mut core = pager();
-        let (out, fetching) = (Key::new(PARENT, 1 << 20), Key::new(PARENT, (1 << 20) + 700));
-        let page = put_out(&mut core, out);
-        put_out(&mut core, fetching);
-        let entry = core.get(fetching);
-        core.set(fetching, entry.with_place(Place::Fetching).with_awaited(true));
-
-        let child = core.copy_for_child(PARENT, connection()).unwrap();
-        let stage = core.spaces[child].as_ref().unwrap().stage;
-        assert_eq!(stage, Stage::Forking { parent: Some(PARENT) });
-        assert!(core.is_forking() && core.is_forked_from(PARENT) && !core.is_forked_from(child));
-        assert_eq!(core.pages.record(&core.state, page).refs(), 2);
-        let theirs = core.get(Key::new(child, fetching.vpn()));
-        assert_eq!((theirs.place(), theirs.is_awaited()), (Place::Out, false));
-        let loaded = AddressSpace::load(&core.state, child).unwrap();
-        assert_eq!((loaded.stage, loaded.uffd), (stage, Uffd(-1)));
-
-        core.spaces[child].as_mut().unwrap().helper = None;
-        core.end_space(child);
-        assert!(!core.is_forking());
-        assert_eq!(core.pages.record(&core.state, page).refs(), 1);
-        assert_eq!(core.get(out).place(), Place::Out);
-    }
-
-    #[test]
-    fn a_parent_that_ends_leaves_its_child() {
-        let mut core = pager();
-        let page = put_out(&mut core, Key::new(PARENT, 1 << 20));
-        let child = core.copy_for_child(PARENT, connection()).unwrap();
-        core.spaces[PARENT].as_mut().unwrap().helper = None;
-        core.end_space(PARENT);
-        let stage = core.spaces[child].as_ref().unwrap().stage;
-        assert_eq!(stage, Stage::Forking { parent: None });
-        assert_eq!(core.pages.record(&core.state, page).refs(), 1);
-    }
-
-    #[test]
-    fn what_moved_before_the_fork_moves_in_the_copy() {
-        // The child's mappings are this process's: one range is mapped, the other is not.
-        let memory = vec![0u8; 1 << 20];
-        let mapped = (memory.as_ptr() as u64).next_multiple_of(PAGE);
-        let (unmapped, len) = (0x10_0000, 4 * PAGE);
-        for (from, to, moves) in [(unmapped, mapped, true), (mapped, unmapped, false)] {
-            let mut core = pager();
-            let page = put_out(&mut core, Key::new(PARENT, from / PAGE + 1));
-            let child = core.copy_for_child(PARENT, connection()).unwrap();
-            core.spaces[child].as_mut().unwrap().pid = Some(std::process::id() as i32);
-            for _ in 0..2 {
-                // A message may be acted upon twice.
-                core.moved_at_fork(PARENT, from, to, len);
-            }
-            let at = |core: &mut Core, start: u64| {
-                core.get(Key::new(child, start / PAGE + 1)).space_page()
-            };
-            let expected = if moves { (None, Some(page)) } else { (Some(page), None) };
-            assert_eq!((at(&mut core, from), at(&mut core, to)), expected);
-        }
-    }
+    use crate::inherit::tests::{PARENT, connection, pager};
+    use crate::tables::Key;
 
     #[test]
     fn one_fork_of_a_process_at_a_time_and_the_evictor_in_between() {

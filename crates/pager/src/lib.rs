@@ -13,7 +13,7 @@
 //! | [`core`], [`shared`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
 //! | [`guest`] | guest RAM of virtual machines |
-//! | [`attach`], [`fork`] | programs and their children come |
+//! | [`attach`], [`fork`], [`inherit`] | programs and their children come |
 //! | [`address_space`], [`stage`], [`mappings`], [`helper`], [`remote`] | one program's memory, the thread in it that works for us |
 //! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
 
@@ -33,6 +33,7 @@ mod guard;
 mod guest;
 mod helper;
 mod housekeeping;
+mod inherit;
 mod mappings;
 mod node;
 mod recover;

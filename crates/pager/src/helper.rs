@@ -75,6 +75,14 @@ pub(crate) fn send(socket: RawFd, command: &Command) -> Result<(), Gone> {
     }
 }
 
+/// Sends a command if that takes no waiting. False if it does, or the helper is gone.
+pub(crate) fn try_send(socket: RawFd, command: &Command) -> bool {
+    let (bytes, flags) = (command.as_bytes(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+    // SAFETY: the kernel reads the command's bytes.
+    let sent = unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), flags) };
+    sent == bytes.len() as isize
+}
+
 /// Waits until the helper has done everything that was asked of it before. Whenever `uffd` has
 /// something to say, `read_events` is called: the helper may be waiting for that.
 pub(crate) fn barrier(

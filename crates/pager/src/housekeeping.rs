@@ -2,13 +2,14 @@
 
 use crate::control;
 use crate::core::Core;
+use crate::helper;
 use crate::mappings::read_mappings;
 use crate::node::NodeLine;
 use crate::shared::Shared;
 use crate::worker::TERMINATED;
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
-use hecaton_uffd::handover::Range;
+use hecaton_uffd::handover::{Command, Op, Range};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -88,6 +89,13 @@ fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
         let left_alone = left_alone.get_or_insert_with(|| helper.read_left_alone(pid));
         if left_alone.iter().any(|range| mapping.overlaps(range)) {
             continue;
+        }
+        // Before anything of it can be evicted: that, too, takes the helper, and comes later. One
+        // that has no time (its process is stopped, or it moves pages away) has it at another tick.
+        let mut withhold = Command::new(Op::Withhold, 0);
+        (withhold.runs[0], withhold.count) = (new, 1);
+        if !helper::try_send(helper.socket, &withhold) {
+            return;
         }
         // Fails when the mapping has changed since it was read, or belongs to a userfaultfd of the
         // program's own; in the first case there is another tick.

@@ -1,6 +1,7 @@
 //! Connecting an address space to its pager: at start, and in the child of a fork.
 
-use crate::own::{self, AREA, LEFT_ALONE};
+use crate::own::{self, AREA, LEFT_ALONE, RANGES};
+use crate::withhold::withhold;
 use crate::{helper, maps, sys};
 use hecaton_uffd::abi::*;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, MAX_RANGES, Range, Step};
@@ -58,8 +59,8 @@ impl Failure {
     }
 }
 
-/// Ends a process whose memory was copied past [`crate::fork`]: what its parent had in the pool at
-/// that moment reads as zeros here.
+/// Ends a process whose memory was copied past [`crate::fork`]: it lacks what its parent has in the
+/// pool, and would find zeros in its place if it were let map memory there.
 pub(crate) fn end_if_copied_unseen() {
     if own::attached().load(Relaxed) == 0 {
         let what = "this process was forked by a bare system call, which cannot be followed";
@@ -72,6 +73,7 @@ pub(crate) fn end_if_copied_unseen() {
 /// such ranges from outside.
 pub(crate) fn register(start: u64, len: u64) {
     end_if_copied_unseen();
+    withhold(Range { start, len });
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
     let _ = Uffd(UFFD.load(Relaxed)).register(start, len, mode);
 }
@@ -139,7 +141,11 @@ pub(crate) fn fresh(path: &[u8]) -> Result<(), Failure> {
     let mut attach = introduction(Kind::Program);
     maps::for_each_pageable(own::range(), |range| {
         let count = attach.range_count as usize;
-        if count < MAX_RANGES && uffd.register(range.start, range.len, mode).is_ok() {
+        if count == MAX_RANGES {
+            return;
+        }
+        withhold(range);
+        if uffd.register(range.start, range.len, mode).is_ok() {
             attach.ranges[count] = range;
             attach.range_count += 1;
         }
@@ -189,10 +195,10 @@ fn introduction(kind: Kind) -> Attach {
         magic: MAGIC,
         kind: kind as u32,
         range_count: 0,
-        left_alone_count: LEFT_ALONE as u32,
+        left_alone_count: RANGES as u32,
         area: 0,
         own: own::range(),
-        left_alone: own::left_alone().as_ptr() as u64,
+        left_alone: LEFT_ALONE.entries().as_ptr() as u64,
         ranges: [Range::default(); MAX_RANGES],
     }
 }

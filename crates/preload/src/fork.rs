@@ -2,13 +2,16 @@
 //!
 //! Nothing of glibc's may run in a child before it is attached: `fork` itself puts malloc's arenas
 //! and the open streams in order there, long before any handler of `pthread_atfork`, and what of
-//! them is in the pool would read as zeros. So the clone inside of glibc's `_Fork`, a `mov` and a
-//! `syscall`, is replaced by a jump to [`site`], which makes the same system call and in the child
-//! returns once it is attached.
+//! them is in the pool would read as zeros. So the system calls themselves are replaced
+//! ([`crate::sites`]): the clone inside of glibc's `_Fork`, the one in its `clone`, and those that
+//! its `syscall` is asked for. Each makes the same system call, by `hecaton_follow`, and in the child
+//! returns once it is attached. Children that share their parent's memory (threads, `vfork`) are
+//! none of this module's business.
 //!
 //! Userfaultfd's own event for forks was rejected: it takes CAP_SYS_PTRACE in the program, and two
-//! ways of following a fork are one too many. What is lost with it: a child made by a bare `clone`
-//! system call past libc cannot be followed, and ends as soon as it maps memory through libc.
+//! ways of following a fork are one too many. What is lost with it: a child made by a `syscall`
+//! instruction of the program's own cannot be followed. It has none of the memory that may be in the
+//! pool ([`crate::withhold`]).
 //!
 //! Between the pager's word to go and the child's attachment no page of the program's may be
 //! touched, because no fault is served: the parent's are held back so that its memory, the pager's
@@ -18,11 +21,12 @@
 //! sequence's processor number, whose page must be in memory.
 
 use crate::attach::{self, Failure};
-use crate::{own, sys};
+use crate::{own, sys, withhold};
 use hecaton_uffd::Errno;
-use libc::c_void;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed,
+};
 
 /// 1 while a thread of this process forks.
 #[unsafe(link_section = ".data")]
@@ -30,7 +34,7 @@ static FORKING: AtomicU32 = AtomicU32::new(0);
 /// Threads that are making a mapping.
 #[unsafe(link_section = ".data")]
 static MAPPING: AtomicU32 = AtomicU32::new(0);
-/// The forking thread's signal mask; guarded by `FORKING`, like the next two.
+/// The forking thread's signal mask; guarded by `FORKING`, like all that follows.
 #[unsafe(link_section = ".data")]
 static MASK: AtomicU64 = AtomicU64::new(0);
 #[unsafe(link_section = ".data")]
@@ -38,30 +42,40 @@ static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 /// The page to which the kernel writes in the forking thread's memory whenever it runs; 0: none.
 #[unsafe(link_section = ".data")]
 static WRITTEN_PAGE: AtomicUsize = AtomicUsize::new(0);
-/// Where `_Fork` goes on.
+/// Where the program wants the child's number or descriptor written, in the parent; 0: nowhere. The
+/// kernel writes it here: it does so before the child runs, and a page of the program's may be in the
+/// pool.
 #[unsafe(link_section = ".data")]
-static BEHIND_SITE: AtomicUsize = AtomicUsize::new(0);
+static PARENTS_WORD_AT: AtomicUsize = AtomicUsize::new(0);
+#[unsafe(link_section = ".data")]
+static PARENTS_WORD: AtomicI32 = AtomicI32::new(0);
 /// From a thread's pointer to its area of restartable sequences; 0: none.
 #[unsafe(link_section = ".data")]
 static SEQUENCES_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
-/// Held while a mapping is made: no fork comes in between.
+/// Held while a mapping is made or moved, or withheld from children: no fork comes in between.
 ///
 /// A mapping that takes the place of one just unmapped would otherwise leave it open, for the
-/// pager, whether the child's is the old or the new one. Unmapping and moving need no such care:
-/// they show in what the child has mapped.
+/// pager, whether the child's is the old or the new one. Unmapping needs no such care: it shows in
+/// what the child has mapped. One that is moved while all mappings are walked through might be
+/// missed ([`withhold::suspend`]).
 pub(crate) struct MappingHeld(());
 
 impl MappingHeld {
     pub(crate) fn new() -> MappingHeld {
         loop {
-            MAPPING.fetch_add(1, Ordering::SeqCst);
-            if FORKING.load(Ordering::SeqCst) == 0 {
-                return MappingHeld(());
+            if let Some(held) = MappingHeld::unless_forking() {
+                return held;
             }
-            MAPPING.fetch_sub(1, Ordering::SeqCst);
             sys::wait_while(&FORKING, 1, 1000);
         }
+    }
+
+    /// For who must not wait: `None` while a thread of this process forks.
+    pub(crate) fn unless_forking() -> Option<MappingHeld> {
+        MAPPING.fetch_add(1, Ordering::SeqCst);
+        let held = MappingHeld(());
+        (FORKING.load(Ordering::SeqCst) == 0).then_some(held)
     }
 }
 
@@ -86,19 +100,19 @@ extern "C" fn enter() -> usize {
     while FORKING.swap(1, Ordering::SeqCst) != 0 {
         sys::wait_while(&FORKING, 1, 1000);
     }
-    MASK.store(mask, Ordering::Relaxed);
+    MASK.store(mask, Relaxed);
     for _ in 0..MAPPING_PATIENCE_MS {
         if MAPPING.load(Ordering::SeqCst) == 0 {
             break;
         }
         sys::sleep_ms(1);
     }
-    let offset = SEQUENCES_OFFSET.load(Ordering::Relaxed);
+    let offset = SEQUENCES_OFFSET.load(Relaxed);
     let page = match offset {
         0 => 0,
         _ => thread_pointer().wrapping_add(offset) & !(own::PAGE - 1),
     };
-    WRITTEN_PAGE.store(page, Ordering::Relaxed);
+    WRITTEN_PAGE.store(page, Relaxed);
     own::fork_stack_top()
 }
 
@@ -112,65 +126,101 @@ fn thread_pointer() -> usize {
 }
 
 /// On the library's stack: has the pager get ready. Returns the child's connection, or -1.
-extern "C" fn begin() -> RawFd {
+extern "C" fn begin(flags: u64, parents_word: usize) -> RawFd {
     attach::end_if_copied_unseen();
+    let writes_word = flags & (libc::CLONE_PARENT_SETTID | libc::CLONE_PIDFD) as u64 != 0;
+    PARENTS_WORD_AT.store(if writes_word { parents_word } else { 0 }, Relaxed);
+    match get_ready(flags) {
+        Ok(connection) => {
+            CONNECTION.store(connection, Relaxed);
+            connection
+        }
+        Err(failure) => {
+            failure.report();
+            in_parent(-1);
+            -1
+        }
+    }
+}
+
+fn get_ready(flags: u64) -> Result<RawFd, Failure> {
+    if flags & libc::CLONE_FILES as u64 != 0 {
+        // Each of the two needs a userfaultfd of its own under the same number.
+        let what = "a fork that leaves descriptors shared cannot be followed";
+        return Err(Failure(what, Errno(libc::ENOTSUP)));
+    }
     for _ in 0..TRIES {
-        let page = WRITTEN_PAGE.load(Ordering::Relaxed);
+        let page = WRITTEN_PAGE.load(Relaxed);
         if page != 0 {
             // SAFETY: a page of the thread's own memory.
             unsafe { (page as *const u8).read_volatile() };
         }
-        match attach::announce_fork() {
-            Ok(connection) if page == 0 || sys::is_resident(page) => {
-                CONNECTION.store(connection, Ordering::Relaxed);
-                return connection;
-            }
-            // Evicted between the two.
-            Ok(connection) => sys::close(connection),
-            Err(failure) => {
-                failure.report();
-                return -1;
-            }
+        let connection = attach::announce_fork()?;
+        if page == 0 || sys::is_resident(page) {
+            return match withhold::suspend() {
+                Ok(()) => Ok(connection),
+                Err(failure) => {
+                    sys::close(connection);
+                    Err(failure)
+                }
+            };
         }
+        // Evicted between the two.
+        sys::close(connection);
     }
-    -1
+    Err(Failure("a fork finds no memory for its thread", Errno(libc::EAGAIN)))
 }
 
-/// In the parent, still on the library's stack, whether there is a child or not.
-extern "C" fn in_parent() {
-    sys::close(CONNECTION.swap(-1, Ordering::Relaxed));
+/// In the parent, still on the library's stack, whether there is a child or not (then `result` is
+/// negative).
+extern "C" fn in_parent(result: isize) {
+    if result < 0 {
+        PARENTS_WORD_AT.store(0, Relaxed);
+    }
+    withhold::resume();
+    sys::close(CONNECTION.swap(-1, Relaxed));
 }
 
 /// In the child, on the library's stack: attaches, and does what the kernel was not let do.
 extern "C" fn in_child(flags: u64, thread_id_at: *mut i32) {
-    MAPPING.store(0, Ordering::Relaxed);
-    if let Err(failure) = attach::child(CONNECTION.swap(-1, Ordering::Relaxed)) {
+    MAPPING.store(0, Relaxed);
+    PARENTS_WORD_AT.store(0, Relaxed);
+    if let Err(failure) = attach::child(CONNECTION.swap(-1, Relaxed)) {
         failure.report_and_exit();
     }
+    withhold::resume();
     if flags & libc::CLONE_CHILD_SETTID as u64 != 0 {
-        // SAFETY: `_Fork` names its thread's own word.
+        // SAFETY: the caller names a word of its own.
         unsafe { thread_id_at.write_volatile(sys::thread_id()) };
     }
 }
 
 /// Back on the program's stack, in both.
 extern "C" fn leave() {
-    let mask = MASK.load(Ordering::Relaxed);
+    let (mask, word_at) = (MASK.load(Relaxed), PARENTS_WORD_AT.swap(0, Relaxed));
+    let word = PARENTS_WORD.load(Relaxed);
     FORKING.store(0, Ordering::SeqCst);
     sys::wake_all(&FORKING);
+    if word_at != 0 {
+        // SAFETY: the caller has named it for this.
+        unsafe { (word_at as *mut i32).write_volatile(word) };
+    }
     sys::set_signal_mask(mask);
 }
 
-// Stands for `mov $56, %eax; syscall` in the middle of a function: all registers are as before,
-// except those that a system call changes (rax, rcx, r11, flags). The 128 bytes below the stack
-// pointer may be in use, which is why it is jumped to, not called, and why it steps over them.
+// Makes the system call `clone` of whoever jumps here, with its arguments, and jumps to r11. All
+// other registers are as before, except those that a system call changes (rax, rcx, flags). It
+// stands in the middle of functions: the 128 bytes below the stack pointer may be in use, which is
+// why it is jumped to, not called, and why it steps over them.
 //
 // rbx: the program's stack. rbp, r12 to r15: the system call's arguments, because the stack they
-// were saved on must not be touched between `begin` and the return from `in_child`.
+// were saved on must not be touched between `begin` and the return from `in_child`. If the child is
+// to have another stack, it gets that at the end.
 std::arch::global_asm!(
     ".p2align 4",
-    "hecaton_fork_site:",
-    "endbr64",
+    ".global hecaton_follow",
+    ".hidden hecaton_follow",
+    "hecaton_follow:",
     "lea rsp, [rsp - 128]",
     "push rbx",
     "push rbp",
@@ -184,10 +234,10 @@ std::arch::global_asm!(
     "push r8",
     "push r9",
     "push r10",
+    "push r11",
     "mov rbx, rsp",
     "mov r12, rdi",
-    "mov r13, rsi",
-    "mov r14, rdx",
+    "mov r13, rdx",
     "mov r15, r10",
     "mov rbp, r8",
     "sub rsp, 512",
@@ -195,13 +245,15 @@ std::arch::global_asm!(
     "fxsave64 [rsp]",
     "call {enter}",
     "mov rsp, rax",
+    "mov rdi, r12",
+    "mov rsi, r13",
     "call {begin}",
     "test eax, eax",
     "js 2f",
     "mov rdi, r12",
     "and rdi, {kept_flags}",
-    "mov rsi, r13",
-    "mov rdx, r14",
+    "xor esi, esi",
+    "lea rdx, [rip + {parents_word}]",
     "mov r10, r15",
     "mov r8, rbp",
     "mov eax, {clone}",
@@ -209,6 +261,7 @@ std::arch::global_asm!(
     "test rax, rax",
     "jz 3f",
     "mov r12, rax",
+    "mov rdi, rax",
     "call {in_parent}",
     "jmp 4f",
     "2:",
@@ -227,6 +280,7 @@ std::arch::global_asm!(
     "fxrstor64 [rsp]",
     "mov rax, r12",
     "mov rsp, rbx",
+    "pop r11",
     "pop r10",
     "pop r9",
     "pop r8",
@@ -240,91 +294,27 @@ std::arch::global_asm!(
     "pop rbp",
     "pop rbx",
     "lea rsp, [rsp + 128]",
-    "jmp qword ptr [rip + {behind}]",
+    "test rax, rax",
+    "jnz 5f",
+    "test rsi, rsi",
+    "jz 5f",
+    "mov rsp, rsi",
+    "5:",
+    "jmp r11",
     enter = sym enter,
     begin = sym begin,
     in_parent = sym in_parent,
     in_child = sym in_child,
     leave = sym leave,
-    behind = sym BEHIND_SITE,
+    parents_word = sym PARENTS_WORD,
     clone = const libc::SYS_clone,
     kept_flags = const !libc::CLONE_CHILD_SETTID,
     not_now = const -libc::EAGAIN,
 );
 
-unsafe extern "C" {
-    fn hecaton_fork_site();
-}
-
-/// `mov $56, %eax; syscall`
-const CLONE: [u8; 7] = [0xb8, libc::SYS_clone as u8, 0, 0, 0, 0x0f, 0x05];
-
-/// Most bytes of a `_Fork` that is looked through.
-const MAX_LEN: usize = 1024;
-
-/// Replaces the clone in `_Fork`.
-///
-/// # Safety
-/// `_Fork` is libc's, or null, and the program has only this thread yet.
-pub(crate) unsafe fn install(libc_handle: *mut c_void) -> Result<(), Failure> {
-    let unknown = || {
-        let what = "this C library's fork is not as expected (it takes glibc 2.34 or newer)";
-        Failure(what, Errno(libc::ENOTSUP))
-    };
-    // SAFETY: the caller's promise; the function is as long as its symbol says.
-    unsafe {
-        let function = libc::dlsym(libc_handle, c"_Fork".as_ptr());
-        let len = function_len(function).ok_or_else(unknown)?;
-        let code = std::slice::from_raw_parts(function.cast::<u8>(), len);
-        let at = only_clone(code).ok_or_else(unknown)?;
-        let site = function as usize + at;
-        let jump = jump_to(site, hecaton_fork_site as *const () as usize).ok_or_else(unknown)?;
-        BEHIND_SITE.store(site + CLONE.len(), Ordering::Relaxed);
-        SEQUENCES_OFFSET.store(sequences_offset(), Ordering::Relaxed);
-        crate::hook::write_code(site, &jump)
-            .map_err(|errno| Failure("the C library's fork cannot be replaced", errno))
-    }
-}
-
-/// The place of the only clone in a function.
-fn only_clone(code: &[u8]) -> Option<usize> {
-    let mut places = code.windows(CLONE.len()).enumerate().filter(|(_, bytes)| *bytes == CLONE);
-    let (at, _) = places.next()?;
-    places.next().is_none().then_some(at)
-}
-
-/// `jmp` to a place within 2 GiB, and two bytes that are never reached.
-fn jump_to(from: usize, to: usize) -> Option<[u8; 7]> {
-    let distance = (to as i64).wrapping_sub(from as i64 + 5);
-    let distance = i32::try_from(distance).ok()?.to_le_bytes();
-    Some([0xe9, distance[0], distance[1], distance[2], distance[3], 0x0f, 0x0b])
-}
-
-/// How long a function is, by its symbol.
-unsafe fn function_len(function: *mut c_void) -> Option<usize> {
-    unsafe extern "C" {
-        fn dladdr1(
-            address: *const c_void,
-            info: *mut libc::Dl_info,
-            extra: *mut *const c_void,
-            flags: i32,
-        ) -> i32;
-    }
-    const RTLD_DL_SYMENT: i32 = 1;
-    if function.is_null() {
-        return None;
-    }
-    let mut symbol: *const c_void = std::ptr::null();
-    // SAFETY: the loader fills both, and its symbol tables stay mapped.
-    unsafe {
-        let mut info: libc::Dl_info = std::mem::zeroed();
-        let found = dladdr1(function, &raw mut info, &raw mut symbol, RTLD_DL_SYMENT);
-        if found == 0 || symbol.is_null() {
-            return None;
-        }
-        let len = (*symbol.cast::<libc::Elf64_Sym>()).st_size as usize;
-        (CLONE.len()..=MAX_LEN).contains(&len).then_some(len)
-    }
+/// Must be called before the first fork.
+pub(crate) fn prepare() {
+    SEQUENCES_OFFSET.store(sequences_offset(), Relaxed);
 }
 
 fn sequences_offset() -> usize {

@@ -11,7 +11,8 @@
 //!
 //! It must never touch memory that the pager pages: the pager may be waiting for it.
 
-use crate::sys;
+use crate::fork::MappingHeld;
+use crate::{sys, withhold};
 use hecaton_uffd::handover::{Answer, Command, MAGIC, MAX_RUNS, Op, Range, Reply, command_len};
 use hecaton_uffd::sys::syscall;
 use hecaton_uffd::{Errno, Uffd};
@@ -106,6 +107,8 @@ fn keep_only(mut kept: [RawFd; 3]) {
 fn serve(start: &Start) {
     let mut command = Command::new(Op::Barrier, 0);
     let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
+    // Memory was to be withheld while a fork was under way, which must not lose it.
+    let mut missed = false;
     loop {
         // SAFETY: any bytes are a valid Command; `op` is compared, never transmuted.
         let bytes = unsafe {
@@ -127,6 +130,18 @@ fn serve(start: &Start) {
         if command.op == Op::Clear as u32 {
             clear(start.area);
             continue;
+        }
+        if command.op == Op::Withhold as u32 {
+            match MappingHeld::unless_forking() {
+                Some(_held) => runs.iter().for_each(|&run| withhold::withhold(run)),
+                None => missed = true,
+            }
+            continue;
+        }
+        // Before a page of it goes. A fork that is still under way does it itself when it is over.
+        if missed && let Some(_held) = MappingHeld::unless_forking() {
+            withhold::resume();
+            missed = false;
         }
         if command.op == Op::Take as u32 {
             clear(start.area);

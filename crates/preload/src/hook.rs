@@ -4,8 +4,8 @@
 //! Those internal names are the same functions as the exported ones, though, so the functions
 //! themselves are replaced: their first instructions become a jump to ours, which makes the system
 //! call and registers what it mapped. A program that makes the system call by itself (Go's runtime)
-//! is not seen here; the pager finds such memory from outside, a little later. `fork` is replaced
-//! too, see [`crate::fork`].
+//! is not seen here; the pager finds such memory from outside, a little later. What makes children
+//! is replaced too, see [`crate::sites`].
 //!
 //! Rejected: polling `/proc/self/maps` alone (a program fills a new mapping faster than any poll);
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context
@@ -13,15 +13,16 @@
 
 use crate::attach::{self, Failure};
 use crate::fork::{self, MappingHeld};
-use crate::{guest, own, sys};
+use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
+use crate::{guest, own, sites, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
 use own::PAGE;
 
-/// Replaces libc's `fork`, without which a program must not run, and its `mmap` and `brk`. Where
-/// those are not found, the pager's own search is all there is.
+/// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `mremap`, `madvise`
+/// and `brk`. Where those are not found, the pager's own search is all there is.
 pub(crate) fn install() -> Result<(), Failure> {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
@@ -33,13 +34,16 @@ pub(crate) fn install() -> Result<(), Failure> {
                 Errno(libc::ENOTSUP),
             ));
         }
-        fork::install(libc_handle)?;
+        fork::prepare();
+        sites::install(libc_handle)?;
         let curbrk = libc::dlsym(libc_handle, c"__curbrk".as_ptr());
         if !curbrk.is_null() {
             CURRENT_BREAK.store(curbrk.cast(), std::sync::atomic::Ordering::Relaxed);
             replace(libc::dlsym(libc_handle, c"brk".as_ptr()), brk as *const ());
         }
         replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
+        replace(libc::dlsym(libc_handle, c"mremap".as_ptr()), mremap as *const ());
+        replace(libc::dlsym(libc_handle, c"madvise".as_ptr()), madvise as *const ());
     }
     Ok(())
 }
@@ -144,12 +148,13 @@ unsafe extern "C" fn mmap(
     {
         // Stacks stay local, as does what may not be paged (locked) or is not 4 KiB pages.
         let never = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-        let (start, len) = (start as u64, len.next_multiple_of(PAGE) as u64);
+        let range = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
+        KEPT_BY_PROGRAM.forget(range);
         if flags & never == 0 {
-            own::forget_left_alone(start, len);
-            attach::register(start, len);
+            LEFT_ALONE.forget(range);
+            attach::register(range.start, range.len);
         } else {
-            own::leave_alone(start, len);
+            LEFT_ALONE.note(range);
         }
     }
     as_libc_says(mapped)
@@ -175,6 +180,46 @@ unsafe extern "C" fn mmap_in_hypervisor(
         }
         Ok(start)
     }))
+}
+
+unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    let range = Range { start: address as u64, len: len.next_multiple_of(PAGE) as u64 };
+    // Other advice may wait for the pager to read of it, and is no affair of forks.
+    let _held = matches!(advice, libc::MADV_DONTFORK | libc::MADV_DOFORK).then(MappingHeld::new);
+    // SAFETY: the caller's promises are those of madvise.
+    let advised = unsafe { sys::advise(address as usize, len, advice as usize) };
+    match advice {
+        libc::MADV_DONTFORK => KEPT_BY_PROGRAM.note(range),
+        libc::MADV_DOFORK => {
+            KEPT_BY_PROGRAM.forget(range);
+            withhold::resume();
+        }
+        _ => {}
+    }
+    advised.map_or_else(
+        |errno| {
+            fail(errno);
+            -1
+        },
+        |()| 0,
+    )
+}
+
+/// The kernel keeps what is moved registered; only forks must not come in between.
+unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    len: size_t,
+    new_len: size_t,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let _held = MappingHeld::new();
+    let has_place = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
+    let to = if has_place { to as usize } else { 0 };
+    // SAFETY: the caller's promises are those of mremap.
+    as_libc_says(unsafe {
+        syscall(libc::SYS_mremap, [address as usize, len, new_len, flags as usize, to, 0])
+    })
 }
 
 unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {

@@ -25,7 +25,9 @@ mod hook;
 mod launch;
 mod maps;
 mod own;
+mod sites;
 mod sys;
+mod withhold;
 
 /// Runs when the dynamic loader has mapped the library, before `main`.
 #[used]

@@ -17,15 +17,17 @@ use std::sync::atomic::{
 pub(crate) const PAGE: usize = 4096;
 /// Bytes of the area that evicted pages are moved to.
 pub(crate) const AREA: usize = MAX_RUNS * PAGE;
-/// Ranges that the pager leaves alone; as many threads may have their stacks left alone.
-pub(crate) const LEFT_ALONE: usize = 1024;
+/// Entries of a table of ranges; as many threads may have their stacks left alone.
+pub(crate) const RANGES: usize = 1024;
+const TABLE: usize = (RANGES * size_of::<Range>()).next_multiple_of(PAGE);
 const FORK_STACK: usize = 64 << 10;
 
 const HELPER_STACK_AT: usize = PAGE;
 const FORK_STACK_AT: usize = HELPER_STACK_AT + helper::STACK + PAGE;
 const AREA_AT: usize = FORK_STACK_AT + FORK_STACK + PAGE;
 const LEFT_ALONE_AT: usize = AREA_AT + AREA;
-const ATTACHED_AT: usize = LEFT_ALONE_AT + (LEFT_ALONE * size_of::<Range>()).next_multiple_of(PAGE);
+const KEPT_BY_PROGRAM_AT: usize = LEFT_ALONE_AT + TABLE;
+const ATTACHED_AT: usize = KEPT_BY_PROGRAM_AT + TABLE;
 const LEN: usize = ATTACHED_AT + PAGE + PAGE;
 
 #[unsafe(link_section = ".data")]
@@ -77,38 +79,71 @@ pub(crate) fn attached() -> &'static AtomicU32 {
     unsafe { &*((start() + ATTACHED_AT) as *const AtomicU32) }
 }
 
-/// A table of pairs of words: start and length of what the pager is to leave alone, or zeros. It
-/// reads the table from outside, so an entry's length is stored last and cleared first.
-pub(crate) fn left_alone() -> &'static [[AtomicU64; 2]] {
-    // SAFETY: as above; zero is a valid value, and all access is atomic.
-    unsafe { std::slice::from_raw_parts((start() + LEFT_ALONE_AT) as *const _, LEFT_ALONE) }
+/// A table of ranges of memory: start and length in bytes, or zeros.
+///
+/// It is read while it is written, the first of them by the pager, from outside; so an entry's length
+/// is stored last and cleared first. What does not fit is not noted.
+pub(crate) struct Ranges {
+    at: usize,
+    /// Entries that were ever in use.
+    used: AtomicU32,
 }
 
-/// Notes a mapping that the pager must not register. When the table is full, it may.
-pub(crate) fn leave_alone(start: u64, len: u64) {
-    forget_left_alone(start, len);
-    for (i, [at, length]) in left_alone().iter().enumerate() {
-        // The start is what claims an entry.
-        if at.compare_exchange(0, start, Relaxed, Relaxed).is_ok() {
-            length.store(len, Release);
-            EVER_USED.fetch_max(i as u32 + 1, Release);
-            return;
-        }
-    }
-}
-
-/// Entries of the table that were ever in use.
+/// What the pager must not register, although it looks like any other memory.
 #[unsafe(link_section = ".data")]
-static EVER_USED: AtomicU32 = AtomicU32::new(0);
+pub(crate) static LEFT_ALONE: Ranges = Ranges { at: LEFT_ALONE_AT, used: AtomicU32::new(0) };
 
-/// The addresses are used for something else now.
-pub(crate) fn forget_left_alone(start: u64, len: u64) {
-    for [at, length] in &left_alone()[..EVER_USED.load(Acquire) as usize] {
-        let first = at.load(Relaxed);
-        let overlaps = first < start + len && start < first + length.load(Acquire);
-        if first != 0 && overlaps {
-            length.store(0, Release);
-            at.store(0, Release);
+/// What the program itself keeps from its children.
+#[unsafe(link_section = ".data")]
+pub(crate) static KEPT_BY_PROGRAM: Ranges =
+    Ranges { at: KEPT_BY_PROGRAM_AT, used: AtomicU32::new(0) };
+
+impl Ranges {
+    /// All entries, empty ones included.
+    pub(crate) fn entries(&self) -> &'static [[AtomicU64; 2]] {
+        // SAFETY: mapped and writable for the life of the process, once there is a mapping at all;
+        // zero is a valid value, and all access is atomic.
+        unsafe { std::slice::from_raw_parts((start() + self.at) as *const _, RANGES) }
+    }
+
+    fn used(&self) -> &'static [[AtomicU64; 2]] {
+        &self.entries()[..self.used.load(Acquire) as usize]
+    }
+
+    /// Notes a range, and nothing else of where it is.
+    pub(crate) fn note(&self, range: Range) {
+        self.forget(range);
+        for (i, [at, length]) in self.entries().iter().enumerate() {
+            // The start is what claims an entry.
+            if at.compare_exchange(0, range.start, Relaxed, Relaxed).is_ok() {
+                length.store(range.len, Release);
+                self.used.fetch_max(i as u32 + 1, Release);
+                return;
+            }
         }
     }
+
+    /// The addresses are used for something else now.
+    pub(crate) fn forget(&self, range: Range) {
+        for [at, length] in self.used() {
+            if overlaps(&noted(at, length), &range) {
+                length.store(0, Release);
+                at.store(0, Release);
+            }
+        }
+    }
+
+    /// The first of the noted ranges that has something in `range`.
+    pub(crate) fn first_in(&self, range: Range) -> Option<Range> {
+        let noted = self.used().iter().map(|[at, length]| noted(at, length));
+        noted.filter(|noted| overlaps(noted, &range)).min_by_key(|noted| noted.start)
+    }
+}
+
+fn noted(at: &AtomicU64, length: &AtomicU64) -> Range {
+    Range { start: at.load(Relaxed), len: length.load(Acquire) }
+}
+
+fn overlaps(one: &Range, other: &Range) -> bool {
+    one.start < other.start + other.len && other.start < one.start + one.len
 }

@@ -25,7 +25,7 @@
 use std::mem::size_of;
 
 /// First word of [`Attach`] and [`Answer`]: the protocol and its version.
-pub const MAGIC: u32 = 0x4845_4306;
+pub const MAGIC: u32 = 0x4845_4307;
 
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
@@ -149,6 +149,9 @@ pub enum Op {
     Drop = 3,
     /// Empty the area. No reply.
     Clear = 4,
+    /// Keep the runs from children that are made past the library. No reply: what is asked
+    /// afterwards is done afterwards.
+    Withhold = 5,
 }
 
 /// From the pager to the helper.

@@ -5,7 +5,7 @@ use crate::{
     harness::{Outcome, TestResult},
     process::missing,
 };
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use std::{fs, path::Path};
 
 pub(crate) fn without_exec(cluster: &Cluster) -> TestResult {
@@ -20,6 +20,23 @@ pub(crate) fn a_storm(cluster: &Cluster) -> TestResult {
     let mut command = cluster.on_pool("16M", env!("CARGO_BIN_EXE_fork-storm"));
     let ended = succeed(command.args(["3", "2000", "20"]))?;
     ensure!(ended.text() == "verified in 60 children\n", "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
+/// Children that are made past libc's `fork`: with what libc has for it they are like any other;
+/// without, they end, but never read zeros in the place of what is in the pool.
+pub(crate) fn past_libc(cluster: &Cluster) -> TestResult {
+    for (how, says) in [
+        ("syscall-fork", "verified\n"),
+        ("syscall-clone", "verified\n"),
+        ("clone", "verified\n"),
+        ("clone3", "refused\n"),
+        ("instruction", "verified\n"),
+    ] {
+        let mut command = cluster.on_pool("16M", env!("CARGO_BIN_EXE_bare-children"));
+        let ended = succeed(command.args(["8000", how])).context(how)?;
+        ensure!(ended.text() == says, "{how}: it said {:?}", ended.text());
+    }
     Ok(Outcome::Passed)
 }
 

@@ -51,6 +51,7 @@ const TESTS: &[Test<Cluster>] = &[
     Test { name: "fork::without_exec", run: fork::without_exec },
     Test { name: "fork::python_multiprocessing", run: fork::python_multiprocessing },
     Test { name: "fork::a_storm", run: fork::a_storm },
+    Test { name: "fork::past_libc", run: fork::past_libc },
     Test { name: "unprivileged::programs_fork", run: unprivileged::programs_fork },
     Test { name: "redis::bgsave_under_load", run: redis::bgsave_under_load },
     Test { name: "limit::resident_memory_stays_below", run: limit::resident_memory_stays_below },

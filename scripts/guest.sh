@@ -11,11 +11,13 @@
 #
 # In the directory: `vmlinuz`, `initramfs`, and `qemu-10/` with `usr/bin/qemu-system-x86_64` and
 # the firmware directories that QEMU is told of by -L.
+#
+# Packages come from the mirror of Debian that apt uses on this machine, or from the one that
+# HECATON_DEBIAN_MIRROR names.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 SUITE=bookworm-backports
-MIRROR=${HECATON_DEBIAN_MIRROR:-http://deb.debian.org/debian}
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 MODULES="virtio_mem virtio_balloon virtio_blk ext4 zram"
 # name:package, each copied with the libraries that it needs.
@@ -43,15 +45,51 @@ apt() {
         -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User=root "${@:2}"
 }
 
+# debian_of [OPTION...]: where the machine's sources get Debian itself from, going by what the
+# archives say of themselves in their Release files: an address alone tells nothing.
+debian_of() {
+    # shellcheck disable=SC2016 # The names are apt's.
+    apt-get "$@" indextargets --format '$(REPO_URI)' \
+        'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 'Component: main' | sed -n 1p
+}
+
+mirror() {
+    local found=${HECATON_DEBIAN_MIRROR:-} lists="$dir/apt/machine"
+    [ -n "$found" ] || found=$(debian_of)
+    if [ -z "$found" ]; then
+        # A fresh image has sources, and no lists yet.
+        echo "guest: reading the package lists of this machine's sources" >&2
+        mkdir -p "$lists/partial"
+        apt-get -o Dir::State::lists="$lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= \
+            -o APT::Sandbox::User=root update -q >"$dir/apt/log" 2>&1 || true
+        found=$(debian_of -o Dir::State::lists="$lists")
+        rm -rf "$lists"
+    fi
+    [ -n "$found" ] || die "apt has no source of Debian on this machine, or cannot reach it;" \
+        "name a mirror in HECATON_DEBIAN_MIRROR"
+    echo "$found"
+}
+
 # Package lists of our own, so that the machine's are left as they are.
 lists() {
+    local mirror suite
     [ ! -e "$dir/apt/ready-$stamp" ] || return 0
+    command -v apt-get >/dev/null || die "there is no apt-get, and the guest is made of Debian's packages"
     [ -e "$KEYRING" ] || die "there is no $KEYRING; install debian-archive-keyring"
     mkdir -p "$dir/apt/lists/partial"
-    printf "deb [signed-by=$KEYRING] $MIRROR %s main\n" "$SUITE" "${SUITE%-backports}" \
-        >"$dir/apt/sources.list"
+    mirror=$(mirror)
+    rm -f "$dir/apt/sources.list"
+    # An address may have a password in it.
+    (
+        umask 077
+        for suite in "$SUITE" "${SUITE%-backports}"; do
+            echo "deb [signed-by=$KEYRING] $mirror $suite main"
+        done >"$dir/apt/sources.list"
+    )
     echo "guest: reading the package lists of $SUITE" >&2
-    apt apt-get update -q >"$dir/apt/log" 2>&1 || die "$(tail -n 2 "$dir/apt/log")"
+    # Without that mode, lists that cannot be fetched are a warning.
+    apt apt-get -o APT::Update::Error-Mode=any update -q >"$dir/apt/log" 2>&1 ||
+        die "$(tail -n 2 "$dir/apt/log")"$'\n'"HECATON_DEBIAN_MIRROR can name another mirror"
     touch "$dir/apt/ready-$stamp"
 }
 

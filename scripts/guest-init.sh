@@ -1,4 +1,5 @@
 #!/bin/busybox sh
+# shellcheck shell=dash
 # The guest's first process; scripts/guest.sh puts it into the initramfs.
 /bin/busybox --install -s /bin
 export PATH=/bin

@@ -6,7 +6,7 @@
 # What cannot be installed is listed with what depends on it, and is no failure: tests and benches
 # skip what a machine does not have and say so. Only a missing Rust or C compiler is a failure.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 task=${1:-all}
 

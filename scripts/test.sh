@@ -10,7 +10,7 @@
 # failure, so that no failure can hide. A test that finds its machine lacking something prints
 # `skipped: NAME: REASON` and returns: it is moved from the passed to the skipped.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 mode=${1:-full}
 passed=0 failed=0 skipped=0

@@ -1,8 +1,11 @@
-//! What the test programs share: pages whose contents tell where they belong.
+//! What the test programs share: pages whose contents tell where they belong, and forks.
 //!
 //! The programs know nothing of Hecaton. A page's every word depends on its owner, its place and
 //! how often it was written, so a page that is lost, stale, swapped with another or torn is found
 //! by whoever reads it next.
+
+use std::io::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// 64-bit words in a page.
 pub const PAGE_WORDS: usize = 512;
@@ -103,6 +106,37 @@ impl Checked {
     }
 }
 
+/// Forks; the child does its part and ends.
+///
+/// # Panics
+/// If it cannot fork.
+pub fn fork_and(in_child: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: the child takes no lock that another thread may have held, unless it fails.
+    match unsafe { libc::fork() } {
+        -1 => panic!("cannot fork: {}", Error::last_os_error()),
+        0 => {
+            // The last thread of a process that ends with a panic ends the process with success,
+            // if it is not the first thread.
+            let failed = catch_unwind(AssertUnwindSafe(in_child)).is_err();
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(failed.into()) };
+        }
+        child => child,
+    }
+}
+
+/// Waits until the child has ended.
+///
+/// # Panics
+/// If it did not end well.
+pub fn wait_for(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for the result.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert!(waited == child, "cannot wait: {}", Error::last_os_error());
+    assert!(status == 0, "child {child} ended with wait status {status:#x}");
+}
+
 /// The argument at this place as a number.
 ///
 /// # Panics
@@ -116,6 +150,15 @@ pub fn number_argument(place: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_child_of_a_thread_that_fails_is_noticed() {
+        let ends = |in_child: fn()| thread::spawn(move || wait_for(fork_and(in_child))).join();
+        ends(|| {}).expect("it ended well");
+        // Without a panic's message: another test's thread may hold a lock that this needs.
+        ends(|| std::panic::resume_unwind(Box::new(()))).expect_err("it failed");
+    }
 
     #[test]
     fn a_changed_word_is_found() {

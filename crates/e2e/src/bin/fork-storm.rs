@@ -3,7 +3,7 @@
 //! `fork-storm THREADS PAGES FORKS`: each thread has PAGES of its own, writes to some, and forks;
 //! the child verifies all of them and writes, and each fourth child has one of its own.
 
-use hecaton_e2e::{Checked, Random, number_argument};
+use hecaton_e2e::{Checked, Random, fork_and, number_argument, wait_for};
 use std::thread;
 
 fn main() {
@@ -36,25 +36,4 @@ fn storm(number: usize, pages: usize, forks: usize) {
         wait_for(child);
     }
     memory.verify_all();
-}
-
-fn fork_and(in_child: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: the child does nothing that takes a lock, unless it fails.
-    match unsafe { libc::fork() } {
-        -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
-        0 => {
-            in_child();
-            // SAFETY: ends the process.
-            unsafe { libc::_exit(0) };
-        }
-        child => child,
-    }
-}
-
-fn wait_for(child: libc::pid_t) {
-    let mut status = 0;
-    // SAFETY: `status` is a valid place for the result.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert!(waited == child, "cannot wait: {}", std::io::Error::last_os_error());
-    assert!(status == 0, "child {child} ended with wait status {status:#x}");
 }

@@ -3,8 +3,7 @@
 //!
 //! `fork-without-exec PAGES CHILDREN`: children run at the same time, and each forks a grandchild.
 
-use hecaton_e2e::{Checked, Random, number_argument};
-use std::process::exit;
+use hecaton_e2e::{Checked, Random, fork_and, number_argument, wait_for};
 
 fn main() {
     let (pages, children) = (number_argument(1), number_argument(2));
@@ -13,10 +12,10 @@ fn main() {
 
     let running: Vec<_> = (0..children)
         .map(|child| {
-            let id = fork_and(&mut memory, |memory| {
-                change(memory, child as u64);
-                let grandchild = fork_and(memory, |memory| change(memory, !child as u64));
-                change(memory, child as u64 + 1);
+            let id = fork_and(|| {
+                change(&mut memory, child as u64);
+                let grandchild = fork_and(|| change(&mut memory, !child as u64));
+                change(&mut memory, child as u64 + 1);
                 wait_for(grandchild);
             });
             // The parent writes on while the child still reads what was there at the fork.
@@ -36,24 +35,4 @@ fn change(memory: &mut Checked, seed: u64) {
         memory.write(random.below(memory.pages()));
     }
     memory.verify_all();
-}
-
-fn fork_and(memory: &mut Checked, in_child: impl FnOnce(&mut Checked)) -> libc::pid_t {
-    // SAFETY: the process has one thread, so the child's copy of every lock is free.
-    match unsafe { libc::fork() } {
-        -1 => panic!("cannot fork: {}", std::io::Error::last_os_error()),
-        0 => {
-            in_child(memory);
-            exit(0);
-        }
-        child => child,
-    }
-}
-
-fn wait_for(child: libc::pid_t) {
-    let mut status = 0;
-    // SAFETY: `status` is a valid place for the result.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert!(waited == child, "cannot wait: {}", std::io::Error::last_os_error());
-    assert!(status == 0, "child {child} ended with wait status {status:#x}");
 }

@@ -136,11 +136,13 @@ fn linking(file: &File, head: &[u8]) -> io::Result<Linking> {
     if head.len() < ELF_HEADER_BYTES
         || head[4] != ELF_CLASS_64
         || head[5] != ELF_LITTLE_ENDIAN
-        || u16_at(head, 18) != MACHINE
+        || u16::from_le_bytes(field(head, 18)) != MACHINE
     {
         return Ok(Linking::OtherMachine);
     }
-    let (offset, entry_bytes, count) = (u64_at(head, 32), u16_at(head, 54), u16_at(head, 56));
+    let offset = u64::from_le_bytes(field(head, 32));
+    let entry_bytes = u16::from_le_bytes(field(head, 54));
+    let count = u16::from_le_bytes(field(head, 56));
     if usize::from(entry_bytes) < PROGRAM_HEADER_BYTES {
         return Ok(Linking::Static);
     }
@@ -148,27 +150,21 @@ fn linking(file: &File, head: &[u8]) -> io::Result<Linking> {
         let mut header = [0u8; PROGRAM_HEADER_BYTES];
         let at = offset.saturating_add(u64::from(number) * u64::from(entry_bytes));
         file.read_exact_at(&mut header, at)?;
-        if u32_at(&header, 0) != PT_INTERP {
+        if u32::from_le_bytes(field(&header, 0)) != PT_INTERP {
             continue;
         }
-        let mut interpreter = vec![0u8; u64_at(&header, 32).min(MAX_SHEBANG as u64) as usize];
-        file.read_exact_at(&mut interpreter, u64_at(&header, 8))?;
+        let length = u64::from_le_bytes(field(&header, 32)).min(MAX_SHEBANG as u64);
+        let mut interpreter = vec![0u8; length as usize];
+        file.read_exact_at(&mut interpreter, u64::from_le_bytes(field(&header, 8)))?;
         let musl = interpreter.windows(7).any(|part| part == b"ld-musl");
         return Ok(if musl { Linking::Musl } else { Linking::Dynamic });
     }
     Ok(Linking::Static)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+/// The bytes of a header's field.
+fn field<const N: usize>(header: &[u8], at: usize) -> [u8; N] {
+    *header[at..].first_chunk().expect("the header is whole")
 }
 
 /// Whether the kernel would start the program in secure mode (`AT_SECURE`): the dynamic linker

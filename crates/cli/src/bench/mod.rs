@@ -40,6 +40,9 @@ pub(crate) enum Bench {
     Program(program::Program),
 }
 
+/// The standard's directory for large temporary files; the other one, `/tmp`, is often in memory.
+const DISK: &str = "/var/tmp";
+
 /// What every bench takes.
 #[derive(clap::Args)]
 pub(crate) struct Common {
@@ -53,7 +56,7 @@ pub(crate) struct Common {
     #[arg(long, value_name = "URL")]
     manager: Option<String>,
     /// Where temporary files go; for disk swap to mean anything it must be on a disk.
-    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    #[arg(long, value_name = "DIR", default_value = DISK)]
     dir: PathBuf,
 }
 

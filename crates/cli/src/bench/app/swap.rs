@@ -254,7 +254,7 @@ mod tests {
     fn every_kind_comes_up_and_leaves_nothing() {
         let before = swaps();
         for kind in Kind::ALL {
-            let dir = tempfile::Builder::new().tempdir_in("/var/tmp").unwrap();
+            let dir = tempfile::Builder::new().tempdir_in(crate::bench::DISK).unwrap();
             match Swap::open(kind, 64 << 20, dir.path()) {
                 Ok(swap) => {
                     assert_ne!(swaps(), before, "{kind:?}");

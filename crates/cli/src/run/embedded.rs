@@ -3,7 +3,6 @@
 //! It is a process of its own and not a part of this one: if this command is killed, the program
 //! still has its memory, and the cluster ends when the program has.
 
-use super::CLUSTER_PATIENCE;
 use crate::dev::Ready;
 use crate::lending::{self, MIN_LEND_BYTES};
 use anyhow::{Context as _, bail};
@@ -19,6 +18,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// How long the cluster may take to end.
+const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Two, so that one can be lost in experiments.
 const DONORS: u16 = 2;

@@ -4,8 +4,7 @@
 //! shared memory, only that memory is paged, and the node follows the machine through a monitor of
 //! its own.
 
-use super::{Embedded, Outcome, Program, Signals};
-use super::{StatsFile, access, consumer_name, embedded, exit, library, local_bytes, watch};
+use super::{Program, Session, access, consumer_name, library, local_bytes};
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
 use anyhow::Context as _;
@@ -66,46 +65,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let library = library::find()?;
     access::check_guest()?;
-    let stats = args.stats.as_deref().map(StatsFile::create).transpose()?;
-
-    let (mut client, mut embedded, dir) = match args.cluster.local_node()? {
-        Some(_) if args.lend.is_some() => {
-            usage!("--lend is for a cluster that this command starts, but there is one already")
-        }
-        Some(mut client) => {
-            let dir = control_dir(client.status()?.control_socket);
-            (client, None, dir)
-        }
-        None => {
-            let embedded = Embedded::start(args.lend)?;
-            (embedded.connect()?, Some(embedded), embedded::dir())
-        }
-    };
+    let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
+    let dir = control_dir(session.client.status()?.control_socket);
     let monitor = monitor(&dir, &name)?;
     let edited = edit(&args, &monitor)?;
-    let signals = Signals::hold()?;
     let wish = StartVm { name, local_bytes, monitor: Some(monitor), guest: None };
-    let pager = client.start_vm(wish)?;
+    let pager = session.client.start_vm(wish)?;
     let mut command = Command::new(&program.path);
     command
         .arg0(&args.command[0])
         .args(&edited.arguments)
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
-    signals.release_in(&mut command);
-    let outcome = watch(command, client, &signals);
-    if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {
-        embedded.leave();
-    }
-    drop(embedded);
-    let outcome = outcome?;
-    if let Some(stats) = stats {
-        stats.write(&args.command, &outcome)?;
-    }
-    if let Some(error) = outcome.pager.as_ref().and_then(|end| end.error.as_ref()) {
-        eprintln!("hecaton: the pager of `{}` failed: {error}", pager.name);
-    }
-    Ok(exit::code(outcome.status))
+    session.run(command, &args.command, &pager.name)
 }
 
 fn edit(args: &Args, monitor: &Path) -> anyhow::Result<guest_ram::Edited> {

@@ -1,0 +1,168 @@
+//! A command on the pool from its start to its end, and that of all that serves it: the pager, and
+//! the cluster where it is one of this command's own.
+
+use super::embedded::Embedded;
+use super::exit;
+use super::signals::{self, Signals};
+use super::stats_file::StatsFile;
+use crate::cluster::ClusterArgs;
+use crate::failure::usage;
+use anyhow::Context as _;
+use hecaton_memory::Size;
+use hecaton_node::client::{ClientError, NodeClient};
+use hecaton_node::message::PagerEnd;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::thread;
+use std::time::Instant;
+
+/// What a command needs before a pager can be started for it.
+pub(super) struct Session {
+    /// The node that starts the pager.
+    pub(super) client: NodeClient,
+    /// `None` where there was a cluster.
+    embedded: Option<Embedded>,
+    signals: Signals,
+    stats: Option<StatsFile>,
+}
+
+impl Session {
+    /// Finds the node of this host, or starts a cluster whose donors lend `lend` each. From then on
+    /// a signal does not end this process: it is the command's.
+    pub(super) fn open(
+        cluster: &ClusterArgs,
+        lend: Option<Size>,
+        stats: Option<&Path>,
+    ) -> anyhow::Result<Session> {
+        // Opened before anything runs, so that a wrong name costs nothing.
+        let stats = stats.map(StatsFile::create).transpose()?;
+        let (client, embedded) = match cluster.local_node()? {
+            Some(_) if lend.is_some() => {
+                usage!("--lend is for a cluster that this command starts, but there is one already")
+            }
+            Some(client) => (client, None),
+            None => {
+                let embedded = Embedded::start(lend)?;
+                (embedded.connect()?, Some(embedded))
+            }
+        };
+        Ok(Session { client, embedded, signals: Signals::hold()?, stats })
+    }
+
+    /// Runs the command to its end, and waits until its pager, which the node started before, has
+    /// given back what it held. `words` are what a person called the command by.
+    pub(super) fn run(
+        self,
+        mut command: Command,
+        words: &[OsString],
+        pager: &str,
+    ) -> anyhow::Result<ExitCode> {
+        let Session { client, mut embedded, signals, stats } = self;
+        signals.release_in(&mut command);
+        let outcome = watch(command, client, &signals);
+        if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {
+            embedded.leave();
+        }
+        // A cluster of this command's own ends before this command does.
+        drop(embedded);
+        let outcome = outcome?;
+        if let Some(stats) = stats {
+            stats.write(words, &outcome)?;
+        }
+        if let Some(error) = outcome.pager.as_ref().and_then(|end| end.error.as_ref()) {
+            eprintln!("hecaton: the pager of `{pager}` failed: {error}");
+        }
+        Ok(exit::code(outcome.status))
+    }
+}
+
+/// How the program and its pager ended.
+pub(super) struct Outcome {
+    pub(super) status: ExitStatus,
+    pub(super) seconds: f64,
+    /// `None` when a signal ended the wait for it, or the node is gone.
+    pub(super) pager: Option<PagerEnd>,
+}
+
+/// Runs the program, and then waits until the pager has given back what it held.
+fn watch(
+    mut command: Command,
+    mut client: NodeClient,
+    signals: &Signals,
+) -> anyhow::Result<Outcome> {
+    let launch_line = client.launch_line()?;
+    let (told, pager_end) = mpsc::channel();
+    thread::Builder::new().name("pager-end".into()).spawn(move || {
+        let end = client.wait_end();
+        // Nobody listens any more when a signal has ended the wait.
+        let _ = told.send(end);
+        signals::wake();
+    })?;
+    let started = Instant::now();
+    let spawned = command.spawn();
+    let mut child = spawned
+        .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))?;
+    let mut ended = None;
+    let status = wait_program(&mut child, signals, &pager_end, &mut ended)?;
+    let seconds = started.elapsed().as_secs_f64();
+    if launch_line.over().is_ok() && ended.is_none() {
+        wait_pager(signals, &pager_end, &mut ended);
+    }
+    let pager = match ended {
+        Some(Ok(end)) => Some(end),
+        Some(Err(error)) => {
+            eprintln!("hecaton: nothing is known of the pager: {error}");
+            None
+        }
+        None => None,
+    };
+    Ok(Outcome { status, seconds, pager })
+}
+
+type PagerResult = Result<PagerEnd, ClientError>;
+
+/// Passes signals on until the program ends. A program whose pager failed is killed: its next
+/// fault would wait for ever.
+fn wait_program(
+    child: &mut Child,
+    signals: &Signals,
+    pager_end: &Receiver<PagerResult>,
+    ended: &mut Option<PagerResult>,
+) -> anyhow::Result<ExitStatus> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if ended.is_none() {
+            *ended = pager_end.try_recv().ok();
+            if matches!(ended, Some(Ok(PagerEnd { error: Some(_), .. }))) {
+                child.kill()?;
+            }
+        }
+        signals.wait_and_forward(child)?;
+    }
+}
+
+/// Waits for the pager, which lives as long as anything that the program left behind; a signal
+/// that would end a program ends the wait.
+fn wait_pager(
+    signals: &Signals,
+    pager_end: &Receiver<PagerResult>,
+    ended: &mut Option<PagerResult>,
+) {
+    loop {
+        match pager_end.try_recv() {
+            Ok(end) => {
+                *ended = Some(end);
+                return;
+            }
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) => {}
+        }
+        if signals.wait_for_end() {
+            return;
+        }
+    }
+}

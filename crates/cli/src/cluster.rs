@@ -60,13 +60,7 @@ impl ClusterArgs {
 
     /// The manager; fails if nothing names one.
     pub(crate) fn need_manager(&self) -> anyhow::Result<Manager> {
-        self.manager()?.with_context(|| {
-            format!(
-                "there is no cluster in {}; start one with `hecaton dev`, or name one with \
-                 --manager URL",
-                self.paths().dir().display()
-            )
-        })
+        self.manager()?.with_context(|| self.none_found())
     }
 
     /// The node on this host through which the cluster is reached; `None` if there is no cluster.
@@ -97,13 +91,14 @@ impl ClusterArgs {
 
     /// The node on this host; fails if there is no cluster.
     pub(crate) fn need_local_node(&self) -> anyhow::Result<NodeClient> {
-        self.local_node()?.with_context(|| {
-            format!(
-                "there is no cluster in {}; start one with `hecaton dev`, or name one with \
-                 --manager URL",
-                self.dir().display()
-            )
-        })
+        self.local_node()?.with_context(|| self.none_found())
+    }
+
+    fn none_found(&self) -> String {
+        format!(
+            "there is no cluster in {}; start one with `hecaton dev`, or name one with --manager URL",
+            self.dir().display()
+        )
     }
 
     /// The directory that is looked at when no manager is named.

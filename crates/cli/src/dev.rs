@@ -6,7 +6,7 @@
 
 use crate::cluster::dir_or_default;
 use crate::lending::{self, MIN_LEND_BYTES, MemoryArgs};
-use crate::lifetime::{self, EndSignals};
+use crate::lifetime;
 use crate::{descriptors, listen, node};
 use anyhow::Context as _;
 use hecaton_manager::ManagerServer;
@@ -78,11 +78,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let lend = lend(&args, &host)?;
     let memory = args.memory.check(lend, args.donors)?;
     descriptors::raise_limit();
-    let runtime = lifetime::runtime().context("cannot start threads")?;
-    let mut signals = {
-        let _within = runtime.enter();
-        EndSignals::catch().context("cannot catch signals")?
-    };
+    let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let manager = runtime.block_on(ManagerServer::start(args.listen))?;
     let donors = (1..=args.donors).map(|number| DonorSpec {

@@ -4,6 +4,7 @@
 //! The programs that use a node's memory cannot go on without it. So the first signal waits for
 //! them, and only the second one ends them.
 
+use anyhow::Context as _;
 use hecaton_node::Node;
 use std::io::{self, Read};
 use std::thread;
@@ -15,13 +16,19 @@ use tokio::sync::oneshot;
 /// How often a stopping node looks whether its consumers have ended.
 const DRAIN_POLL: Duration = Duration::from_millis(50);
 
-/// The runtime of the control plane: two threads serve a cluster's heartbeats with ease.
-pub(crate) fn runtime() -> io::Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(2).enable_all().build()
+/// A daemon's runtime, and the signals that end it. They are caught from here on: one that comes
+/// while the daemon starts ends it in good order once it has.
+pub(crate) fn begin() -> anyhow::Result<(Runtime, EndSignals)> {
+    // Two threads serve a cluster's heartbeats with ease.
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("cannot start threads")?;
+    let within = runtime.enter();
+    let signals = EndSignals::catch().context("cannot catch signals")?;
+    drop(within);
+    Ok((runtime, signals))
 }
 
-/// The signals that end a daemon. They are caught from the moment that this is made: one that
-/// comes while the daemon starts ends it in good order once it has.
+/// The signals that end a daemon.
 pub(crate) struct EndSignals {
     interrupt: Signal,
     terminate: Signal,
@@ -30,7 +37,7 @@ pub(crate) struct EndSignals {
 
 impl EndSignals {
     /// To be called within a runtime.
-    pub(crate) fn catch() -> io::Result<EndSignals> {
+    fn catch() -> io::Result<EndSignals> {
         Ok(EndSignals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,

@@ -1,8 +1,7 @@
 //! `hecaton manager`: the control plane of a real cluster.
 
-use crate::lifetime::{self, EndSignals};
+use crate::lifetime;
 use crate::listen;
-use anyhow::Context as _;
 use hecaton_manager::ManagerServer;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -24,11 +23,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     listen::check("--listen", args.listen, args.insecure)?;
-    let runtime = lifetime::runtime().context("cannot start threads")?;
-    let mut signals = {
-        let _within = runtime.enter();
-        EndSignals::catch().context("cannot catch signals")?
-    };
+    let (runtime, mut signals) = lifetime::begin()?;
     let manager = runtime.block_on(ManagerServer::start(args.listen))?;
     match args.json {
         true => println!("{}", json!({ "manager": manager.url() })),

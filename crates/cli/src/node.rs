@@ -63,11 +63,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
         listen::check("--metrics", address, args.insecure)?;
     }
     descriptors::raise_limit();
-    let runtime = lifetime::runtime().context("cannot start threads")?;
-    let mut signals = {
-        let _within = runtime.enter();
-        EndSignals::catch().context("cannot catch signals")?
-    };
+    let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let node = Arc::new(Node::start(NodeConfig {
         name: args.name,

@@ -1,18 +1,17 @@
 //! The server side of `node.sock`.
 //!
 //! A thread per connection: they are few (a launcher and two of a pager for each consumer) and live
-//! long. Who connects is checked by the
-//! kernel's word (`SO_PEERCRED`): the node's user, or root.
+//! long. Who connects is checked by the kernel's word (`SO_PEERCRED`): the node's user, or root.
 
 use crate::causes::with_causes;
 use crate::channel::{self, Receiver};
 use crate::message::{Answer, PagerEnd, Request, StartPager, StartVm};
 use crate::node::Inner;
 use crate::pager_control;
-use crate::pagers::PagerError;
 use hecaton_pager::Guest;
 use rustix::net::sockopt::socket_peercred;
 use std::collections::HashMap;
+use std::error::Error;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -156,13 +155,10 @@ fn start_pager(
         // A launcher that has gone needs no telling.
         let _ = write(&end_line, &Answer::PagerEnded(Box::new(end)));
     });
-    let answer = match node.pagers.start(&wish, on_end) {
-        Ok(address) => {
-            launched.push(wish.name);
-            Answer::Pager(address)
-        }
-        Err(error) => Answer::Refused(with_causes(&error)),
-    };
+    let answer = told(node.pagers.start(&wish, on_end), |address| {
+        launched.push(wish.name);
+        Answer::Pager(address)
+    });
     channel::send(&line, &answer, &[])
 }
 
@@ -235,38 +231,33 @@ fn answer_all(
                 start_vm(&node, writer, wish, launched)?;
                 continue;
             }
-            Request::ResizeLocal(wish) => match pager_control::resize_local(&node.pagers, &wish) {
-                Ok(()) => Answer::Done,
-                Err(error) => Answer::Refused(with_causes(&error)),
-            },
-            Request::Detach(name) => match pager_control::detach(&node.pagers, &name) {
-                Ok(()) => {
-                    node.vms.leaves(&name);
-                    Answer::Done
-                }
-                Err(error) => Answer::Refused(with_causes(&error)),
-            },
-            Request::Regions(name) => match pager_control::regions(&node.pagers, &name) {
-                Ok(regions) => Answer::Regions(regions),
-                Err(error) => Answer::Refused(with_causes(&error)),
-            },
+            Request::ResizeLocal(wish) => {
+                told(pager_control::resize_local(&node.pagers, &wish), |()| Answer::Done)
+            }
+            Request::Detach(name) => told(pager_control::detach(&node.pagers, &name), |()| {
+                node.vms.leaves(&name);
+                Answer::Done
+            }),
+            Request::Regions(name) => {
+                told(pager_control::regions(&node.pagers, &name), Answer::Regions)
+            }
             Request::LaunchOver => {
                 for name in launched.drain(..) {
                     node.pagers.launch_over(&name);
                 }
                 Answer::Done
             }
-            Request::PagerStats(update) => done(node.pagers.update_stats(*update)),
+            Request::PagerStats(update) => {
+                told(node.pagers.update_stats(*update), |()| Answer::Done)
+            }
         };
         write(writer, &answer)?;
     }
 }
 
-fn done(result: Result<(), PagerError>) -> Answer {
-    match result {
-        Ok(()) => Answer::Done,
-        Err(error) => Answer::Refused(with_causes(&error)),
-    }
+/// What came of a request, or why nothing did.
+fn told<T, E: Error>(result: Result<T, E>, answer: impl FnOnce(T) -> Answer) -> Answer {
+    result.map_or_else(|error| Answer::Refused(with_causes(&error)), answer)
 }
 
 #[cfg(test)]

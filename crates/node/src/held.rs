@@ -78,6 +78,7 @@ impl HeldFds {
 mod tests {
     use super::*;
     use rustix::fs::fstat;
+    use rustix::process::{Resource, getrlimit, setrlimit};
 
     fn fd() -> OwnedFd {
         tempfile::tempfile().expect("a temporary file").into()
@@ -104,12 +105,36 @@ mod tests {
     }
 
     #[test]
-    fn too_many_and_mismatched_ones_are_refused() {
+    fn mismatched_ones_are_refused() {
         let mut held = HeldFds::default();
         assert_eq!(
             held.hold(vec!["a".into()], vec![]),
             Err(HoldError::Mismatch { labels: 1, fds: 0 })
         );
         assert!(held.is_empty());
+    }
+
+    #[test]
+    fn too_many_are_refused_and_those_that_are_held_stay() {
+        let mut limit = getrlimit(Resource::Nofile);
+        if limit.maximum.is_some_and(|most| most < 2 * MAX_HELD as u64) {
+            println!("skipped: too_many_are_refused: {limit:?} are too few descriptors");
+            return;
+        }
+        limit.current = limit.maximum;
+        setrlimit(Resource::Nofile, limit).unwrap();
+        let one = fd();
+        let mut held = HeldFds::default();
+        let mut hold = |from: usize, to: usize| {
+            let fds = (from..to).map(|_| one.try_clone().unwrap()).collect();
+            let done = held.hold((from..to).map(|number| number.to_string()).collect(), fds);
+            (done, held.len())
+        };
+        assert_eq!(hold(0, MAX_HELD - 1), (Ok(()), MAX_HELD - 1));
+        let refused = Err(HoldError::TooMany(MAX_HELD + 1));
+        assert_eq!(hold(MAX_HELD - 1, MAX_HELD + 1), (refused, MAX_HELD - 1));
+        assert_eq!(hold(MAX_HELD - 1, MAX_HELD), (Ok(()), MAX_HELD));
+        // One that takes another's place needs none.
+        assert_eq!(hold(0, 1), (Ok(()), MAX_HELD));
     }
 }

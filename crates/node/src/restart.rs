@@ -114,4 +114,11 @@ mod tests {
         }
         assert!(limit.is_exceeded_by_death(later));
     }
+
+    #[test]
+    fn the_reason_names_the_limit() {
+        let numbers: Vec<_> =
+            CrashLimit::REASON.split(' ').filter_map(|word| word.parse::<u64>().ok()).collect();
+        assert_eq!(numbers, [CrashLimit::DEATHS as u64, CrashLimit::WINDOW.as_secs()]);
+    }
 }

@@ -7,7 +7,7 @@
 use crate::cluster::dir_or_default;
 use crate::lending::{self, MIN_LEND_BYTES, MemoryArgs};
 use crate::lifetime;
-use crate::{descriptors, listen, node};
+use crate::{listen, node};
 use anyhow::Context as _;
 use hecaton_manager::ManagerServer;
 use hecaton_memory::Size;
@@ -77,7 +77,6 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let host = Host::here().context("cannot read /proc")?;
     let lend = lend(&args, &host)?;
     let memory = args.memory.check(lend, args.donors)?;
-    descriptors::raise_limit();
     let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let manager = runtime.block_on(ManagerServer::start(args.listen))?;

@@ -3,7 +3,6 @@
 mod bench;
 mod cluster;
 mod completion;
-mod descriptors;
 mod dev;
 mod donor;
 mod failure;

@@ -4,7 +4,7 @@ use crate::cluster::{dir_or_default, manager_for_node};
 use crate::failure::usage;
 use crate::lending::{self, MemoryArgs};
 use crate::lifetime::{self, EndSignals};
-use crate::{descriptors, listen};
+use crate::listen;
 use anyhow::Context as _;
 use hecaton_manager::MetricsServer;
 use hecaton_memory::Size;
@@ -62,7 +62,6 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     if let Some(address) = args.metrics {
         listen::check("--metrics", address, args.insecure)?;
     }
-    descriptors::raise_limit();
     let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let node = Arc::new(Node::start(NodeConfig {

@@ -244,8 +244,9 @@ impl Inner {
     }
 }
 
-/// A node holds some descriptors for each process of each consumer, and its pagers have as many
-/// themselves; many systems allow 1024 to who does not ask for more.
+/// Raises this process's limit, and that of its children: a node holds some descriptors for each
+/// process of each consumer, its pagers have as many themselves, and a donor has one for each
+/// connection. The usual limit of 1024 is for programs that use `select`.
 fn raise_descriptor_limit() -> io::Result<()> {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

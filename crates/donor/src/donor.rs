@@ -13,7 +13,7 @@ use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::{Backing, HUGE_PAGE_BYTES};
 use hecaton_memory::numa::NumaNode;
 use hecaton_memory::words::SharedWords;
-use hecaton_memory::{PAGE_SHIFT, PAGE_SIZE, Size, huge_pages, numa, pages_to_bytes};
+use hecaton_memory::{PAGE_SHIFT, PAGE_SIZE, Size, huge_pages, numa, pages_to_bytes, random_u64};
 use hecaton_transport::protocol::MAX_NAME;
 use hecaton_transport::server::{Limits, Server};
 use std::io;
@@ -106,7 +106,7 @@ impl Donor {
         };
         let layout = Layout::new(pages, min_order);
         let name = format!("hecaton-{}-ledger", config.name);
-        let ledger = Ledger::create(&name, layout, &zones, random_boot())?;
+        let ledger = Ledger::create(&name, layout, &zones, random_u64())?;
         let table = Table::new(&zones, layout.limits);
         Ok(Donor::assemble(config, arena, table, ledger))
     }
@@ -260,13 +260,4 @@ fn bind(arena: &Arena, zones: Vec<Zone>, chosen: Option<u32>) -> Result<Vec<Zone
         }
     }
     Ok(zones)
-}
-
-/// Tells this life of the donor from the others. Not a secret.
-fn random_boot() -> u64 {
-    let mut bytes = [0; 8];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    // Up to 256 bytes come whole once the kernel's pool is ready, and it waits for that.
-    assert_eq!(filled, Ok(bytes.len()), "the kernel has no random numbers");
-    u64::from_ne_bytes(bytes)
 }

@@ -1,7 +1,7 @@
 //! Pages, extents and ids: the words that every other crate speaks.
 //!
 //! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
-//! network, and only [`memfd`], [`numa`] and [`huge_pages`] talk to the kernel.
+//! network, and only [`memfd`], [`numa`], [`huge_pages`] and [`random_u64`] talk to the kernel.
 
 pub mod arena;
 mod bitmap;
@@ -11,11 +11,13 @@ pub mod huge_pages;
 pub mod ids;
 pub mod memfd;
 pub mod numa;
+mod random;
 pub mod size;
 pub mod words;
 
 pub use checksum::{PageSum, is_zero, page_sum};
 pub use ids::{Epoch, ExtentId, PageNo, SpaceId};
+pub use random::random_u64;
 pub use size::{ParseSizeError, Size};
 
 /// Bytes in a page, the unit of fault and transfer.

@@ -7,9 +7,10 @@ use crate::donor_directory::DonorDirectory;
 use crate::donors::{Donor, DonorSpec};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
 use crate::node_dir::{DirectoryError, NodeDir};
-use crate::pagers::{Pagers, random_u64};
+use crate::pagers::Pagers;
 use crate::report::{DonorAddress, Host, NameError, NodeReport, check_name};
 use crate::vms::Vms;
+use hecaton_memory::random_u64;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -127,7 +128,7 @@ impl Node {
         }
         adopt_orphans()?;
         raise_descriptor_limit()?;
-        let boot = random_u64()?;
+        let boot = random_u64();
         let mut donors = Vec::new();
         let started = start_donors(&config, &mut donors);
         let own = donors.iter().filter_map(|donor| {

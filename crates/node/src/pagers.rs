@@ -20,7 +20,7 @@ use crate::node_dir::NodePaths;
 use crate::report::check_name;
 use crate::restart::CrashLimit;
 use crate::stop::{Bell, Stop};
-use hecaton_memory::SpaceId;
+use hecaton_memory::{SpaceId, random_u64};
 use hecaton_pager::{Donor, PagerConfig, PagerEvent, PagerStart, Stats};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -282,7 +282,7 @@ impl Pagers {
 
     /// Enters a starting pager in the table, so that nobody else takes the name.
     fn reserve(&self, wish: &StartPager) -> Result<PagerConfig, PagerError> {
-        let space = SpaceId(random_u64()?);
+        let space = SpaceId(random_u64());
         let mut table = self.table();
         if self.0.stop.is_set() {
             return Err(PagerError::Stopping);
@@ -520,14 +520,6 @@ fn wait_ready(mut output: BufReader<std::process::ChildStdout>) -> io::Result<()
         "ready" => Ok(()),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
-}
-
-/// A number that nobody guesses and, but for one chance in 2^64, nobody else draws.
-pub(crate) fn random_u64() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    let mut file = std::fs::File::open("/dev/urandom")?;
-    io::Read::read_exact(&mut file, &mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use crate::map::{DonorIndex, Place};
 use crate::{Space, SpaceError};
-use hecaton_memory::ExtentId;
+use hecaton_memory::{ExtentId, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Outcome};
 use hecaton_transport::protocol::{MAX_HELD, Refusal, Request};
 use std::net::SocketAddr;
@@ -55,7 +55,7 @@ pub(crate) struct Answered {
 
 impl Donor {
     pub(crate) fn new(index: DonorIndex, name: &str, address: SocketAddr) -> Donor {
-        let link = Link { lane: crate::space::random_u64(), open: None };
+        let link = Link { lane: random_u64(), open: None };
         Donor { index, name: name.to_owned(), address: Mutex::new(address), link: Mutex::new(link) }
     }
 

@@ -499,15 +499,3 @@ impl Drop for MapGuard<'_> {
         self.lookup.set_unlisted(self.map.unlisted());
     }
 }
-
-/// A number that no other lane has.
-pub(crate) fn random_u64() -> u64 {
-    let mut bytes = [0; 8];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        // Interrupted is all that can happen, and only before the kernel's pool is first filled.
-        filled += rustix::rand::getrandom(&mut bytes[filled..], flags).unwrap_or(0);
-    }
-    u64::from_le_bytes(bytes)
-}

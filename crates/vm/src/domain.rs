@@ -14,13 +14,17 @@
 //! </qemu:commandline>
 //! ```
 
+mod edits;
+#[cfg(test)]
+mod tests;
+
 use crate::guest_ram;
 use crate::option::OptionError;
 use crate::refusal::{Reason, Refusal};
 use crate::words;
+use edits::{Edits, escape};
 use roxmltree::{Document, Node};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 /// libvirt's namespace for what is passed on to QEMU.
@@ -28,6 +32,9 @@ const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// Ours, in the metadata.
 const NAMESPACE: &str = "urn:hecaton:vm:1";
+
+/// How the values that name our monitors end.
+const MONITOR_SUFFIX: &str = ".qmp,server=on,wait=off";
 
 /// The dynamic linker's variable.
 const PRELOAD: &str = "LD_PRELOAD";
@@ -105,15 +112,10 @@ pub fn restore(xml: &str) -> Result<String, DomainError> {
     if let Some(commandline) = qemu_commandline(domain) {
         let whole = restore_command_line(commandline, &note, &mut edits);
         if whole && note.has("namespace") {
-            edits.remove_namespace(domain);
+            edits.remove_namespace(domain, QEMU_NAMESPACE);
         }
     }
     Ok(edits.apply())
-}
-
-/// Whether [`edit`] has changed this domain.
-pub fn is_ours(xml: &str) -> Result<bool, DomainError> {
-    Ok(find_note(parse(xml)?.root_element()).is_some())
 }
 
 /// What is changed, for people: a unified diff.
@@ -352,7 +354,7 @@ fn add_command_line(domain: Node<'_, '_>, wish: Wish<'_>, edits: &mut Edits<'_>,
             note.added.push("commandline");
             if domain.lookup_prefix(QEMU_NAMESPACE).is_none() {
                 note.added.push("namespace");
-                edits.add_namespace(domain, &prefix);
+                edits.add_namespace(domain, &prefix, QEMU_NAMESPACE);
             }
             let mut element = vec![format!("<{prefix}:commandline>")];
             element.extend(lines.into_iter().map(|line| format!("  {line}")));
@@ -419,161 +421,3 @@ fn restore_command_line(commandline: Node<'_, '_>, note: &Note, edits: &mut Edit
     }
     false
 }
-
-/// How the values that name our monitors end.
-const MONITOR_SUFFIX: &str = ".qmp,server=on,wait=off";
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::new();
-    for character in text.chars() {
-        match character {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '"' => escaped += "&quot;",
-            // A parser makes blanks of these, if they stand as they are.
-            '\n' => escaped += "&#10;",
-            '\t' => escaped += "&#9;",
-            '\r' => escaped += "&#13;",
-            other => escaped.push(other),
-        }
-    }
-    escaped
-}
-
-/// Changes to a text, made all at once.
-struct Edits<'a> {
-    text: &'a str,
-    changes: Vec<(Range<usize>, String)>,
-}
-
-impl<'a> Edits<'a> {
-    fn new(text: &'a str) -> Edits<'a> {
-        Edits { text, changes: Vec::new() }
-    }
-
-    /// The blanks before `at`, back to the line's beginning, and the line's break; empty if
-    /// anything else stands before it in its line.
-    fn margin(&self, at: usize) -> &'a str {
-        let before = &self.text[..at];
-        let blank = before.len() - before.trim_end_matches([' ', '\t']).len();
-        match before[..before.len() - blank].ends_with('\n') {
-            true => &before[before.len() - blank - 1..],
-            false => "",
-        }
-    }
-
-    fn lines(margin: &str, lines: &[String]) -> String {
-        lines.iter().map(|line| format!("{margin}{line}")).collect()
-    }
-
-    /// Writes `lines` after `sibling`, or as the first of `parent`.
-    fn insert_after(
-        &mut self,
-        sibling: Option<Node<'_, '_>>,
-        parent: Node<'_, '_>,
-        lines: &[String],
-    ) {
-        match sibling {
-            Some(sibling) => {
-                let margin = self.margin(sibling.range().start);
-                self.change(sibling.range().end..sibling.range().end, Self::lines(margin, lines));
-            }
-            None => {
-                let first = parent.children().find(Node::is_element);
-                let at = first.map_or(parent.range().end, |first| first.range().start);
-                let margin = self.margin(at).to_owned();
-                let start = at - margin.len();
-                self.change(start..start, Self::lines(&margin, lines));
-            }
-        }
-    }
-
-    /// Writes `lines` as the last of `parent`.
-    fn append(&mut self, parent: Node<'_, '_>, lines: &[String]) {
-        if lines.is_empty() {
-            return;
-        }
-        let Range { start, end } = parent.range();
-        let last = parent.children().rfind(Node::is_element);
-        if let Some(last) = last {
-            let margin = self.margin(last.range().start);
-            self.change(last.range().end..last.range().end, Self::lines(margin, lines));
-            return;
-        }
-        let outer = self.margin(start).to_owned();
-        let inner = if outer.is_empty() { String::new() } else { format!("{outer}  ") };
-        let body = format!("{}{outer}", Self::lines(&inner, lines));
-        if self.text[start..end].ends_with("/>") {
-            let name = self.text[start + 1..].split([' ', '/', '>', '\n', '\t']).next();
-            let close = format!(">{body}</{}>", name.unwrap_or_default());
-            self.change(end - 2..end, close);
-        } else {
-            let close = start + self.text[start..end].rfind("</").expect("an end tag");
-            let open = self.text[start..close].rfind('>').expect("a start tag") + 1 + start;
-            // Nothing but blanks stands between, or text that is kept.
-            let kept = self.text[open..close].trim_end().len();
-            self.change(open + kept..close, body);
-        }
-    }
-
-    /// Takes an element out, with the blanks before it.
-    fn remove(&mut self, node: Node<'_, '_>) {
-        let Range { start, end } = node.range();
-        let start = start - self.margin(start).len();
-        self.change(start..end, String::new());
-    }
-
-    fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
-        match node.attribute_node(name) {
-            Some(attribute) => self.change(attribute.range_value(), escape(value)),
-            None => {
-                let at = node.range().start + 1 + self.name_length(node);
-                self.change(at..at, format!(" {name}=\"{}\"", escape(value)));
-            }
-        }
-    }
-
-    fn name_length(&self, node: Node<'_, '_>) -> usize {
-        let tag = &self.text[node.range().start + 1..];
-        tag.find([' ', '/', '>', '\n', '\t', '\r']).unwrap_or(tag.len())
-    }
-
-    fn add_namespace(&mut self, domain: Node<'_, '_>, prefix: &str) {
-        let at = domain.range().start + 1 + self.name_length(domain);
-        self.change(at..at, format!(" xmlns:{prefix}=\"{QEMU_NAMESPACE}\""));
-    }
-
-    fn remove_namespace(&mut self, domain: Node<'_, '_>) {
-        let tag = &self.text[domain.range()];
-        let tag = &tag[..tag.find('>').unwrap_or(tag.len())];
-        let Some(prefix) = domain.lookup_prefix(QEMU_NAMESPACE) else { return };
-        for quote in ['"', '\''] {
-            let declaration = format!(" xmlns:{prefix}={quote}{QEMU_NAMESPACE}{quote}");
-            if let Some(at) = tag.find(&declaration) {
-                let start = domain.range().start + at;
-                self.change(start..start + declaration.len(), String::new());
-                return;
-            }
-        }
-    }
-
-    fn change(&mut self, range: Range<usize>, by: String) {
-        self.changes.push((range, by));
-    }
-
-    fn apply(mut self) -> String {
-        // Those at one place stay in the order in which they were made.
-        self.changes.sort_by_key(|(range, _)| range.start);
-        let mut text = String::with_capacity(self.text.len() + 1024);
-        let mut copied = 0;
-        for (range, by) in self.changes {
-            text += &self.text[copied..range.start];
-            text += &by;
-            copied = range.end;
-        }
-        text + &self.text[copied..]
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -25,17 +25,6 @@ pub struct Wish<'a> {
     pub monitor: &'a Path,
 }
 
-/// A command line that can be paged.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Edited {
-    /// The arguments, the program's name left out.
-    pub arguments: Vec<OsString>,
-    /// The guest's RAM at its start.
-    pub memory_bytes: u64,
-    /// Whether QEMU stops before the guest's first instruction (`-S`).
-    pub starts_stopped: bool,
-}
-
 /// Why a command line cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EditError {
@@ -83,8 +72,8 @@ pub enum EditError {
     IdTaken,
 }
 
-/// Changes a command line; see the module's text.
-pub fn edit(arguments: &[OsString], wish: Wish<'_>) -> Result<Edited, EditError> {
+/// Changes the arguments of a command line, the program's name left out; see the module's text.
+pub fn edit(arguments: &[OsString], wish: Wish<'_>) -> Result<Vec<OsString>, EditError> {
     let mut words = words::parse(arguments);
     let refused = refusals(&words)?;
     if !refused.is_empty() {
@@ -111,10 +100,7 @@ pub fn edit(arguments: &[OsString], wish: Wish<'_>) -> Result<Edited, EditError>
     let monitor = wish.monitor.to_string_lossy().replace(',', ",,");
     let value = format!("unix:{monitor},server=on,wait=off");
     words.push(Word::Option { name: "qmp".to_owned(), value });
-    let starts_stopped = words
-        .iter()
-        .any(|word| matches!(word, Word::Switch(name) if name == "S" || name == "preconfig"));
-    Ok(Edited { arguments: words::to_arguments(&words), memory_bytes, starts_stopped })
+    Ok(words::to_arguments(&words))
 }
 
 /// All that cannot be with a paged guest.
@@ -295,9 +281,8 @@ mod tests {
     fn edited(command: &str, memory: Option<u64>) -> Result<String, EditError> {
         let arguments: Vec<OsString> = command.split_whitespace().map(Into::into).collect();
         let wish = Wish { memory_bytes: memory, monitor: Path::new("/run/x.qmp") };
-        edit(&arguments, wish).map(|edited| {
-            edited.arguments.join(OsString::from(" ").as_os_str()).into_string().unwrap()
-        })
+        let edited = edit(&arguments, wish)?;
+        Ok(edited.join(OsString::from(" ").as_os_str()).into_string().unwrap())
     }
 
     const MONITOR: &str = "-qmp unix:/run/x.qmp,server=on,wait=off";

@@ -58,9 +58,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let name = consumer_name(args.name.clone(), &program)?;
     // What is wrong with the command line is said before anything is started.
     let dir = args.cluster.dir();
-    let edited = edit(&args, &monitor(&dir, &name)?)?;
+    let arguments = edit(&args, &monitor(&dir, &name)?)?;
     if args.print {
-        print_command(&args.command[0], &edited.arguments);
+        print_command(&args.command[0], &arguments);
         return Ok(ExitCode::SUCCESS);
     }
     let library = library::find()?;
@@ -68,22 +68,22 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
     let dir = control_dir(session.client.status()?.control_socket);
     let monitor = monitor(&dir, &name)?;
-    let edited = edit(&args, &monitor)?;
+    let arguments = edit(&args, &monitor)?;
     let wish = StartVm { name, local_bytes, monitor: Some(monitor), guest: None };
     let pager = session.client.start_vm(wish)?;
     let mut command = Command::new(&program.path);
     command
         .arg0(&args.command[0])
-        .args(&edited.arguments)
+        .args(&arguments)
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
     session.run(command, &args.command, &pager.name)
 }
 
-fn edit(args: &Args, monitor: &Path) -> anyhow::Result<guest_ram::Edited> {
+fn edit(args: &Args, monitor: &Path) -> anyhow::Result<Vec<OsString>> {
     let memory_bytes = args.memory.map(|Size(bytes)| bytes);
     match guest_ram::edit(&args.command[1..], Wish { memory_bytes, monitor }) {
-        Ok(edited) => Ok(edited),
+        Ok(arguments) => Ok(arguments),
         Err(error) => usage!("this machine cannot run on pool memory: {error}"),
     }
 }

@@ -107,7 +107,13 @@ impl<'a> Edits<'a> {
 
     pub(super) fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
         match node.attribute_node(name) {
-            Some(attribute) => self.change(attribute.range_value(), escape(value)),
+            Some(attribute) => {
+                let range = attribute.range_value();
+                // Its quotes stay as they are.
+                let single = self.text[..range.start].ends_with('\'');
+                let value = escape(value).replace('\'', if single { "&apos;" } else { "'" });
+                self.change(range, value);
+            }
             None => {
                 let at = node.range().start + 1 + self.name_length(node);
                 self.change(at..at, format!(" {name}=\"{}\"", escape(value)));

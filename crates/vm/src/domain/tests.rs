@@ -157,6 +157,17 @@ fn what_cannot_be_paged_is_named() {
 }
 
 #[test]
+fn an_apostrophe_between_single_quotes_stays_one() {
+    let quoted = WITH_COMMAND_LINE.replace("/opt/other.so", "/opt/o&apos;ther.so");
+    assert_ne!(quoted, WITH_COMMAND_LINE);
+    let after = changed(&quoted).expect("changed");
+    let set = variables(&after);
+    let preload = set.iter().find(|(name, _)| name == PRELOAD).expect("preloaded");
+    assert!(preload.1.ends_with(":/opt/o'ther.so"), "{preload:?}");
+    assert_eq!(restore(&after).expect("changed back"), quoted);
+}
+
+#[test]
 fn what_is_no_domain_of_qemu_is_refused() {
     assert!(matches!(changed("<domain type='lxc'/>"), Err(DomainError::NotQemu(_))));
     assert!(matches!(changed("<network/>"), Err(DomainError::Xml(_))));

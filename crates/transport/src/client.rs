@@ -9,9 +9,8 @@
 //! where the page belongs was rejected, because the place is only known after the head, which would
 //! make two calls of each answer.
 
-use crate::codec::{
-    self, AnswerTables, HEAD_BYTES, Head, MAX_TABLE_BYTES, Malformed, WELCOME_BYTES,
-};
+use crate::codec::{self, AnswerTables, HEAD_BYTES, Head, Malformed, WELCOME_BYTES};
+use crate::inbox::{Inbox, RECEIVE_BYTES};
 use crate::protocol::{
     Answer, HeldExtent, Hello, Load, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
 };
@@ -26,10 +25,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 use tracing::warn;
-
-/// Most bytes that one `recv` asks for: small enough to be still in the cache when the pages are
-/// handed on, large enough that the call itself costs nothing per page.
-const RECEIVE_BYTES: usize = 256 << 10;
 
 /// Full receives in a row before other connections get their turn.
 const MAX_RECEIVES: usize = 16;
@@ -370,7 +365,7 @@ impl Connection {
                     .map_err(io::Error::from)?;
             }
         }
-        self.inbox.receive(self.socket.as_fd(), RECEIVE_BYTES)?;
+        self.inbox.receive(self.socket.as_fd())?;
         let Some((welcome, _)) = self.inbox.bytes().split_first_chunk::<WELCOME_BYTES>() else {
             return Ok(());
         };
@@ -388,7 +383,7 @@ impl Connection {
     fn receive(&mut self, sink: &mut dyn FnMut(u64, Event<'_>)) -> Result<(), ConnectionError> {
         self.deliver(sink)?;
         for _ in 0..MAX_RECEIVES {
-            let received = self.inbox.receive(self.socket.as_fd(), RECEIVE_BYTES)?;
+            let received = self.inbox.receive(self.socket.as_fd())?;
             self.deliver(sink)?;
             // A short receive has emptied the socket. Asking again would cost a call to be told so.
             if received < RECEIVE_BYTES {
@@ -488,7 +483,7 @@ impl Connection {
             }
             let ready = fds[0].revents();
             if ready.contains(PollFlags::IN) {
-                self.inbox.receive(self.socket.as_fd(), RECEIVE_BYTES)?;
+                self.inbox.receive(self.socket.as_fd())?;
                 self.has_undelivered = true;
             }
             // Errors and hang-ups show in the send that follows.
@@ -516,65 +511,11 @@ impl AsRawFd for Connection {
     }
 }
 
-/// Received bytes that are not handed on yet.
-///
-/// The buffer holds whatever the window lets the donor send, so that [`Connection::submit`] can
-/// always take in the answers that stand between it and the donor's next receive. It begins at its
-/// start again whenever it can: in quiet times only the first pages of it are ever touched.
-struct Inbox {
-    buffer: Box<[u8]>,
-    start: usize,
-    end: usize,
-}
-
 /// An answer whose pages are coming in.
 struct Delivery {
     tag: u64,
     asked: usize,
     given: usize,
-}
-
-impl Inbox {
-    fn new(window: &WindowLimits) -> Inbox {
-        let payload_bytes = window.payload_bytes.max(MAX_PAGES * PAGE_SIZE);
-        let heads = window.requests * (HEAD_BYTES + MAX_PAGES * 4);
-        let capacity = payload_bytes + heads + MAX_TABLE_BYTES + PAGE_SIZE;
-        // Fresh memory of this size is mapped, not touched.
-        let buffer = vec![0; capacity.max(RECEIVE_BYTES)].into_boxed_slice();
-        Inbox { buffer, start: 0, end: 0 }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.buffer[self.start..self.end]
-    }
-
-    fn has_space(&self) -> bool {
-        self.end < self.buffer.len()
-    }
-
-    fn consume(&mut self, bytes: usize) {
-        self.start += bytes;
-    }
-
-    /// Moves what is left, less than a page or a table, to the buffer's start.
-    fn compact(&mut self) {
-        self.buffer.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
-    }
-
-    /// One receive, without waiting. Says how many bytes came; none is not the end of the stream.
-    fn receive(&mut self, socket: BorrowedFd<'_>, most: usize) -> Result<usize, ConnectionError> {
-        let until = self.buffer.len().min(self.end + most);
-        match socket::receive(socket, &mut self.buffer[self.end..until], Wait::No) {
-            Ok(0) => Err(ConnectionError::Closed),
-            Ok(count) => {
-                self.end += count;
-                Ok(count)
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 /// Waits until the descriptor is readable. False when the deadline passes first.

@@ -9,6 +9,7 @@
 pub mod client;
 pub mod codec;
 pub mod fault;
+mod inbox;
 pub mod protocol;
 pub mod server;
 mod socket;

@@ -2,7 +2,7 @@
 //! that there is one way only to say a thing.
 //!
 //! ```text
-//! cargo +nightly fuzz run decode
+//! make fuzz
 //! ```
 //!
 //! The checks of heads and greetings are set right before decoding: a fuzzer cannot guess a CRC, and
@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = decode_hello(&hello);
         seal_greeting(&mut hello);
         if let Ok(value) = decode_hello(&hello) {
-            assert_eq!(decode_hello(&encode_hello(&value)), Ok(value));
+            assert_eq!(encode_hello(&value), hello);
         }
     }
     if let Some(welcome) = bytes.first_chunk::<WELCOME_BYTES>() {
@@ -32,7 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = decode_welcome(&welcome);
         seal_greeting(&mut welcome);
         if let Ok(value) = decode_welcome(&welcome) {
-            assert_eq!(decode_welcome(&encode_welcome(&value)), Ok(value));
+            assert_eq!(encode_welcome(&value), welcome);
         }
     }
     let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return };

@@ -444,17 +444,19 @@ pub fn encode_hello(hello: &Hello) -> [u8; HELLO_BYTES] {
 /// Reads the greeting of a borrower.
 pub fn decode_hello(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, Malformed> {
     unseal(bytes)?;
-    if bytes[41..44] != [0; 3] {
-        return Err(Malformed::Field("unused field"));
-    }
-    Ok(Hello {
+    let hello = Hello {
         versions: (u16_at(bytes, 4), u16_at(bytes, 6)),
         space: SpaceId(u64_at(bytes, 8)),
         epoch: Epoch(u64_at(bytes, 16)),
         lane: u64_at(bytes, 24),
         lease: Duration::from_millis(u64_at(bytes, 32)),
         consumer: take_name(bytes[40], &bytes[44..108])?,
-    })
+    };
+    // Anything else than zeros in unused fields and behind the name would be lost.
+    match encode_hello(&hello) == *bytes {
+        true => Ok(hello),
+        false => Err(Malformed::Field("unused field")),
+    }
 }
 
 /// Writes the greeting of a donor, or why there is none. A name longer than [`MAX_NAME`] is cut.
@@ -482,15 +484,20 @@ pub fn encode_welcome(welcome: &Result<Welcome, Refusal>) -> [u8; WELCOME_BYTES]
 /// Reads the greeting of a donor, or why there is none.
 pub fn decode_welcome(bytes: &[u8; WELCOME_BYTES]) -> Result<Result<Welcome, Refusal>, Malformed> {
     unseal(bytes)?;
-    if bytes[6] != 0 {
-        return refusal_from_code(bytes[6], u64_at(bytes, 8)).map(Err);
+    let welcome = match bytes[6] {
+        0 => Ok(Welcome {
+            version: u16_at(bytes, 4),
+            boot: u64_at(bytes, 8),
+            donor: take_name(bytes[7], &bytes[32..96])?,
+            load: Load { free_pages: u64_at(bytes, 16), in_service: u32_at(bytes, 24) },
+        }),
+        code => Err(refusal_from_code(code, u64_at(bytes, 8))?),
+    };
+    // As in a hello.
+    match encode_welcome(&welcome) == *bytes {
+        true => Ok(welcome),
+        false => Err(Malformed::Field("unused field")),
     }
-    Ok(Ok(Welcome {
-        version: u16_at(bytes, 4),
-        boot: u64_at(bytes, 8),
-        donor: take_name(bytes[7], &bytes[32..96])?,
-        load: Load { free_pages: u64_at(bytes, 16), in_service: u32_at(bytes, 24) },
-    }))
 }
 
 fn refusal_to_code(refusal: Refusal) -> (u8, u64) {

@@ -4,7 +4,7 @@ use hecaton_memory::{Epoch, ExtentId, SpaceId};
 use hecaton_transport::codec::{
     AnswerTables, HEAD_BYTES, HELLO_BYTES, Head, MAX_FRAME_BYTES, RequestTables, WELCOME_BYTES,
     decode_answer, decode_hello, decode_request, decode_welcome, encode_answer, encode_hello,
-    encode_request, encode_welcome,
+    encode_request, encode_welcome, seal_greeting,
 };
 use hecaton_transport::protocol::{
     Answer, HeldExtent, Hello, Load, MAX_HELD, MAX_NAME, MAX_PAGES, Refusal, Request, Welcome,
@@ -197,6 +197,39 @@ proptest! {
         };
         for welcome in [Ok(welcome), Err(refusal)] {
             prop_assert_eq!(decode_welcome(&encode_welcome(&welcome)), Ok(welcome));
+        }
+    }
+
+    /// What no field takes must be zero: there is one way only to say a thing.
+    #[test]
+    fn a_changed_greeting_is_another_one_or_refused(
+        name in "[a-z]{0,64}",
+        refusal in refusal(),
+        at in 0..HELLO_BYTES - 4,
+        by in 1..=u8::MAX,
+    ) {
+        let hello = Hello {
+            versions: (1, 2),
+            space: SpaceId(3),
+            epoch: Epoch(4),
+            lane: 5,
+            lease: Duration::from_secs(6),
+            consumer: name.clone(),
+        };
+        let mut bytes = encode_hello(&hello);
+        bytes[at] ^= by;
+        seal_greeting(&mut bytes);
+        if let Ok(other) = decode_hello(&bytes) {
+            prop_assert_eq!(encode_hello(&other), bytes);
+        }
+        let load = Load { free_pages: 7, in_service: 8 };
+        for welcome in [Ok(Welcome { version: 1, boot: 2, donor: name, load }), Err(refusal)] {
+            let mut bytes = encode_welcome(&welcome);
+            bytes[at % (WELCOME_BYTES - 4)] ^= by;
+            seal_greeting(&mut bytes);
+            if let Ok(other) = decode_welcome(&bytes) {
+                prop_assert_eq!(encode_welcome(&other), bytes);
+            }
         }
     }
 

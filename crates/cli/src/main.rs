@@ -45,6 +45,7 @@ enum Command {
     /// Runs a whole cluster on this machine, until it is interrupted
     Dev(dev::Args),
     /// Runs a program, with the memory that does not fit here in the pool
+    #[command(after_help = run::access::help())]
     Run(run::Args),
     /// Runs virtual machines on pool memory, and shows those that run
     #[command(subcommand)]

@@ -6,6 +6,20 @@ use hecaton_uffd::{Errno, Uffd};
 use std::fs::File;
 use std::os::fd::FromRawFd;
 
+/// How the right is granted.
+const GRANT: &str = "as root, run `sysctl vm.unprivileged_userfaultfd=1`, or give the user access \
+    to /dev/userfaultfd (`chmod 666 /dev/userfaultfd`, or a udev rule with a group), or run this \
+    command as root; in a container, its seccomp profile must allow userfaultfd";
+
+/// What the help says of it.
+pub(crate) fn help() -> String {
+    format!(
+        "This needs userfaultfd, for page faults inside system calls too. Where it is missing: \
+         {GRANT}. The node must run as the same user, and kernel.yama.ptrace_scope be 0 or 1. No \
+         capability is needed."
+    )
+}
+
 /// Tries what `libhecaton.so` will do in the program, and says how to grant it if it fails.
 pub(super) fn check() -> anyhow::Result<()> {
     if cfg!(not(target_arch = "x86_64")) {
@@ -45,12 +59,9 @@ fn explain_features(errno: Errno) -> String {
 fn explain(errno: Errno) -> String {
     let cause = std::io::Error::from(errno);
     match errno.0 {
-        libc::EPERM | libc::EACCES | libc::ENOENT => format!(
-            "this user may not handle page faults (userfaultfd: {cause}); as root, run \
-             `sysctl vm.unprivileged_userfaultfd=1`, or give the user access to \
-             /dev/userfaultfd (`chmod 666 /dev/userfaultfd`, or a udev rule with a group), or run \
-             this command as root; in a container, its seccomp profile must allow userfaultfd"
-        ),
+        libc::EPERM | libc::EACCES | libc::ENOENT => {
+            format!("this user may not handle page faults (userfaultfd: {cause}); {GRANT}")
+        }
         libc::ENOSYS => {
             "this kernel has no userfaultfd: it needs Linux 6.1 or newer with CONFIG_USERFAULTFD"
                 .to_owned()

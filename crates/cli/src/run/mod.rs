@@ -4,7 +4,7 @@
 //! memory to that pager; signals are passed on and the program's exit status becomes this
 //! command's. All that can be known to be wrong is said before anything is started.
 
-mod access;
+pub(crate) mod access;
 mod embedded;
 mod exit;
 pub(crate) mod library;

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 #[derive(Subcommand)]
 pub(crate) enum Vm {
     /// Runs a virtual machine from its QEMU command line
+    #[command(after_help = crate::run::access::help())]
     Run(machine::Args),
     /// Waits for a virtual machine that somebody else starts
     Attach(attach::Args),

@@ -129,6 +129,18 @@ fn a_static_program_is_refused() {
 }
 
 #[test]
+fn help_says_what_right_is_needed_and_how_to_grant_it() {
+    for command in ["run --help", "vm run --help"] {
+        let output = hecaton().args(command.split(' ')).output().expect("starts");
+        assert!(output.status.success());
+        let help = text(&output.stdout);
+        for word in ["/dev/userfaultfd", "vm.unprivileged_userfaultfd", "ptrace_scope"] {
+            assert!(help.contains(word), "{word} in {help}");
+        }
+    }
+}
+
+#[test]
 fn every_shell_gets_a_completion_script() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = output(["completion", shell]);

@@ -1,9 +1,7 @@
 //! The client side of `node.sock`, for the command line.
 
 use crate::channel::{self, Receiver};
-use crate::message::{
-    Answer, PagerAddress, PagerEnd, Region, Request, ResizeLocal, StartPager, StartVm,
-};
+use crate::message::{Answer, PagerAddress, PagerEnd, Request, ResizeLocal, StartPager, StartVm};
 use crate::report::NodeReport;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -79,14 +77,6 @@ impl NodeClient {
     pub fn detach(&mut self, consumer: &str) -> Result<(), ClientError> {
         match self.ask(&Request::Detach(consumer.to_owned()))? {
             Answer::Done => Ok(()),
-            _ => Err(ClientError::Unexpected),
-        }
-    }
-
-    /// The parts of a virtual machine's memory.
-    pub fn regions(&mut self, consumer: &str) -> Result<Vec<Region>, ClientError> {
-        match self.ask(&Request::Regions(consumer.to_owned()))? {
-            Answer::Regions(regions) => Ok(regions),
             _ => Err(ClientError::Unexpected),
         }
     }

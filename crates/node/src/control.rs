@@ -238,9 +238,6 @@ fn answer_all(
                 node.vms.leaves(&name);
                 Answer::Done
             }),
-            Request::Regions(name) => {
-                told(pager_control::regions(&node.pagers, &name), Answer::Regions)
-            }
             Request::LaunchOver => {
                 for name in launched.drain(..) {
                     node.pagers.launch_over(&name);
@@ -356,7 +353,7 @@ mod tests {
             let silent = connect().resize_local("db", 1 << 25);
             let Err(ClientError::Refused(reason)) = silent else { panic!("{silent:?}") };
             assert!(reason.contains("does not answer"), "{reason}");
-            let unknown = connect().regions("x");
+            let unknown = connect().detach("x");
             assert!(matches!(unknown, Err(ClientError::Refused(reason)) if reason.contains("`x`")));
 
             launcher.launch_line().expect("a handle").over().expect("said");

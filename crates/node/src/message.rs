@@ -19,7 +19,6 @@
 use crate::report::{DonorAddress, NodeReport};
 use hecaton_pager::{Guest, Stats};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// What may be asked of a node.
@@ -42,8 +41,6 @@ pub enum Request {
     /// Bring a virtual machine's memory home and page it no longer, while it runs on. Answered
     /// once that has begun; it is done when the machine is reported as detached.
     Detach(String),
-    /// The parts of a virtual machine's memory. Answered with [`Answer::Regions`].
-    Regions(String),
     /// The launcher's program has ended: the pager ends too, once nothing that the program left
     /// behind uses it. Only on the connection that started the pager.
     LaunchOver,
@@ -116,28 +113,8 @@ pub enum Answer {
     Pager(PagerAddress),
     /// The pager has ended.
     PagerEnded(Box<PagerEnd>),
-    /// The parts of a machine's memory, as its pager tells them.
-    Regions(Vec<Region>),
     /// Not done, and why.
     Refused(String),
-}
-
-/// A part of a machine's memory that was handed over in one piece.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Region {
-    /// Its address in the machine's process.
-    pub start: u64,
-    /// Its length in bytes.
-    pub bytes: u64,
-    /// Where it begins in its memory file.
-    pub offset: u64,
-    /// Bytes of it on this host.
-    pub resident_bytes: u64,
-    /// Bytes of it in the pool.
-    pub pool_bytes: u64,
-    /// Bytes of its extents, by donor.
-    pub donors: BTreeMap<String, u64>,
 }
 
 /// Where a pager listens.

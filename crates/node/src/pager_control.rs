@@ -1,12 +1,11 @@
 //! What is asked of a running pager, on its control socket: one line each way.
 
-use crate::message::{Region, ResizeLocal};
+use crate::message::ResizeLocal;
 use crate::pagers::{PagerError, Pagers};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a pager may take: longer than it allows itself for an eviction.
@@ -46,7 +45,7 @@ pub(crate) fn resize_local(pagers: &Pagers, wish: &ResizeLocal) -> Result<(), Co
     // the old one is written back.
     let before = pagers.report(&wish.consumer)?.local_bytes;
     pagers.set_local_bytes(&wish.consumer, wish.bytes)?;
-    let done = ask(pagers, &wish.consumer, &request).map(drop);
+    let done = ask(pagers, &wish.consumer, &request);
     if let Err(ControlError::Refused { .. }) = &done {
         pagers.set_local_bytes(&wish.consumer, before)?;
     }
@@ -55,23 +54,10 @@ pub(crate) fn resize_local(pagers: &Pagers, wish: &ResizeLocal) -> Result<(), Co
 
 /// Begins to bring a machine's memory home.
 pub(crate) fn detach(pagers: &Pagers, consumer: &str) -> Result<(), ControlError> {
-    ask(pagers, consumer, &json!("detach")).map(drop)
+    ask(pagers, consumer, &json!("detach"))
 }
 
-/// The parts of a machine's memory.
-pub(crate) fn regions(pagers: &Pagers, consumer: &str) -> Result<Vec<Region>, ControlError> {
-    #[derive(Deserialize)]
-    struct Told {
-        regions: Vec<Region>,
-    }
-    let answer = ask(pagers, consumer, &json!("regions"))?;
-    match serde_json::from_value::<Told>(answer) {
-        Ok(told) => Ok(told.regions),
-        Err(error) => Err(ControlError::Io { consumer: consumer.to_owned(), source: error.into() }),
-    }
-}
-
-fn ask(pagers: &Pagers, consumer: &str, request: &Value) -> Result<Value, ControlError> {
+fn ask(pagers: &Pagers, consumer: &str, request: &Value) -> Result<(), ControlError> {
     let mut socket = pagers.pager_socket(consumer)?.into_os_string();
     socket.push(".ctl");
     let answer = exchange(&PathBuf::from(socket), request);
@@ -81,11 +67,11 @@ fn ask(pagers: &Pagers, consumer: &str, request: &Value) -> Result<Value, Contro
         Some(reason) => {
             Err(ControlError::Refused { consumer: consumer.to_owned(), reason: reason.to_owned() })
         }
-        None => Ok(answer),
+        None => Ok(()),
     }
 }
 
-fn exchange(socket: &std::path::Path, request: &Value) -> io::Result<Value> {
+fn exchange(socket: &Path, request: &Value) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

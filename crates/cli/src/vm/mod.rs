@@ -21,7 +21,7 @@ pub(crate) enum Vm {
     Attach(attach::Args),
     /// Lists the virtual machines of this host
     List(show::ListArgs),
-    /// Shows one of them, and where its memory is
+    /// Shows one of them, and where its monitor is
     Status(show::StatusArgs),
     /// Changes how much of a machine's memory stays on this host
     ResizeLocal(ResizeArgs),

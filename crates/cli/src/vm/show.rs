@@ -4,12 +4,10 @@ use crate::cluster::ClusterArgs;
 use crate::table::Table;
 use anyhow::bail;
 use hecaton_memory::Size;
-use hecaton_node::message::Region;
 use hecaton_node::pagers::ConsumerReport;
 use hecaton_node::report::NodeReport;
 use hecaton_node::vms::{VmReport, VmState};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -42,15 +40,12 @@ struct Shown<'a> {
     vm: &'a VmReport,
     /// Its pager.
     pager: Option<&'a ConsumerReport>,
-    /// Where its memory is; only with `vm status`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    regions: Option<Vec<Region>>,
 }
 
 impl<'a> Shown<'a> {
     fn new(report: &'a NodeReport, vm: &'a VmReport) -> Shown<'a> {
         let pager = report.consumers.iter().find(|consumer| consumer.name == vm.name);
-        Shown { vm, pager, regions: None }
+        Shown { vm, pager }
     }
 }
 
@@ -66,17 +61,14 @@ pub(crate) fn list(args: &ListArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
-    let mut client = args.cluster.need_local_node()?;
-    let report = client.status()?;
+    let report = args.cluster.need_local_node()?.status()?;
     let Some(vm) = report.vms.iter().find(|vm| vm.name == args.name) else {
         bail!(
             "this host has no virtual machine `{}`; `hecaton vm list` names those it has",
             args.name
         );
     };
-    let mut shown = Shown::new(&report, vm);
-    // A pager that is being started again tells them a moment later.
-    shown.regions = client.regions(&args.name).ok();
+    let shown = Shown::new(&report, vm);
     if args.json {
         println!("{}", serde_json::to_string(&shown)?);
     } else {
@@ -134,29 +126,7 @@ fn describe(machine: &Shown<'_>) -> String {
     if let Some(monitor) = &machine.vm.monitor {
         let _ = writeln!(text, "monitor: {}", monitor.display());
     }
-    let Some(regions) = machine.regions.as_deref().filter(|regions| !regions.is_empty()) else {
-        return text;
-    };
-    let mut parts = Table::new(["REGION", ">SIZE", ">LOCAL", ">POOL", "DONORS"]);
-    for (number, region) in regions.iter().enumerate() {
-        parts.row([
-            number.to_string(),
-            size(region.bytes),
-            size(region.resident_bytes),
-            size(region.pool_bytes),
-            donors(&region.donors),
-        ]);
-    }
-    let _ = write!(text, "\n{parts}");
     text
-}
-
-fn donors(bytes: &BTreeMap<String, u64>) -> String {
-    let each = bytes.iter().map(|(donor, bytes)| format!("{donor} {}", Size(*bytes)));
-    match each.collect::<Vec<_>>() {
-        none if none.is_empty() => dash(),
-        some => some.join(", "),
-    }
 }
 
 fn state(state: VmState) -> &'static str {
@@ -198,7 +168,7 @@ mod tests {
     #[test]
     fn a_machine_is_one_row_and_its_reason_a_line() {
         let vm = vm(VmState::Stopped, Some("segment 3 is lost with donor a"));
-        let shown = [Shown { vm: &vm, pager: None, regions: None }];
+        let shown = [Shown { vm: &vm, pager: None }];
         let text = table(&shown);
         let row = text.lines().find(|line| line.starts_with("db ")).expect("a row");
         let cells: Vec<_> = row.split_whitespace().collect();
@@ -207,13 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn regions_name_their_donors() {
+    fn a_monitor_is_named() {
         let vm = vm(VmState::Running, None);
-        let donors = BTreeMap::from([("a".to_owned(), 1 << 30), ("b".to_owned(), 1 << 20)]);
-        let region =
-            Region { bytes: 4 << 30, resident_bytes: 1 << 30, donors, ..Region::default() };
-        let text = describe(&Shown { vm: &vm, pager: None, regions: Some(vec![region]) });
-        assert!(text.contains("a 1G, b 1M"), "{text}");
+        let text = describe(&Shown { vm: &vm, pager: None });
         assert!(text.contains("monitor: /run/vm-db.qmp"), "{text}");
     }
 }

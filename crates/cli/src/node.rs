@@ -34,7 +34,7 @@ pub(crate) struct Args {
     lend: Option<Size>,
     #[command(flatten)]
     memory: MemoryArgs,
-    /// Where the node stands (rack, zone): copies of one page go to different places
+    /// Where the node stands (rack, zone), as `hecaton status` shows it
     #[arg(long)]
     location: Option<String>,
     /// Where the node's donor serves pages; port 0 takes a free one

@@ -2,7 +2,7 @@
 //! its programs, for comparing a program of one's own.
 
 use super::{
-    Common,
+    Place,
     app::{Kind, Setup},
     process::{Guarded, describe},
 };
@@ -29,8 +29,11 @@ pub(crate) struct Args {
     /// Seconds after which the command is ended.
     #[arg(long, default_value_t = 3600)]
     limit_s: u64,
+    /// Prints one JSON object instead of a line.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
-    common: Common,
+    place: Place,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -46,7 +49,7 @@ struct Result {
 
 /// The result goes to the standard error: the standard output is the command's.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let scratch = args.common.scratch()?;
+    let scratch = args.place.scratch()?;
     let setup = Setup::limited(args.method, args.local.0, args.swap.0, scratch.path())?;
     let (program, arguments) = args.command.split_first().context("a command is required")?;
     let mut command = setup.command(program);
@@ -65,7 +68,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         elapsed_s,
         device_local_bytes: setup.own_local_bytes(),
     };
-    if args.common.json {
+    if args.json {
         eprintln!("{}", serde_json::to_string(&result)?);
     } else {
         eprintln!("bench: {elapsed_s:.2} s with {} local on {}", args.local, result.method);

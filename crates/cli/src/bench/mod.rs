@@ -55,17 +55,31 @@ pub(crate) struct Common {
     /// The cluster to measure; without it, and without HECATON_MANAGER, one is started.
     #[arg(long, value_name = "URL")]
     manager: Option<String>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Where a bench works.
+#[derive(clap::Args)]
+pub(crate) struct Place {
     /// Where temporary files go; for disk swap to mean anything it must be on a disk.
     #[arg(long, value_name = "DIR", default_value = DISK)]
     dir: PathBuf,
 }
 
-impl Common {
+impl Place {
     /// A private directory, gone with the bench.
     fn scratch(&self) -> anyhow::Result<tempfile::TempDir> {
         tempfile::Builder::new().prefix("hecaton-bench-").tempdir_in(&self.dir).with_context(|| {
             format!("cannot make a directory in {}; name another with --dir", self.dir.display())
         })
+    }
+}
+
+impl Common {
+    /// As [`Place::scratch`].
+    fn scratch(&self) -> anyhow::Result<tempfile::TempDir> {
+        self.place.scratch()
     }
 
     /// Tells a waiting person what is going on.

@@ -5,7 +5,7 @@ use crate::{
     cluster::{AFTER_LEASE, Cluster, PATIENCE, all},
     guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, report},
     harness::{Outcome, TestResult},
-    process::{Running, family, kill_dead, missing, run},
+    process::{Running, kill_dead, missing, run},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -102,8 +102,7 @@ pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
                 killed += 1;
             }
         } else if let Ok(pager) = cluster.pager_of_only_consumer() {
-            // Its worker; the keeper starts another.
-            family(pager).into_iter().skip(1).for_each(kill_dead);
+            kill_dead(pager);
             killed += 1;
         }
         Ok(())

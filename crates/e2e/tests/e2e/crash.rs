@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use std::{
     io::Read as _,
-    process::{Command, Stdio},
+    process::{ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -81,13 +81,23 @@ fn survives(cluster: &Cluster, mut command: Command) -> TestResult {
         kill_dead(pager);
         killed += 1;
     }
+    expect_verified(cluster, &mut running, &mut output)?;
+    ensure!(killed >= KILLS / 2, "only {killed} pagers were found to kill");
+    Ok(Outcome::Passed)
+}
+
+/// Waits for a program that verifies its memory, and says so at its end.
+fn expect_verified(
+    cluster: &Cluster,
+    running: &mut Running,
+    output: &mut ChildStdout,
+) -> anyhow::Result<()> {
     let status = running.wait(LONG, || Ok(()))?;
     let mut said = String::new();
     output.read_to_string(&mut said)?;
     ensure!(status.success(), "the program ended with {status}\n    {}", cluster.log_tail());
     ensure!(said.starts_with("verified"), "the program said {said:?}");
-    ensure!(killed >= KILLS / 2, "only {killed} pagers were found to kill");
-    Ok(Outcome::Passed)
+    Ok(())
 }
 
 /// Without its launcher the program goes on or ends, but what it borrowed comes back.
@@ -119,11 +129,7 @@ pub(crate) fn of_a_donor(cluster: &Cluster) -> TestResult {
         ensure!(!donors.is_empty(), "there is no donor: {status}");
         kill_dead(u32::try_from(donors[random.below(donors.len())])?);
     }
-    let status = running.wait(LONG, || Ok(()))?;
-    let mut said = String::new();
-    output.read_to_string(&mut said)?;
-    ensure!(status.success(), "the program ended with {status}\n    {}", cluster.log_tail());
-    ensure!(said.starts_with("verified"), "the program said {said:?}");
+    expect_verified(cluster, &mut running, &mut output)?;
     Ok(Outcome::Passed)
 }
 
@@ -132,11 +138,7 @@ pub(crate) fn of_a_donor(cluster: &Cluster) -> TestResult {
 pub(crate) fn of_the_node(_: &Cluster) -> TestResult {
     let (cluster, mut running, mut output) = with_its_own_node()?;
     cluster.kill_node();
-    let status = running.wait(LONG, || Ok(()))?;
-    let mut said = String::new();
-    output.read_to_string(&mut said)?;
-    ensure!(status.success(), "the program ended with {status}");
-    ensure!(said.starts_with("verified"), "the program said {said:?}");
+    expect_verified(&cluster, &mut running, &mut output)?;
     Ok(Outcome::Passed)
 }
 
@@ -191,7 +193,7 @@ fn is_running(id: u32) -> bool {
 }
 
 /// A cluster, and a program on it whose pages all fit in local memory.
-fn with_its_own_node() -> anyhow::Result<(Cluster, Running, std::process::ChildStdout)> {
+fn with_its_own_node() -> anyhow::Result<(Cluster, Running, ChildStdout)> {
     let cluster = Cluster::start(1, "64M")?;
     let mut command = cluster.on_pool("256M", env!("CARGO_BIN_EXE_verify-threads"));
     command.args(["2", "3000", "4000"]).stdout(Stdio::piped());

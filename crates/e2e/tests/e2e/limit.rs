@@ -69,11 +69,10 @@ print('filled', flush=True)
 sys.stdin.read()
 ";
 
-/// The pager's own memory: what keeper and worker have resident of their own, and the state file,
-/// which they share. Program text of the command is no more the pager's than anybody's.
+/// The pager's own memory, and the state file. Program text of the command is no more the pager's
+/// than anybody's.
 fn pager_bytes(pager: u32) -> anyhow::Result<u64> {
-    let processes = family(pager);
-    let own: u64 = processes.iter().copied().filter_map(anonymous_bytes).sum();
+    let own = anonymous_bytes(pager).context("the pager is gone")?;
     let mut state = None;
     for fd in fs::read_dir(format!("/proc/{pager}/fd"))?.flatten() {
         let is_state = fs::read_link(fd.path())
@@ -84,7 +83,7 @@ fn pager_bytes(pager: u32) -> anyhow::Result<u64> {
             state = Some(fs::metadata(fd.path())?.blocks() * 512);
         }
     }
-    Ok(own + state.context("the keeper holds no state file")?)
+    Ok(own + state.context("the pager has no state file")?)
 }
 
 pub(crate) fn the_pager_stays_small(cluster: &Cluster) -> TestResult {

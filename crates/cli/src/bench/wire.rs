@@ -26,7 +26,7 @@ pub(super) enum Ends {
     Free,
     /// Both on the processor that the asking thread is on.
     Together,
-    /// The answering end on another processor than the asking one, as a donor's always is.
+    /// The answering end on another processor than the asking one.
     Apart,
 }
 
@@ -170,6 +170,7 @@ mod tests {
         let surplus = wire.stream.read(&mut [0]).unwrap_err();
         assert_eq!(surplus.kind(), ErrorKind::WouldBlock);
     }
+
     #[test]
     fn pings_are_counted_wherever_the_ends_are() {
         let mut wire = Wire::connect(serve().unwrap()).unwrap();

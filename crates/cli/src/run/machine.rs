@@ -4,14 +4,12 @@
 //! shared memory, only that memory is paged, and the node follows the machine through a monitor of
 //! its own.
 
-use super::{Program, Session, access, consumer_name, library, local_bytes};
+use super::{Consumer, Session, access, consumer, library};
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
-use anyhow::Context as _;
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
 use hecaton_node::message::StartVm;
-use hecaton_node::report::Host;
 use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use hecaton_vm::guest_ram::{self, Wish};
 use std::ffi::OsString;
@@ -49,13 +47,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let host = Host::here().context("cannot read /proc")?;
-    let local_bytes = local_bytes(args.local, &host)?;
-    if let Some(lend) = args.lend {
-        crate::lending::check_least(lend)?;
-    }
-    let program = Program::find(&args.command[0])?;
-    let name = consumer_name(args.name.clone(), &program)?;
+    let Consumer { program, name, local_bytes } =
+        consumer(&args.command[0], args.name.clone(), args.local, args.lend)?;
     // What is wrong with the command line is said before anything is started.
     let dir = args.cluster.dir();
     let arguments = edit(&args, &monitor(&dir, &name)?)?;

@@ -25,7 +25,7 @@ use hecaton_pager::MIN_LOCAL_BYTES;
 use hecaton_uffd::handover::SOCKET_VARIABLE;
 use program::Program;
 use session::Session;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -59,13 +59,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let host = Host::here().context("cannot read /proc")?;
-    let local_bytes = local_bytes(args.local, &host)?;
-    if let Some(lend) = args.lend {
-        lending::check_least(lend)?;
-    }
-    let program = Program::find(&args.command[0])?;
-    let name = consumer_name(args.name, &program)?;
+    let Consumer { program, name, local_bytes } =
+        consumer(&args.command[0], args.name, args.local, args.lend)?;
     let library = library::find()?;
     access::check()?;
     let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
@@ -82,6 +77,30 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
     session.run(command, &args.command, &pager.name)
+}
+
+/// What is to be started, and on what terms.
+struct Consumer {
+    program: Program,
+    name: String,
+    local_bytes: u64,
+}
+
+/// Checks what a program and a machine have in common.
+fn consumer(
+    program: &OsStr,
+    name: Option<String>,
+    local: Option<Size>,
+    lend: Option<Size>,
+) -> anyhow::Result<Consumer> {
+    let host = Host::here().context("cannot read /proc")?;
+    let local_bytes = local_bytes(local, &host)?;
+    if let Some(lend) = lend {
+        lending::check_least(lend)?;
+    }
+    let program = Program::find(program)?;
+    let name = consumer_name(name, &program)?;
+    Ok(Consumer { program, name, local_bytes })
 }
 
 fn local_bytes(wanted: Option<Size>, host: &Host) -> anyhow::Result<u64> {

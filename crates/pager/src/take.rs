@@ -71,10 +71,11 @@ impl Evictor {
 
     /// Steps 2 and 3 where the kernel can move pages. False if the program has ended.
     ///
-    /// The helper moves what is at an address, whatever that is. A program that moves memory about
-    /// (`mremap`) waits until the pager has read of it, and only then can it put other pages in the
-    /// place of the first. So from here, where the addresses are made sure of, until the helper has
-    /// answered nothing is read: a page that was moved meanwhile has left a hole, and is not taken.
+    /// The helper moves what is at an address, whatever that is. A thread that moves memory about
+    /// (`mremap`) waits until the pager has read of it, and no other can put pages in the place of the
+    /// first before that (`libhecaton.so` lets libc's calls take turns). So from here, where the
+    /// addresses are made sure of, until the helper has answered nothing is read: a page that was
+    /// moved meanwhile has left a hole, and is not taken.
     fn move_away(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
         let mut core = self.shared.lock();
         for (i, victim) in group.iter_mut().enumerate() {
@@ -120,6 +121,9 @@ impl Evictor {
     }
 
     /// The way for kernels that cannot move pages, and for pages that a fork shares.
+    ///
+    /// The helper drops what is at an address, whatever that is, and not before the pager has read of
+    /// it. So here the program must not bring other pages there: libc changes no mappings meanwhile.
     fn protect_copy_drop(
         &mut self,
         first: usize,
@@ -128,6 +132,17 @@ impl Evictor {
         uffd: hecaton_uffd::Uffd,
         pid: i32,
     ) {
+        self.last_nonce += 1;
+        let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce);
+        let Ok(held) = held else { return };
+        let index = group[0].key.space();
+        let mut core = self.shared.lock();
+        for (i, victim) in group.iter_mut().enumerate() {
+            let BatchItem { key, now_at } = core.batch[first + i];
+            let is_there = now_at == key && core.get(key).place() == Place::Resident;
+            victim.passed_over |= held != [1] || !is_there;
+        }
+        drop(core);
         for run in runs_of(group, |victim| !victim.taken && !victim.passed_over) {
             // EAGAIN: the mappings are changing. The pages stay as they are for this time.
             if uffd.protect(run.start, run.len).is_err() {
@@ -137,9 +152,8 @@ impl Evictor {
             }
         }
         // Reading a page that is not there would wait for ourselves; see also `Core::fault`.
-        let index = group[0].key.space();
         for at in 0..group.len() {
-            if group[at].taken {
+            if group[at].taken || group[at].passed_over {
                 continue;
             }
             let mut core = self.shared.lock();
@@ -155,22 +169,17 @@ impl Evictor {
             }
         }
         let addresses: Vec<u64> = group.iter().map(|victim| victim.key.address()).collect();
-        let not_moved = |victim: &Victim| !victim.taken && victim.slot.is_some();
-        self.copy(pid, first, group, |i| addresses[i], not_moved);
+        let to_copy =
+            |victim: &Victim| !victim.taken && !victim.passed_over && victim.slot.is_some();
+        self.copy(pid, first, group, |i| addresses[i], to_copy);
         let mut core = self.shared.lock();
-        for (i, victim) in group.iter_mut().enumerate() {
-            // What was copied is not at that address any more, and something else may be.
-            victim.passed_over |= core.batch[first + i].now_at != victim.key;
-            if victim.is_droppable() {
-                core.state.batch.dropping(first + i);
-                core.own_drop.insert(victim.key, 0);
-            }
+        for (i, victim) in group.iter().enumerate().filter(|(_, victim)| victim.is_droppable()) {
+            core.state.batch.dropping(first + i);
+            core.own_drop.insert(victim.key, 0);
         }
         drop(core);
+        // Also if there is nothing to drop: libc goes on after this.
         let runs = runs_of(group, Victim::is_droppable);
-        if runs.is_empty() {
-            return;
-        }
         self.last_nonce += 1;
         if helper::ask(socket, Op::Drop, &runs, self.last_nonce).is_err() {
             return;
@@ -180,7 +189,7 @@ impl Evictor {
         for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_droppable())
         {
             // Whether it was dropped is seen where it is now: the program may have unmapped it, or
-            // moved it out of the way. Nobody can have brought it back.
+            // moved it since. Nobody can have brought it back.
             let now_at = core.batch[first + i].now_at;
             let mapped = core.space(index).map(|space| space.mapped(now_at.vpn(), 1));
             victim.taken = matches!(mapped, Some(Ok(pages)) if !pages[0].present);
@@ -188,10 +197,8 @@ impl Evictor {
                 core.discard(now_at);
             }
         }
-        drop(core);
-        for victim in group.iter().filter(|victim| !victim.taken && !victim.clean) {
-            let _ = uffd.unprotect(victim.key.address(), PAGE);
-        }
+        // What stays is protected still, which costs its next writer a fault. To lift that by address
+        // would be wrong if another page has come there by now.
     }
 
     /// These pages are not evicted this time.

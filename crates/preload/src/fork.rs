@@ -21,20 +21,13 @@
 //! sequence's processor number, whose page must be in memory.
 
 use crate::attach::{self, Failure};
+use crate::turn::{self, Act, Alone};
 use crate::{own, sys, withhold};
 use hecaton_uffd::Errno;
 use std::os::fd::RawFd;
-use std::sync::atomic::{
-    AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed,
-};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// 1 while a thread of this process forks.
-#[unsafe(link_section = ".data")]
-static FORKING: AtomicU32 = AtomicU32::new(0);
-/// Threads that are making a mapping.
-#[unsafe(link_section = ".data")]
-static MAPPING: AtomicU32 = AtomicU32::new(0);
-/// The forking thread's signal mask; guarded by `FORKING`, like all that follows.
+/// The forking thread's signal mask. Guarded, like all that follows, by the fork's being alone.
 #[unsafe(link_section = ".data")]
 static MASK: AtomicU64 = AtomicU64::new(0);
 #[unsafe(link_section = ".data")]
@@ -53,42 +46,6 @@ static PARENTS_WORD: AtomicI32 = AtomicI32::new(0);
 #[unsafe(link_section = ".data")]
 static SEQUENCES_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
-/// Held while a mapping is made or moved, or withheld from children: no fork comes in between.
-///
-/// A mapping that takes the place of one just unmapped would otherwise leave it open, for the
-/// pager, whether the child's is the old or the new one. Unmapping needs no such care: it shows in
-/// what the child has mapped. One that is moved while all mappings are walked through might be
-/// missed ([`withhold::suspend`]).
-pub(crate) struct MappingHeld(());
-
-impl MappingHeld {
-    pub(crate) fn new() -> MappingHeld {
-        loop {
-            if let Some(held) = MappingHeld::unless_forking() {
-                return held;
-            }
-            sys::wait_while(&FORKING, 1, 1000);
-        }
-    }
-
-    /// For who must not wait: `None` while a thread of this process forks.
-    pub(crate) fn unless_forking() -> Option<MappingHeld> {
-        MAPPING.fetch_add(1, Ordering::SeqCst);
-        let held = MappingHeld(());
-        (FORKING.load(Ordering::SeqCst) == 0).then_some(held)
-    }
-}
-
-impl Drop for MappingHeld {
-    fn drop(&mut self) {
-        MAPPING.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// How long a fork waits for threads that are making a mapping. It is over in microseconds, except
-/// when a signal handler forks in the middle of one, which would wait for itself.
-const MAPPING_PATIENCE_MS: u64 = 100;
-
 /// How often a fork is announced anew because a page was evicted just before.
 const TRIES: usize = 16;
 
@@ -97,16 +54,9 @@ const ALL_SIGNALS: u64 = u64::MAX;
 /// On the program's stack: gets hold of the library's. Returns the end of that.
 extern "C" fn enter() -> usize {
     let mask = sys::set_signal_mask(ALL_SIGNALS);
-    while FORKING.swap(1, Ordering::SeqCst) != 0 {
-        sys::wait_while(&FORKING, 1, 1000);
-    }
+    // Given back in `leave`, in each of the two processes.
+    std::mem::forget(Alone::new(Act::Fork));
     MASK.store(mask, Relaxed);
-    for _ in 0..MAPPING_PATIENCE_MS {
-        if MAPPING.load(Ordering::SeqCst) == 0 {
-            break;
-        }
-        sys::sleep_ms(1);
-    }
     let offset = SEQUENCES_OFFSET.load(Relaxed);
     let page = match offset {
         0 => 0,
@@ -183,7 +133,7 @@ extern "C" fn in_parent(result: isize) {
 
 /// In the child, on the library's stack: attaches, and does what the kernel was not let do.
 extern "C" fn in_child(flags: u64, thread_id_at: *mut i32) {
-    MAPPING.store(0, Relaxed);
+    turn::forget_others();
     PARENTS_WORD_AT.store(0, Relaxed);
     if let Err(failure) = attach::child(CONNECTION.swap(-1, Relaxed)) {
         failure.report_and_exit();
@@ -199,8 +149,7 @@ extern "C" fn in_child(flags: u64, thread_id_at: *mut i32) {
 extern "C" fn leave() {
     let (mask, word_at) = (MASK.load(Relaxed), PARENTS_WORD_AT.swap(0, Relaxed));
     let word = PARENTS_WORD.load(Relaxed);
-    FORKING.store(0, Ordering::SeqCst);
-    sys::wake_all(&FORKING);
+    turn::end_fork();
     if word_at != 0 {
         // SAFETY: the caller has named it for this.
         unsafe { (word_at as *mut i32).write_volatile(word) };

@@ -11,7 +11,7 @@
 //!
 //! It must never touch memory that the pager pages: the pager may be waiting for it.
 
-use crate::fork::MappingHeld;
+use crate::turn::{Act, Alone, Together};
 use crate::{sys, withhold};
 use hecaton_uffd::handover::{Answer, Command, MAGIC, MAX_RUNS, Op, Range, Reply, command_len};
 use hecaton_uffd::sys::syscall;
@@ -109,6 +109,8 @@ fn serve(start: &Start) {
     let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
     // Memory was to be withheld while a fork was under way, which must not lose it.
     let mut missed = false;
+    // Until the next command that is answered.
+    let mut held: Option<Alone> = None;
     loop {
         // SAFETY: any bytes are a valid Command; `op` is compared, never transmuted.
         let bytes = unsafe {
@@ -132,26 +134,32 @@ fn serve(start: &Start) {
             continue;
         }
         if command.op == Op::Withhold as u32 {
-            match MappingHeld::unless_forking() {
+            match Together::unless_forking() {
                 Some(_held) => runs.iter().for_each(|&run| withhold::withhold(run)),
                 None => missed = true,
             }
             continue;
         }
         // Before a page of it goes. A fork that is still under way does it itself when it is over.
-        if missed && let Some(_held) = MappingHeld::unless_forking() {
+        if missed && let Some(_held) = Together::unless_forking() {
             withhold::resume();
             missed = false;
         }
-        if command.op == Op::Take as u32 {
+        if command.op == Op::Hold as u32 {
+            held = held.or_else(|| Alone::try_new(Act::Other));
+            reply.done[0] = held.is_some().into();
+        } else if command.op == Op::Take as u32 {
+            held = None;
             clear(start.area);
             take(start, runs, &mut reply.done);
-        } else if command.op == Op::Drop as u32 {
+        } else if let (Some(_held), true) = (held.take(), command.op == Op::Drop as u32) {
             for (run, done) in runs.iter().zip(&mut reply.done) {
                 // SAFETY: the pager has copied the pages and write-protected them.
                 let dropped = unsafe { sys::dont_need(run.start as usize, run.len as usize) };
                 *done = if dropped.is_ok() { (run.len / PAGE) as u32 } else { 0 };
             }
+        } else {
+            reply.done.fill(0);
         }
         reply.nonce = command.nonce;
         let length = size_of::<Reply>() - (MAX_RUNS - count) * size_of::<u32>();

@@ -12,8 +12,9 @@
 //! switches); an allocator of our own (changes the program).
 
 use crate::attach::{self, Failure};
-use crate::fork::{self, MappingHeld};
+use crate::fork;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
+use crate::turn::{Act, Alone, Together};
 use crate::{guest, own, sites, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
@@ -21,8 +22,8 @@ use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
 use own::PAGE;
 
-/// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `mremap`, `madvise`
-/// and `brk`. Where those are not found, the pager's own search is all there is.
+/// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `munmap`, `mremap`,
+/// `madvise` and `brk`. Where those are not found, the pager's own search is all there is.
 pub(crate) fn install() -> Result<(), Failure> {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
@@ -42,6 +43,7 @@ pub(crate) fn install() -> Result<(), Failure> {
             replace(libc::dlsym(libc_handle, c"brk".as_ptr()), brk as *const ());
         }
         replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
+        replace(libc::dlsym(libc_handle, c"munmap".as_ptr()), munmap as *const ());
         replace(libc::dlsym(libc_handle, c"mremap".as_ptr()), mremap as *const ());
         replace(libc::dlsym(libc_handle, c"madvise".as_ptr()), madvise as *const ());
     }
@@ -130,6 +132,17 @@ fn as_libc_says(mapped: Result<usize, Errno>) -> *mut c_void {
     }
 }
 
+/// The same of functions that return no address.
+fn as_status(done: Result<(), Errno>) -> c_int {
+    match done {
+        Ok(()) => 0,
+        Err(errno) => {
+            fail(errno);
+            -1
+        }
+    }
+}
+
 unsafe extern "C" fn mmap(
     address: *mut c_void,
     len: size_t,
@@ -138,23 +151,28 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let _held = MappingHeld::new();
-    // SAFETY: the caller's promises are those of mmap.
-    let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
+    // Stacks stay local, as does what may not be paged (locked) or is not 4 KiB pages.
+    let never = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
     let is_private_memory =
         flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
+    let stays_local = flags & never != 0;
+    let _turn = if is_private_memory && stays_local {
+        (None, Some(Alone::new(Act::Other)))
+    } else {
+        (Some(Together::new()), None)
+    };
+    // SAFETY: the caller's promises are those of mmap.
+    let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
     if let Ok(start) = mapped
         && is_private_memory
     {
-        // Stacks stay local, as does what may not be paged (locked) or is not 4 KiB pages.
-        let never = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
         let range = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
         KEPT_BY_PROGRAM.forget(range);
-        if flags & never == 0 {
+        if stays_local {
+            LEFT_ALONE.note(range);
+        } else {
             LEFT_ALONE.forget(range);
             attach::register(range.start, range.len);
-        } else {
-            LEFT_ALONE.note(range);
         }
     }
     as_libc_says(mapped)
@@ -185,7 +203,7 @@ unsafe extern "C" fn mmap_in_hypervisor(
 unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -> c_int {
     let range = Range { start: address as u64, len: len.next_multiple_of(PAGE) as u64 };
     // Other advice may wait for the pager to read of it, and is no affair of forks.
-    let _held = matches!(advice, libc::MADV_DONTFORK | libc::MADV_DOFORK).then(MappingHeld::new);
+    let _turn = matches!(advice, libc::MADV_DONTFORK | libc::MADV_DOFORK).then(Together::new);
     // SAFETY: the caller's promises are those of madvise.
     let advised = unsafe { sys::advise(address as usize, len, advice as usize) };
     match advice {
@@ -196,16 +214,16 @@ unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -
         }
         _ => {}
     }
-    advised.map_or_else(
-        |errno| {
-            fail(errno);
-            -1
-        },
-        |()| 0,
-    )
+    as_status(advised)
 }
 
-/// The kernel keeps what is moved registered; only forks must not come in between.
+unsafe extern "C" fn munmap(address: *mut c_void, len: size_t) -> c_int {
+    let _turn = Together::new();
+    // SAFETY: the caller's promises are those of munmap.
+    as_status(unsafe { syscall(libc::SYS_munmap, [address as usize, len, 0, 0, 0, 0]) }.map(drop))
+}
+
+/// The kernel keeps what is moved registered.
 unsafe extern "C" fn mremap(
     address: *mut c_void,
     len: size_t,
@@ -213,7 +231,7 @@ unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    let _held = MappingHeld::new();
+    let _turn = Alone::new(Act::Other);
     let has_place = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let to = if has_place { to as usize } else { 0 };
     // SAFETY: the caller's promises are those of mremap.
@@ -223,7 +241,7 @@ unsafe extern "C" fn mremap(
 }
 
 unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {
-    let _held = MappingHeld::new();
+    let _turn = Together::new();
     let current = CURRENT_BREAK.load(std::sync::atomic::Ordering::Relaxed);
     // SAFETY: the kernel answers with the break that is in force; `current` is libc's variable,
     // which libc's own brk writes as we do, without a lock.

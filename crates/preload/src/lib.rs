@@ -27,6 +27,7 @@ mod maps;
 mod own;
 mod sites;
 mod sys;
+mod turn;
 mod withhold;
 
 /// Runs when the dynamic loader has mapped the library, before `main`.

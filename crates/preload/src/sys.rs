@@ -77,6 +77,17 @@ pub(crate) fn wake_all(word: &AtomicU32) {
     let _ = unsafe { syscall(libc::SYS_futex, [at, wake as usize, i32::MAX as usize, 0, 0, 0]) };
 }
 
+/// Milliseconds since some moment.
+pub(crate) fn now_ms() -> u64 {
+    let mut time = [0u64; 2];
+    let to = time.as_mut_ptr() as usize;
+    // SAFETY: the kernel writes two words.
+    let _ = unsafe {
+        syscall(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, to, 0, 0, 0, 0])
+    };
+    time[0] * 1000 + time[1] / 1_000_000
+}
+
 pub(crate) fn sleep_ms(milliseconds: u64) {
     wait_while(&AtomicU32::new(0), 0, milliseconds);
 }

@@ -145,13 +145,18 @@ pub enum Op {
     /// Empty the area, then move each run to it, one after the other; [`Reply::done`] holds the
     /// pages moved of each run.
     Take = 2,
-    /// `MADV_DONTNEED` on each run; [`Reply::done`] holds the pages of each run, or 0.
+    /// `MADV_DONTNEED` on each run, after [`Op::Hold`]; [`Reply::done`] holds the pages of each run,
+    /// or 0.
     Drop = 3,
     /// Empty the area. No reply.
     Clear = 4,
     /// Keep the runs from children that are made past the library. No reply: what is asked
     /// afterwards is done afterwards.
     Withhold = 5,
+    /// Keep libc from changing the program's mappings until the next command but [`Op::Clear`] and
+    /// [`Op::Withhold`] is done. Takes one run, of nothing; in [`Reply::done`] there is 1 for it if
+    /// that is so, 0 if there is too much going on.
+    Hold = 6,
 }
 
 /// From the pager to the helper.

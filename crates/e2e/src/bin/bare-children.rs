@@ -30,7 +30,7 @@ fn main() {
         return;
     }
     let kept = keep_from_children();
-    for round in 0..3 {
+    for round in 0..2 {
         let child = make(&how, &mut memory);
         let mut random = Random(round);
         for _ in 0..pages / 2 {

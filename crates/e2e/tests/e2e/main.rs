@@ -52,6 +52,7 @@ const TESTS: &[Test<Cluster>] = tests![
     programs::sort_like_without,
     programs::a_shell_pipeline,
     programs::stress_ng_verifies,
+    programs::memory_that_trades_places,
     fork::without_exec,
     fork::python_multiprocessing,
     fork::a_storm,

@@ -5,7 +5,7 @@ use crate::{
     harness::{Outcome, TestResult},
     process::{missing, run},
 };
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use std::{
     fs::File,
@@ -34,6 +34,17 @@ pub(crate) fn memory_that_moves(cluster: &Cluster) -> TestResult {
     let program = env!("CARGO_BIN_EXE_moving-memory");
     let ended = succeed(cluster.on_pool("16M", program).arg("12000"))?;
     ensure!(ended.text().starts_with("verified"), "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
+/// Pages come to addresses that an eviction under way has for others.
+pub(crate) fn memory_that_trades_places(cluster: &Cluster) -> TestResult {
+    let program = env!("CARGO_BIN_EXE_trading-places");
+    // Pages that a fork shares are taken in another way than those that nothing shares.
+    for how in ["alone", "shared"] {
+        let ended = succeed(cluster.on_pool("16M", program).args(["8000", how])).context(how)?;
+        ensure!(ended.text().starts_with("verified"), "it said {:?}", ended.text());
+    }
     Ok(Outcome::Passed)
 }
 

@@ -1,0 +1,163 @@
+//! Who may change the program's mappings, and when.
+//!
+//! The pager learns of a change from an event, which the kernel queues after the change was made: by
+//! then other threads may have changed more, and told of it. What the pager then believes of an
+//! address would be true of another page. So libc's calls take turns. Each returns only when the
+//! pager has read of what it did, and until then:
+//!
+//! | who | is alone | because |
+//! |---|---|---|
+//! | `mmap`, `brk`, `munmap` | no | where something has gone, only memory may come that the pager fills, and it fills none before it has read all events |
+//! | `mremap` | yes | it brings pages to where others were |
+//! | `mmap` of what is not paged (stacks) | yes | so does it |
+//! | a fork | yes | its child has mappings of before or after a change, and the pager must know which; and see [`crate::withhold`] |
+//! | the helper, while it drops pages by their addresses | yes | an address must mean the page that was copied |
+//!
+//! A signal handler may do one of these in the middle of another, and would wait for itself. So
+//! nobody waits for ever: who has waited for [`PATIENCE_MS`] goes on.
+
+use crate::sys;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+/// How long whoever is to be alone waits for the others. They are over in microseconds, while there
+/// is a pager that reads events.
+const PATIENCE_MS: u64 = 100;
+
+/// Threads that are changing mappings and need not be alone.
+#[unsafe(link_section = ".data")]
+static TOGETHER: AtomicU32 = AtomicU32::new(0);
+/// Who is alone: 0, or an [`Act`].
+#[unsafe(link_section = ".data")]
+static ALONE: AtomicU32 = AtomicU32::new(0);
+
+/// What is done alone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Act {
+    Fork = 1,
+    Other = 2,
+}
+
+/// Held while mappings are changed together with others.
+pub(crate) struct Together(());
+
+impl Together {
+    pub(crate) fn new() -> Together {
+        loop {
+            let held = Together::add();
+            let act = ALONE.load(SeqCst);
+            if act == 0 {
+                return held;
+            }
+            drop(held);
+            sys::wait_while(&ALONE, act, 1000);
+        }
+    }
+
+    /// For who must not wait, and is in the way of forks only: `None` while there is one.
+    pub(crate) fn unless_forking() -> Option<Together> {
+        let held = Together::add();
+        (ALONE.load(SeqCst) != Act::Fork as u32).then_some(held)
+    }
+
+    fn add() -> Together {
+        TOGETHER.fetch_add(1, SeqCst);
+        Together(())
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        if TOGETHER.fetch_sub(1, SeqCst) == 1 && ALONE.load(SeqCst) != 0 {
+            sys::wake_all(&TOGETHER);
+        }
+    }
+}
+
+/// Held while nobody else changes mappings.
+pub(crate) struct Alone(());
+
+impl Alone {
+    pub(crate) fn new(act: Act) -> Alone {
+        while let Err(other) = ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst) {
+            sys::wait_while(&ALONE, other, 1000);
+        }
+        let held = Alone(());
+        held.wait_for_others();
+        held
+    }
+
+    /// For who must not wait for somebody that is alone, and has to be alone for certain.
+    pub(crate) fn try_new(act: Act) -> Option<Alone> {
+        ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst).ok()?;
+        let held = Alone(());
+        held.wait_for_others().then_some(held)
+    }
+
+    /// False if they take too long.
+    fn wait_for_others(&self) -> bool {
+        let until = sys::now_ms() + PATIENCE_MS;
+        loop {
+            match TOGETHER.load(SeqCst) {
+                0 => return true,
+                _ if sys::now_ms() >= until => return false,
+                others => sys::wait_while(&TOGETHER, others, 1),
+            }
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        ALONE.store(0, SeqCst);
+        sys::wake_all(&ALONE);
+    }
+}
+
+/// A fork is over; its [`Alone`] was forgotten, because it ends in two processes.
+pub(crate) fn end_fork() {
+    drop(Alone(()));
+}
+
+/// In the child of a fork: there are no other threads.
+pub(crate) fn forget_others() {
+    TOGETHER.store(0, SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// One test, because there is one state for the whole process.
+    #[test]
+    fn who_is_alone_is_alone() {
+        let shared = Together::new();
+        let (another, waited) = (Together::new(), AtomicBool::new(false));
+        drop(another);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let alone = Alone::new(Act::Other);
+                assert!(waited.load(SeqCst));
+                drop(alone);
+            });
+            while ALONE.load(SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            assert!(Alone::try_new(Act::Other).is_none());
+            waited.store(true, SeqCst);
+            drop(shared);
+        });
+
+        let busy = Together::new();
+        assert!(Alone::try_new(Act::Other).is_none(), "somebody takes too long");
+        drop(busy);
+        let alone = Alone::try_new(Act::Other).expect("nobody is there");
+        assert!(Together::unless_forking().is_some());
+        drop(alone);
+        let fork = Alone::new(Act::Fork);
+        assert!(Together::unless_forking().is_none());
+        drop(fork);
+        assert_eq!((ALONE.load(SeqCst), TOGETHER.load(SeqCst)), (0, 0));
+    }
+}

@@ -442,11 +442,6 @@ impl Core {
         }
     }
 
-    /// Whether nothing more is to be served.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.over || self.failed.is_some()
-    }
-
     /// The helper of a page's program, if something may be evicted there.
     pub(crate) fn helper(&self, index: usize) -> Option<Helper> {
         let space = self.spaces.get(index)?.as_ref()?;

@@ -17,7 +17,7 @@
 //! the pager, so a kill at any point loses nothing.
 
 use crate::core::{BatchItem, Core, reserve};
-use crate::fault::{Content, SEGMENT_PAGES, examine};
+use crate::fault::{Content, examine};
 use crate::helper;
 use crate::shared::Shared;
 use crate::state::CHUNK_PAGES;
@@ -38,15 +38,16 @@ use std::time::{Duration, Instant};
 pub(crate) struct Evictor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) writer: Writer,
-    space: Arc<Space>,
+    /// Slots of the space that nobody names any more, and that may still be written to.
+    emptied: Vec<u32>,
     /// Of the last question to a helper.
     pub(crate) last_nonce: u64,
 }
 
 impl Evictor {
-    pub(crate) fn new(shared: Arc<Shared>, space: Arc<Space>) -> Result<Evictor, SpaceError> {
+    pub(crate) fn new(shared: Arc<Shared>, space: &Arc<Space>) -> Result<Evictor, SpaceError> {
         let writer = Writer::new(shared.clone(), space.lane()?);
-        Ok(Evictor { shared, writer, space, last_nonce: 0 })
+        Ok(Evictor { shared, writer, emptied: Vec::new(), last_nonce: 0 })
     }
 
     /// Staged pages that a predecessor had not seen acknowledged.
@@ -71,7 +72,7 @@ impl Evictor {
                 self.evict_batch();
             }
             self.make_way_for_forks();
-            self.discard_emptied();
+            self.let_emptied_leave();
             self.writer.collect(None);
         }
     }
@@ -238,38 +239,23 @@ impl Evictor {
         }
     }
 
-    /// Gives back what no entry names any more: pages to the donors' hosts, and whole extents.
-    fn discard_emptied(&mut self) {
-        let emptied = self.shared.lock().pages.take_emptied();
-        for slot in emptied {
-            // Everything is about to be given back at once, and a donor that is away would be waited
-            // for with each page.
-            if self.shared.lock().is_ending() {
-                return;
-            }
-            // A write that is still under way to the slot must not come after the discard.
-            let first = u64::from(slot) * CHUNK_PAGES;
-            while self.writer.is_writing(first..first + CHUNK_PAGES) {
-                self.writer.collect(Some(Duration::from_millis(10)));
-            }
-            self.writer.forget_superseded();
-            let segment = first / SEGMENT_PAGES;
-            let per_segment = (SEGMENT_PAGES / CHUNK_PAGES) as u32;
-            let of_segment = segment as u32 * per_segment..(segment as u32 + 1) * per_segment;
-            let all_free = {
-                let mut core = self.shared.lock();
-                core.pages.discarded(slot);
-                core.pages.are_free(of_segment)
-            };
-            let result = if all_free {
-                self.space.free_segment(segment)
-            } else {
-                self.space.discard(first, CHUNK_PAGES)
-            };
-            if let Err(error) = result {
-                tracing::warn!(%error, segment, "pages could not be given back");
-            }
+    /// What no entry names any more can be given back, once no write to it is under way that would
+    /// come after.
+    fn let_emptied_leave(&mut self) {
+        self.emptied.append(&mut self.shared.lock().pages.take_emptied());
+        if self.emptied.is_empty() {
+            return;
         }
+        self.writer.forget_superseded();
+        let writer = &self.writer;
+        let is_quiet = |slot: &mut u32| {
+            let first = u64::from(*slot) * CHUNK_PAGES;
+            !writer.is_writing(first..first + CHUNK_PAGES)
+        };
+        let quiet: Vec<u32> = self.emptied.extract_if(.., is_quiet).collect();
+        let mut core = self.shared.lock();
+        quiet.into_iter().for_each(|slot| core.pages.may_leave(slot));
+        self.shared.give_back.notify_one();
     }
 }
 

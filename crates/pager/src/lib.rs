@@ -9,7 +9,7 @@
 //! | [`worker`] | the pager process: its threads, its beginning and end |
 //! | [`serve`], [`source`] | the fault loop: kernel messages and arriving pages |
 //! | [`fault`], [`event`] | what is done about each of them |
-//! | [`evict`], [`take`], [`write_out`], [`staging`] | making room |
+//! | [`evict`], [`take`], [`write_out`], [`staging`], [`give_back`] | making room; giving it back |
 //! | [`core`], [`shared`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
 //! | [`guest`] | guest RAM of virtual machines |
@@ -29,6 +29,7 @@ mod event;
 mod evict;
 mod fault;
 mod fork;
+mod give_back;
 mod guard;
 mod guest;
 mod helper;

@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub(crate) struct Shared {
     core: Mutex<Core>,
     pub(crate) evict: Condvar,
+    /// There is something to tell donors of.
+    pub(crate) give_back: Condvar,
     /// [`Core::taking`] is over.
     pub(crate) taken: Condvar,
     pub(crate) bell: OwnedFd,
@@ -25,6 +27,7 @@ impl Shared {
         Ok(Shared {
             core: Mutex::new(core),
             evict: Condvar::new(),
+            give_back: Condvar::new(),
             taken: Condvar::new(),
             bell,
             detaching,

@@ -5,11 +5,36 @@
 //! at the donor, and one request fetches them. After a fork a page may be taken already by the
 //! other process's copy; the chunk then gets a further slot.
 
+use crate::fault::SEGMENT_PAGES;
 use crate::state::record::{MAX_REFS, Record};
 use crate::state::{CHUNK_PAGES, SPACE_PAGES, State};
 use crate::tables::Key;
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// Slots of a segment.
+const SLOTS_IN_SEGMENT: u32 = (SEGMENT_PAGES / CHUNK_PAGES) as u32;
+
+/// Slots that no entry names any more: one, or all of a segment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct GiveBack {
+    slots: Range<u32>,
+}
+
+impl GiveBack {
+    pub(crate) fn pages(&self) -> Range<u64> {
+        u64::from(self.slots.start) * CHUNK_PAGES..u64::from(self.slots.end) * CHUNK_PAGES
+    }
+
+    pub(crate) fn segment(&self) -> u64 {
+        u64::from(self.slots.start / SLOTS_IN_SEGMENT)
+    }
+
+    pub(crate) fn is_whole_segment(&self) -> bool {
+        self.slots.len() == SLOTS_IN_SEGMENT as usize
+    }
+}
 
 /// The allocator of space pages.
 pub(crate) struct SpacePages {
@@ -18,8 +43,12 @@ pub(crate) struct SpacePages {
     /// Slots below `live.len()` with nothing in them; the lowest is taken first, so that segments
     /// fill up.
     free: BTreeSet<u32>,
-    /// Emptied slots, whose contents the donors are still to discard.
+    /// Emptied slots, as long as writes to them may be under way.
     emptied: Vec<u32>,
+    /// Emptied slots whose contents the donors can be told to discard.
+    leaving: BTreeSet<u32>,
+    /// Emptied slots that a donor could not be told of; tried again now and then.
+    kept_back: BTreeSet<u32>,
     /// The slot in which a chunk's next page goes, and the other way round for each slot.
     slot_of_chunk: HashMap<u64, u32>,
     chunk_of_slot: Vec<u64>,
@@ -33,6 +62,8 @@ impl SpacePages {
             live: Vec::new(),
             free: BTreeSet::new(),
             emptied: Vec::new(),
+            leaving: BTreeSet::new(),
+            kept_back: BTreeSet::new(),
             slot_of_chunk: HashMap::new(),
             chunk_of_slot: Vec::new(),
             in_use: 0,
@@ -118,20 +149,50 @@ impl SpacePages {
         }
     }
 
-    /// Slots that became empty since last asked: their pages may be discarded. They are given out
-    /// again after [`SpacePages::discarded`], so that no discard meets new contents.
+    /// Slots that became empty since last asked.
     pub(crate) fn take_emptied(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.emptied)
     }
 
-    /// The donors hold nothing of the slot any more.
-    pub(crate) fn discarded(&mut self, slot: u32) {
-        self.free.insert(slot);
+    /// No write to the emptied slot is under way any more.
+    pub(crate) fn may_leave(&mut self, slot: u32) {
+        self.leaving.insert(slot);
     }
 
-    /// Whether every slot in the range is free: their segment can go back to its donor.
-    pub(crate) fn are_free(&self, mut slots: std::ops::Range<u32>) -> bool {
-        slots.all(|slot| slot as usize >= self.live.len() || self.free.contains(&slot))
+    /// What the donors are to be told of next. Nothing of it is given out before
+    /// [`SpacePages::gave_back`], so that no discard meets new contents.
+    pub(crate) fn next_to_give_back(&mut self) -> Option<GiveBack> {
+        let slot = self.leaving.pop_first()?;
+        let segment = slot / SLOTS_IN_SEGMENT;
+        let all = segment * SLOTS_IN_SEGMENT..(segment + 1) * SLOTS_IN_SEGMENT;
+        let is_empty = |other: u32| {
+            let sets = [&self.free, &self.leaving, &self.kept_back];
+            other == slot
+                || other as usize >= self.live.len()
+                || sets.iter().any(|set| set.contains(&other))
+        };
+        if !all.clone().all(is_empty) {
+            return Some(GiveBack { slots: slot..slot + 1 });
+        }
+        while self.live.len() < all.end as usize {
+            self.live.push(0);
+            self.chunk_of_slot.push(0);
+        }
+        for set in [&mut self.free, &mut self.leaving, &mut self.kept_back] {
+            set.retain(|other| !all.contains(other));
+        }
+        Some(GiveBack { slots: all })
+    }
+
+    /// The donor holds nothing of it any more; or, if it is not `done`, could not be told so.
+    pub(crate) fn gave_back(&mut self, what: &GiveBack, done: bool) {
+        let set = if done { &mut self.free } else { &mut self.kept_back };
+        set.extend(what.slots.clone());
+    }
+
+    /// What donors could not be told of is to be tried again.
+    pub(crate) fn try_again(&mut self) {
+        self.leaving.append(&mut self.kept_back);
     }
 
     /// For a successor: counts a page that an entry names, and remembers its slot for the chunk.
@@ -153,5 +214,88 @@ impl SpacePages {
             }
         }
         self.set_record(state, page, record.with_refs(record.refs() + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::BorrowedFd;
+
+    fn state() -> State {
+        let fd = State::create().unwrap();
+        // SAFETY: just created, never closed.
+        State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap().0
+    }
+
+    fn page_of_chunk(chunk: u64) -> Key {
+        Key::new(0, chunk * CHUNK_PAGES)
+    }
+
+    /// Gives pages out to that many chunks, one each.
+    fn fill(pages: &mut SpacePages, state: &State, chunks: Range<u64>) -> Vec<u64> {
+        chunks.map(|chunk| pages.allocate(state, page_of_chunk(chunk))).collect()
+    }
+
+    fn empty(pages: &mut SpacePages, state: &State, freed: &[u64]) {
+        for &page in freed {
+            pages.release(state, page).unwrap();
+        }
+        pages.take_emptied().into_iter().for_each(|slot| pages.may_leave(slot));
+    }
+
+    #[test]
+    fn a_slot_is_given_out_again_when_its_donor_has_been_told_and_not_before() {
+        let state = state();
+        let mut pages = SpacePages::new();
+        let used = fill(&mut pages, &state, 0..3);
+        pages.release(&state, used[1]).unwrap();
+        assert_eq!(pages.next_to_give_back(), None, "writes may be under way");
+        pages.take_emptied().into_iter().for_each(|slot| pages.may_leave(slot));
+
+        let what = pages.next_to_give_back().unwrap();
+        assert_eq!((what.pages(), what.is_whole_segment()), (512..1024, false));
+        assert_eq!(pages.next_to_give_back(), None);
+        assert_eq!(fill(&mut pages, &state, 7..8), [3 * CHUNK_PAGES], "it is being given back");
+        pages.gave_back(&what, false);
+        assert_eq!(fill(&mut pages, &state, 8..9), [4 * CHUNK_PAGES], "its donor is away");
+        assert_eq!(pages.next_to_give_back(), None, "now and then is enough");
+        pages.try_again();
+        assert_eq!(pages.next_to_give_back().as_ref(), Some(&what));
+        pages.gave_back(&what, true);
+        assert_eq!(fill(&mut pages, &state, 9..10), [CHUNK_PAGES]);
+    }
+
+    #[test]
+    fn a_segment_goes_when_nothing_of_it_is_in_use() {
+        let state = state();
+        let mut pages = SpacePages::new();
+        let used = fill(&mut pages, &state, 0..8);
+        empty(&mut pages, &state, &used[..7]);
+        let first = pages.next_to_give_back().unwrap();
+        assert!(!first.is_whole_segment());
+        pages.gave_back(&first, false);
+        let second = pages.next_to_give_back().unwrap();
+        pages.gave_back(&second, true);
+        empty(&mut pages, &state, &used[7..]);
+        let whole = pages.next_to_give_back().unwrap();
+        assert_eq!((whole.segment(), whole.pages()), (0, 0..SEGMENT_PAGES));
+        assert!(whole.is_whole_segment());
+        assert_eq!(pages.next_to_give_back(), None);
+        // Nothing may be put there meanwhile.
+        assert_eq!(fill(&mut pages, &state, 20..21), [SEGMENT_PAGES]);
+        pages.gave_back(&whole, true);
+        assert_eq!(fill(&mut pages, &state, 21..22), [0]);
+    }
+
+    #[test]
+    fn a_segment_that_was_never_full_goes_as_a_whole_too() {
+        let state = state();
+        let mut pages = SpacePages::new();
+        let used = fill(&mut pages, &state, 0..2);
+        empty(&mut pages, &state, &used);
+        let whole = pages.next_to_give_back().unwrap();
+        assert_eq!(whole.pages(), 0..SEGMENT_PAGES);
+        assert_eq!(fill(&mut pages, &state, 5..6), [SEGMENT_PAGES], "the rest of it is spoken for");
     }
 }

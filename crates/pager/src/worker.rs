@@ -5,6 +5,7 @@ use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
 use crate::evict::Evictor;
 use crate::fork;
+use crate::give_back;
 use crate::guard::Guard;
 use crate::guest;
 use crate::housekeeping;
@@ -85,7 +86,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         server.expect_firecracker(listener, guest::image::image_bytes(image)?);
     }
     let image = image.filter(|_| !shared.lock().state.is(Flag::ImageLoaded));
-    let mut evictor = Evictor::new(shared.clone(), space.clone())?;
+    let mut evictor = Evictor::new(shared.clone(), &space)?;
     if is_successor {
         server.finish_journal();
         server.settle_helpers();
@@ -105,6 +106,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
 
     end_on_sigterm();
     let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
+    let (giver, its_space) = (shared.clone(), space.clone());
+    let giving_back = spawn("give-back", move || give_back::run(&giver, &its_space));
     // SAFETY: nobody else uses the number.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
@@ -118,9 +121,12 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     })?;
     shared.lock().over = true;
     shared.evict.notify_one();
-    // It may be giving pages back, which must not meet the release of all of them.
-    if evicting.join().is_err() {
-        unreachable!("a thread that panics ends the process");
+    shared.give_back.notify_one();
+    // Neither a write nor a discard must meet the release of all pages.
+    for thread in [evicting, giving_back] {
+        if thread.join().is_err() {
+            unreachable!("a thread that panics ends the process");
+        }
     }
     let stats = shared.lock().snapshot();
     let released = space.release();

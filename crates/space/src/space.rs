@@ -179,6 +179,14 @@ impl Space {
         Ok(())
     }
 
+    /// Whether the donor that holds a segment, if one does, answered when it was last asked.
+    pub fn is_reachable(&self, segment: u64) -> bool {
+        match self.whereabouts(segment) {
+            Whereabouts::Held(place) => self.map().donor(place.donor).reachable,
+            Whereabouts::Nowhere | Whereabouts::Lost(_) => true,
+        }
+    }
+
     /// Tells every donor that the space is alive, looks for new donors, and gives back extents that
     /// a donor set aside while it could not be heard. To be called every
     /// [`Space::renew_interval`] by a thread that may wait.

@@ -1,0 +1,106 @@
+//! Tells donors of what nobody names any more: pages, and whole segments.
+//!
+//! In a thread of its own, because a donor that is away is waited for. What it could not be told of is
+//! kept, unused, and tried again; so new pages do not go to where they could not be written.
+
+use crate::shared::Shared;
+use crate::space_pages::GiveBack;
+use hecaton_space::{Space, SpaceError};
+use std::time::{Duration, Instant};
+
+/// How often donors are told again of what they could not be told of.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Runs until the consumer has ended.
+pub(crate) fn run(shared: &Shared, space: &Space) {
+    each(shared, |what| {
+        let given = give(space, what);
+        if let Err(error) = &given {
+            tracing::warn!(%error, segment = what.segment(), "pages could not be given back yet");
+        }
+        given.is_ok_and(|given| given)
+    });
+}
+
+/// Has everything given back by `give`, which may take long, and is asked again if it is in vain.
+fn each(shared: &Shared, mut give: impl FnMut(&GiveBack) -> bool) {
+    let mut tried_again = Instant::now();
+    loop {
+        let mut core = shared.lock();
+        // Everything is given back at once when the consumer has ended.
+        if core.over {
+            return;
+        }
+        if tried_again.elapsed() >= AGAIN {
+            tried_again = Instant::now();
+            core.pages.try_again();
+        }
+        let next = if core.failed.is_some() { None } else { core.pages.next_to_give_back() };
+        let Some(what) = next else {
+            drop(shared.give_back.wait_timeout(core, AGAIN).expect("never poisoned"));
+            continue;
+        };
+        drop(core);
+        let given = give(&what);
+        shared.lock().pages.gave_back(&what, given);
+    }
+}
+
+/// False if the donor is known to be away: it is heard of when the lease is renewed.
+fn give(space: &Space, what: &GiveBack) -> Result<bool, SpaceError> {
+    if !space.is_reachable(what.segment()) {
+        return Ok(false);
+    }
+    if what.is_whole_segment() {
+        space.free_segment(what.segment())?;
+    } else {
+        let pages = what.pages();
+        space.discard(pages.start, pages.end - pages.start)?;
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inherit::tests::{PARENT, pager};
+    use crate::state::CHUNK_PAGES;
+    use crate::tables::Key;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_donor_that_is_waited_for_holds_nobody_up() {
+        let shared = Shared::new(pager()).unwrap();
+        let allocate = |chunk: u64| {
+            let mut guard = shared.lock();
+            let core = &mut *guard;
+            core.pages.allocate(&core.state, Key::new(PARENT, chunk * CHUNK_PAGES))
+        };
+        let (first, second) = (allocate(1), allocate(2));
+        let mut guard = shared.lock();
+        let core = &mut *guard;
+        core.pages.release(&core.state, first).unwrap();
+        core.pages.take_emptied().into_iter().for_each(|slot| core.pages.may_leave(slot));
+        drop(guard);
+
+        let ((began, begins), (answer, answers)) = (channel(), channel());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                each(&shared, move |what| {
+                    began.send(what.pages()).unwrap();
+                    answers.recv().unwrap()
+                });
+            });
+            let what = begins.recv().unwrap();
+            assert_eq!(what, first..first + CHUNK_PAGES);
+            // Others go on meanwhile, elsewhere.
+            assert_eq!(allocate(3), second + CHUNK_PAGES);
+            answer.send(false).unwrap();
+            assert_eq!(begins.recv().unwrap(), what, "it is tried again");
+            answer.send(true).unwrap();
+            shared.lock().over = true;
+            shared.give_back.notify_all();
+        });
+        assert_eq!(allocate(4), first);
+    }
+}

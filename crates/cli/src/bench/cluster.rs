@@ -4,6 +4,7 @@ use super::process::{Guarded, eventually};
 use crate::{dev::Ready, lending::MIN_LEND_BYTES};
 use anyhow::Context as _;
 use hecaton_manager::ClusterStatus;
+use hecaton_node::{NodePaths, client::NodeClient};
 use hecaton_space::DonorAddress;
 use std::{
     env,
@@ -22,7 +23,13 @@ const DONORS: u32 = 3;
 pub(super) struct Cluster {
     hecaton: PathBuf,
     manager: String,
-    _embedded: Option<Guarded>,
+    embedded: Option<Embedded>,
+}
+
+/// A cluster that ends with the bench.
+struct Embedded {
+    _process: Guarded,
+    dir: PathBuf,
 }
 
 impl Cluster {
@@ -35,16 +42,21 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let hecaton = this_program()?;
         if let Some(url) = manager.map(str::to_owned).or_else(|| env::var(MANAGER_VARIABLE).ok()) {
-            let cluster = Self { hecaton, manager: url, _embedded: None };
+            let cluster = Self { hecaton, manager: url, embedded: None };
             cluster.status()?;
             return Ok(cluster);
         }
+        Self::start(DONORS, bytes, &dir.join("cluster"))
+    }
 
+    /// A cluster of its own with so many donors, which lend at least `bytes` between them.
+    pub(super) fn start(donors: u32, bytes: u64, dir: &Path) -> anyhow::Result<Self> {
+        let hecaton = this_program()?;
         let mut embedded = Guarded::spawn(
             Command::new(&hecaton)
-                .args(["dev", "--json", "--follow-stdin", "--donors", &DONORS.to_string()])
-                .args(["--lend", &share(bytes).to_string(), "--dir"])
-                .arg(dir.join("cluster"))
+                .args(["dev", "--json", "--follow-stdin", "--donors", &donors.to_string()])
+                .args(["--lend", &share(bytes, donors).to_string(), "--dir"])
+                .arg(dir)
                 // Closed when this process ends, however it ends.
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
@@ -53,13 +65,35 @@ impl Cluster {
         // Without that line it has told the reason itself.
         let ready = ready.context("the embedded cluster does not come up")?;
         let Ready { manager, .. } = serde_json::from_str(&ready)?;
-        let cluster = Self { hecaton, manager, _embedded: Some(embedded) };
+        let embedded = Embedded { _process: embedded, dir: dir.to_owned() };
+        let cluster = Self { hecaton, manager, embedded: Some(embedded) };
         eventually(Duration::from_secs(30), || {
             let serving = cluster.donors()?.len();
-            anyhow::ensure!(serving == DONORS as usize, "only {serving} of {DONORS} donors serve");
+            anyhow::ensure!(serving == donors as usize, "only {serving} of {donors} donors serve");
             Ok(())
         })?;
         Ok(cluster)
+    }
+
+    /// The node of a cluster that was started here.
+    pub(super) fn node(&self) -> anyhow::Result<NodeClient> {
+        let embedded = self.embedded.as_ref().context("the cluster was not started here")?;
+        let socket = NodePaths::new(&embedded.dir).control_socket();
+        NodeClient::connect(&socket).context("the embedded cluster's node does not answer")
+    }
+
+    /// `hecaton vm run` on a cluster that was started here, ready for QEMU and its arguments.
+    pub(super) fn run_machine(
+        &self,
+        name: &str,
+        memory: u64,
+        local: u64,
+    ) -> anyhow::Result<Command> {
+        let embedded = self.embedded.as_ref().context("the cluster was not started here")?;
+        let mut command = self.command("vm");
+        command.args(["run", "--name", name, "--memory", &memory.to_string()]);
+        command.arg("--local").arg(whole_pages(local)).arg("--dir").arg(&embedded.dir).arg("--");
+        Ok(command)
     }
 
     fn status(&self) -> anyhow::Result<ClusterStatus> {
@@ -108,8 +142,8 @@ impl Cluster {
 }
 
 /// What each donor lends, in bytes: whole mebibytes.
-fn share(bytes: u64) -> u64 {
-    bytes.div_ceil(u64::from(DONORS)).next_multiple_of(1 << 20).max(MIN_LEND_BYTES)
+fn share(bytes: u64, donors: u32) -> u64 {
+    bytes.div_ceil(u64::from(donors)).next_multiple_of(1 << 20).max(MIN_LEND_BYTES)
 }
 
 /// A size in bytes, without a unit, rounded up to pages.

@@ -130,6 +130,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Faults of a program on a cluster while nothing is evicted, with round trips in between.
+pub(super) fn quiet(
+    cluster: &Cluster,
+    wire: SocketAddr,
+    pages: u64,
+    samples: u64,
+) -> anyhow::Result<Report> {
+    Run { cluster, wire, pages, samples }.quiet()
+}
+
 struct Run<'a> {
     cluster: &'a Cluster,
     wire: SocketAddr,

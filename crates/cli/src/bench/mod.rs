@@ -13,9 +13,11 @@ mod limited;
 mod pool;
 mod process;
 mod program;
+mod redis_client;
 mod region;
 mod stats;
 mod stream;
+mod vm;
 mod wire;
 
 use anyhow::Context as _;
@@ -30,6 +32,8 @@ pub(crate) enum Bench {
     Stream(stream::Args),
     /// Slowdown of real programs with less local memory, beside disk swap, zram and nbdkit.
     App(app::Args),
+    /// Virtual machines beside plain memory and disk swap: copying, a database, faults, fair shares.
+    Vm(vm::Args),
     /// The pool through the page protocol alone: data stored on the donors, read back, verified.
     /// Needs no userfaultfd.
     Pool(pool::Args),
@@ -98,6 +102,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Fault(args) => fault::run(&args),
         Bench::Stream(args) => stream::run(&args),
         Bench::App(args) => app::run(&args),
+        Bench::Vm(args) => vm::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Limited(args) => limited::run(&args),
         Bench::Program(_) => unreachable!("returned above"),

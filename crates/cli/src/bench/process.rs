@@ -15,7 +15,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read},
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
-    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -55,6 +55,30 @@ impl Lines {
             }
         }
     }
+
+    /// The next line, which must come before the deadline.
+    pub(super) fn next_before(&self, deadline: Instant) -> anyhow::Result<NextLine> {
+        loop {
+            match self.0.recv_timeout(TICK) {
+                Ok(line) => return Ok(NextLine::Line(line)),
+                Err(mpsc::RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
+                    return Ok(NextLine::Late);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => interrupt::check()?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(NextLine::End),
+            }
+        }
+    }
+}
+
+/// What came of waiting for a line.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NextLine {
+    Line(String),
+    /// The child has closed its output.
+    End,
+    /// The deadline has passed.
+    Late,
 }
 
 /// A child that is ended and reaped when it goes out of scope.
@@ -77,6 +101,11 @@ impl Guarded {
 
     pub(super) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Where the child reads from.
+    pub(super) fn input(&mut self) -> anyhow::Result<ChildStdin> {
+        self.child.stdin.take().context("the input is no pipe")
     }
 
     /// What the child writes, as bytes.

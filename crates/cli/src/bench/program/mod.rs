@@ -4,6 +4,7 @@
 //! they live in this executable is so that an installed `hecaton` can measure without further files.
 //! A program reports as one line of JSON on its standard output.
 
+pub(super) mod guest;
 pub(super) mod quicksort;
 pub(super) mod sweep;
 pub(super) mod touch;
@@ -19,6 +20,8 @@ pub(crate) enum Program {
     Sweep(sweep::Args),
     /// Fills an array of integers at random and sorts it.
     Quicksort(quicksort::Args),
+    /// Does within a guest what `bench vm` asks for.
+    Guest(guest::Args),
 }
 
 pub(super) fn run(program: Program) -> anyhow::Result<()> {
@@ -26,6 +29,7 @@ pub(super) fn run(program: Program) -> anyhow::Result<()> {
         Program::Touch(args) => report(&touch::run(&args)?),
         Program::Sweep(args) => report(&sweep::run(&args)?),
         Program::Quicksort(args) => report(&quicksort::run(&args)?),
+        Program::Guest(guest::Args {}) => guest::run(),
     }
 }
 

@@ -1,0 +1,275 @@
+//! Figure 7 of the Hecatonchire paper: mbw in a guest whose memory is all local, which is
+//! overprovisioned and swaps to a disk, and which has a third of its memory at donors.
+//!
+//! Two sizes. One fits into what is local: once it is warm, nothing should be moved. The other is
+//! larger than what is local, so that each copy moves what does not fit: the paper's sizes are
+//! like that.
+
+use super::{
+    Bench,
+    machine::{Machine, Memory},
+    usage::{Totals, Usage, own_bytes},
+};
+use crate::bench::{
+    app::{Kind, Setup},
+    interrupt,
+    program::guest::{Answer, Request},
+    stats::Spread,
+};
+use crate::table::Table;
+use anyhow::Context as _;
+use serde::Serialize;
+use std::time::Duration;
+
+/// Copies in one run of mbw; the first is not counted, since it finds pages that were given up since.
+const COPIES: usize = 6;
+
+/// Local memory of the overprovisioned guest and of the one with a pool: two thirds.
+const fn local_bytes(memory: u64) -> u64 {
+    (memory / 3 * 2) >> 20 << 20
+}
+
+/// What figure 7 is here.
+#[derive(Serialize)]
+pub(super) struct Copying {
+    memory_bytes: u64,
+    local_bytes: u64,
+    /// Memory that the hypervisor takes for itself, which the overprovisioned guest's limit has on top.
+    hypervisor_bytes: u64,
+    sizes: Vec<Size>,
+    /// Why there is no overprovisioned guest.
+    skipped: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Size {
+    /// `fits` or `beyond`, to what is local.
+    size: &'static str,
+    /// Both arrays.
+    bytes: u64,
+    local: Speed,
+    overprovisioned: Option<Speed>,
+    remote: Speed,
+    /// Time for a copy against that with all memory local, medians.
+    overprovisioned_ratio: Option<f64>,
+    remote_ratio: f64,
+    /// What the guest with remote memory moved meanwhile.
+    moved: Usage,
+    /// Why there is nothing of the overprovisioned guest.
+    failure: Option<String>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+struct Speed {
+    mib_per_s: Spread,
+    /// Standard deviation to mean.
+    variation: f64,
+    copies: usize,
+}
+
+impl Speed {
+    fn of(speeds: &[f64]) -> Option<Self> {
+        let mean = speeds.iter().sum::<f64>() / speeds.len() as f64;
+        let squares = speeds.iter().map(|speed| (speed - mean).powi(2)).sum::<f64>();
+        let variation = (squares / speeds.len() as f64).sqrt() / mean;
+        Some(Self { mib_per_s: Spread::of(speeds)?, variation, copies: speeds.len() })
+    }
+}
+
+pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Copying> {
+    let memory = bench.memory;
+    let local = local_bytes(memory);
+    bench.say("copying: guests come up, with all memory local and with a third of it remote");
+    let mut plain = bench.start("plain", memory, Memory::Plain)?;
+    let pool = Memory::Pool { cluster: bench.two_donors, local };
+    let mut remote = bench.start("remote", memory, pool)?;
+    plain.wait_up()?;
+    remote.wait_up()?;
+    let available = plain.available_bytes()?;
+    // What fits leaves room for the guest's kernel and programs; what does not leaves them some.
+    let sizes = [("fits", local / 8 * 5), ("beyond", available / 10 * 9)];
+    for (_, bytes) in sizes {
+        copy(&mut plain, bytes, bench.limit)?;
+    }
+    let hypervisor = own_bytes(plain.own_process())?;
+    let (mut swapping, skipped) = match overprovisioned(bench, memory, local + hypervisor) {
+        Ok(machine) => (Some(machine), None),
+        Err(error) => {
+            interrupt::check()?;
+            (None, Some(format!("{error:#}")))
+        }
+    };
+
+    let mut measured = Vec::new();
+    for (size, bytes) in sizes {
+        bench.say(&format!(
+            "copying: {} MiB, {} with {} MiB local",
+            bytes >> 20,
+            if size == "fits" { "which fit" } else { "which do not fit" },
+            local >> 20
+        ));
+        let mut speeds: [Vec<f64>; 3] = Default::default();
+        let mut failure = None;
+        // Unmeasured, until what is used is where it is used.
+        for _ in 0..2 {
+            copy(&mut remote, bytes, bench.limit)?;
+        }
+        if let Some(machine) = &mut swapping {
+            failure = fails(copy(machine, bytes, bench.limit))?.err();
+        }
+        let mut moved = Usage::default();
+        for round in 0..bench.rounds {
+            for turn in 0..3 {
+                let which = (turn + round) % 3;
+                let copied = match which {
+                    0 => copy(&mut plain, bytes, bench.limit)?,
+                    1 => {
+                        let before = Totals::now(bench.two_donors, &remote.name)?;
+                        let copied = copy(&mut remote, bytes, bench.limit)?;
+                        let used = Totals::now(bench.two_donors, &remote.name)?.since(&before);
+                        moved = moved + used;
+                        copied
+                    }
+                    _ => match &mut swapping {
+                        Some(machine) if failure.is_none() => {
+                            match fails(copy(machine, bytes, bench.limit))? {
+                                Ok(copied) => copied,
+                                Err(reason) => {
+                                    failure = Some(reason);
+                                    continue;
+                                }
+                            }
+                        }
+                        _ => continue,
+                    },
+                };
+                speeds[which].extend(copied);
+            }
+        }
+        if failure.is_some() {
+            // It may still be busy with what it was not done with.
+            swapping = None;
+            speeds[2].clear();
+        }
+        let [local, remote, overprovisioned] = speeds.map(|speeds| Speed::of(&speeds));
+        let (local, remote) = (local.context("no copy")?, remote.context("no copy")?);
+        let ratio = |other: Speed| local.mib_per_s.median / other.mib_per_s.median;
+        measured.push(Size {
+            size,
+            bytes,
+            overprovisioned_ratio: overprovisioned.map(ratio),
+            remote_ratio: ratio(remote),
+            local,
+            overprovisioned,
+            remote,
+            moved,
+            failure,
+        });
+    }
+    Ok(Copying {
+        memory_bytes: memory,
+        local_bytes: local,
+        hypervisor_bytes: hypervisor,
+        sizes: measured,
+        skipped,
+    })
+}
+
+fn overprovisioned<'a>(bench: &Bench<'a>, memory: u64, limit: u64) -> anyhow::Result<Machine<'a>> {
+    let setup = Setup::limited(Kind::Disk, limit, memory * 2, bench.dir)?;
+    let mut machine = bench.start("swapping", memory, Memory::Limited(Box::new(setup)))?;
+    machine.wait_up()?;
+    Ok(machine)
+}
+
+/// A failure is part of the result, unless it is that the bench was stopped.
+fn fails<T>(result: anyhow::Result<T>) -> anyhow::Result<Result<T, String>> {
+    if result.is_err() {
+        interrupt::check()?;
+    }
+    Ok(result.map_err(|error| format!("{error:#}")))
+}
+
+/// The speed of each copy in MiB/s, but of the first.
+fn copy(machine: &mut Machine<'_>, bytes: u64, limit: Duration) -> anyhow::Result<Vec<f64>> {
+    let array = (bytes >> 21).max(1);
+    let script = format!("mbw -q -t 0 -n {COPIES} {array}");
+    let answer = machine.try_ask(&Request::Shell(script), limit)?;
+    match answer {
+        Some(Answer::Said(text)) => {
+            let speeds = speeds(&text);
+            anyhow::ensure!(speeds.len() == COPIES, "mbw says {text:?}");
+            Ok(speeds[1..].to_vec())
+        }
+        Some(other) => anyhow::bail!("the guest `{}` answers {other:?}", machine.name),
+        None => anyhow::bail!(
+            "{COPIES} copies of {array} MiB take the guest `{}` more than {} s",
+            machine.name,
+            limit.as_secs()
+        ),
+    }
+}
+
+/// `0  Method: MEMCPY  Elapsed: 0.10  MiB: 100.0  Copy: 1000.0 MiB/s`, and the average at the end.
+fn speeds(text: &str) -> Vec<f64> {
+    let lines = text.lines().filter(|line| !line.starts_with("AVG"));
+    let speed = |line: &str| {
+        let (_, rest) = line.split_once("Copy:")?;
+        rest.split_whitespace().next()?.parse().ok()
+    };
+    lines.filter_map(speed).collect()
+}
+
+pub(super) fn show(copying: &Copying) {
+    println!(
+        "mbw in a guest of {} MiB, {} MiB of it local where not all is",
+        copying.memory_bytes >> 20,
+        copying.local_bytes >> 20
+    );
+    for size in &copying.sizes {
+        let relation = if size.size == "fits" { "fits into" } else { "is more than" };
+        println!("\n{} MiB, which {relation} what is local", size.bytes >> 20);
+        let heading = ["MiB/s", "median", "least", "most", "variation", "times as long"];
+        let mut table = Table::figures(heading);
+        let mut row = |name: &str, speed: &Speed, ratio: f64| {
+            let Spread { median, min, max } = speed.mib_per_s;
+            let [median, min, max] = [median, min, max].map(|value| format!("{value:.0}"));
+            let variation = format!("{:.1} %", speed.variation * 100.0);
+            table.row([name.to_owned(), median, min, max, variation, format!("{ratio:.2} ×")]);
+        };
+        row("all memory local", &size.local, 1.0);
+        row("a third remote", &size.remote, size.remote_ratio);
+        if let (Some(speed), Some(ratio)) = (&size.overprovisioned, size.overprovisioned_ratio) {
+            row("overprovisioned, disk swap", speed, ratio);
+        }
+        print!("{table}");
+        if let Some(failure) = &size.failure {
+            println!("  overprovisioned: {failure}");
+        }
+        println!("  {}", size.moved);
+    }
+    if let Some(reason) = &copying.skipped {
+        println!("  overprovisioned: skipped: {reason}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_mbw_are_understood() {
+        let said = "0\tMethod: MEMCPY\tElapsed: 0.02\tMiB: 64.00000\tCopy: 2650.213 MiB/s\n\
+                    1\tMethod: MEMCPY\tElapsed: 0.02\tMiB: 64.00000\tCopy: 2641.000 MiB/s\n\
+                    AVG\tMethod: MEMCPY\tElapsed: 0.02\tMiB: 64.00000\tCopy: 2645.6 MiB/s\n";
+        assert_eq!(speeds(said), [2650.213, 2641.0]);
+    }
+
+    #[test]
+    fn variation_is_the_deviation_to_the_mean() {
+        let speed = Speed::of(&[90.0, 110.0]).unwrap();
+        assert!((speed.variation - 0.1).abs() < 1e-9);
+        assert!(Speed::of(&[5.0, 5.0, 5.0]).unwrap().variation.abs() < 1e-9);
+        assert!(Speed::of(&[]).is_none());
+    }
+}

@@ -1,0 +1,129 @@
+//! What guests are made of: a kernel, an archive of programs, and QEMU, as `scripts/guest.sh` builds
+//! them.
+
+use super::overlay;
+use crate::bench::process::{require, tool};
+use anyhow::{Context as _, ensure};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+/// Processors of each guest.
+pub(super) const PROCESSORS: u32 = 2;
+
+/// The parts, found and ready.
+pub(super) struct Kit {
+    kernel: PathBuf,
+    initramfs: PathBuf,
+    qemu: PathBuf,
+    /// Arguments that this QEMU needs.
+    own: Vec<OsString>,
+    /// What QEMU says that it is.
+    pub(super) version: String,
+}
+
+impl Kit {
+    /// In `dir`, else where `scripts/guest.sh` leaves it beside a build; the archive for the guests goes
+    /// to `scratch`.
+    pub(super) fn find(dir: Option<&Path>, scratch: &Path) -> anyhow::Result<Self> {
+        ensure!(cfg!(target_arch = "x86_64"), "the guest is one for x86-64, and this host is not");
+        let dir = match dir {
+            Some(dir) => dir.to_owned(),
+            None => beside_the_build()?,
+        };
+        let dir = std::path::absolute(dir)?;
+        let kernel = dir.join("vmlinuz");
+        for part in [&kernel, &dir.join("initramfs")] {
+            ensure!(
+                part.is_file(),
+                "there is no guest in {}: {} is missing. Build one with `scripts/guest.sh qemu` of \
+                 Hecaton's sources (it prints its directory) and name that with --guest",
+                dir.display(),
+                part.display()
+            );
+        }
+        let initramfs = scratch.join("initramfs");
+        overlay::write(&dir.join("initramfs"), &initramfs)?;
+        let unpacked = dir.join("qemu-10/usr");
+        let (qemu, own) = if unpacked.is_dir() {
+            let firmware = ["share/qemu", "share/seabios"].map(|place| unpacked.join(place));
+            let own = firmware.into_iter().flat_map(|place| ["-L".into(), place.into()]).collect();
+            (unpacked.join("bin/qemu-system-x86_64"), own)
+        } else {
+            require("qemu-system-x86_64", "qemu-system-x86")?;
+            // QEMU 7.2 emulates CMPXCHG16B wrongly, and kernels that use it crash now and then.
+            ("qemu-system-x86_64".into(), vec!["-cpu".into(), "qemu64,-cx16".into()])
+        };
+        let version = tool(qemu.to_str().context("QEMU's path is no text")?, &["--version"])?;
+        let version = version.lines().next().unwrap_or_default().to_owned();
+        Ok(Self { kernel, initramfs, qemu, own, version })
+    }
+
+    /// QEMU and its arguments, for a guest whose kernel speaks into the file `console`, and whose standard
+    /// input and output are the bench's.
+    pub(super) fn command_line(&self, memory: u64, console: &Path) -> Vec<OsString> {
+        let script = format!("stty -F /dev/ttyS1 raw -echo\nexec {} ", overlay::command());
+        let script = script + "</dev/ttyS1 >/dev/ttyS1\n";
+        let mut words = vec![self.qemu.clone().into_os_string()];
+        words.extend(self.own.iter().cloned());
+        let mut console_file = OsString::from("file:");
+        console_file.push(console);
+        let fixed = "-accel tcg -M q35 -nodefaults -no-reboot -display none";
+        words.extend(fixed.split(' ').map(OsString::from));
+        words.extend(["-smp".into(), PROCESSORS.to_string().into()]);
+        words.extend(["-m".into(), format!("{}M", memory >> 20).into()]);
+        words.extend(["-serial".into(), console_file, "-serial".into(), "stdio".into()]);
+        words.extend(["-kernel".into(), self.kernel.clone().into()]);
+        words.extend(["-initrd".into(), self.initramfs.clone().into()]);
+        // A kernel's check of the timer fails now and then where a processor is emulated on a busy
+        // host.
+        let script = base64(script.as_bytes());
+        let line = format!("console=ttyS0 quiet no_timer_check panic=-1 hecaton.script={script}");
+        words.extend(["-append".into(), line.into()]);
+        words
+    }
+}
+
+/// `target/guest`, of the directory that this executable was built in.
+fn beside_the_build() -> anyhow::Result<PathBuf> {
+    let program = crate::bench::cluster::this_program()?;
+    let target = program.ancestors().nth(2).context("this executable is in no directory")?;
+    Ok(target.join("guest"))
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for part in bytes.chunks(3) {
+        let word = part.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
+        let word = word << (8 * (3 - part.len()));
+        for digit in 0..4 {
+            let index = (word >> (18 - 6 * digit)) & 63;
+            text.push(if digit > part.len() { '=' } else { char::from(DIGITS[index as usize]) });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_the_way_out() {
+        let empty = tempfile::tempdir().unwrap();
+        let error = Kit::find(Some(empty.path()), empty.path()).err().unwrap().to_string();
+        assert!(error.contains("vmlinuz is missing"), "{error}");
+        assert!(error.contains("scripts/guest.sh qemu") && error.contains("--guest"), "{error}");
+    }
+
+    #[test]
+    fn base64_is_that_of_others() {
+        for (plain, coded) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")]
+        {
+            assert_eq!(base64(plain.as_bytes()), coded);
+        }
+    }
+}

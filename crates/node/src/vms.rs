@@ -25,8 +25,10 @@ use std::time::{Duration, Instant};
 /// How often a machine is looked at.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often it is looked for what was plugged into it.
-const INSPECTION_INTERVAL: Duration = Duration::from_secs(5);
+/// How long what was plugged into it may go unnoticed. QEMU has no event for a device that is added
+/// (`DEVICE_DELETED` has no counterpart), so it must be asked; a second costs its main loop five
+/// short commands each.
+const INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a monitor may take to answer. QEMU's main loop is busy for as long as a page takes
 /// that it waits for itself.
@@ -268,6 +270,9 @@ impl Follower {
         };
         while let Ok(Some(event)) = monitor.next_event(Duration::ZERO) {
             tracing::debug!(vm = self.name, event = event.name, data = %event.data, "event");
+            // Whatever happened may have to do with a change of the machine: plugged memory that its
+            // guest has taken up, a medium, somebody who let it go on.
+            self.inspected = None;
         }
         let inspected = self.inspected.is_some_and(|at| at.elapsed() < INSPECTION_INTERVAL);
         let found = (!inspected).then(|| {

@@ -5,12 +5,18 @@ use crate::cluster::ClusterArgs;
 use crate::run::library;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
+use hecaton_node::client::NodeClient;
 use hecaton_node::message::StartVm;
 use hecaton_pager::Guest;
 use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+/// How often it is looked whether the machine has come.
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Arguments of `hecaton vm attach`.
 #[derive(clap::Args)]
@@ -75,9 +81,36 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         println!("{}", needs.socket.display());
     }
+    // Until its machine has come, the pager waits for it; from then on it must not wait for
+    // another when this one has ended.
+    let launch_line = client.launch_line()?;
+    let mut watching = args.cluster.need_local_node()?;
+    let name = pager.name.clone();
+    thread::spawn(move || {
+        if has_come(&mut watching, &name)
+            && let Err(error) = launch_line.over()
+        {
+            tracing::debug!(%error, "the node is gone");
+        }
+    });
     let end = client.wait_end()?;
     if let Some(error) = end.error {
         bail!("the pager of `{}` failed: {error}", end.name);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until a machine has handed its memory over; `false` if its pager ends before.
+fn has_come(node: &mut NodeClient, name: &str) -> bool {
+    loop {
+        let Ok(report) = node.status() else { return false };
+        let consumer = report.consumers.iter().find(|consumer| consumer.name == name);
+        let Some(consumer) = consumer else { return false };
+        let stats = consumer.stats.as_ref();
+        // One that has come and gone since the last look has left its mark.
+        if stats.is_some_and(|stats| stats.processes > 0 || stats.local_peak_bytes > 0) {
+            return true;
+        }
+        thread::sleep(INTERVAL);
+    }
 }

@@ -45,6 +45,11 @@ pub(crate) enum Qemu {
 impl Guests {
     /// Builds the guest, or finds it built; the reason to skip if that cannot be.
     pub(crate) fn find() -> anyhow::Result<Result<Self, String>> {
+        Self::find_with("qemu")
+    }
+
+    /// The same, with what `guest.sh` builds under this word.
+    pub(crate) fn find_with(what: &str) -> anyhow::Result<Result<Self, String>> {
         if let Some(reason) = crate::process::missing("qemu-system-x86_64") {
             return Ok(Err(reason));
         }
@@ -52,7 +57,7 @@ impl Guests {
         let test = env::current_exe()?;
         let target = test.ancestors().nth(3).context("the test is in no target directory")?;
         let built = Command::new(script)
-            .arg("qemu")
+            .arg(what)
             .env("CARGO_TARGET_DIR", target)
             .stdin(Stdio::null())
             .output()?;
@@ -61,6 +66,11 @@ impl Guests {
         }
         let dir = String::from_utf8(built.stdout)?.trim().into();
         Ok(Ok(Self { dir }))
+    }
+
+    /// The directory of the backports' virsh.
+    pub(crate) fn backports_virsh(&self) -> PathBuf {
+        self.dir.join("libvirt-11/bin")
     }
 
     /// QEMU and the arguments that every guest has.
@@ -179,6 +189,32 @@ impl Machine {
         Self::spawn(spec.name, command, monitor)
     }
 
+    /// `hecaton vm attach`, and then QEMU as somebody else would start it. The attachment ends when the
+    /// machine has.
+    pub(crate) fn start_attached(
+        cluster: &Cluster,
+        guests: &Guests,
+        spec: &Spec<'_>,
+    ) -> anyhow::Result<(Self, Attachment)> {
+        let hecatons = cluster.file(&format!("{}.hecaton-monitor", spec.name));
+        let attachment = Attachment::start(cluster, spec.name, spec.local, |command| {
+            command.arg("--qmp").arg(&hecatons);
+        })?;
+        let library = attachment.needs["library"].as_str().context("no library is named")?;
+        let words = guests.command_line(spec.qemu, spec.script);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(spec.arguments);
+        command.args(["-m", spec.memory, "-machine", "memory-backend=ram", "-object"]);
+        command.arg(format!("memory-backend-memfd,id=ram,size={},share=on", spec.memory));
+        let monitor = cluster.file(&format!("{}.monitor", spec.name));
+        for socket in [&hecatons, &monitor] {
+            command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
+        }
+        command.env("LD_PRELOAD", library).env("HECATON_GUEST_RAM", attachment.socket()?);
+        command.stdin(Stdio::null());
+        Ok((Self::spawn(spec.name, command, monitor)?, attachment))
+    }
+
     fn spawn(name: &str, mut command: Command, monitor: PathBuf) -> anyhow::Result<Self> {
         let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::inherit()))?;
         let output = running.child_mut().stdout.take().context("no output")?;
@@ -286,6 +322,46 @@ impl Machine {
             let _ = write!(text, "\n    | {line}");
         }
         text
+    }
+}
+
+/// A `hecaton vm attach` that waits for its machine's end.
+pub(crate) struct Attachment {
+    running: Running,
+    /// What it has printed.
+    pub(crate) needs: Value,
+}
+
+impl Attachment {
+    pub(crate) fn start(
+        cluster: &Cluster,
+        name: &str,
+        local: &str,
+        with: impl FnOnce(&mut Command),
+    ) -> anyhow::Result<Self> {
+        let mut command = cluster.command("vm");
+        command.args(["attach", name, "--local", local, "--json", "--dir"]);
+        command.arg(cluster.file("node"));
+        with(&mut command);
+        let mut running = Running::spawn(command.stdout(Stdio::piped()))?;
+        let output = running.child_mut().stdout.take().context("no output")?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        let needs = serde_json::from_str(&line)
+            .with_context(|| format!("`hecaton vm attach --json` says {line:?}"))?;
+        Ok(Self { running, needs })
+    }
+
+    /// Where the machine hands its memory over.
+    pub(crate) fn socket(&self) -> anyhow::Result<&str> {
+        self.needs["socket"].as_str().context("no socket is named")
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(&mut self) -> anyhow::Result<()> {
+        let status = self.running.wait(PATIENCE, || Ok(()))?;
+        ensure!(status.success(), "`hecaton vm attach` ended with {status}");
+        Ok(())
     }
 }
 

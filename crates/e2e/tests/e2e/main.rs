@@ -4,6 +4,7 @@
 //! cluster, except for those that break it; after each of them nothing may borrow any more and the
 //! donors must have all of their memory back.
 
+mod attach;
 mod cluster;
 mod concurrent;
 mod crash;
@@ -83,13 +84,17 @@ const TESTS: &[Test<Cluster>] = tests![
     vm::four_gib_with_128_mib,
     vm::it_is_shown_and_resized,
     vm::memory_is_plugged,
+    vm::memory_grows_and_shrinks,
     vm::what_is_plugged_and_cannot_be_paged_stops_it,
     vm::suspended_and_resumed,
     vm::rebooted_again_and_again,
     vm::saved_and_dumped,
     vm::eight_small_ones_at_once,
     vm::it_is_detached_and_runs_on,
+    attach::of_qemu,
+    attach::of_firecracker,
     vm::libvirt_starts_it,
+    vm::libvirt_of_the_backports_starts_it,
     vm::a_killed_machine_leaves_nothing,
     vm::pagers_and_donors_die_under_it,
     vm::lost_memory_stops_it,

@@ -11,9 +11,10 @@ use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use serde_json::{Value, json};
 use std::{
-    fs,
+    env, fs,
     io::Write as _,
     net::TcpListener,
+    path::{Path, PathBuf},
     process::{ChildStdin, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -136,8 +137,8 @@ struct Virsh {
 }
 
 impl Virsh {
-    fn start(uri: &str) -> anyhow::Result<Self> {
-        let mut command = Command::new("virsh");
+    fn start(program: &Path, uri: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new(program);
         command.args(["--quiet", "--connect", uri]).stdin(Stdio::piped());
         let mut running = Running::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
         let input = running.child_mut().stdin.take();
@@ -159,12 +160,30 @@ impl Drop for Virsh {
     }
 }
 
-/// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`).
 pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     let guests = guests!();
     if let Some(reason) = missing("virsh") {
         return Ok(Outcome::Skipped(reason));
     }
+    by_libvirt(cluster, &guests, None)
+}
+
+/// libvirt 11. With Debian's own QEMU: to find out what one can do, libvirt has it load all of its
+/// modules, and an unpacked one finds those of the installed one, which are of another version.
+pub(crate) fn libvirt_of_the_backports_starts_it(cluster: &Cluster) -> TestResult {
+    let guests = match Guests::find_with("libvirt")? {
+        Ok(guests) => guests,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    by_libvirt(cluster, &guests, Some(guests.backports_virsh()))
+}
+
+/// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`). `dir` is
+/// where its virsh is, if that is not in the path.
+fn by_libvirt(cluster: &Cluster, guests: &Guests, dir: Option<PathBuf>) -> TestResult {
+    let program = dir.as_ref().map_or_else(|| "virsh".into(), |dir| dir.join("virsh"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(dir.into_iter().chain(env::split_paths(&path)))?;
     let root = cluster.file("libvirt");
     fs::create_dir_all(root.join("etc"))?;
     let settings = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\n\
@@ -173,7 +192,7 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     fs::write(root.join("etc/qemu.conf"), settings)?;
     let uri = format!("qemu:///embed?root={}", root.display());
     let virsh = || {
-        let mut command = Command::new("virsh");
+        let mut command = Command::new(&program);
         command.args(["--quiet", "--connect", &uri]).stdin(Stdio::null());
         command
     };
@@ -190,7 +209,7 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     let before = xml()?;
     let libvirt = |arguments: &[&str]| {
         let mut command = cluster.command("vm");
-        command.args(["libvirt", "db", "--connect", &uri]).args(arguments);
+        command.args(["libvirt", "db", "--connect", &uri]).args(arguments).env("PATH", &path);
         run(&mut command, PATIENCE)
     };
     let refused = libvirt(&["--local", "64M"])?;
@@ -200,7 +219,7 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     changed.expect_success("hecaton vm libvirt")?;
     ensure!(changed.text().contains("+    <source type=\"memfd\"/>"), "{}", changed.text());
 
-    let mut shell = Virsh::start(&uri)?;
+    let mut shell = Virsh::start(&program, &uri)?;
     shell.say("start db")?;
     cluster.eventually("libvirt's machine runs on pool memory", GUEST_PATIENCE, |_| {
         let Ok(shown) = report(cluster, "db") else { return Ok(false) };
@@ -217,6 +236,7 @@ pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
     libvirt(&["--remove", "--yes"])?.expect_success("hecaton vm libvirt --remove")?;
     ensure!(xml()? == before, "it is not what it was:\n{}", xml()?);
     run(virsh().args(["undefine", "db"]), PATIENCE)?.expect_success("virsh undefine")?;
+    fs::remove_dir_all(&root)?;
     Ok(Outcome::Passed)
 }
 
@@ -229,7 +249,7 @@ pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster) -> TestResult {
     machine.kill(cluster)?;
     machine.end_of_any_kind()?;
     cluster.wait_until_idle(PATIENCE)?;
-    ensure!(!std::path::Path::new(&monitor).exists(), "{monitor} is still there");
+    ensure!(!Path::new(&monitor).exists(), "{monitor} is still there");
     let listed = run(cluster.command("vm").args(["list", "--json"]), PATIENCE)?;
     ensure!(listed.text().trim() == "[]", "it is still listed: {}", listed.text());
     Ok(Outcome::Passed)
@@ -288,6 +308,55 @@ pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
     machine.wait_for("guest: plugged")?;
     cluster.eventually("the node sees the plugged memory", PATIENCE, |_| {
         Ok(report(cluster, "guest")?["memory_bytes"].as_u64() == Some(1 << 30))
+    })?;
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
+/// virtio-mem gives the guest memory and takes it back; what it takes back leaves the pool.
+pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let script = "has() { awk '/^MemTotal/ {print int($2/1024)}' /proc/meminfo; }
+        echo online_movable > /sys/devices/system/memory/auto_online_blocks
+        echo guest: waits
+        while [ $(has) -lt 900 ]; do sleep 1; done
+        stress-ng --vm 2 --vm-bytes 600M --verify -t 8 || exit 1
+        echo guest: grown
+        while [ $(has) -gt 600 ]; do sleep 1; done
+        echo guest: shrunk
+        stress-ng --vm 1 --vm-bytes 250M --verify -t 15";
+    let spec = Spec {
+        script,
+        arguments: &[
+            "-no-reboot",
+            "-m",
+            "size=512M,maxmem=2G",
+            "-object",
+            "memory-backend-memfd,id=more,size=512M,share=on",
+            "-device",
+            "virtio-mem-pci,id=dimm,memdev=more,requested-size=0",
+        ],
+        ..Spec::default()
+    };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("guest: waits")?;
+    let mut monitor = machine.monitor()?;
+    let mut request = |bytes: u64| {
+        let wish = json!({
+            "path": "/machine/peripheral/dimm", "property": "requested-size", "value": bytes
+        });
+        monitor.execute("qom-set", wish, PATIENCE).map(drop)
+    };
+    request(512 << 20)?;
+    machine.wait_for("guest: grown")?;
+    stays_local(cluster, "guest", 64 << 20)?;
+    let before = number(&report(cluster, "guest")?, "/pager/stats/pages_discarded")?;
+    request(0)?;
+    machine.wait_for("guest: shrunk")?;
+    cluster.eventually("what was unplugged is given up", PATIENCE, |_| {
+        let discarded = number(&report(cluster, "guest")?, "/pager/stats/pages_discarded")?;
+        // What 600 MiB take beyond the memory that the guest was started with is more than this.
+        Ok(discarded >= before + (100 << 20) / 4096)
     })?;
     machine.succeed()?;
     Ok(Outcome::Passed)

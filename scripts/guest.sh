@@ -4,6 +4,7 @@
 #
 #   guest.sh            the guest; prints the directory
 #   guest.sh qemu       the guest and QEMU 10 beside Debian's own, unpacked and not installed
+#   guest.sh libvirt    these and libvirt 11, in the same way: its virsh is libvirt-11/bin/virsh
 #
 # The guest's kernel takes a script from its command line (`hecaton.script=` and the script in
 # base64, at most some 1,500 characters), runs it on the serial console, prints `guest: exit N` and
@@ -174,10 +175,25 @@ if [ ! -e "$dir/guest-$stamp" ]; then
     build_initramfs
     touch "$dir/guest-$stamp"
 fi
-if [ "$what" = qemu ] && [ ! -e "$dir/qemu-$stamp" ]; then
+if [ "$what" != guest ] && [ ! -e "$dir/qemu-$stamp" ]; then
     rm -rf "$dir"/qemu-10 "$dir"/qemu-*
     fetch "$dir/qemu-10" "qemu-system-x86/$SUITE" "qemu-system-common/$SUITE" \
         "qemu-system-data/$SUITE" seabios
     touch "$dir/qemu-$stamp"
+fi
+if [ "$what" = libvirt ] && [ ! -e "$dir/libvirt-$stamp" ]; then
+    rm -rf "$dir"/libvirt-*
+    fetch "$dir/libvirt-11" "libvirt0/$SUITE" "libvirt-clients/$SUITE" \
+        "libvirt-daemon-driver-qemu/$SUITE"
+    mkdir -p "$dir/libvirt-11/bin"
+    # With its own libraries and driver, which are not where it was built to look for them.
+    cat >"$dir/libvirt-11/bin/virsh" <<EOF
+#!/bin/sh
+usr='$dir/libvirt-11/usr'
+for lib in "\$usr"/lib/*/libvirt/connection-driver; do :; done
+LIBVIRT_DRIVER_DIR=\$lib LD_LIBRARY_PATH=\${lib%/libvirt/*} exec "\$usr/bin/virsh" "\$@"
+EOF
+    chmod 755 "$dir/libvirt-11/bin/virsh"
+    touch "$dir/libvirt-$stamp"
 fi
 echo "$dir"

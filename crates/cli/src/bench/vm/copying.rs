@@ -1,9 +1,8 @@
 //! Figure 7 of the Hecatonchire paper: mbw in a guest whose memory is all local, which is
 //! overprovisioned and swaps to a disk, and which has a third of its memory at donors.
 //!
-//! Two sizes. One fits into what is local: once it is warm, nothing should be moved. The other is
-//! larger than what is local, so that each copy moves what does not fit: the paper's sizes are
-//! like that.
+//! Two sizes, of the same local memory. One is half as large again as what is local, as the paper's: each
+//! copy moves what does not fit. The other fits: once it is warm, nothing should be moved.
 
 use super::{
     Bench,
@@ -24,10 +23,8 @@ use std::time::Duration;
 /// Copies in one run of mbw; the first is not counted, since it finds pages that were given up since.
 const COPIES: usize = 6;
 
-/// Local memory of the overprovisioned guest and of the one with a pool: two thirds.
-const fn local_bytes(memory: u64) -> u64 {
-    (memory / 3 * 2) >> 20 << 20
-}
+/// Rounds that are not counted.
+const WARM_UP: usize = 2;
 
 /// What figure 7 is here.
 #[derive(Serialize)]
@@ -48,11 +45,16 @@ struct Size {
     /// Both arrays.
     bytes: u64,
     local: Speed,
+    /// All local too, in a memory file of small pages, as guests with a pool have it: what the guest with
+    /// remote memory loses against this, it loses to paging.
+    local_in_file: Speed,
     overprovisioned: Option<Speed>,
     remote: Speed,
     /// Time for a copy against that with all memory local, medians.
     overprovisioned_ratio: Option<f64>,
     remote_ratio: f64,
+    /// The same against all memory local in a file.
+    remote_to_file_ratio: f64,
     /// What the guest with remote memory moved meanwhile.
     moved: Usage,
     /// Why there is nothing of the overprovisioned guest.
@@ -76,95 +78,47 @@ impl Speed {
     }
 }
 
+/// Places of the guests: after the first comes the one in a file, and the last one may be missing.
+const PLAIN: usize = 0;
+const REMOTE: usize = 2;
+const SWAPPING: usize = 3;
+
 pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Copying> {
     let memory = bench.memory;
-    let local = local_bytes(memory);
-    bench.say("copying: guests come up, with all memory local and with a third of it remote");
-    let mut plain = bench.start("plain", memory, Memory::Plain)?;
-    let pool = Memory::Pool { cluster: bench.two_donors, local };
-    let mut remote = bench.start("remote", memory, pool)?;
-    plain.wait_up()?;
-    remote.wait_up()?;
-    let available = plain.available_bytes()?;
-    // What fits leaves room for the guest's kernel and programs; what does not leaves them some.
-    let sizes = [("fits", local / 8 * 5), ("beyond", available / 10 * 9)];
+    bench.say("copying: guests come up, with all memory local and with a part of it remote");
+    let pool = Memory::Pool { cluster: bench.two_donors, local: memory };
+    let mut machines = vec![
+        bench.start("plain", memory, Memory::Plain)?,
+        bench.start("file", memory, Memory::File)?,
+        bench.start("remote", memory, pool)?,
+    ];
+    machines.iter_mut().try_for_each(Machine::wait_up)?;
+    let available = machines[PLAIN].available_bytes()?;
+    // What does not fit into what is local still fits into the guest.
+    let local = (available / 10 * 6) >> 20 << 20;
+    let sizes = [("fits", local / 8 * 5), ("beyond", local / 2 * 3)];
+    machines[REMOTE].resize_local(local)?;
     for (_, bytes) in sizes {
-        copy(&mut plain, bytes, bench.limit)?;
+        copy(&mut machines[PLAIN], bytes, bench.limit)?;
     }
-    let hypervisor = own_bytes(plain.own_process())?;
-    let (mut swapping, skipped) = match overprovisioned(bench, memory, local + hypervisor) {
-        Ok(machine) => (Some(machine), None),
+    let hypervisor = own_bytes(machines[PLAIN].own_process())?;
+    let mut skipped = None;
+    match overprovisioned(bench, memory, local + hypervisor) {
+        Ok(machine) => machines.push(machine),
         Err(error) => {
             interrupt::check()?;
-            (None, Some(format!("{error:#}")))
+            skipped = Some(format!("{error:#}"));
         }
-    };
-
+    }
     let mut measured = Vec::new();
     for (size, bytes) in sizes {
         bench.say(&format!(
-            "copying: {} MiB, {} with {} MiB local",
+            "copying: {} MiB, {} {} MiB local",
             bytes >> 20,
-            if size == "fits" { "which fit" } else { "which do not fit" },
+            if size == "fits" { "which fit into" } else { "which do not fit into" },
             local >> 20
         ));
-        let mut speeds: [Vec<f64>; 3] = Default::default();
-        let mut failure = None;
-        // Unmeasured, until what is used is where it is used.
-        for _ in 0..2 {
-            copy(&mut remote, bytes, bench.limit)?;
-        }
-        if let Some(machine) = &mut swapping {
-            failure = fails(copy(machine, bytes, bench.limit))?.err();
-        }
-        let mut moved = Usage::default();
-        for round in 0..bench.rounds {
-            for turn in 0..3 {
-                let which = (turn + round) % 3;
-                let copied = match which {
-                    0 => copy(&mut plain, bytes, bench.limit)?,
-                    1 => {
-                        let before = Totals::now(bench.two_donors, &remote.name)?;
-                        let copied = copy(&mut remote, bytes, bench.limit)?;
-                        let used = Totals::now(bench.two_donors, &remote.name)?.since(&before);
-                        moved = moved + used;
-                        copied
-                    }
-                    _ => match &mut swapping {
-                        Some(machine) if failure.is_none() => {
-                            match fails(copy(machine, bytes, bench.limit))? {
-                                Ok(copied) => copied,
-                                Err(reason) => {
-                                    failure = Some(reason);
-                                    continue;
-                                }
-                            }
-                        }
-                        _ => continue,
-                    },
-                };
-                speeds[which].extend(copied);
-            }
-        }
-        if failure.is_some() {
-            // It may still be busy with what it was not done with.
-            swapping = None;
-            speeds[2].clear();
-        }
-        let [local, remote, overprovisioned] = speeds.map(|speeds| Speed::of(&speeds));
-        let (local, remote) = (local.context("no copy")?, remote.context("no copy")?);
-        let ratio = |other: Speed| local.mib_per_s.median / other.mib_per_s.median;
-        measured.push(Size {
-            size,
-            bytes,
-            overprovisioned_ratio: overprovisioned.map(ratio),
-            remote_ratio: ratio(remote),
-            local,
-            overprovisioned,
-            remote,
-            moved,
-            failure,
-        });
+        measured.push(measure(bench, &mut machines, size, bytes)?);
     }
     Ok(Copying {
         memory_bytes: memory,
@@ -175,19 +129,73 @@ pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Copying> {
     })
 }
 
+fn measure(
+    bench: &Bench<'_>,
+    machines: &mut Vec<Machine<'_>>,
+    size: &'static str,
+    bytes: u64,
+) -> anyhow::Result<Size> {
+    let mut speeds: [Vec<f64>; 4] = Default::default();
+    let mut failure = None;
+    let mut moved = Usage::default();
+    // Before the rounds that are measured come some until what is used is where it is used.
+    for round in 0..WARM_UP + bench.rounds {
+        let count = machines.len();
+        for turn in 0..count {
+            let which = (turn + round) % count;
+            if which == SWAPPING && failure.is_some() {
+                continue;
+            }
+            let counts = which == REMOTE && round >= WARM_UP;
+            let totals = || Totals::now(bench.two_donors, "remote");
+            let before = counts.then(totals).transpose()?;
+            let copied = copy(&mut machines[which], bytes, bench.limit);
+            let copied = match copied {
+                // That is part of the result.
+                Err(error) if which == SWAPPING => {
+                    interrupt::check()?;
+                    failure = Some(format!("{error:#}"));
+                    continue;
+                }
+                copied => copied?,
+            };
+            if let Some(before) = before {
+                moved = moved + totals()?.since(&before);
+            }
+            if round >= WARM_UP {
+                speeds[which].extend(copied);
+            }
+        }
+    }
+    if failure.is_some() {
+        // It may still be busy with what it was not done with.
+        machines.truncate(SWAPPING);
+        speeds[SWAPPING].clear();
+    }
+    let [local, local_in_file, remote, overprovisioned] = speeds.map(|of| Speed::of(&of));
+    let (local, remote) = (local.context("no copy")?, remote.context("no copy")?);
+    let local_in_file = local_in_file.context("no copy")?;
+    let ratio = |of: Speed, to: Speed| to.mib_per_s.median / of.mib_per_s.median;
+    Ok(Size {
+        size,
+        bytes,
+        overprovisioned_ratio: overprovisioned.map(|of| ratio(of, local)),
+        remote_ratio: ratio(remote, local),
+        remote_to_file_ratio: ratio(remote, local_in_file),
+        local,
+        local_in_file,
+        overprovisioned,
+        remote,
+        moved,
+        failure,
+    })
+}
+
 fn overprovisioned<'a>(bench: &Bench<'a>, memory: u64, limit: u64) -> anyhow::Result<Machine<'a>> {
     let setup = Setup::limited(Kind::Disk, limit, memory * 2, bench.dir)?;
     let mut machine = bench.start("swapping", memory, Memory::Limited(Box::new(setup)))?;
     machine.wait_up()?;
     Ok(machine)
-}
-
-/// A failure is part of the result, unless it is that the bench was stopped.
-fn fails<T>(result: anyhow::Result<T>) -> anyhow::Result<Result<T, String>> {
-    if result.is_err() {
-        interrupt::check()?;
-    }
-    Ok(result.map_err(|error| format!("{error:#}")))
 }
 
 /// The speed of each copy in MiB/s, but of the first.
@@ -222,7 +230,7 @@ fn speeds(text: &str) -> Vec<f64> {
 
 pub(super) fn show(copying: &Copying) {
     println!(
-        "mbw in a guest of {} MiB, {} MiB of it local where not all is",
+        "mbw in a guest of {} MiB, {} MiB of it local where it is not all",
         copying.memory_bytes >> 20,
         copying.local_bytes >> 20
     );
@@ -238,7 +246,9 @@ pub(super) fn show(copying: &Copying) {
             table.row([name.to_owned(), median, min, max, variation, format!("{ratio:.2} ×")]);
         };
         row("all memory local", &size.local, 1.0);
-        row("a third remote", &size.remote, size.remote_ratio);
+        let to_local = size.local.mib_per_s.median / size.local_in_file.mib_per_s.median;
+        row("all memory local, in a file", &size.local_in_file, to_local);
+        row("remote beyond the local memory", &size.remote, size.remote_ratio);
         if let (Some(speed), Some(ratio)) = (&size.overprovisioned, size.overprovisioned_ratio) {
             row("overprovisioned, disk swap", speed, ratio);
         }

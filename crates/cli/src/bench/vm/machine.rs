@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(600);
 pub(super) enum Memory<'a> {
     /// All of it is this host's.
     Plain,
+    /// So too, but in a memory file, of small pages, as guests with a pool have it.
+    File,
     /// A memory cgroup, and swap.
     Limited(Box<Setup<'a>>),
     /// So many bytes are this host's, and the rest is in the pool.
@@ -58,7 +60,7 @@ impl<'a> Machine<'a> {
         let words = kit.command_line(bytes, &console);
         let (qemu, arguments) = words.split_first().context("an empty command line")?;
         let mut command = match &memory {
-            Memory::Plain => Command::new(qemu),
+            Memory::Plain | Memory::File => Command::new(qemu),
             Memory::Limited(setup) => setup.command(qemu),
             Memory::Pool { cluster, local } => {
                 let mut command = cluster.run_machine(name, bytes, *local)?;
@@ -70,6 +72,10 @@ impl<'a> Machine<'a> {
         let file = fs::File::create(&complaints)
             .with_context(|| format!("cannot make {}", complaints.display()))?;
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
+        if matches!(memory, Memory::File) {
+            let backend = format!("memory-backend-memfd,id=ram,share=on,size={bytes}");
+            command.args(["-object", &backend, "-machine", "memory-backend=ram"]);
+        }
         let mut process = Guarded::spawn(&mut command)?;
         let (input, output) = (process.input()?, process.lines()?);
         Ok(Self { name: name.to_owned(), input, output, console, complaints, process, memory })

@@ -18,6 +18,9 @@ const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Longest refusal that is read.
+const MAX_REFUSAL_BYTES: u64 = 4 << 10;
+
 /// Longest status that is read.
 const MAX_STATUS_BYTES: u64 = 256 << 20;
 
@@ -125,14 +128,33 @@ impl Manager {
         let answered = asked.and_then(|mut response| {
             response.body_mut().with_config().limit(MAX_STATUS_BYTES).read_json()
         });
-        answered.map_err(|error| {
-            anyhow!(
-                "no manager answers at {} (from {}): {error}; start one with `hecaton dev` or \
-                 `hecaton manager`, or name another one with --manager",
-                self.url,
-                self.origin
-            )
-        })
+        answered.map_err(|error| self.unreachable(&error))
+    }
+
+    /// Has a donor drain, or lend again.
+    pub(crate) fn drain(&self, donor: &str, draining: bool) -> anyhow::Result<()> {
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            .build()
+            .new_agent();
+        let url = format!("{}/v1/donors/{donor}/drain", self.url);
+        let asked = if draining { agent.post(url).send_empty() } else { agent.delete(url).call() };
+        let mut response = asked.map_err(|error| self.unreachable(&error))?;
+        if !response.status().is_success() {
+            let text = response.body_mut().with_config().limit(MAX_REFUSAL_BYTES).read_to_string();
+            bail!("{}", text.unwrap_or_else(|_| response.status().to_string()));
+        }
+        Ok(())
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> anyhow::Error {
+        anyhow!(
+            "no manager answers at {} (from {}): {error}; start one with `hecaton dev` or \
+             `hecaton manager`, or name another one with --manager",
+            self.url,
+            self.origin
+        )
     }
 
     /// A node of the cluster that runs on this host.

@@ -14,6 +14,7 @@ use hecaton_memory::Size;
 use hecaton_node::donors::DonorSpec;
 use hecaton_node::report::Host;
 use hecaton_node::{Node, NodeConfig, NodeDir};
+use hecaton_space::group::MAX_COPIES;
 use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -36,6 +37,11 @@ pub(crate) struct Args {
     /// memory that is available, shared by the donors]
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
+    /// Copies of each page that programs and machines of this cluster keep, unless they say
+    /// otherwise: 1 to 3
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_COPIES)))]
+    mirror: u8,
     #[command(flatten)]
     memory: MemoryArgs,
     /// The directory for the cluster's sockets [default: $XDG_RUNTIME_DIR/hecaton, or
@@ -89,6 +95,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let node = Node::start(NodeConfig {
         name: NODE.to_owned(),
         location: None,
+        copies: args.mirror,
         dir,
         donors: donors.collect(),
         manager_url: manager.url(),

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow};
 use hecaton_donor::{ARENA_LABEL, Donor, DonorConfig, DonorFds, LEDGER_LABEL, Serving};
 use hecaton_memory::Size;
 use hecaton_node::channel::{self, Receiver};
-use hecaton_node::donors::{DonorEvent, DonorStart, LISTENER};
+use hecaton_node::donors::{DonorEvent, DonorOrder, DonorStart, LISTENER};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +24,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let start: Option<DonorStart> = receiver.receive().unwrap_or_default();
     let start = start.context("this command is started by `hecaton node`, with a socket to it")?;
     let fds = receiver.take_fds(start.labels.len())?;
-    let serving = match serve(&node, &start, fds) {
+    let (donor, serving) = match serve(&node, &start, fds) {
         Ok(serving) => serving,
         Err(error) => {
             // The node says it.
@@ -32,13 +32,19 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     };
-    // Nothing comes any more but the end, at which the donor's ends too.
-    while receiver.receive::<DonorStart>()?.is_some() {}
+    // Until the node closes its end, at which the donor ends too.
+    while let Some(DonorOrder::Drain(draining)) = receiver.receive()? {
+        donor.set_draining(draining);
+    }
     serving.stop();
     Ok(ExitCode::SUCCESS)
 }
 
-fn serve(node: &UnixStream, start: &DonorStart, fds: Vec<OwnedFd>) -> anyhow::Result<Serving> {
+fn serve(
+    node: &UnixStream,
+    start: &DonorStart,
+    fds: Vec<OwnedFd>,
+) -> anyhow::Result<(Donor, Serving)> {
     let mut listener = None;
     let mut held = Vec::new();
     for (label, fd) in start.labels.iter().zip(fds) {
@@ -54,6 +60,7 @@ fn serve(node: &UnixStream, start: &DonorStart, fds: Vec<OwnedFd>) -> anyhow::Re
         ..DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes))
     };
     let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;
+    donor.set_draining(start.draining);
     let DonorFds { arena, ledger } = donor.fds()?;
     // Before the first page is served, so that none is lost with this process.
     let labels = vec![ARENA_LABEL.to_owned(), LEDGER_LABEL.to_owned()];
@@ -61,8 +68,9 @@ fn serve(node: &UnixStream, start: &DonorStart, fds: Vec<OwnedFd>) -> anyhow::Re
     let serving = donor.serve(listener)?;
     channel::send(node, &DonorEvent::Serving, &[])?;
     let node = node.try_clone()?;
-    thread::Builder::new().name("donor-reports".into()).spawn(move || report(&node, &donor))?;
-    Ok(serving)
+    let reported = donor.clone();
+    thread::Builder::new().name("donor-reports".into()).spawn(move || report(&node, &reported))?;
+    Ok((donor, serving))
 }
 
 /// Reports until the node is gone.

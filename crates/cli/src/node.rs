@@ -1,6 +1,7 @@
 //! `hecaton node`: this host's part in a cluster.
 
 use crate::cluster::{dir_or_default, manager_for_node};
+use crate::drain;
 use crate::failure::usage;
 use crate::lending::{self, MemoryArgs};
 use crate::lifetime::{self, EndSignals};
@@ -21,13 +22,31 @@ use tokio::runtime::Runtime;
 
 /// Arguments of `hecaton node`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
+    #[command(flatten)]
+    daemon: Daemon,
+}
+
+/// What is asked of nodes that run.
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Empties a donor while its borrowers run, so that it can be switched off
+    Drain(drain::Args),
+}
+
+/// What this host is to be.
+#[derive(clap::Args)]
+struct Daemon {
     /// The manager of the cluster [default: HECATON_MANAGER]
     #[arg(long, value_name = "URL")]
     manager: Option<String>,
     /// The node's name in the cluster
-    #[arg(long)]
-    name: String,
+    // Needed unless a subcommand is named, which only clap knows to say.
+    #[arg(long, required = true)]
+    name: Option<String>,
     /// Memory that the node lends, taken from the host only as it is used; without it, the node
     /// only borrows
     #[arg(long, value_name = "SIZE")]
@@ -53,9 +72,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
-    let donors = donors(&args)?;
+    match (args.action, args.daemon.name.clone()) {
+        (Some(Action::Drain(args)), _) => drain::run(&args),
+        (None, Some(name)) => run_daemon(args.daemon, name, log_json),
+        (None, None) => usage!("the node needs a --name"),
+    }
+}
+
+fn run_daemon(args: Daemon, name: String, log_json: bool) -> anyhow::Result<ExitCode> {
+    let donors = donors(&args, &name)?;
     let manager_url = manager_for_node(args.manager)?;
-    if let Err(error) = check_name(&args.name) {
+    if let Err(error) = check_name(&name) {
         usage!("--name: {error}");
     }
     listen::check("--listen", args.listen, args.insecure)?;
@@ -65,8 +92,9 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let node = Arc::new(Node::start(NodeConfig {
-        name: args.name,
+        name,
         location: args.location,
+        copies: 1,
         dir,
         donors,
         manager_url,
@@ -101,12 +129,12 @@ fn serve(
     })
 }
 
-fn donors(args: &Args) -> anyhow::Result<Vec<DonorSpec>> {
+fn donors(args: &Daemon, name: &str) -> anyhow::Result<Vec<DonorSpec>> {
     let Some(lend) = args.lend else { return Ok(Vec::new()) };
     lending::check_least(lend)?;
     lending::check_total(lend, 1, &Host::here().context("cannot read /proc")?)?;
     let memory = args.memory.check(lend, 1)?;
-    let (name, lend_bytes) = (args.name.clone(), lend.0);
+    let (name, lend_bytes) = (name.to_owned(), lend.0);
     Ok(vec![DonorSpec { name, lend_bytes, memory, listen: args.listen }])
 }
 

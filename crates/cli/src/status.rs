@@ -116,7 +116,10 @@ fn donor_row(node: &str, donor: &DonorReport) -> [String; 10] {
     [
         donor.name.clone(),
         node.to_owned(),
-        word(&donor.state),
+        match stats.is_some_and(|stats| stats.draining) {
+            true => "draining".to_owned(),
+            false => word(&donor.state),
+        },
         donor.address.map_or_else(|| "-".to_owned(), |address| address.to_string()),
         size(donor.lend_bytes),
         shown(|stats| size(stats.committed_bytes)),

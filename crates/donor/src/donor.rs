@@ -161,6 +161,11 @@ impl Donor {
         Ok(Serving { address, server: Some(server), leases: Some(leases), stop })
     }
 
+    /// Lends nothing more, and tells borrowers to take away what they have here; or lends again.
+    pub fn set_draining(&self, draining: bool) {
+        self.lender.set_draining(draining);
+    }
+
     /// The donor at this moment.
     pub fn snapshot(&self) -> Snapshot {
         self.lender.snapshot()

@@ -24,6 +24,7 @@
 //! Invariant: gates change only under the table's lock, together with it. Order of locks: table,
 //! gate, [`Extent::contents`].
 
+use crate::standing::Standing;
 use crate::table::{LentExtent, check_epoch};
 use hecaton_memory::{Epoch, ExtentId};
 use hecaton_transport::protocol::Refusal;
@@ -49,14 +50,16 @@ pub(crate) struct Open {
 #[derive(Debug)]
 pub(crate) struct Extent {
     pub(crate) lent: LentExtent,
+    pub(crate) standing: Standing,
     /// Writes take it shared, a discard alone: else a discard that has forgotten a page's sum and
-    /// is about to punch its memory would take a write's contents in between, and not its sum.
+    /// is about to punch its memory would take a write's contents in between, and not its sum. A
+    /// fill takes it alone too, from its look at a page to the store.
     pub(crate) contents: RwLock<()>,
 }
 
 impl Extent {
-    pub(crate) fn new(lent: LentExtent) -> Arc<Extent> {
-        Arc::new(Extent { lent, contents: RwLock::new(()) })
+    pub(crate) fn new(lent: LentExtent, standing: Standing) -> Arc<Extent> {
+        Arc::new(Extent { lent, standing, contents: RwLock::new(()) })
     }
 }
 

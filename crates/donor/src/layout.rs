@@ -3,7 +3,7 @@
 //! ```text
 //! 64-bit words   header             512 words, one page
 //!                spaces             16 words each
-//!                extents            4 words each
+//!                extents            5 words each
 //!                written            one bit for each page of the arena
 //! 32-bit words   sums               one for each page of the arena
 //! ```
@@ -14,7 +14,7 @@
 use crate::table::TableLimits;
 
 /// First word of a ledger, which changes with the layout: "HECLEDG" and a number.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"HECLEDG1");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"HECLEDG2");
 
 /// Words of the header.
 pub(crate) mod header {
@@ -60,7 +60,9 @@ pub(crate) mod extent {
     pub(crate) const SEGMENT: usize = 2;
     /// First page in the low 48 bits, then order and member in 8 bits each.
     pub(crate) const PLACE: usize = 3;
-    pub(crate) const WORDS: usize = 4;
+    /// Its generation, see [`crate::standing`].
+    pub(crate) const GENERATION: usize = 4;
+    pub(crate) const WORDS: usize = 5;
 }
 
 /// Most spaces that a donor knows.

@@ -16,7 +16,7 @@ use crate::table::{LentExtent, SpaceRecord, Zone};
 use crate::zones::MAX_ZONES;
 use hecaton_memory::memfd::MemoryError;
 use hecaton_memory::words::SharedWords;
-use hecaton_memory::{Epoch, ExtentId, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, SpaceId};
 use hecaton_transport::protocol::MAX_NAME;
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -167,7 +167,7 @@ impl Ledger {
     }
 
     /// Enters an extent, whose number is then never given again.
-    pub(crate) fn put_extent(&mut self, lent: &LentExtent) {
+    pub(crate) fn put_extent(&mut self, lent: &LentExtent, generation: Generation) {
         self.set(header::NEXT_EXTENT, lent.extent.0 + 1);
         let slot = self.extents.take(lent.extent);
         self.set(header::EXTENTS_USED, self.extents.used as u64);
@@ -176,7 +176,22 @@ impl Ledger {
         self.set(at + extent::SPACE, lent.space.0);
         self.set(at + extent::SEGMENT, lent.segment);
         self.set(at + extent::PLACE, place);
+        self.set(at + extent::GENERATION, generation.0);
         self.set(at + extent::EXTENT, lent.extent.0);
+    }
+
+    /// The word that holds the generation of an extent that is entered.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub(crate) fn generation_of(&self, extent: ExtentId) -> usize {
+        let slot = self.extents.find(extent).expect("the extent is entered");
+        self.layout.extent(slot) + extent::GENERATION
+    }
+
+    /// The generation of an extent that is entered.
+    pub(crate) fn generation(&self, extent: ExtentId) -> Generation {
+        Generation(self.get(self.generation_of(extent)))
     }
 
     pub(crate) fn remove_extent(&mut self, extent: ExtentId) {
@@ -372,7 +387,7 @@ mod tests {
     fn a_successor_finds_what_was_entered() {
         let mut ledger = ledger();
         (0..3).for_each(|id| ledger.put_space(&record(id)));
-        (1..9).for_each(|id| ledger.put_extent(&lent(id)));
+        (1..9).for_each(|id| ledger.put_extent(&lent(id), Generation(id)));
         ledger.remove_space(SpaceId(1));
         ledger.remove_extent(ExtentId(2));
         ledger.put_space(&SpaceRecord { fence: Epoch(99), ..record(2) });
@@ -388,15 +403,15 @@ mod tests {
     fn slots_are_used_again() {
         let mut ledger = ledger();
         for id in 1..100_000 {
-            ledger.put_extent(&lent(id));
+            ledger.put_extent(&lent(id), Generation(id));
             ledger.remove_extent(ExtentId(id));
         }
         assert_eq!(ledger.get(header::EXTENTS_USED), 1);
-        ledger.put_extent(&lent(100_000));
-        ledger.put_extent(&lent(100_001));
+        ledger.put_extent(&lent(100_000), Generation(1));
+        ledger.put_extent(&lent(100_001), Generation(1));
         ledger.remove_extent(ExtentId(100_000));
         let (mut again, _) = reopen(&ledger).unwrap();
-        again.put_extent(&lent(100_002));
+        again.put_extent(&lent(100_002), Generation(1));
         assert_eq!(again.get(header::EXTENTS_USED), 2);
         assert_eq!(reopen(&again).unwrap().1.extents, [100_002, 100_001].map(lent));
     }
@@ -482,7 +497,7 @@ mod tests {
                         let lent = LentExtent { space: SpaceId(space), ..lent(next) };
                         next += 1;
                         model.1.insert(lent.extent, lent);
-                        ledger.put_extent(&lent);
+                        ledger.put_extent(&lent, Generation(1));
                     }
                     Step::RemoveExtent(id) => {
                         model.1.remove(&ExtentId(id));

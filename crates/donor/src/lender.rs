@@ -8,15 +8,18 @@ use crate::gate::{Extent, Gate};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::snapshot::{Snapshot, SpaceSnapshot, ZoneSnapshot};
+use crate::standing::Standing;
 use crate::sums::PageSums;
 use crate::table::{Allocated, SpaceUse, Table};
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::Backing;
-use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageSum, SpaceId, page_sum, pages_to_bytes};
+use hecaton_memory::{
+    Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, SpaceId, page_sum, pages_to_bytes,
+};
 use hecaton_transport::protocol::{HeldExtent, Load, MAX_HELD, Refusal};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 use tracing::{info, warn};
@@ -33,6 +36,8 @@ pub(crate) struct Lender {
     /// What the table says, for answers that do not ask it.
     free_pages: AtomicU64,
     in_service: AtomicU32,
+    /// Nothing more is lent, and borrowers are told to take away what they have here.
+    draining: AtomicBool,
     pub(crate) metrics: Metrics,
     born: Instant,
 }
@@ -69,7 +74,9 @@ impl Lender {
         };
         let gates: HashMap<_, _> = table.spaces().map(gate).collect();
         for &lent in table.extents() {
-            gates[&lent.space].change().extents.insert(lent.extent, Extent::new(lent));
+            let at = ledger.generation_of(lent.extent);
+            let standing = Standing::restored(ledger.words().clone(), at);
+            gates[&lent.space].change().extents.insert(lent.extent, Extent::new(lent, standing));
         }
         Lender {
             name,
@@ -79,6 +86,7 @@ impl Lender {
             arena,
             books: Mutex::new(Books { table, ledger, gates }),
             in_service: AtomicU32::new(0),
+            draining: AtomicBool::new(false),
             metrics: Metrics::default(),
             born: Instant::now(),
         }
@@ -102,10 +110,23 @@ impl Lender {
     }
 
     pub(crate) fn load(&self) -> Load {
+        let draining = self.is_draining();
         Load {
-            free_pages: self.free_pages.load(Ordering::Relaxed),
+            free_pages: if draining { 0 } else { self.free_pages.load(Ordering::Relaxed) },
             in_service: self.in_service.load(Ordering::Relaxed),
+            draining,
         }
+    }
+
+    /// Begins to drain, or goes on lending.
+    pub(crate) fn set_draining(&self, draining: bool) {
+        if self.draining.swap(draining, Ordering::Relaxed) != draining {
+            info!(donor = self.name, draining, "what is lent is wanted back, or no longer");
+        }
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
     }
 
     pub(crate) fn begin_service(&self) {
@@ -166,7 +187,7 @@ impl Lender {
     pub(crate) fn write(
         &self,
         borrower: &Borrower,
-        extent: ExtentId,
+        (extent, generation): (ExtentId, Generation),
         pages: &[u32],
         sums: &[PageSum],
         data: &[u8],
@@ -185,6 +206,7 @@ impl Lender {
             extent.lent.page(page)?;
         }
         let _shared = extent.contents.read().expect("no thread panics in an extent");
+        extent.standing.written(generation);
         for ((&page, &sum), data) in pages.iter().zip(sums).zip(data) {
             let page = extent.lent.page(page)?;
             self.arena.write_page(page, data);
@@ -193,11 +215,51 @@ impl Lender {
         Ok(())
     }
 
+    /// Stores what another extent of the segment holds in pages that follow one another, but for
+    /// those that were written or discarded here. Pages of zeros stay unwritten.
+    pub(crate) fn fill(
+        &self,
+        borrower: &Borrower,
+        extent: ExtentId,
+        first: u32,
+        sums: &[PageSum],
+        data: &[u8],
+    ) -> Result<(), Refusal> {
+        let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+        let extent = open.extent(extent)?;
+        let _alone = extent.contents.write().expect("no thread panics in an extent");
+        if !extent.standing.can_be_filled() {
+            return Err(Refusal::NotFilling);
+        }
+        for ((page, &sum), data) in (first..).zip(sums).zip(data.as_chunks::<PAGE_SIZE>().0) {
+            let at = extent.lent.page(page)?;
+            let is_newer = self.sums.get(at).is_some() || extent.standing.was_discarded(page);
+            if is_newer || data.iter().all(|&byte| byte == 0) {
+                continue;
+            }
+            self.arena.write_page(at, data);
+            self.sums.store(at, sum);
+        }
+        Ok(())
+    }
+
+    /// The extent has all that its segment had in that generation.
+    pub(crate) fn confirm(
+        &self,
+        borrower: &Borrower,
+        extent: ExtentId,
+        generation: Generation,
+    ) -> Result<(), Refusal> {
+        let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+        open.extent(extent)?.standing.confirmed(generation);
+        Ok(())
+    }
+
     /// Forgets a run of pages and gives their memory back.
     pub(crate) fn discard(
         &self,
         borrower: &Borrower,
-        extent: ExtentId,
+        (extent, generation): (ExtentId, Generation),
         first: u32,
         count: u32,
     ) -> Result<(), Refusal> {
@@ -213,6 +275,8 @@ impl Lender {
             let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
             let extent = open.extent(extent)?;
             let _alone = extent.contents.write().expect("no thread panics in an extent");
+            let (from, pages) = (run.start - extent.lent.first_page, run.end - run.start);
+            extent.standing.discarded(generation, from as u32, pages as u32);
             match self.arena.backing() {
                 Backing::BasePages => self.empty(run),
                 // A write to a huge page that was punched raises SIGBUS if the host has no other.
@@ -227,6 +291,7 @@ impl Lender {
         borrower: &Borrower,
         member: (u64, u8),
         order: u8,
+        generation: Generation,
     ) -> Result<ExtentId, Refusal> {
         let Borrower { space, epoch, gate } = borrower;
         let now_ms = self.now_ms();
@@ -235,14 +300,22 @@ impl Lender {
             Allocated::Held(lent) => return Ok(lent.extent),
             Allocated::Fresh(lent) => lent,
         };
+        if self.is_draining() {
+            books.table.free(*space, *epoch, lent.extent, now_ms)?;
+            books.table.reclaimed(lent.extent);
+            return Err(Refusal::Full);
+        }
         if let Err(error) = self.arena.prepare(lent.pages()) {
             warn!(%error, order, "the host gives no huge pages for an extent");
             books.table.free(*space, *epoch, lent.extent, now_ms)?;
             books.table.reclaimed(lent.extent);
             return Err(Refusal::Full);
         }
-        books.ledger.put_extent(&lent);
-        gate.change().extents.insert(lent.extent, Extent::new(lent));
+        books.ledger.put_extent(&lent, generation);
+        let at = books.ledger.generation_of(lent.extent);
+        let pages = lent.pages().end - lent.first_page;
+        let standing = Standing::fresh(books.ledger.words().clone(), at, pages);
+        gate.change().extents.insert(lent.extent, Extent::new(lent, standing));
         self.note_free_pages(&books);
         Ok(lent.extent)
     }
@@ -273,12 +346,19 @@ impl Lender {
         lines: &mut Vec<HeldExtent>,
     ) -> Result<(), Refusal> {
         let Borrower { space, epoch, .. } = *borrower;
-        let listed: Vec<_> =
-            self.books().table.list(space, epoch, from, MAX_HELD, self.now_ms())?.collect();
+        let mut books = self.books();
+        let Books { table, ledger, .. } = &mut *books;
+        let listed = table.list(space, epoch, from, MAX_HELD, self.now_ms())?;
+        let listed: Vec<_> = listed.map(|lent| (lent, ledger.generation(lent.extent))).collect();
+        drop(books);
         lines.clear();
         // Without the lock: a full list is a scan of megabytes. Nobody but this borrower, who waits
         // for the answer, and those that it has fenced could have written meanwhile.
-        lines.extend(listed.iter().map(|lent| lent.line(self.sums.written(lent.pages()))));
+        lines.extend(
+            listed
+                .iter()
+                .map(|(lent, generation)| lent.line(self.sums.written(lent.pages()), *generation)),
+        );
         Ok(())
     }
 
@@ -378,6 +458,7 @@ impl Lender {
             leaving_pages,
             committed_bytes,
             in_service: self.in_service.load(Ordering::Relaxed),
+            draining: self.is_draining(),
             zones,
             spaces,
             counters: self.metrics.total(),

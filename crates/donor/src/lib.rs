@@ -10,6 +10,7 @@
 
 mod config;
 mod donor;
+mod fill;
 mod gate;
 mod layout;
 mod ledger;
@@ -18,6 +19,7 @@ mod metrics;
 mod prometheus;
 mod server;
 mod snapshot;
+pub mod standing;
 mod stop;
 mod sums;
 pub mod table;

@@ -31,6 +31,8 @@ pub struct Counters {
     pub pages_written: u64,
     /// Pages in discarded runs.
     pub pages_discarded: u64,
+    /// Pages copied from other donors.
+    pub pages_filled: u64,
     /// Extents lent.
     pub extents_allocated: u64,
     /// Extents that their borrowers gave back.
@@ -60,6 +62,8 @@ pub struct Refusals {
     pub corrupt: u64,
     /// A space too many.
     pub busy: u64,
+    /// To fill an extent that is not being filled, or from a donor that does not answer.
+    pub no_fill: u64,
 }
 
 /// How long requests took.
@@ -150,6 +154,7 @@ impl Metrics {
             Refusal::NoSuchExtent => refusals.no_such_extent += 1,
             Refusal::OutOfBounds => refusals.out_of_bounds += 1,
             Refusal::Corrupt(_) => refusals.corrupt += 1,
+            Refusal::NotFilling | Refusal::NoSource => refusals.no_fill += 1,
             // The version is agreed on before a donor is asked.
             Refusal::Busy | Refusal::Version(..) => refusals.busy += 1,
         }
@@ -170,6 +175,10 @@ impl Metrics {
 
     pub(crate) fn discarded(&self, shard: ShardId, pages: u32) {
         self.shard(shard).counters.pages_discarded += u64::from(pages);
+    }
+
+    pub(crate) fn filled(&self, shard: ShardId, pages: u32) {
+        self.shard(shard).counters.pages_filled += u64::from(pages);
     }
 
     pub(crate) fn allocated(&self, shard: ShardId) {
@@ -196,6 +205,7 @@ impl Metrics {
             total.zero_pages_read += counters.zero_pages_read;
             total.pages_written += counters.pages_written;
             total.pages_discarded += counters.pages_discarded;
+            total.pages_filled += counters.pages_filled;
             total.extents_allocated += counters.extents_allocated;
             total.extents_freed += counters.extents_freed;
             total.refusals.full += counters.refusals.full;
@@ -204,6 +214,7 @@ impl Metrics {
             total.refusals.out_of_bounds += counters.refusals.out_of_bounds;
             total.refusals.corrupt += counters.refusals.corrupt;
             total.refusals.busy += counters.refusals.busy;
+            total.refusals.no_fill += counters.refusals.no_fill;
             read += &shard.read;
             write += &shard.write;
         }

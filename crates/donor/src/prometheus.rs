@@ -24,7 +24,7 @@ struct Donors(Vec<Snapshot>);
 
 type Value = fn(&Snapshot) -> u64;
 
-const GAUGES: [(&str, &str, Value); 7] = [
+const GAUGES: [(&str, &str, Value); 8] = [
     ("memory_bytes", "Memory that the donor lends at most", |d| pages_to_bytes(d.pages)),
     ("free_bytes", "Memory in no extent", |d| pages_to_bytes(d.free_pages)),
     ("lent_bytes", "Memory in extents, written or not", |d| pages_to_bytes(d.lent_pages)),
@@ -32,14 +32,16 @@ const GAUGES: [(&str, &str, Value); 7] = [
     ("connections", "Open connections", |d| d.counters.connections),
     ("spaces", "Spaces that the donor knows", |d| d.spaces.len() as u64),
     ("in_service", "Requests in service", |d| d.in_service.into()),
+    ("draining", "Whether the donor wants all of its memory back", |d| d.draining.into()),
 ];
 
-const COUNTERS: [(&str, &str, Value); 10] = [
+const COUNTERS: [(&str, &str, Value); 11] = [
     ("connections_opened", "Connections welcomed", |d| d.counters.connections_total),
     ("pages_read", "Pages sent", |d| d.counters.pages_read),
     ("zero_pages_read", "Pages sent that were never written", |d| d.counters.zero_pages_read),
     ("pages_written", "Pages stored", |d| d.counters.pages_written),
     ("pages_discarded", "Pages in discarded runs", |d| d.counters.pages_discarded),
+    ("pages_filled", "Pages copied from other donors", |d| d.counters.pages_filled),
     ("read_bytes", "Page data sent", |d| d.counters.pages_read * PAGE_SIZE as u64),
     ("written_bytes", "Page data stored", |d| d.counters.pages_written * PAGE_SIZE as u64),
     ("extents_allocated", "Extents lent", |d| d.counters.extents_allocated),
@@ -47,13 +49,14 @@ const COUNTERS: [(&str, &str, Value); 10] = [
     ("extents_expired", "Extents whose lease ran out", |d| d.counters.extents_expired),
 ];
 
-const REFUSALS: [(&str, Value); 6] = [
+const REFUSALS: [(&str, Value); 7] = [
     ("full", |d| d.counters.refusals.full),
     ("stale_epoch", |d| d.counters.refusals.stale_epoch),
     ("no_such_extent", |d| d.counters.refusals.no_such_extent),
     ("out_of_bounds", |d| d.counters.refusals.out_of_bounds),
     ("corrupt", |d| d.counters.refusals.corrupt),
     ("busy", |d| d.counters.refusals.busy),
+    ("no_fill", |d| d.counters.refusals.no_fill),
 ];
 
 impl Collector for Donors {

@@ -4,10 +4,13 @@
 //! sent from one page of zeros that all share. A write has come into the connection's buffer when
 //! this sees it, and is verified before a byte of it is stored.
 
+use crate::fill::{self, Source};
 use crate::lender::{Borrower, Lender};
 use crate::metrics::ShardId;
-use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum};
-use hecaton_transport::protocol::{HeldExtent, Hello, MAX_PAGES, Refusal, Request, Welcome};
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, random_u64};
+use hecaton_transport::protocol::{
+    HeldExtent, Hello, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
+};
 use hecaton_transport::server::{Replied, Reply, Service};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,6 +29,9 @@ pub(crate) struct PageService(pub(crate) Arc<Lender>);
 pub(crate) struct Session {
     lender: Arc<Lender>,
     borrower: Borrower,
+    /// How to introduce oneself to a donor that a fill copies from.
+    hello: Hello,
+    source: Option<Source>,
     shard: ShardId,
     sums: Vec<PageSum>,
     parts: Parts,
@@ -66,6 +72,8 @@ impl Service for PageService {
         let session = Session {
             lender: lender.clone(),
             borrower,
+            hello: Hello { lane: random_u64(), versions: VERSIONS, ..hello.clone() },
+            source: None,
             shard: lender.metrics.connected(),
             sums: Vec::with_capacity(MAX_PAGES),
             parts: Parts(Vec::with_capacity(MAX_PAGES)),
@@ -104,19 +112,20 @@ impl Session {
             Request::Read { extent, pages } => {
                 return self.send_pages(lender, extent, pages, begun, reply);
             }
-            Request::Write { extent, pages, sums } => {
+            Request::Write { extent, generation, pages, sums } => {
                 let now_ms = lender.now_ms();
-                let written = lender.write(borrower, extent, pages, sums, data, now_ms);
+                let to = (extent, generation);
+                let written = lender.write(borrower, to, pages, sums, data, now_ms);
                 written.map(|()| {
                     lender.metrics.written(shard, pages.len(), begun.elapsed());
                 })
             }
-            Request::Discard { extent, first, count } => {
-                let discarded = lender.discard(borrower, extent, first, count);
+            Request::Discard { extent, generation, first, count } => {
+                let discarded = lender.discard(borrower, (extent, generation), first, count);
                 discarded.map(|()| lender.metrics.discarded(shard, count))
             }
-            Request::Allocate { segment, member, order } => {
-                match lender.allocate(borrower, (segment, member), order) {
+            Request::Allocate { segment, member, order, generation } => {
+                match lender.allocate(borrower, (segment, member), order, generation) {
                     Ok(extent) => {
                         lender.metrics.allocated(shard);
                         return reply.allocated(extent, lender.load());
@@ -124,6 +133,15 @@ impl Session {
                     Err(refusal) => Err(refusal),
                 }
             }
+            Request::Fill { extent, first, count, source } => {
+                let Session { hello, source: kept, .. } = self;
+                let filled =
+                    fill::copy(kept, &source, hello, (first, count), |first, sums, data| {
+                        lender.fill(&self.borrower, extent, first, sums, data)
+                    });
+                filled.map(|()| lender.metrics.filled(shard, count))
+            }
+            Request::Confirm { extent, generation } => lender.confirm(borrower, extent, generation),
             Request::Free { extent } => {
                 let freed = lender.free(borrower, extent);
                 freed.map(|()| lender.metrics.freed(shard, 1))

@@ -5,7 +5,7 @@ use hecaton_memory::{Epoch, SpaceId};
 use serde::{Deserialize, Serialize};
 
 /// A donor at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The donor's name.
     pub name: String,
@@ -26,6 +26,9 @@ pub struct Snapshot {
     pub committed_bytes: u64,
     /// Requests in service.
     pub in_service: u32,
+    /// Nothing more is lent, and borrowers are told to take away what they have here.
+    #[serde(default)]
+    pub draining: bool,
     /// The memory by NUMA node.
     pub zones: Vec<ZoneSnapshot>,
     /// Who has what.

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use hecaton_memory::Generation;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_transport::client::{Connection, Event, Options, Outcome};
 use hecaton_transport::protocol::{MAX_PAGES, Refusal, Request};
@@ -29,7 +30,12 @@ fn memory_that_changes_hands_takes_no_late_write_and_gives_no_late_read() {
         let mut extent = None;
         // The pages are back when the last read of the owner before is done.
         eventually("the memory is free again", || {
-            match owner.call(Request::Allocate { segment: 0, member: 0, order: ORDER }) {
+            match owner.call(Request::Allocate {
+                segment: 0,
+                member: 0,
+                order: ORDER,
+                generation: Generation(1),
+            }) {
                 Outcome::Allocated(given) => extent = Some(given),
                 refused => assert_eq!(refused, Outcome::Refused(Refusal::Full)),
             }
@@ -106,7 +112,8 @@ fn memory_is_not_lent_while_a_read_of_it_is_being_sent() {
     owner.done(Request::Free { extent });
     assert_eq!(donor.snapshot().leaving_pages, MAX_PAGES as u64);
     let mut next = Borrower::connect(address, 2, 1);
-    let allocate = Request::Allocate { segment: 0, member: 0, order: ORDER };
+    let allocate =
+        Request::Allocate { segment: 0, member: 0, order: ORDER, generation: Generation(1) };
     assert_eq!(next.refused(allocate), Refusal::Full);
 
     let (mut pages, mut refused) = (0, 0);
@@ -163,7 +170,12 @@ fn nothing_of_an_older_epoch_lands_after_the_fence() {
             let goal = written_before + 3 * MAX_PAGES as u64;
             eventually("there is traffic", || donor.snapshot().counters.pages_written >= goal);
             let mut new = Borrower::connect(address, 1, epoch);
-            new.done(Request::Discard { extent, first: 0, count: 1 << ORDER });
+            new.done(Request::Discard {
+                extent,
+                generation: Generation(1),
+                first: 0,
+                count: 1 << ORDER,
+            });
             new.done(Request::Fence);
             let then = new.read(extent, &all_pages()).unwrap();
             for _ in 0..5 {
@@ -194,7 +206,12 @@ fn a_write_that_meets_a_discard_leaves_a_whole_page() {
                 while Instant::now() < sent {
                     std::hint::spin_loop();
                 }
-                discarder.done(Request::Discard { extent, first: 0, count: PAGES.len() as u32 });
+                discarder.done(Request::Discard {
+                    extent,
+                    generation: Generation(1),
+                    first: 0,
+                    count: PAGES.len() as u32,
+                });
                 line.wait();
             }
         });

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, StopHandle, listen, prometheus_text, run};
-use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, Size, page_sum};
+use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, Size, page_sum};
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{HeldExtent, MAX_HELD, MAX_PAGES, Refusal, Request};
 use std::sync::mpsc;
@@ -71,13 +71,23 @@ fn a_full_donor_refuses_and_says_so_in_its_load() {
     assert_eq!(borrower.welcome().load.free_pages, 1536);
     let large = borrower.allocate(0, 10);
     assert_eq!(
-        borrower.refused(Request::Allocate { segment: 1, member: 0, order: 10 }),
+        borrower.refused(Request::Allocate {
+            segment: 1,
+            member: 0,
+            order: 10,
+            generation: Generation(1)
+        }),
         Refusal::Full
     );
     assert_eq!(borrower.load().free_pages, 512);
     borrower.allocate(1, 9);
     assert_eq!(
-        borrower.refused(Request::Allocate { segment: 2, member: 0, order: 0 }),
+        borrower.refused(Request::Allocate {
+            segment: 2,
+            member: 0,
+            order: 0,
+            generation: Generation(1)
+        }),
         Refusal::Full
     );
     assert_eq!(borrower.load().free_pages, 0);
@@ -116,8 +126,8 @@ fn a_stale_epoch_is_refused_for_everything_old_connections_too() {
     assert_eq!(old.write(extent, &[0], &[page(3)]), Outcome::Refused(stale));
     for request in [
         Request::Read { extent, pages: &[0] },
-        Request::Discard { extent, first: 0, count: 1 },
-        Request::Allocate { segment: 0, member: 0, order: 4 },
+        Request::Discard { extent, generation: Generation(1), first: 0, count: 1 },
+        Request::Allocate { segment: 0, member: 0, order: 4, generation: Generation(1) },
         Request::Free { extent },
         Request::FreeAll,
         Request::List { from: ExtentId(0) },
@@ -143,7 +153,7 @@ fn another_spaces_extent_is_out_of_reach() {
     owner.write(extent, &[0], &[page(1)]);
     for request in [
         Request::Read { extent, pages: &[0] },
-        Request::Discard { extent, first: 0, count: 1 },
+        Request::Discard { extent, generation: Generation(1), first: 0, count: 1 },
         Request::Free { extent },
     ] {
         assert_eq!(other.refused(request), Refusal::NoSuchExtent, "{request:?}");
@@ -165,9 +175,9 @@ fn what_is_out_of_bounds_is_refused() {
     assert_eq!(borrower.pages(extent, &[15]), [page(1)], "all pages are written or none");
     for request in [
         Request::Read { extent, pages: &[0, u32::MAX] },
-        Request::Discard { extent, first: 15, count: 2 },
-        Request::Allocate { segment: 0, member: 0, order: 5 },
-        Request::Allocate { segment: 1, member: 0, order: 33 },
+        Request::Discard { extent, generation: Generation(1), first: 15, count: 2 },
+        Request::Allocate { segment: 0, member: 0, order: 5, generation: Generation(1) },
+        Request::Allocate { segment: 1, member: 0, order: 33, generation: Generation(1) },
     ] {
         assert_eq!(borrower.refused(request), Refusal::OutOfBounds, "{request:?}");
     }
@@ -187,7 +197,12 @@ fn memory_is_the_hosts_again_after_discard_and_free() {
     }
     let mib = |donor: &Donor| donor.snapshot().committed_bytes >> 20;
     assert_eq!(mib(&donor), 32);
-    borrower.done(Request::Discard { extent: extents[0], first: 100, count: 2048 });
+    borrower.done(Request::Discard {
+        extent: extents[0],
+        generation: Generation(1),
+        first: 100,
+        count: 2048,
+    });
     assert_eq!(mib(&donor), 24);
     assert_eq!(borrower.pages(extents[0], &[99, 100, 2147, 2148]), {
         let zeros = [0; PAGE_SIZE];

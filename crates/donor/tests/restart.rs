@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use hecaton_donor::{Donor, DonorError, DonorFds, LedgerError, listen};
-use hecaton_memory::{ExtentId, PAGE_SIZE, page_sum};
+use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
 use hecaton_transport::client::{Connection, Options, Outcome};
 use hecaton_transport::protocol::{Refusal, Request};
 use std::collections::HashMap;
@@ -193,7 +193,12 @@ impl Known {
         // What is undecided is decided now, so that it is known again.
         if let Some(segment) = self.open.take() {
             let extent = borrower.allocate(segment, 6);
-            borrower.done(Request::Discard { extent, first: 0, count: PAGES });
+            borrower.done(Request::Discard {
+                extent,
+                generation: Generation(1),
+                first: 0,
+                count: PAGES,
+            });
             self.extents.insert(segment, extent);
             self.pages.retain(|(of, _), _| *of != segment);
         }
@@ -217,7 +222,8 @@ impl Known {
         let segment = seed % SEGMENTS;
         let Some(&extent) = self.extents.get(&segment) else {
             self.open = Some(segment);
-            let request = Request::Allocate { segment, member: 0, order: 6 };
+            let request =
+                Request::Allocate { segment, member: 0, order: 6, generation: Generation(1) };
             let Outcome::Allocated(extent) = borrower.0.call(request, &[]).ok()? else {
                 panic!("not allocated")
             };
@@ -237,7 +243,8 @@ impl Known {
             }
             1 => {
                 self.pages.extend(run.iter().map(|&at| ((segment, at), None)));
-                let request = Request::Discard { extent, first, count: 8 };
+                let request =
+                    Request::Discard { extent, generation: Generation(1), first, count: 8 };
                 borrower.0.call(request, &[]).ok()?;
                 self.pages.retain(|(of, at), _| *of != segment || !run.contains(at));
             }
@@ -246,7 +253,8 @@ impl Known {
                 let number = |at: u32| self.step * 100 + u64::from(at);
                 let data: Vec<_> = run.iter().map(|&at| page(number(at))).collect();
                 let sums: Vec<_> = data.iter().map(|page| page_sum(page)).collect();
-                let request = Request::Write { extent, pages: &run, sums: &sums };
+                let request =
+                    Request::Write { extent, generation: Generation(1), pages: &run, sums: &sums };
                 borrower.0.call(request, &[data.as_flattened()]).ok()?;
                 for at in run {
                     self.pages.insert((segment, at), Some(self.step * 100 + u64::from(at)));

@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | `GET /v1/status` | | [`ClusterStatus`](crate::ClusterStatus): the nodes, their donors and consumers |
 //! | `GET /v1/donors` | | the donors of the nodes that are up |
+//! | `POST /v1/donors/NAME/drain` | | nothing; the donor gives back all that it has lent |
+//! | `DELETE /v1/donors/NAME/drain` | | nothing; it goes on lending |
 //! | `POST /v1/nodes/NAME/heartbeat` | [`NodeReport`] | [`HeartbeatAnswer`] |
 //! | `DELETE /v1/nodes/NAME?boot=N` | | nothing; the node says farewell |
 //! | `GET /metrics` | | OpenMetrics text |
@@ -52,6 +54,7 @@ impl Manager {
         Router::new()
             .route("/v1/status", get(status))
             .route("/v1/donors", get(donors))
+            .route("/v1/donors/{name}/drain", post(drain).delete(stop_draining))
             .route("/v1/nodes/{name}/heartbeat", post(heartbeat))
             .route("/v1/nodes/{name}", delete(farewell))
             .route("/metrics", get(prometheus))
@@ -67,6 +70,25 @@ async fn status(State(manager): State<Manager>) -> Response {
 
 async fn donors(State(manager): State<Manager>) -> Json<Vec<DonorAddress>> {
     Json(manager.registry().donors(manager.now()))
+}
+
+async fn drain(State(manager): State<Manager>, Path(name): Path<String>) -> Response {
+    set_draining(&manager, &name, true)
+}
+
+async fn stop_draining(State(manager): State<Manager>, Path(name): Path<String>) -> Response {
+    set_draining(&manager, &name, false)
+}
+
+fn set_draining(manager: &Manager, name: &str, draining: bool) -> Response {
+    match manager.registry().drain(name, draining) {
+        true => StatusCode::NO_CONTENT.into_response(),
+        false => {
+            let text =
+                format!("there is no donor `{name}`; `hecaton status` names those there are");
+            (StatusCode::NOT_FOUND, text).into_response()
+        }
+    }
 }
 
 async fn heartbeat(

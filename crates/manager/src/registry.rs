@@ -3,9 +3,10 @@
 //! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Nothing here
 //! is durable, because nothing needs to be: every node says everything about itself once a second.
 
+use hecaton_node::donors::DonorReport;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most nodes that are remembered.
@@ -84,6 +85,8 @@ pub struct ClusterStatus {
 #[derive(Debug, Default)]
 pub struct Registry {
     nodes: BTreeMap<String, Entry>,
+    /// Donors that are to give back all that they have lent.
+    draining: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -118,16 +121,42 @@ impl Registry {
         if !self.nodes.contains_key(name) && self.nodes.len() >= MAX_NODES {
             return Err(RegistryError::TooManyNodes);
         }
+        if !self.nodes.contains_key(name) {
+            // This manager has started anew, or the node was silent for very long: what was asked of
+            // its donors goes on.
+            let is_draining =
+                |donor: &&DonorReport| donor.stats.as_ref().is_some_and(|stats| stats.draining);
+            let draining = report.donors.iter().filter(is_draining);
+            self.draining.extend(draining.map(|donor| donor.name.clone()));
+        }
+        let is_own = |name: &&String| report.donors.iter().any(|donor| donor.name == **name);
+        let draining = self.draining.iter().filter(is_own).cloned().collect();
         self.nodes.insert(name.to_owned(), Entry { heard: now, report });
-        Ok(HeartbeatAnswer { donors: self.donors(now) })
+        Ok(HeartbeatAnswer { donors: self.donors(now), draining })
     }
 
     /// Takes a node's farewell: it is forgotten at once. One from an earlier life of the node, or
     /// about a node that is not known, changes nothing.
     pub fn farewell(&mut self, name: &str, boot: u64) {
-        if self.nodes.get(name).is_some_and(|entry| entry.report.boot == boot) {
-            self.nodes.remove(name);
+        let is_it = self.nodes.get(name).is_some_and(|entry| entry.report.boot == boot);
+        if let Some(entry) = is_it.then(|| self.nodes.remove(name)).flatten() {
+            for donor in entry.report.donors {
+                self.draining.remove(&donor.name);
+            }
         }
+    }
+
+    /// Asks a donor to give back all that it has lent, or to go on lending. False if there is no such
+    /// donor.
+    pub fn drain(&mut self, donor: &str, draining: bool) -> bool {
+        let mut donors = self.nodes.values().flat_map(|entry| &entry.report.donors);
+        let exists = donors.any(|known| known.name == donor);
+        match draining {
+            true if exists => _ = self.draining.insert(donor.to_owned()),
+            true => {}
+            false => _ = self.draining.remove(donor),
+        }
+        exists
     }
 
     /// The donors of the nodes that are up.
@@ -179,8 +208,34 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hecaton_node::donors::{DonorReport, DonorState};
+    use hecaton_node::donors::DonorState;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_donor_drains_until_that_is_cancelled() {
+        let mut registry = Registry::default();
+        let now = Duration::ZERO;
+        let beat = |registry: &mut Registry, report| {
+            registry.heartbeat(now, "a", report).unwrap().draining
+        };
+        assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
+        assert!(!registry.drain("x", true), "there is none");
+        assert!(registry.drain("d", true));
+        assert_eq!(beat(&mut registry, report("a", 1, &["d"])), ["d"]);
+        assert!(registry.drain("d", false));
+        assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
+        // A manager that starts anew learns of it from the donor.
+        let mut draining = report("a", 1, &["d", "e"]);
+        draining.donors[0].stats = serde_json::from_value(snapshot_draining()).unwrap();
+        let mut successor = Registry::default();
+        assert_eq!(beat(&mut successor, draining), ["d"]);
+    }
+
+    fn snapshot_draining() -> serde_json::Value {
+        let mut donor = serde_json::to_value(Some(hecaton_donor::Snapshot::default())).unwrap();
+        donor["draining"] = true.into();
+        donor
+    }
 
     fn report(name: &str, boot: u64, donors: &[&str]) -> NodeReport {
         let donor = |name: &&str| DonorReport {

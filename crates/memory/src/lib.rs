@@ -16,7 +16,7 @@ pub mod size;
 pub mod words;
 
 pub use checksum::{PageSum, is_zero, page_sum};
-pub use ids::{Epoch, ExtentId, PageNo, SpaceId};
+pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
 pub use random::random_u64;
 pub use size::{ParseSizeError, Size};
 

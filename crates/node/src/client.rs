@@ -1,7 +1,9 @@
 //! The client side of `node.sock`, for the command line.
 
 use crate::channel::{self, Receiver};
-use crate::message::{Answer, PagerAddress, PagerEnd, Request, ResizeLocal, StartPager, StartVm};
+use crate::message::{
+    Answer, PagerAddress, PagerEnd, Place, Request, ResizeLocal, StartPager, StartVm,
+};
 use crate::report::NodeReport;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -68,6 +70,14 @@ impl NodeClient {
     pub fn resize_local(&mut self, consumer: &str, bytes: u64) -> Result<(), ClientError> {
         let wish = ResizeLocal { consumer: consumer.to_owned(), bytes };
         match self.ask(&Request::ResizeLocal(wish))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Changes the donors that a consumer's memory may be with; what is elsewhere is moved.
+    pub fn place(&mut self, wish: Place) -> Result<(), ClientError> {
+        match self.ask(&Request::Place(wish))? {
             Answer::Done => Ok(()),
             _ => Err(ClientError::Unexpected),
         }

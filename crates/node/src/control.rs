@@ -180,6 +180,7 @@ fn start_vm(
         local_bytes: wish.local_bytes,
         guest: Some(wish.guest.unwrap_or(Guest::Qemu)),
         donor_patience_s: None,
+        wanted: wish.wanted,
     };
     let answered = start_pager(node, writer, pager, launched);
     if launched.len() > before {
@@ -234,6 +235,9 @@ fn answer_all(
             Request::ResizeLocal(wish) => {
                 told(pager_control::resize_local(&node.pagers, &wish), |()| Answer::Done)
             }
+            Request::Place(wish) => {
+                told(pager_control::place(&node.pagers, wish), |()| Answer::Done)
+            }
             Request::Detach(name) => told(pager_control::detach(&node.pagers, &name), |()| {
                 node.vms.leaves(&name);
                 Answer::Done
@@ -261,7 +265,7 @@ fn told<T, E: Error>(result: Result<T, E>, answer: impl FnOnce(T) -> Answer) -> 
 mod tests {
     use crate::child::ChildCommand;
     use crate::client::{ClientError, NodeClient};
-    use crate::message::{StartPager, StartVm};
+    use crate::message::{StartPager, StartVm, Wanted};
     use crate::node::{Node, NodeConfig};
     use crate::node_dir::NodeDir;
     use crate::vms::VmState;
@@ -279,6 +283,7 @@ mod tests {
         let socket = dir.paths().control_socket();
         let script = "read config; echo ready; exec cat >/dev/null";
         let node = Node::start(NodeConfig {
+            copies: 1,
             name: "a".to_owned(),
             location: None,
             dir,
@@ -302,6 +307,7 @@ mod tests {
             local_bytes: 1 << 24,
             guest: None,
             donor_patience_s: None,
+            wanted: Wanted::default(),
         }
     }
 
@@ -335,6 +341,7 @@ mod tests {
             let monitor = socket.with_file_name("vm-db.qmp");
             std::fs::write(&monitor, "").expect("written");
             let wish = || StartVm {
+                wanted: Wanted::default(),
                 name: "db".to_owned(),
                 local_bytes: 1 << 24,
                 monitor: Some(monitor.clone()),

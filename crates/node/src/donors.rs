@@ -63,8 +63,19 @@ pub struct DonorStart {
     pub lend_bytes: u64,
     /// What kind of memory these are.
     pub memory: DonorMemory,
+    /// Whether it is to give back what the process before it has lent.
+    #[serde(default)]
+    pub draining: bool,
     /// [`LISTENER`], then whatever the process before it has sent up.
     pub labels: Vec<String>,
+}
+
+/// A further line to a donor process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DonorOrder {
+    /// Give back all that is lent, or go on lending.
+    Drain(bool),
 }
 
 /// A line from a donor process.
@@ -140,6 +151,7 @@ struct Status {
     held: HeldFds,
     process: Option<Process>,
     has_served: bool,
+    draining: bool,
 }
 
 /// What stops the donor's process: first its stream, then a signal.
@@ -170,6 +182,7 @@ impl Donor {
                 held: HeldFds::default(),
                 process: None,
                 has_served: false,
+                draining: false,
             }),
             changed: Condvar::new(),
         });
@@ -200,9 +213,28 @@ impl Donor {
         }
     }
 
+    /// The donor's name.
+    pub fn name(&self) -> &str {
+        &self.shared.spec.name
+    }
+
     /// The donor as it is now.
     pub fn report(&self) -> DonorReport {
         self.shared.lock().report.clone()
+    }
+
+    /// Has it give back all that it has lent, or go on lending.
+    pub fn set_draining(&self, draining: bool) {
+        let mut status = self.shared.lock();
+        if std::mem::replace(&mut status.draining, draining) == draining {
+            return;
+        }
+        if let Some(process) = &status.process
+            && let Err(error) = channel::send(&process.stream, &DonorOrder::Drain(draining), &[])
+        {
+            // The next one is told as it starts.
+            tracing::debug!(%error, "donor process took no order");
+        }
     }
 
     /// Tells the process to end; [`Donor::join`] waits for it.
@@ -321,6 +353,7 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
             name: shared.spec.name.clone(),
             lend_bytes: shared.spec.lend_bytes,
             memory: shared.spec.memory,
+            draining: status.draining,
             labels,
         };
         if let Err(error) = channel::send(&stream, &start, &fds) {

@@ -132,6 +132,7 @@ fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) 
         match link.beat(&node.report()) {
             Ok(answer) => {
                 node.directory.update(answer.donors);
+                node.drain(&answer.draining);
                 if trouble.take().is_some() {
                     tracing::info!(url = link.url, "the manager answers again");
                 }

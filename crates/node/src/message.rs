@@ -17,7 +17,7 @@
 //! ```
 
 use crate::report::{DonorAddress, NodeReport};
-use hecaton_pager::{Guest, Stats};
+use hecaton_pager::{Guest, Placement, RamRange, Stats};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -38,6 +38,8 @@ pub enum Request {
     StartVm(StartVm),
     /// Change a consumer's local memory. Answered when no more than that is local.
     ResizeLocal(ResizeLocal),
+    /// Use other donors for a consumer from now on, and move what is elsewhere.
+    Place(Place),
     /// Bring a virtual machine's memory home and page it no longer, while it runs on. Answered
     /// once that has begun; it is done when the machine is reported as detached.
     Detach(String),
@@ -58,6 +60,9 @@ pub struct StartPager {
     /// Seconds that a donor may be away before the consumer is ended; a minute if nothing is said.
     #[serde(default)]
     pub donor_patience_s: Option<u64>,
+    /// In how many copies the memory is to be kept, and with whom.
+    #[serde(default, skip_serializing_if = "Wanted::is_default")]
+    pub wanted: Wanted,
     /// How a virtual machine hands its memory over; none for a program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
@@ -71,6 +76,9 @@ pub struct StartVm {
     pub name: String,
     /// Most bytes of its memory that stay on this host.
     pub local_bytes: u64,
+    /// In how many copies its memory is to be kept, and with whom.
+    #[serde(default, skip_serializing_if = "Wanted::is_default")]
+    pub wanted: Wanted,
     /// Where its QMP monitor listens, or will; without one it is not stopped when pages are lost,
     /// but waits for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,6 +86,44 @@ pub struct StartVm {
     /// How its memory is handed over, if it is not by QEMU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
+}
+
+/// What a consumer wants of the pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    /// Copies of each page; the node's default if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<u8>,
+    /// The only donors that may be used; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub donors: Vec<String>,
+    /// Donors for parts of a machine's RAM.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<RamRange>,
+}
+
+impl Wanted {
+    /// With a number of copies where nothing is said of it.
+    pub fn or(self, copies: u8) -> Placement {
+        let copies = self.copies.unwrap_or(copies);
+        Placement { copies, donors: self.donors, ranges: self.ranges }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Wanted::default()
+    }
+}
+
+/// Other donors for a consumer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Whose.
+    pub consumer: String,
+    /// The only donors that may be used from now on; all if there are none.
+    pub donors: Vec<String>,
+    /// Donors for parts of a machine's RAM from now on.
+    pub ranges: Vec<RamRange>,
 }
 
 /// Another size of a consumer's local memory.
@@ -153,6 +199,7 @@ mod tests {
             local_bytes: 1,
             guest: None,
             donor_patience_s: Some(60),
+            wanted: Wanted::default(),
         };
         assert_eq!(
             line(&Request::StartPager(wish)),

@@ -30,6 +30,8 @@ pub struct NodeConfig {
     pub name: String,
     /// Where it stands (rack, zone).
     pub location: Option<String>,
+    /// Copies of each page that its consumers keep unless they say otherwise.
+    pub copies: u8,
     /// Its directory.
     pub dir: NodeDir,
     /// What it lends through; none, if it only borrows.
@@ -142,7 +144,8 @@ impl Node {
         });
         let directory = Arc::new(DonorDirectory::new(own.collect()));
         let paths = config.dir.paths().clone();
-        let pagers = Pagers::new(config.command, paths.clone(), Arc::clone(&directory));
+        let pagers =
+            Pagers::new(config.command, paths.clone(), Arc::clone(&directory), config.copies);
         let vms = Vms::new(pagers.clone());
         let inner = Arc::new(Inner {
             name: config.name,
@@ -224,6 +227,13 @@ impl Node {
 }
 
 impl Inner {
+    /// Has these donors give back all that they have lent, and the others lend.
+    pub(crate) fn drain(&self, draining: &[String]) {
+        for donor in self.lock_donors().iter() {
+            donor.set_draining(draining.iter().any(|name| *name == donor.name()));
+        }
+    }
+
     pub(crate) fn report(&self) -> NodeReport {
         NodeReport {
             name: self.name.clone(),

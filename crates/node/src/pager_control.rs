@@ -1,7 +1,8 @@
 //! What is asked of a running pager, on its control socket: one line each way.
 
-use crate::message::ResizeLocal;
+use crate::message::{Place, ResizeLocal};
 use crate::pagers::{PagerError, Pagers};
+use hecaton_pager::Placement;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -48,6 +49,20 @@ pub(crate) fn resize_local(pagers: &Pagers, wish: &ResizeLocal) -> Result<(), Co
     let done = ask(pagers, &wish.consumer, &request);
     if let Err(ControlError::Refused { .. }) = &done {
         pagers.set_local_bytes(&wish.consumer, before)?;
+    }
+    done
+}
+
+/// Changes the donors that a consumer's memory may be with.
+pub(crate) fn place(pagers: &Pagers, wish: Place) -> Result<(), ControlError> {
+    let before = pagers.placement(&wish.consumer)?;
+    let Place { consumer, donors, ranges } = wish;
+    let placement = Placement { copies: before.copies, donors, ranges };
+    // As with the local memory: a successor starts with the new ones.
+    pagers.set_placement(&consumer, placement.clone())?;
+    let done = ask(pagers, &consumer, &json!({ "place": placement }));
+    if let Err(ControlError::Refused { .. }) = &done {
+        pagers.set_placement(&consumer, before)?;
     }
     done
 }

@@ -13,7 +13,7 @@ use crate::node_dir::NodePaths;
 use crate::report::check_name;
 use crate::stop::{Bell, Stop};
 use hecaton_memory::{SpaceId, random_u64};
-use hecaton_pager::{PagerConfig, Stats};
+use hecaton_pager::{PagerConfig, Placement, Stats};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -119,6 +119,8 @@ struct Shared {
     command: ChildCommand,
     paths: NodePaths,
     donors: Arc<DonorDirectory>,
+    /// Copies of each page where nothing is said of them.
+    copies: u8,
     table: Mutex<Table>,
     /// Notified when an entry of the table changes or goes.
     changed: Condvar,
@@ -158,11 +160,17 @@ impl Pager {
 
 impl Pagers {
     /// No pagers yet.
-    pub fn new(command: ChildCommand, paths: NodePaths, donors: Arc<DonorDirectory>) -> Pagers {
+    pub fn new(
+        command: ChildCommand,
+        paths: NodePaths,
+        donors: Arc<DonorDirectory>,
+        copies: u8,
+    ) -> Pagers {
         Pagers(Arc::new(Shared {
             command,
             paths,
             donors,
+            copies,
             table: Mutex::default(),
             changed: Condvar::new(),
             stop: Stop::default(),
@@ -237,6 +245,16 @@ impl Pagers {
         })
     }
 
+    /// How a consumer's memory is to be held in the pool.
+    pub fn placement(&self, name: &str) -> Result<Placement, PagerError> {
+        self.with(name, |pager| pager.config.placement.clone())
+    }
+
+    /// That was changed: the consumer's next pager starts with it.
+    pub fn set_placement(&self, name: &str, placement: Placement) -> Result<(), PagerError> {
+        self.with(name, |pager| pager.config.placement = placement)
+    }
+
     /// Rings when a consumer comes or goes.
     pub fn news(&self) -> Arc<Bell> {
         Arc::clone(&self.0.news)
@@ -287,6 +305,7 @@ impl Pagers {
             local_bytes: wish.local_bytes,
             socket: self.0.paths.pager_socket(table.started),
             donors: Vec::new(),
+            placement: wish.wanted.clone().or(self.0.copies),
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
             guest: wish.guest.clone(),

@@ -85,6 +85,9 @@ pub struct DonorAddress {
 pub struct HeartbeatAnswer {
     /// The donors of all nodes that the manager hears from.
     pub donors: Vec<DonorAddress>,
+    /// Donors that are to give back all that they have lent, by name.
+    #[serde(default)]
+    pub draining: Vec<String>,
 }
 
 impl NodeReport {

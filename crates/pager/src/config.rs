@@ -9,6 +9,7 @@
 //! - At [`PagerConfig::node`] statistics are pushed each second, and a last time before the end;
 //!   donors are asked for there.
 
+use crate::placement::Placement;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,6 +29,9 @@ pub struct PagerConfig {
     pub socket: PathBuf,
     /// Donors known at the start.
     pub donors: Vec<Donor>,
+    /// In how many copies the memory is kept, and with whom.
+    #[serde(default)]
+    pub placement: Placement,
     /// The node's control socket: asked for donors, told of statistics.
     pub node: Option<PathBuf>,
     /// How long donors keep the space when they hear nothing.
@@ -60,6 +64,9 @@ pub enum Guest {
 pub struct Donor {
     /// The donor's name.
     pub name: String,
+    /// The node that it is a part of: what fails together.
+    #[serde(default)]
+    pub node: String,
     /// Where it serves the page protocol.
     pub address: SocketAddr,
 }

@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `"stats"` | [`crate::Stats`] |
 //! | `{"resize_local":{"bytes":N}}` | [`crate::Stats`], once no more than that is local |
+//! | `{"place":{...}}` | [`crate::Stats`]; with a [`crate::Placement`], of which the copies stay as they are. What is with other donors is moved from then on |
 //! | `"detach"` | [`crate::Stats`], once the machine's pages begin to come home; it is done when they say that no process is attached |
 //! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
 
 use crate::config::MIN_LOCAL_BYTES;
+use crate::housekeeping::Pool;
+use crate::placement::Placement;
 use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
 use serde::Deserialize;
@@ -24,15 +27,16 @@ enum Request {
     ResizeLocal { bytes: u64 },
     Evict { down_to_bytes: u64 },
     Detach,
+    Place(Placement),
 }
 
 /// How long a client may take to say what it wants, and an eviction to be done.
 const PATIENCE: Duration = Duration::from_millis(500);
 const EVICTION_PATIENCE: Duration = Duration::from_secs(30);
-const MAX_REQUEST: u64 = 4096;
+const MAX_REQUEST: u64 = 64 << 10;
 
 /// Serves whoever comes within `wait`.
-pub(crate) fn serve(listener: &UnixListener, shared: &Shared, wait: Duration) {
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &mut Pool, wait: Duration) {
     let until = Instant::now() + wait;
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -44,27 +48,28 @@ pub(crate) fn serve(listener: &UnixListener, shared: &Shared, wait: Duration) {
             _ => return,
         }
         if let Ok((stream, _)) = listener.accept()
-            && let Err(error) = answer(stream, shared)
+            && let Err(error) = answer(stream, shared, pool)
         {
             tracing::debug!(%error, "a client of the control socket went away");
         }
     }
 }
 
-fn answer(stream: UnixStream, shared: &Shared) -> std::io::Result<()> {
+fn answer(stream: UnixStream, shared: &Shared, pool: &mut Pool) -> std::io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new((&stream).take(MAX_REQUEST)).read_line(&mut line)?;
     let answer = match serde_json::from_str::<Request>(&line) {
-        Ok(request) => perform(&request, shared),
+        Ok(request) => perform(&request, shared, pool),
         Err(error) => json!({ "refused": error.to_string() }),
     };
     writeln!(&stream, "{answer}")
 }
 
-fn perform(request: &Request, shared: &Shared) -> Value {
+fn perform(request: &Request, shared: &Shared, pool: &mut Pool) -> Value {
     let done = match *request {
+        Request::Place(ref placement) => place(placement, pool),
         Request::Stats => Ok(()),
         Request::ResizeLocal { bytes } if bytes < MIN_LOCAL_BYTES => {
             Err(format!("{bytes} bytes are too few: a pager works with {MIN_LOCAL_BYTES} or more"))
@@ -88,9 +93,20 @@ fn perform(request: &Request, shared: &Shared) -> Value {
         Request::Evict { down_to_bytes } => evict_down_to(shared, pages_for_bytes(down_to_bytes)),
     };
     match done {
-        Ok(()) => json!(shared.lock().snapshot()),
+        Ok(()) => json!(pool.stats(shared)),
         Err(why) => json!({ "refused": why }),
     }
+}
+
+fn place(placement: &Placement, pool: &mut Pool) -> Result<(), String> {
+    placement.check().map_err(|error| error.to_string())?;
+    let copies = pool.placement.copies;
+    if placement.copies != copies {
+        return Err(format!("{copies} copies of each page are kept, which does not change"));
+    }
+    placement.apply(&pool.space, &pool.placement);
+    pool.placement = placement.clone();
+    Ok(())
 }
 
 /// Bytes of this host that could be used.

@@ -17,6 +17,7 @@ use crate::shared::EpollSet;
 use crate::space_pages::SpacePages;
 use crate::stage::Stage;
 use crate::staging::Staging;
+use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place, TAG_MASK};
 use crate::state::record::Record;
 use crate::state::{MAX_SPACES, State};
@@ -304,13 +305,22 @@ impl Core {
     /// The contents of a page, which are in `slot`, belong to a space page of their own from now on.
     /// Returns that.
     pub(crate) fn stage_out(&mut self, key: Key, entry: Entry, slot: u32, sum: PageSum) -> u64 {
-        let page = self.pages.allocate(&self.state, key);
+        let page = self.new_page(key);
         let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
         self.pages.set_record(&self.state, page, record);
         self.staging.publish(&self.state, slot, page, false);
         let out = entry.with_place(Place::Out).with_dirty(false);
         self.set(key, out.with_space_page(Some(page)));
         page
+    }
+
+    /// A space page for the contents of `key`: where a machine's RAM has its place, or anywhere.
+    pub(crate) fn new_page(&mut self, key: Key) -> u64 {
+        let ram = self.spaces.get(key.space()).and_then(|space| space.as_ref()?.guest.as_ref());
+        let position = ram.and_then(|ram| ram.position(key.address()));
+        let wanted =
+            position.map(|at| (at / (CHUNK_PAGES * hecaton_memory::PAGE_SIZE as u64)) as u32);
+        self.pages.allocate(&self.state, key, wanted)
     }
 
     fn end_trigger(&mut self, slot: u32) {

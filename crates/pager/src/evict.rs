@@ -332,5 +332,5 @@ fn page_to_write(core: &mut Core, key: Key, old: Option<u64>) -> u64 {
         }
         core.release_page(page);
     }
-    core.pages.allocate(&core.state, key)
+    core.new_page(key)
 }

@@ -2,8 +2,8 @@
 
 use crate::address_space::AddressSpace;
 use crate::core::{Core, Fault, Fetch};
+use crate::state::SEGMENT_PAGES;
 use crate::state::entry::Place;
-use crate::state::{CHUNK_PAGES, SPACE_PAGES};
 use crate::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
 use hecaton_policy::evict::Installed;
@@ -453,12 +453,6 @@ fn let_write(uffd: Uffd, key: Key) {
         let _ = uffd.wake(key.address(), PAGE);
     }
 }
-
-/// Pages of a segment of the pager's space: 16 MiB.
-pub(crate) const SEGMENT_PAGES: u64 = 1 << SEGMENT_ORDER;
-pub(crate) const SEGMENT_ORDER: u8 = 12;
-const _: () = assert!(SEGMENT_PAGES.is_multiple_of(CHUNK_PAGES));
-const _: () = assert!(SPACE_PAGES.is_multiple_of(SEGMENT_PAGES));
 
 /// What is to become of a page's contents when it is evicted.
 pub(crate) enum Content {

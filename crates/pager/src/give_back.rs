@@ -14,7 +14,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Runs until the consumer has ended.
 pub(crate) fn run(shared: &Shared, space: &Space) {
     each(shared, |what| {
-        let given = give(space, what);
+        let given = give(shared, space, what);
         if let Err(error) = &given {
             tracing::warn!(%error, segment = what.segment(), "pages could not be given back yet");
         }
@@ -47,15 +47,20 @@ fn each(shared: &Shared, mut give: impl FnMut(&GiveBack) -> bool) {
 }
 
 /// False if the donor is known to be away: it is heard of when the lease is renewed.
-fn give(space: &Space, what: &GiveBack) -> Result<bool, SpaceError> {
+fn give(shared: &Shared, space: &Space, what: &GiveBack) -> Result<bool, SpaceError> {
     if !space.is_reachable(what.segment()) {
         return Ok(false);
     }
     if what.is_whole_segment() {
         space.free_segment(what.segment())?;
+        shared.lock().state.segment_freed(what.segment());
     } else {
         let pages = what.pages();
-        space.discard(pages.start, pages.end - pages.start)?;
+        let generations = space.discard(pages.start, pages.end - pages.start)?;
+        let core = shared.lock();
+        for (segment, generation) in generations {
+            core.state.acknowledged(segment, generation);
+        }
     }
     Ok(true)
 }
@@ -74,7 +79,7 @@ mod tests {
         let allocate = |chunk: u64| {
             let mut guard = shared.lock();
             let core = &mut *guard;
-            core.pages.allocate(&core.state, Key::new(PARENT, chunk * CHUNK_PAGES))
+            core.pages.allocate(&core.state, Key::new(PARENT, chunk * CHUNK_PAGES), None)
         };
         let (first, second) = (allocate(1), allocate(2));
         let mut guard = shared.lock();

@@ -1,11 +1,13 @@
-//! What is done now and then: leases, forked children, memory mapped behind our back, statistics.
+//! What is done now and then: forked children, memory mapped behind our back, statistics.
 
 use crate::control;
 use crate::core::Core;
 use crate::helper;
 use crate::mappings::read_mappings;
 use crate::node::NodeLine;
+use crate::placement::Placement;
 use crate::shared::Shared;
+use crate::stats::Stats;
 use crate::worker::TERMINATED;
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
@@ -17,31 +19,34 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
 
+/// The consumer's part of the pool, and how it is to be.
+pub(crate) struct Pool {
+    pub(crate) space: Arc<Space>,
+    pub(crate) placement: Placement,
+}
+
 /// Runs as long as the process.
-pub(crate) fn run(
-    shared: Arc<Shared>,
-    space: Arc<Space>,
-    mut node: NodeLine,
-    control: UnixListener,
-) {
+pub(crate) fn run(shared: Arc<Shared>, mut pool: Pool, mut node: NodeLine, control: UnixListener) {
     let mut reported = Instant::now();
-    let mut renewed = Instant::now();
-    let renewal = space.renew_interval();
     loop {
-        control::serve(&control, &shared, TICK);
+        control::serve(&control, &shared, &mut pool, TICK);
         if TERMINATED.load(Ordering::Relaxed) {
             shared.lock().terminate("the node is stopping");
         }
         watch_spaces(&shared);
-        if renewed.elapsed() >= renewal {
-            renewed = Instant::now();
-            space.renew();
-        }
         if reported.elapsed() >= Duration::from_secs(1) {
             reported = Instant::now();
-            let stats = shared.lock().snapshot();
-            node.report(&stats);
+            node.report(&pool.stats(&shared));
         }
+    }
+}
+
+impl Pool {
+    /// What the pager has counted, and how the pool holds the memory.
+    pub(crate) fn stats(&self, shared: &Shared) -> Stats {
+        let mut stats = shared.lock().snapshot();
+        stats.pool = self.placement.in_use(&self.space);
+        stats
     }
 }
 

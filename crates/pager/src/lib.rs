@@ -37,6 +37,7 @@ mod housekeeping;
 mod inherit;
 mod mappings;
 mod node;
+pub mod placement;
 mod recover;
 mod remote;
 mod serve;
@@ -55,6 +56,7 @@ mod write_out;
 pub use config::{
     Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart,
 };
+pub use placement::{Placement, PoolUse, RamRange};
 pub use stats::{Latency, Stats};
 pub use worker::PANICKED;
 

@@ -92,8 +92,11 @@ impl Directory for NodeDirectory {
         {
             *known = donors;
         }
-        let address =
-            |donor: &Donor| DonorAddress { name: donor.name.clone(), addr: donor.address };
+        let address = |donor: &Donor| DonorAddress {
+            name: donor.name.clone(),
+            host: donor.node.clone(),
+            addr: donor.address,
+        };
         known.iter().map(address).collect()
     }
 }

@@ -16,15 +16,16 @@
 
 use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
-use crate::fault::{Content, SEGMENT_PAGES, examine};
+use crate::fault::{Content, examine};
 use crate::guest::Ram;
 use crate::remote;
 use crate::stage::Stage;
 use crate::state::entry::{Entry, Place};
-use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, STAGING_SLOTS};
+use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, SEGMENT_PAGES, STAGING_SLOTS};
 use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
+use hecaton_space::Expected;
 use hecaton_uffd::handover::Range;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
@@ -99,17 +100,19 @@ impl Core {
         named
     }
 
-    /// How many pages of each segment the donors must hold, where they hold any.
-    pub(crate) fn stored_segments(&mut self) -> BTreeMap<u64, u32> {
+    /// What the donors must hold of each segment, where they hold any of it.
+    pub(crate) fn stored_segments(&mut self) -> BTreeMap<u64, Expected> {
         let named = self.all_named_pages();
         let is_stored = |page: &u64| self.pages.record(&self.state, *page).is_stored();
         // After a fork several entries name one page.
         let stored: BTreeSet<u64> = named.iter().map(|(_, page)| *page).filter(is_stored).collect();
-        let mut pages = BTreeMap::new();
-        for page in stored {
-            *pages.entry(page / SEGMENT_PAGES).or_default() += 1;
+        let mut expected = BTreeMap::new();
+        for segment in stored.iter().map(|page| page / SEGMENT_PAGES) {
+            let generation = self.state.generation(segment);
+            let known = expected.entry(segment).or_insert(Expected { pages: 0, generation });
+            known.pages += 1;
         }
-        pages
+        expected
     }
 
     fn adopt_staging(&mut self) {

@@ -3,11 +3,11 @@
 //! Space pages are given out in slots of 2 MiB, one to each chunk of an address space, and a page
 //! takes the place in the slot that it has in its chunk: neighbours in the program are neighbours
 //! at the donor, and one request fetches them. After a fork a page may be taken already by the
-//! other process's copy; the chunk then gets a further slot.
+//! other process's copy; the chunk then gets a further slot. A machine's RAM has its slots in its own
+//! order (see [`crate::placement`]), which a chunk's owner asks for.
 
-use crate::fault::SEGMENT_PAGES;
 use crate::state::record::{MAX_REFS, Record};
-use crate::state::{CHUNK_PAGES, SPACE_PAGES, State};
+use crate::state::{CHUNK_PAGES, SEGMENT_PAGES, SPACE_PAGES, State};
 use crate::tables::Key;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -83,22 +83,23 @@ impl SpacePages {
         self.in_use
     }
 
-    /// A page for the contents of `key`, with one reference.
+    /// A page for the contents of `key`, with one reference: in the slot `wanted`, if that is free.
     ///
     /// # Panics
     /// When all 4 TiB of the space are in use.
-    pub(crate) fn allocate(&mut self, state: &State, key: Key) -> u64 {
+    pub(crate) fn allocate(&mut self, state: &State, key: Key, wanted: Option<u32>) -> u64 {
         let (chunk, offset) = (key.0 / CHUNK_PAGES, key.0 % CHUNK_PAGES);
         let usable = self.slot_of_chunk.get(&chunk).copied().filter(|&slot| {
             let page = u64::from(slot) * CHUNK_PAGES + offset;
             self.record(state, page).refs() == 0
         });
         let slot = usable.unwrap_or_else(|| {
-            let slot = self.free.pop_first().unwrap_or_else(|| {
-                self.live.push(0);
-                self.chunk_of_slot.push(0);
-                self.live.len() as u32 - 1
-            });
+            let slot = match wanted {
+                Some(slot) if self.open(slot) => slot,
+                // Not where others' have their places.
+                Some(_) => self.another_slot(),
+                None => self.free.pop_first().unwrap_or_else(|| self.another_slot()),
+            };
             self.slot_of_chunk.insert(chunk, slot);
             self.chunk_of_slot[slot as usize] = chunk;
             slot
@@ -109,6 +110,34 @@ impl SpacePages {
         self.in_use += 1;
         self.set_record(state, page, Record::FREE.with_refs(1));
         page
+    }
+
+    /// Takes a slot into use, if nothing is in it and it is not being given back just now. What is
+    /// still to be given back of it need not be any more: nobody reads what donors have of it before
+    /// it is written.
+    fn open(&mut self, slot: u32) -> bool {
+        if u64::from(slot) >= SPACE_PAGES / CHUNK_PAGES {
+            return false;
+        }
+        self.know(slot as usize);
+        let sets = [&mut self.free, &mut self.leaving, &mut self.kept_back];
+        sets.into_iter().any(|set| set.remove(&slot))
+    }
+
+    fn another_slot(&mut self) -> u32 {
+        let slot = self.live.len();
+        self.know(slot);
+        self.free.remove(&(slot as u32));
+        slot as u32
+    }
+
+    /// Enters all slots up to this one.
+    fn know(&mut self, slot: usize) {
+        while self.live.len() <= slot {
+            self.free.insert(self.live.len() as u32);
+            self.live.push(0);
+            self.chunk_of_slot.push(0);
+        }
     }
 
     /// One more entry names the page. False when it cannot have more.
@@ -198,11 +227,7 @@ impl SpacePages {
     /// For a successor: counts a page that an entry names, and remembers its slot for the chunk.
     pub(crate) fn recount(&mut self, state: &State, page: u64, key: Key) {
         let slot = (page / CHUNK_PAGES) as usize;
-        while self.live.len() <= slot {
-            self.free.insert(self.live.len() as u32);
-            self.live.push(0);
-            self.chunk_of_slot.push(0);
-        }
+        self.know(slot);
         let record = self.record(state, page);
         if record.refs() == 0 {
             self.free.remove(&(slot as u32));
@@ -234,7 +259,7 @@ mod tests {
 
     /// Gives pages out to that many chunks, one each.
     fn fill(pages: &mut SpacePages, state: &State, chunks: Range<u64>) -> Vec<u64> {
-        chunks.map(|chunk| pages.allocate(state, page_of_chunk(chunk))).collect()
+        chunks.map(|chunk| pages.allocate(state, page_of_chunk(chunk), None)).collect()
     }
 
     fn empty(pages: &mut SpacePages, state: &State, freed: &[u64]) {
@@ -264,6 +289,24 @@ mod tests {
         assert_eq!(pages.next_to_give_back().as_ref(), Some(&what));
         pages.gave_back(&what, true);
         assert_eq!(fill(&mut pages, &state, 9..10), [CHUNK_PAGES]);
+    }
+
+    #[test]
+    fn a_slot_that_is_asked_for_is_given_if_it_is_free() {
+        let state = state();
+        let mut pages = SpacePages::new();
+        let asked = |pages: &mut SpacePages, chunk: u64, slot: u32| {
+            pages.allocate(&state, page_of_chunk(chunk), Some(slot)) / CHUNK_PAGES
+        };
+        assert_eq!(asked(&mut pages, 1, 40), 40);
+        assert_eq!(asked(&mut pages, 2, 3), 3);
+        assert_eq!(asked(&mut pages, 3, 3), 41, "that one is another's");
+        pages.release(&state, 3 * CHUNK_PAGES).unwrap();
+        assert_eq!(asked(&mut pages, 4, 3), 42, "it may still be written to");
+        pages.take_emptied().into_iter().for_each(|slot| pages.may_leave(slot));
+        assert_eq!(asked(&mut pages, 5, 3), 3);
+        assert_eq!(pages.next_to_give_back(), None, "it is in use again");
+        assert_eq!(asked(&mut pages, 6, u32::MAX), 43, "beyond the end");
     }
 
     #[test]

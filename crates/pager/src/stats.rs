@@ -1,5 +1,6 @@
 //! What a pager counts, and how it is shown.
 
+use crate::placement::PoolUse;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -77,6 +78,9 @@ pub struct Stats {
     pub pool_fault_latency: Latency,
     /// The same for faults served on this host.
     pub local_fault_latency: Latency,
+    /// How the pool holds the memory.
+    #[serde(default)]
+    pub pool: PoolUse,
     /// Why the consumer was ended, if it was.
     pub error: Option<String>,
 }

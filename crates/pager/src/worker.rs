@@ -8,18 +8,20 @@ use crate::fork;
 use crate::give_back;
 use crate::guard::Guard;
 use crate::guest;
-use crate::housekeeping;
+use crate::housekeeping::{self, Pool};
 use crate::node::{NodeDirectory, NodeLine};
+use crate::placement::Placement;
 use crate::serve::Server;
 use crate::shared::Shared;
 use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
-use hecaton_space::{Space, SpaceConfig};
+use hecaton_space::{Redundancy, Space, SpaceConfig};
 use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Descriptors that the first pager of a consumer opened, and each further one gets from the node.
 /// They stay open as long as the process lives.
@@ -50,7 +52,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         &config.consumer,
         crate::state::SPACE_PAGES,
     );
-    space_config.segment_order = crate::fault::SEGMENT_ORDER;
+    space_config.segment_order = crate::state::SEGMENT_ORDER;
+    space_config.redundancy = Redundancy::of_copies(config.placement.copies)?;
     space_config.lease = config.lease;
     space_config.give_up = config.donor_patience;
     space_config.patience = space_config.patience.min(config.donor_patience);
@@ -69,13 +72,11 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         core.fail(LOST.into());
     }
     let space = if is_successor {
-        Space::adopt(space_config, directory)?
+        Space::adopt(space_config, directory, &core.stored_segments())?
     } else {
         Space::create(space_config, directory)?
     };
-    for (segment, pages) in core.stored_segments() {
-        space.expect(segment, pages)?;
-    }
+    config.placement.apply(&space, &Placement::default());
     let shared = Arc::new(Shared::new(core)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
     let image = match &config.guest {
@@ -111,8 +112,12 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     // SAFETY: nobody else uses the number.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
-    let (housekeepers, its_space, line) = (shared.clone(), space.clone(), NodeLine::new(config));
-    spawn("housekeeping", move || housekeeping::run(housekeepers, its_space, line, control));
+    let (housekeepers, line) = (shared.clone(), NodeLine::new(config));
+    let pool = Pool { space: space.clone(), placement: config.placement.clone() };
+    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
+
+    let tended = space.clone();
+    spawn("upkeep", move || upkeep(&tended));
 
     let launcher_gone = launcher_watch();
     server.run(|core| {
@@ -128,7 +133,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
             unreachable!("a thread that panics ends the process");
         }
     }
-    let stats = shared.lock().snapshot();
+    let mut stats = shared.lock().snapshot();
+    stats.pool = config.placement.in_use(&space);
     let released = space.release();
     NodeLine::new(config).report(&stats);
     if let Some(error) = stats.error {
@@ -136,6 +142,30 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     }
     released.map_err(PagerError::from)
 }
+
+/// Renews the space's leases, makes copies that are missing, and moves those that are in the wrong
+/// place, as long as the process runs.
+fn upkeep(space: &Space) {
+    let renewal = space.renew_interval().min(LOOK_AROUND);
+    let mut renewed = Instant::now();
+    loop {
+        // Donors that come, that come back, or that want their memory back are noticed here too.
+        if renewed.elapsed() >= renewal {
+            renewed = Instant::now();
+            space.renew();
+        }
+        if !space.tend(UPKEEP, UPKEEP_BYTES_PER_S) {
+            std::thread::sleep(UPKEEP);
+        }
+    }
+}
+
+/// How often each donor is heard at least.
+const LOOK_AROUND: Duration = Duration::from_secs(3);
+/// How often it is looked whether copies are missing.
+const UPKEEP: Duration = Duration::from_millis(250);
+/// What copying between donors may take of their networks: half of what 10 Gbit/s carry.
+const UPKEEP_BYTES_PER_S: u64 = 600 << 20;
 
 /// Why a consumer is ended whose programs cannot be given back their memory.
 const LOST: &str = "its pager was killed after the node had stopped holding what belongs to it: the \

@@ -3,8 +3,8 @@
 //! Many requests are under way at a time, each of pages of one segment. A slot is free once its page
 //! was acknowledged. What could not be written stays staged, and is tried again.
 
-use crate::fault::SEGMENT_PAGES;
 use crate::shared::Shared;
+use crate::state::SEGMENT_PAGES;
 use hecaton_memory::PageSum;
 use hecaton_space::{Completion, Lane, SpaceError};
 use hecaton_transport::protocol::MAX_PAGES;
@@ -128,6 +128,8 @@ impl Writer {
         self.unsent.push(write);
         match error {
             SpaceError::Busy(_) => return self.collect(Some(Duration::from_millis(1))),
+            // The next attempt goes to those that are there.
+            SpaceError::Interrupted { .. } => return,
             error if error.is_transient() => {}
             SpaceError::NoRoom { .. } => {
                 let since = *self.no_room_since.get_or_insert_with(Instant::now);
@@ -145,10 +147,13 @@ impl Writer {
         let mut failed = Vec::new();
         let (shared, in_flight) = (&self.shared, &mut self.in_flight);
         self.lane.progress(wait, &mut |completion| match completion {
-            Completion::Written { token } => {
+            Completion::Written { token, generation } => {
                 let Some(write) = in_flight.remove(&token) else { return };
                 let mut guard = shared.lock();
                 let core = &mut *guard;
+                // Before the pages count as stored: a successor that finds them so must also know
+                // which extents have them.
+                core.state.acknowledged(write.pages[0] / SEGMENT_PAGES, generation);
                 core.stats.pages_out += write.pages.len() as u64;
                 for (&page, &slot) in write.pages.iter().zip(&write.slots) {
                     core.staging.written(&core.state, &core.pages, slot, page);

@@ -1,6 +1,7 @@
 //! Which donor gets the next extent of a space.
 //!
-//! Three wishes, in this order. *Room*: the donor with the most free memory is the least likely to
+//! Four wishes, in this order. *Apart*: copies of a segment on different hosts, or one failure takes
+//! them all. *Room*: the donor with the most free memory is the least likely to
 //! want it back soon, so only donors with nearly as much as the best are looked at. *Nearness*:
 //! among those, the nearest. *Spread*: among the equally near, the one that holds the fewest
 //! extents of this space, which is round robin for a space that grows, and lets a sweep over it
@@ -23,6 +24,8 @@ pub struct Candidate {
     pub extents_held_by_this_space: u64,
     /// Distance class, smaller is nearer: 0 for the same host or switch.
     pub nearness: u32,
+    /// Whether it is on another host than the group's other members.
+    pub is_apart: bool,
 }
 
 /// A donor whose free memory is at least this share (in eighths) of the best donor's counts as
@@ -32,7 +35,9 @@ const NEAR_EQUAL_EIGHTHS: u64 = 6;
 /// The index in `candidates` of the donor to ask for an extent of `need_pages`, or `None` when
 /// nobody has the room. The same input gives the same answer.
 pub fn choose(candidates: &[Candidate], need_pages: u64) -> Option<usize> {
-    let fits = |c: &Candidate| c.in_service && c.free_pages >= need_pages;
+    let has_room = |c: &Candidate| c.in_service && c.free_pages >= need_pages;
+    let is_any_apart = candidates.iter().any(|c| has_room(c) && c.is_apart);
+    let fits = |c: &Candidate| has_room(c) && (c.is_apart || !is_any_apart);
     let most_free = candidates.iter().filter(|c| fits(c)).map(|c| c.free_pages).max()?;
     // Divided before it is multiplied: a donor's word is not trusted to stay clear of overflow.
     let enough = most_free / 8 * NEAR_EQUAL_EIGHTHS;
@@ -52,7 +57,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn donor(free_pages: u64) -> Candidate {
-        Candidate { free_pages, in_service: true, extents_held_by_this_space: 0, nearness: 1 }
+        Candidate {
+            free_pages,
+            in_service: true,
+            extents_held_by_this_space: 0,
+            nearness: 1,
+            is_apart: true,
+        }
     }
 
     #[test]
@@ -60,6 +71,13 @@ mod tests {
         assert_eq!(choose(&[], 1), None);
         assert_eq!(choose(&[donor(9), donor(3)], 10), None);
         assert_eq!(choose(&[Candidate { in_service: false, ..donor(99) }], 10), None);
+    }
+
+    #[test]
+    fn copies_are_kept_apart_where_that_is_possible() {
+        let beside = Candidate { is_apart: false, nearness: 0, ..donor(9000) };
+        assert_eq!(choose(&[beside, donor(20)], 10), Some(1));
+        assert_eq!(choose(&[beside, donor(5)], 10), Some(0), "better than no copy at all");
     }
 
     #[test]
@@ -100,8 +118,9 @@ mod tests {
             in_service in any::<bool>(),
             extents_held_by_this_space in 0u64..5,
             nearness in 0u32..3,
+            is_apart in any::<bool>(),
         ) -> Candidate {
-            Candidate { free_pages, in_service, extents_held_by_this_space, nearness }
+            Candidate { free_pages, in_service, extents_held_by_this_space, nearness, is_apart }
         }
     }
 
@@ -115,7 +134,10 @@ mod tests {
             match choose(&candidates, need) {
                 Some(at) => {
                     prop_assert!(fits(&candidates[at]));
-                    let most = candidates.iter().filter(|c| fits(c)).map(|c| c.free_pages).max();
+                    let is_apart = candidates[at].is_apart;
+                    prop_assert!(is_apart || !candidates.iter().any(|c| fits(c) && c.is_apart));
+                    let alike = candidates.iter().filter(|c| fits(c) && c.is_apart == is_apart);
+                    let most = alike.map(|c| c.free_pages).max();
                     prop_assert!(candidates[at].free_pages >= most.unwrap() / 2);
                 }
                 None => prop_assert!(!candidates.iter().any(fits)),

@@ -1,27 +1,40 @@
 //! What a space is made of, and where its donors are.
 
 use crate::SpaceError;
+use crate::group::MAX_COPIES;
+use crate::map::Shape;
 use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId};
 use hecaton_transport::client::Options;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How a space's pages survive the loss of a donor.
-///
-/// The one place that says how many members a group has. Allocation, lookup and status go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Redundancy {
     /// One extent holds a segment; with its donor the segment is lost.
     #[default]
     None,
+    /// So many extents hold a segment, at different donors and, where there are several, on different
+    /// hosts: 2 or 3.
+    Mirror(u8),
 }
 
 impl Redundancy {
+    /// For so many copies of each page.
+    pub fn of_copies(copies: u8) -> Result<Redundancy, SpaceError> {
+        match copies {
+            1 => Ok(Redundancy::None),
+            2..=MAX_COPIES => Ok(Redundancy::Mirror(copies)),
+            _ => Err(SpaceError::Copies { copies, most: MAX_COPIES }),
+        }
+    }
+
     /// Extents in a group.
-    pub fn members(self) -> u8 {
+    pub fn copies(self) -> u8 {
         match self {
             Redundancy::None => 1,
+            Redundancy::Mirror(copies) => copies,
         }
     }
 }
@@ -45,6 +58,9 @@ pub struct SpaceConfig {
     pub lease: Duration,
     /// How long a request is tried again on a donor that does not answer before it fails.
     pub patience: Duration,
+    /// How long a donor may be silent before others that have the same pages take its place. Only
+    /// where there are copies.
+    pub failover: Duration,
     /// How long a donor may leave all requests for its pages unanswered before it is taken for gone,
     /// and what waits for them fails for good. At least the patience counts.
     pub give_up: Duration,
@@ -61,7 +77,7 @@ impl SpaceConfig {
     pub const MAX_SEGMENT_ORDER: u8 = 20;
 
     /// A space with the defaults: no redundancy, a lease of 30 s, a patience of 10 s, donors
-    /// given up after 60 s.
+    /// given up after 60 s, replaced by others after 150 ms.
     pub fn new(id: SpaceId, epoch: Epoch, consumer: &str, pages: u64) -> SpaceConfig {
         SpaceConfig {
             id,
@@ -72,6 +88,7 @@ impl SpaceConfig {
             redundancy: Redundancy::None,
             lease: Duration::from_secs(30),
             patience: Duration::from_secs(10),
+            failover: Duration::from_millis(150),
             give_up: Duration::from_secs(60),
             connection: Options::default(),
         }
@@ -87,12 +104,25 @@ impl SpaceConfig {
         self.pages.div_ceil(self.segment_pages())
     }
 
+    /// As its map needs to know it.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            segments: self.segments(),
+            segment_pages: self.segment_pages(),
+            copies: self.redundancy.copies(),
+            epoch: self.epoch,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), SpaceError> {
         if self.segment_order > Self::MAX_SEGMENT_ORDER {
             return Err(SpaceError::SegmentOrder {
                 order: self.segment_order,
                 most: Self::MAX_SEGMENT_ORDER,
             });
+        }
+        if Redundancy::of_copies(self.redundancy.copies())? != self.redundancy {
+            return Err(SpaceError::Copies { copies: 1, most: MAX_COPIES });
         }
         let most = u64::MAX / PAGE_SIZE as u64;
         if self.pages == 0 || self.pages > most {
@@ -107,6 +137,8 @@ impl SpaceConfig {
 pub struct DonorAddress {
     /// The donor's name, by which it is known again when its address changes.
     pub name: String,
+    /// The host that it is on: what fails together.
+    pub host: String,
     /// Where it takes page connections.
     pub addr: SocketAddr,
 }

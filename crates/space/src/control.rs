@@ -5,7 +5,7 @@
 //! freeing twice finds nothing the second time. So a call goes on over a new connection when one
 //! breaks, as long as its persistence lasts.
 
-use crate::map::{DonorIndex, Place};
+use crate::group::{DonorIndex, Place};
 use crate::{Space, SpaceError};
 use hecaton_memory::{ExtentId, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Outcome};
@@ -27,15 +27,17 @@ pub(crate) enum Persistence {
 /// Between two attempts to reach a donor that does not answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A donor, with the space's control connection to it.
+/// A donor, with the space's control connections to it: one for what is done at once, and one for
+/// copies that take long.
 pub(crate) struct Donor {
     pub(crate) index: DonorIndex,
     pub(crate) name: String,
     address: Mutex<SocketAddr>,
     link: Mutex<Link>,
+    bulk: Mutex<Link>,
 }
 
-/// The control connection, and the lane id that its successors share.
+/// A control connection, and the lane id that its successors share.
 pub(crate) struct Link {
     lane: u64,
     open: Option<Open>,
@@ -55,8 +57,9 @@ pub(crate) struct Answered {
 
 impl Donor {
     pub(crate) fn new(index: DonorIndex, name: &str, address: SocketAddr) -> Donor {
-        let link = Link { lane: random_u64(), open: None };
-        Donor { index, name: name.to_owned(), address: Mutex::new(address), link: Mutex::new(link) }
+        let link = || Mutex::new(Link { lane: random_u64(), open: None });
+        let (name, address) = (name.to_owned(), Mutex::new(address));
+        Donor { index, name, address, link: link(), bulk: link() }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -70,6 +73,11 @@ impl Donor {
     /// The control connection. Taken before the space's map, never after.
     pub(crate) fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection for copies.
+    pub(crate) fn bulk_link(&self) -> MutexGuard<'_, Link> {
+        self.bulk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

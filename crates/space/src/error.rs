@@ -24,6 +24,14 @@ pub enum SpaceError {
         /// The largest size.
         most: u64,
     },
+    /// The configuration wants more copies of each page than are kept, or none.
+    #[error("{copies} copies of each page cannot be kept: 1 to {most} can")]
+    Copies {
+        /// The copies asked for.
+        copies: u8,
+        /// The most.
+        most: u8,
+    },
     /// Not one donor could be reached.
     #[error("no donor can be reached of {0} known: is the cluster running?")]
     NoDonor(usize),

@@ -1,4 +1,8 @@
-//! What one thread has under way at its donors, and what becomes of it when a connection breaks.
+//! What one thread has under way at each of its donors, and what becomes of it when a connection
+//! breaks.
+//!
+//! A flight is one request at one donor. What the owner of a lane asks for may need several:
+//! [`requests`](crate::requests).
 //!
 //! Decisions only, like [`map`](crate::map); the clock comes in as a duration since any fixed
 //! moment. The rules:
@@ -13,7 +17,7 @@
 //! - A connection whose oldest request has had no answer for longer than the stall limit is given
 //!   up like one that broke.
 
-use crate::map::{DonorIndex, Place};
+use crate::group::{DonorIndex, Place};
 use hecaton_transport::protocol::Refusal;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -60,6 +64,8 @@ pub enum Cause {
 /// A request that failed, from its page `from` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
+    /// The request that failed.
+    pub slot: Slot,
     /// The caller's token.
     pub token: u64,
     /// Where in the request's list of pages the failure begins; what stands before was delivered.
@@ -105,6 +111,8 @@ struct Flight {
     entered: Duration,
     /// Last sign of progress.
     since: Duration,
+    /// Nobody wants to hear of it any more. It stays in its place until its answer has come.
+    abandoned: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +141,8 @@ struct LinkState {
     state: State,
     /// Attempts in a row that brought no welcome.
     attempts: u32,
+    /// A connection has broken or could not be made, and none has been welcomed since.
+    broken: bool,
     /// Reads to be sent, in the order asked.
     waiting: VecDeque<Slot>,
     /// Sent on the open connection, in that order, with the time.
@@ -202,10 +212,11 @@ impl Flights {
         place: Place,
         pages: impl ExactSizeIterator<Item = u32>,
         now: Duration,
-    ) {
+    ) -> Slot {
         let slot = self.enter(Kind::Read, token, segment, place, pages.len(), now);
         self.flights[slot.0 as usize].pages.extend(pages);
         self.link(place.donor).waiting.push_back(slot);
+        slot
     }
 
     /// Enters a write of so many pages, which the caller sends right now on the open connection.
@@ -278,25 +289,80 @@ impl Flights {
     }
 
     /// Pages of a read have come: so many, `from` being where they begin in what was sent last.
-    /// Returns the token, and where they begin in the caller's list.
-    pub fn pages(&mut self, slot: Slot, from: usize, count: usize, now: Duration) -> (u64, usize) {
+    /// Returns the token, and where they begin in the caller's list; `None` if the read was abandoned.
+    pub fn pages(
+        &mut self,
+        slot: Slot,
+        from: usize,
+        count: usize,
+        now: Duration,
+    ) -> Option<(u64, usize)> {
         let flight = &mut self.flights[slot.0 as usize];
         let begin = flight.sent_from + from;
         debug_assert_eq!((flight.kind, flight.given), (Kind::Read, begin));
         flight.given = begin + count;
         flight.since = now;
-        let token = flight.token;
+        let told = (!flight.abandoned).then_some((flight.token, begin));
         if flight.given == flight.page_count {
             self.settle(slot);
         }
-        (token, begin)
+        told
     }
 
-    /// A write is stored. Returns its token.
-    pub fn written(&mut self, slot: Slot) -> u64 {
-        let token = self.flights[slot.0 as usize].token;
+    /// A write is stored. Returns its token; `None` if it was abandoned.
+    pub fn written(&mut self, slot: Slot) -> Option<u64> {
+        let flight = &self.flights[slot.0 as usize];
+        let told = (!flight.abandoned).then_some(flight.token);
         self.settle(slot);
-        token
+        told
+    }
+
+    /// Nobody wants to hear of the request any more. It is not begun if it has not been, nor repeated.
+    pub fn abandon(&mut self, slot: Slot) {
+        let donor = self.flights[slot.0 as usize].place.donor;
+        let link = self.link(donor);
+        let before = link.waiting.len() + link.unsettled.len();
+        link.waiting.retain(|other| *other != slot);
+        link.unsettled.retain(|other| *other != slot);
+        if link.waiting.len() + link.unsettled.len() < before {
+            self.leave(slot);
+        } else {
+            self.flights[slot.0 as usize].abandoned = true;
+        }
+    }
+
+    /// Whether a donor cannot be counted on: its connection is broken, or has been waited for longer
+    /// than `failover`.
+    pub fn is_down(&self, donor: DonorIndex, now: Duration, failover: Duration) -> bool {
+        let Some(link) = self.links.get(donor.0 as usize) else { return false };
+        link.broken || self.waited_since(link).is_some_and(|since| since + failover <= now)
+    }
+
+    /// Donors whose connection has been waited for longer than `failover`.
+    pub fn silent(&self, now: Duration, failover: Duration) -> Vec<DonorIndex> {
+        let is_silent =
+            |link: &LinkState| self.waited_since(link).is_some_and(|since| since + failover <= now);
+        let links = self.links.iter().enumerate().filter(|(_, link)| is_silent(link));
+        links.map(|(index, _)| DonorIndex(index as u32)).collect()
+    }
+
+    /// Since when something is expected of a donor, and nothing has come.
+    fn waited_since(&self, link: &LinkState) -> Option<Duration> {
+        match link.state {
+            State::Opening { begun } => Some(begun),
+            // A long read that makes progress is not stalled.
+            State::Open { .. } => {
+                let (slot, at) = link.sent.front()?;
+                Some((*at).max(self.flights[slot.0 as usize].since))
+            }
+            State::Closed { .. } => None,
+        }
+    }
+
+    /// Requests that a donor has to answer, or that wait to be sent to it.
+    pub fn queue_at(&self, donor: DonorIndex) -> usize {
+        let link = self.links.get(donor.0 as usize);
+        link.map_or(0, |link| link.waiting.len() + link.sent.len() + link.unsettled.len())
     }
 
     /// A request was refused.
@@ -347,6 +413,7 @@ impl Flights {
             link.state = State::Open { begun, boot };
         }
         link.attempts = 0;
+        link.broken = false;
         for slot in std::mem::take(&mut link.unsettled) {
             let same_life = self.flights[slot.0 as usize].place.boot == boot;
             self.fail(slot, if same_life { Cause::Interrupted } else { Cause::Lost });
@@ -365,8 +432,11 @@ impl Flights {
             }
         };
         link.state = State::Closed { not_before: now + pause };
+        link.broken = true;
         while let Some((slot, _)) = self.link(donor).sent.pop_back() {
-            match self.flights[slot.0 as usize].kind {
+            let flight = &self.flights[slot.0 as usize];
+            match flight.kind {
+                _ if flight.abandoned => self.leave(slot),
                 Kind::Read => self.link(donor).waiting.push_front(slot),
                 Kind::Write => self.link(donor).unsettled.push(slot),
             }
@@ -393,16 +463,7 @@ impl Flights {
             let link = &self.links[index];
             let expired: Vec<Slot> =
                 link.waiting.iter().chain(&link.unsettled).copied().filter(late).collect();
-            let begun = match link.state {
-                State::Opening { begun } => Some(begun),
-                // A long read that makes progress is not stalled.
-                State::Open { .. } => link
-                    .sent
-                    .front()
-                    .map(|(slot, at)| (*at).max(self.flights[slot.0 as usize].since)),
-                State::Closed { .. } => None,
-            };
-            if begun.is_some_and(|begun| begun + self.limits.stall <= now) {
+            if self.waited_since(link).is_some_and(|since| since + self.limits.stall <= now) {
                 stalled.push(DonorIndex(index as u32));
             }
             let link = &mut self.links[index];
@@ -440,6 +501,7 @@ impl Flights {
             self.links.push(LinkState {
                 state: State::Closed { not_before: Duration::ZERO },
                 attempts: 0,
+                broken: false,
                 waiting: VecDeque::new(),
                 sent: VecDeque::new(),
                 unsettled: Vec::new(),
@@ -469,6 +531,7 @@ impl Flights {
             sent_from: 0,
             entered: now,
             since: now,
+            abandoned: false,
         };
         let Some(slot) = self.free.pop() else {
             self.flights.push(flight);
@@ -496,7 +559,11 @@ impl Flights {
 
     fn fail(&mut self, slot: Slot, cause: Cause) {
         let flight = &self.flights[slot.0 as usize];
+        if flight.abandoned {
+            return self.leave(slot);
+        }
         self.failures.push_back(Failure {
+            slot,
             token: flight.token,
             from: flight.given,
             segment: flight.segment,
@@ -565,9 +632,9 @@ mod tests {
         let next = flights.next_to_send(DONOR).expect("the first read");
         assert_eq!((next.place, next.pages), (PLACE, &[1, 2][..]));
         let slots = send_all(&mut flights, at(1));
-        assert_eq!(flights.pages(slots[0], 0, 1, at(2)), (10, 0));
-        assert_eq!(flights.pages(slots[0], 1, 1, at(2)), (10, 1));
-        assert_eq!(flights.pages(slots[1], 0, 1, at(2)), (11, 0));
+        assert_eq!(flights.pages(slots[0], 0, 1, at(2)), Some((10, 0)));
+        assert_eq!(flights.pages(slots[0], 1, 1, at(2)), Some((10, 1)));
+        assert_eq!(flights.pages(slots[1], 0, 1, at(2)), Some((11, 0)));
         assert!(flights.is_empty());
     }
 
@@ -585,9 +652,9 @@ mod tests {
         flights.opened(DONOR, PLACE.boot);
         assert_eq!(flights.next_to_send(DONOR).expect("the cut read").pages, [3]);
         let slots = send_all(&mut flights, at(3));
-        assert_eq!(flights.pages(slots[0], 0, 1, at(4)), (10, 2));
-        assert_eq!(flights.pages(slots[1], 0, 1, at(4)), (11, 0));
-        assert_eq!(flights.pages(slots[2], 0, 1, at(4)), (12, 0));
+        assert_eq!(flights.pages(slots[0], 0, 1, at(4)), Some((10, 2)));
+        assert_eq!(flights.pages(slots[1], 0, 1, at(4)), Some((11, 0)));
+        assert_eq!(flights.pages(slots[2], 0, 1, at(4)), Some((12, 0)));
         assert_eq!(failures(&mut flights), []);
     }
 

@@ -7,11 +7,12 @@
 //! page request pays for no clock and no timer call of its own.
 
 use crate::absence::Absences;
-use crate::flights::{Cause, Failure, Flights, Limits, Link, Slot};
+use crate::flights::{Cause, Limits, Link, Slot};
+use crate::group::{DonorIndex, Place};
 use crate::lookup::Whereabouts;
-use crate::map::DonorIndex;
+use crate::requests::{End, Groups, Requests, Writing};
 use crate::{Space, SpaceError};
-use hecaton_memory::{PAGE_SIZE, PageNo, PageSum, page_sum, random_u64};
+use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, page_sum, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Event};
 use hecaton_transport::protocol::{MAX_PAGES, Refusal, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -48,10 +49,12 @@ pub enum Completion<'a> {
         /// Their contents, one after another.
         data: &'a [u8],
     },
-    /// The pages of a write are stored.
+    /// The pages of a write are stored, in all copies that the segment has.
     Written {
         /// The caller's token.
         token: u64,
+        /// For [`Space::adopt`]: extents with an older one have missed this write.
+        generation: Generation,
     },
     /// The request failed: for a read, from page `from` of its list on.
     Failed {
@@ -67,7 +70,7 @@ pub enum Completion<'a> {
 /// A completion that came while a write waited, kept for the next call of [`Lane::progress`].
 enum Stashed {
     Read { token: u64, from: usize, sums: Vec<PageSum>, data: Vec<u8> },
-    Written { token: u64 },
+    Written { token: u64, generation: Generation },
     Failed { token: u64, from: usize, error: SpaceError },
 }
 
@@ -77,7 +80,7 @@ impl From<Completion<'_>> for Stashed {
             Completion::Read { token, from, sums, data } => {
                 Stashed::Read { token, from, sums: sums.to_vec(), data: data.to_vec() }
             }
-            Completion::Written { token } => Stashed::Written { token },
+            Completion::Written { token, generation } => Stashed::Written { token, generation },
             Completion::Failed { token, from, error } => Stashed::Failed { token, from, error },
         }
     }
@@ -104,7 +107,7 @@ struct DonorLink {
 /// ends in nothing.
 pub struct Lane {
     space: Arc<Space>,
-    flights: Flights,
+    requests: Requests,
     absences: Absences,
     links: Vec<DonorLink>,
     stash: VecDeque<Stashed>,
@@ -115,6 +118,8 @@ pub struct Lane {
     /// When the timer goes off, if it is set.
     armed: Option<Duration>,
     pulse: Duration,
+    /// Copies of each page. Only where there are several is a donor given up early.
+    copies: usize,
     generation: u64,
 }
 
@@ -125,8 +130,14 @@ impl Lane {
             .map_err(|error| SpaceError::Timer(error.into()))?;
         let config = space.config();
         let stall = config.connection.answer;
+        let limits = Limits { patience: config.patience, stall };
+        let copies = usize::from(config.redundancy.copies());
+        let mut pulse = PULSE.min(stall / 4).min(config.patience / 4);
+        if copies > 1 {
+            pulse = pulse.min(config.failover / 4);
+        }
         Ok(Lane {
-            flights: Flights::new(Limits { patience: config.patience, stall }),
+            requests: Requests::new(limits, config.failover),
             absences: Absences::new(config.patience, config.give_up),
             links: Vec::new(),
             stash: VecDeque::new(),
@@ -135,7 +146,8 @@ impl Lane {
             extent_pages: Vec::with_capacity(MAX_PAGES),
             timer,
             armed: None,
-            pulse: PULSE.min(stall / 4).min(config.patience / 4),
+            pulse,
+            copies,
             generation: 0,
             space,
         })
@@ -149,8 +161,8 @@ impl Lane {
     /// Asks for some pages of one segment, at most [`MAX_PAGES`], and returns without waiting.
     pub fn read(&mut self, token: u64, pages: &[PageNo]) -> Result<(), SpaceError> {
         let segment = self.check(pages)?;
-        let place = match self.space.whereabouts(segment) {
-            Whereabouts::Held(place) => place,
+        let group = match self.space.whereabouts(segment) {
+            Whereabouts::Held(group) => group,
             Whereabouts::Lost(donor) => return Err(self.space.lost_error(segment, donor)),
             Whereabouts::Nowhere => {
                 self.zeros.push_back(ZeroRead { token, pages: pages.len() });
@@ -162,9 +174,10 @@ impl Lane {
         let mask = self.space.segment_pages() - 1;
         let now = self.now();
         let extent_pages = pages.iter().map(|page| (page & mask) as u32);
-        self.flights.read(token, segment, place, extent_pages, now);
+        let donor = self.requests.read(token, segment, &group, extent_pages, now);
         self.arm(now + self.pulse);
-        self.flush(place.donor, now);
+        self.arm_hedge();
+        self.flush(donor, now);
         self.connect_where_needed(now);
         Ok(())
     }
@@ -172,11 +185,12 @@ impl Lane {
     /// Stores some different pages of one segment, at most [`MAX_PAGES`]: `data` is their contents,
     /// in the same order, in any number of pieces, and `sums` their checksums. The contents are
     /// handed to the kernel before this returns, but the pages must be kept until
-    /// [`Completion::Written`]: a write that fails is not tried again from here.
+    /// [`Completion::Written`]: a write that fails is not tried again from here, and its pages are to
+    /// be written again before they are read from the pool.
     ///
-    /// Waits while the segment's extent is taken, and while its donor's connection is not there or
-    /// has no room, for the space's patience at most. Completions that come meanwhile are kept for
-    /// the next [`Lane::progress`].
+    /// Waits while the segment's extents are taken, and while a donor's connection is not there or
+    /// has no room: for the space's patience at most, or, where another donor gets a copy, for its
+    /// failover time. Completions that come meanwhile are kept for the next [`Lane::progress`].
     ///
     /// # Panics
     /// If there are other sums or other bytes than pages.
@@ -188,59 +202,129 @@ impl Lane {
         data: &[&[u8]],
     ) -> Result<(), SpaceError> {
         let segment = self.check(pages)?;
-        let place = self.space.place_for_write(segment)?;
-        let donor = place.donor;
+        let group = self.space.group_for_write(segment)?;
+        let writing = self.requests.write(token, segment, group);
+        let outcome = self.send_write(&writing, segment, pages, sums, data);
+        if outcome.is_err() && !self.requests.is_sent(&writing) {
+            self.requests.forget(&writing);
+            return outcome;
+        }
+        let (mut groups, now) = (&*self.space, self.space.now());
+        self.requests.sent(&writing, &mut groups, now);
+        if self.requests.has_ends() {
+            // The caller may be waiting for a descriptor.
+            self.arm(Duration::ZERO);
+        }
+        Ok(())
+    }
+
+    /// Sends a write to all members of its group. Who cannot be reached is given up; an error says that
+    /// none could be.
+    fn send_write(
+        &mut self,
+        writing: &Writing,
+        segment: u64,
+        pages: &[PageNo],
+        sums: &[PageSum],
+        data: &[&[u8]],
+    ) -> Result<(), SpaceError> {
         let known_at = self.now();
-        let deadline = known_at + self.space.config().patience;
+        let config = self.space.config();
+        let (deadline, failover) = (known_at + config.patience, config.failover);
         let mask = self.space.segment_pages() - 1;
+        self.extent_pages.clear();
+        self.extent_pages.extend(pages.iter().map(|page| (page & mask) as u32));
         loop {
             let now = self.now();
-            self.flush(donor, now);
-            if self.space.is_fenced() {
-                return Err(self.space.fenced_error());
-            }
-            match self.flights.link_for(place, known_at) {
-                Link::Lost => return Err(self.space.gone(segment, place)),
-                Link::Stale => self.broke(donor, &ConnectionError::Closed, now),
-                Link::NotOpen => {
-                    if self.flights.begin_connect(donor, now) {
-                        self.connect(donor, now);
-                    }
+            let mut waits = false;
+            for place in self.requests.unsent(writing) {
+                self.flush(place.donor, now);
+                if self.space.is_fenced() {
+                    self.give_up_unsent(writing, Cause::Fenced);
+                    return Err(self.space.fenced_error());
                 }
-                Link::Good => {
-                    self.extent_pages.clear();
-                    self.extent_pages.extend(pages.iter().map(|page| (page & mask) as u32));
-                    let request =
-                        Request::Write { extent: place.extent, pages: &self.extent_pages, sums };
-                    let is_next = self.flights.next_to_send(donor).is_none();
-                    let link = &mut self.links[donor.0 as usize];
-                    if let Some(connection) = &mut link.connection
-                        && is_next
-                        && connection.has_room(&request)
-                    {
-                        let slot = self.flights.write(token, segment, place, pages.len(), now);
-                        match connection.submit(slot.0.into(), request, data) {
-                            Ok(()) => {
-                                let undelivered = connection.has_undelivered();
-                                let at =
-                                    if undelivered { Duration::ZERO } else { now + self.pulse };
-                                self.arm(at);
-                                return Ok(());
-                            }
-                            Err(error) => {
-                                self.flights.retract(slot);
-                                self.broke(donor, &error, now);
-                            }
+                match self.requests.flights.link_for(place, known_at) {
+                    Link::Lost => {
+                        let lost = self.space.gone(segment, place);
+                        self.requests.give_up(writing, place, Cause::Lost);
+                        if writing.group.members().len() == 1 {
+                            return Err(lost);
+                        }
+                        continue;
+                    }
+                    Link::Stale => self.broke(place.donor, &ConnectionError::Closed, now),
+                    Link::NotOpen => {
+                        if self.requests.flights.begin_connect(place.donor, now) {
+                            self.connect(place.donor, now);
+                        }
+                    }
+                    Link::Good => {
+                        if self.submit_write(writing, place, sums, data, now) {
+                            continue;
                         }
                     }
                 }
+                let is_down = self.requests.flights.is_down(place.donor, now, failover)
+                    || known_at + failover <= now;
+                if is_down && self.requests.is_sent(writing) {
+                    self.requests.give_up(writing, place, Cause::Unreachable);
+                } else if now >= deadline {
+                    let error = self.unreachable(segment, place.donor, now);
+                    self.give_up_unsent(writing, Cause::Unreachable);
+                    return Err(error);
+                } else {
+                    waits = true;
+                }
             }
-            if now >= deadline {
-                return Err(self.unreachable(segment, donor, now));
+            if !waits {
+                return Ok(());
             }
             if !self.step_into_stash() {
                 self.wait(WRITE_WAIT);
             }
+        }
+    }
+
+    /// Sends a write to one member on its open connection, if that has room.
+    fn submit_write(
+        &mut self,
+        writing: &Writing,
+        place: Place,
+        sums: &[PageSum],
+        data: &[&[u8]],
+        now: Duration,
+    ) -> bool {
+        let request = Request::Write {
+            extent: place.extent,
+            generation: writing.group.generation,
+            pages: &self.extent_pages,
+            sums,
+        };
+        let is_next = self.requests.flights.next_to_send(place.donor).is_none();
+        let Some(connection) = &mut self.links[place.donor.0 as usize].connection else {
+            return false;
+        };
+        if !is_next || !connection.has_room(&request) {
+            return false;
+        }
+        let slot = self.requests.sending(writing, place, sums.len(), now);
+        match connection.submit(slot.0.into(), request, data) {
+            Ok(()) => {
+                let undelivered = connection.has_undelivered();
+                self.arm(if undelivered { Duration::ZERO } else { now + self.pulse });
+                true
+            }
+            Err(error) => {
+                self.requests.retract(writing, place, slot);
+                self.broke(place.donor, &error, now);
+                false
+            }
+        }
+    }
+
+    fn give_up_unsent(&mut self, writing: &Writing, cause: Cause) {
+        for place in self.requests.unsent(writing) {
+            self.requests.give_up(writing, place, cause);
         }
     }
 
@@ -262,11 +346,11 @@ impl Lane {
     /// Zero exactly when nothing is left for [`Lane::progress`] to report. Otherwise the number of
     /// requests under way, and of completions that wait for the next call.
     pub fn in_flight(&self) -> usize {
-        self.flights.len() + self.zeros.len() + self.stash.len()
+        self.requests.len() + self.zeros.len() + self.stash.len()
     }
 
     /// Moves everything on, and hands what is complete to `sink`. Without `wait` it returns at once;
-    /// with it, when something was handed over, or the time has passed.
+    /// with it, when something has come, or the time has passed.
     pub fn progress(&mut self, wait: Option<Duration>, sink: &mut dyn FnMut(Completion<'_>)) {
         let deadline = wait.map(|wait| self.now() + wait);
         loop {
@@ -308,7 +392,14 @@ impl Lane {
             }
         }
         handed_over |= heard;
-        handed_over | self.report_failures(sink)
+        let mut groups = &*self.space;
+        self.requests.settle(&mut groups, now);
+        if self.copies > 1 {
+            // What has failed at one donor was asked of another.
+            self.flush_all(now);
+            self.connect_where_needed(now);
+        }
+        handed_over | self.report_ends(sink)
     }
 
     fn step_into_stash(&mut self) -> bool {
@@ -328,7 +419,8 @@ impl Lane {
         let Some(connection) = &mut self.links[donor.0 as usize].connection else {
             return false;
         };
-        let (flights, absences) = (&mut self.flights, &mut self.absences);
+        let (requests, absences) = (&mut self.requests, &mut self.absences);
+        let mut groups = &*self.space;
         let was_open = connection.welcome().is_some();
         let mut handed_over = false;
         let outcome = connection.progress(&mut |tag, event| {
@@ -336,15 +428,17 @@ impl Lane {
             absences.answered(donor);
             match event {
                 Event::Pages { from, sums, data } => {
-                    let (token, from) = flights.pages(slot, from, sums.len(), now);
-                    handed_over = true;
-                    sink(Completion::Read { token, from, sums, data });
+                    if let Some(new) = requests.pages(slot, from, sums.len(), now) {
+                        handed_over = true;
+                        let (sums, data) = (&sums[new.skip..], &data[new.skip * PAGE_SIZE..]);
+                        sink(Completion::Read { token: new.token, from: new.from, sums, data });
+                    }
                 }
                 Event::Done => {
                     handed_over = true;
-                    sink(Completion::Written { token: flights.written(slot) });
+                    requests.written(slot, &mut groups, now);
                 }
-                Event::Refused(refusal) => flights.refused(slot, refusal),
+                Event::Refused(refusal) => requests.flights.refused(slot, refusal),
                 // The connection lets nothing through that was not asked for, and lanes ask for
                 // neither extents nor lists.
                 Event::Allocated(_) | Event::Held(_) => {}
@@ -357,7 +451,7 @@ impl Lane {
                     self.generation += 1;
                     let begun = self.links[donor.0 as usize].begun;
                     if self.space.map().heard(donor, boot, load, begun, now) {
-                        self.flights.opened(donor, boot);
+                        self.requests.flights.opened(donor, boot);
                     } else {
                         self.broke(donor, &ConnectionError::Closed, now);
                     }
@@ -376,7 +470,7 @@ impl Lane {
         else {
             return;
         };
-        while let Some(next) = self.flights.next_to_send(donor) {
+        while let Some(next) = self.requests.flights.next_to_send(donor) {
             let request = Request::Read { extent: next.place.extent, pages: next.pages };
             if !connection.has_room(&request) {
                 return;
@@ -385,22 +479,22 @@ impl Lane {
                 self.broke(donor, &error, now);
                 return;
             }
-            self.flights.sent(donor, now);
+            self.requests.flights.sent(donor, now);
             if connection.has_undelivered() {
                 // What was received while sending makes no descriptor readable any more.
                 self.armed = arm_timer(&self.timer, self.armed, Duration::ZERO, now);
             }
         }
-        if self.flights.is_stale(donor) {
+        if self.requests.flights.is_stale(donor) {
             self.broke(donor, &ConnectionError::Closed, now);
         }
     }
 
     fn connect_where_needed(&mut self, now: Duration) {
-        for donor in self.flights.to_connect(now) {
+        for donor in self.requests.flights.to_connect(now) {
             self.connect(donor, now);
         }
-        if let Some(attempt) = self.flights.next_attempt() {
+        if let Some(attempt) = self.requests.flights.next_attempt() {
             self.arm(attempt);
         }
     }
@@ -422,7 +516,8 @@ impl Lane {
             }
             Err(error) => {
                 debug!(%address, %error, "cannot connect to a donor");
-                self.flights.broke(donor, now);
+                self.requests.flights.broke(donor, now);
+                self.fail_over(donor, now);
             }
         }
     }
@@ -433,14 +528,30 @@ impl Lane {
         debug!(donor = name, %error, "connection lost");
         self.links[donor.0 as usize].connection = None;
         self.generation += 1;
-        self.flights.broke(donor, now);
+        self.requests.flights.broke(donor, now);
         if let ConnectionError::Refused(Refusal::StaleEpoch(_)) = error {
             self.space.fence();
         }
         if self.space.is_fenced() {
-            self.flights.fenced();
+            self.requests.flights.fenced();
         }
+        self.fail_over(donor, now);
         self.connect_where_needed(now);
+    }
+
+    /// What waits for the donor goes to others that have the same pages.
+    fn fail_over(&mut self, donor: DonorIndex, now: Duration) {
+        if self.copies > 1 {
+            let mut groups = &*self.space;
+            self.requests.fail_over(donor, &mut groups, now);
+            self.flush_all(now);
+        }
+    }
+
+    fn flush_all(&mut self, now: Duration) {
+        for index in 0..self.links.len() {
+            self.flush(DonorIndex(index as u32), now);
+        }
     }
 
     /// What is due by the clock.
@@ -451,13 +562,29 @@ impl Lane {
             return;
         }
         self.armed = None;
-        for donor in self.flights.tick(now) {
-            let stall = self.space.config().connection.answer;
+        let config = self.space.config();
+        let (stall, failover) = (config.connection.answer, config.failover);
+        for donor in self.requests.flights.tick(now) {
             self.broke(donor, &ConnectionError::TimedOut("answer", stall), now);
         }
+        if self.copies > 1 {
+            for donor in self.requests.flights.silent(now, failover) {
+                self.broke(donor, &ConnectionError::TimedOut("answer", failover), now);
+            }
+            let mut groups = &*self.space;
+            self.requests.hedge(&mut groups, now);
+            self.flush_all(now);
+        }
         self.connect_where_needed(now);
-        if self.flights.needs_clock() {
+        if self.requests.flights.needs_clock() {
             self.arm(now + self.pulse);
+        }
+        self.arm_hedge();
+    }
+
+    fn arm_hedge(&mut self) {
+        if let Some(due) = self.requests.next_hedge() {
+            self.arm(due);
         }
     }
 
@@ -475,7 +602,9 @@ impl Lane {
                 Stashed::Read { token, from, sums, data } => {
                     sink(Completion::Read { token, from, sums: &sums, data: &data });
                 }
-                Stashed::Written { token } => sink(Completion::Written { token }),
+                Stashed::Written { token, generation } => {
+                    sink(Completion::Written { token, generation });
+                }
                 Stashed::Failed { token, from, error } => {
                     sink(Completion::Failed { token, from, error });
                 }
@@ -494,20 +623,27 @@ impl Lane {
         any
     }
 
-    fn report_failures(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
-        let any = self.flights.has_failures();
-        while let Some(failure) = self.flights.next_failure() {
-            let error = self.error_of(&failure);
-            sink(Completion::Failed { token: failure.token, from: failure.from, error });
+    fn report_ends(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
+        let any = self.requests.has_ends();
+        while let Some(end) = self.requests.next_end() {
+            match end {
+                End::Written { token, generation } => {
+                    sink(Completion::Written { token, generation });
+                }
+                End::Failed { token, from, segment, place, cause } => {
+                    let error = self.error_of(segment, place, cause);
+                    sink(Completion::Failed { token, from, error });
+                }
+            }
         }
         any
     }
 
-    fn error_of(&mut self, failure: &Failure) -> SpaceError {
-        let donor = failure.place.donor;
-        match failure.cause {
-            Cause::Lost => self.space.gone(failure.segment, failure.place),
-            Cause::Unreachable => self.unreachable(failure.segment, donor, self.now()),
+    fn error_of(&mut self, segment: u64, place: Place, cause: Cause) -> SpaceError {
+        let donor = place.donor;
+        match cause {
+            Cause::Lost => self.space.lost_error(segment, donor),
+            Cause::Unreachable => self.unreachable(segment, donor, self.now()),
             Cause::Interrupted => {
                 SpaceError::Interrupted { donor: self.space.donor(donor).name.clone() }
             }
@@ -547,7 +683,9 @@ impl Lane {
             return Err(self.space.fenced_error());
         }
         let kept = self.zeros.len() + self.stash.len();
-        if kept >= crate::flights::MAX_REQUESTS || !self.flights.has_room(pages.len()) {
+        if kept >= crate::flights::MAX_REQUESTS
+            || !self.requests.has_room(pages.len(), self.copies + 1)
+        {
             return Err(SpaceError::Busy(crate::flights::MAX_PAGES_UNDER_WAY));
         }
         Ok(segment)
@@ -564,6 +702,20 @@ impl Lane {
 
     fn now(&self) -> Duration {
         self.space.now()
+    }
+}
+
+impl Groups for &Space {
+    fn whereabouts(&mut self, segment: u64) -> Whereabouts {
+        Space::whereabouts(self, segment)
+    }
+
+    fn desert(&mut self, segment: u64, place: Place) -> bool {
+        Space::desert(self, segment, place)
+    }
+
+    fn gone(&mut self, segment: u64, place: Place) {
+        self.map().gone(segment, place);
     }
 }
 

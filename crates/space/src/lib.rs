@@ -4,11 +4,13 @@
 //! per copy or shard. It is thin: the extents of a segment are taken when its first page is
 //! written, and a page that was never written reads as zeros without asking anybody.
 //!
-//! What decides is apart from what does. [`map`] knows which donor holds what and whom to ask next,
-//! [`flights`] knows what one thread has under way and what becomes of it when a connection breaks;
-//! neither has a clock, a socket or a thread, and the seeded simulation in `tests/` drives both
-//! against the donor's own tables. (A third, `absence`, tells a donor that is away from one that is
-//! gone.) [`Space`] and [`Lane`] are the same with sockets.
+//! What decides is apart from what does. [`map`] knows which donors hold what and whom to ask next,
+//! [`upkeep`] what is to be done for groups that have lost a member or are to move; [`requests`]
+//! knows what one thread has asked for, [`flights`] what it has under way at each donor and what
+//! becomes of that when a connection breaks. None has a clock, a socket or a thread, and the seeded
+//! simulation in `tests/` drives all of them against the donor's own tables. (`latency` says whom to
+//! read from, `absence` tells a donor that is away from one that is gone.) [`Space`] and [`Lane`] are
+//! the same with sockets.
 //!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
@@ -18,14 +20,20 @@ mod config;
 mod control;
 mod error;
 pub mod flights;
+pub mod group;
 mod lane;
+mod latency;
 pub mod lookup;
 pub mod map;
+pub mod requests;
 mod space;
 mod status;
+mod tend;
+pub mod upkeep;
 
 pub use config::{Directory, DonorAddress, Redundancy, SpaceConfig};
 pub use error::SpaceError;
 pub use lane::{Completion, Lane};
+pub use map::Expected;
 pub use space::Space;
 pub use status::{DonorStatus, SpaceStatus};

@@ -2,14 +2,16 @@
 
 use crate::config::{Directory, SpaceConfig};
 use crate::control::{Answered, Donor, Persistence};
+use crate::group::{DonorIndex, Group, Place};
 use crate::lookup::{Lookup, Whereabouts};
-use crate::map::{Declined, DonorIndex, Map, Place, Take};
+use crate::map::{Declined, Expected, Map, SegmentCounts, Take};
 use crate::{DonorStatus, Lane, SpaceError, SpaceStatus};
-use hecaton_memory::{PAGE_SIZE, PageNo};
+use hecaton_memory::{Generation, PAGE_SIZE, PageNo};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{Hello, Refusal, Request, VERSIONS};
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
@@ -26,8 +28,12 @@ pub struct Space {
     taken: Condvar,
     donors: RwLock<Vec<Arc<Donor>>>,
     fenced: AtomicBool,
+    pub(crate) bytes_filled: AtomicU64,
     began: Instant,
 }
+
+/// While a successor waits for its predecessor's extents to be found.
+const FIND_PAUSE: Duration = Duration::from_millis(5);
 
 impl Space {
     /// A new space, with nothing in it. Fails when not one donor can be reached.
@@ -35,71 +41,112 @@ impl Space {
         config: SpaceConfig,
         directory: Arc<dyn Directory>,
     ) -> Result<Arc<Space>, SpaceError> {
-        Space::begin(config, directory, false)
-    }
-
-    /// Takes over a space that another process began, with its id, size and segment order. The map
-    /// is rebuilt from what the donors hold (see docs/design.md).
-    ///
-    /// Give it a higher epoch than the predecessor's: the donors then refuse whatever the
-    /// predecessor still has in the network, which could otherwise overwrite what this one writes.
-    ///
-    /// A donor that cannot be reached may hold any segment that no other donor holds: those fail as
-    /// lost, reads and writes, until the donor is reached (by [`Space::renew`], for one).
-    ///
-    /// A donor that has restarted knows nothing of what it held. Tell [`Space::expect`] of the
-    /// segments that there should be, or what was lost before the takeover reads as zeros. That
-    /// includes a segment whose extent was lost while another donor, which could not be heard when
-    /// it was asked, still has one set aside for it: nothing was written there.
-    pub fn adopt(
-        config: SpaceConfig,
-        directory: Arc<dyn Directory>,
-    ) -> Result<Arc<Space>, SpaceError> {
-        Space::begin(config, directory, true)
-    }
-
-    fn begin(
-        config: SpaceConfig,
-        directory: Arc<dyn Directory>,
-        adopted: bool,
-    ) -> Result<Arc<Space>, SpaceError> {
-        config.check()?;
-        let space = Arc::new(Space {
-            lookup: Lookup::new(config.segments()),
-            map: Mutex::new(Map::new(config.segments(), config.segment_pages())),
-            taken: Condvar::new(),
-            donors: RwLock::default(),
-            fenced: AtomicBool::new(false),
-            began: Instant::now(),
-            config,
-            directory,
-            adopted,
-        });
-        space.ask_directory(adopted);
-        // A successor must know what there is; for a new space, who does not answer at once will
-        // when there is no room elsewhere.
-        let persistence = if adopted { Persistence::Patient } else { Persistence::Once };
+        let map = Map::new(config.shape());
+        let space = Space::begin(config, directory, map, false)?;
+        // Who does not answer at once will when there is no room elsewhere.
         let greeted =
-            space.each_donor(|donor| space.call(donor, None, Request::Renew, persistence));
+            space.each_donor(|donor| space.call(donor, None, Request::Renew, Persistence::Once));
         if space.is_fenced() {
             return Err(space.fenced_error());
         }
         if !greeted.iter().any(Result::is_ok) {
             return Err(SpaceError::NoDonor(greeted.len()));
         }
+        info!(space = %space.config.id, donors = greeted.len(), "space begins");
+        Ok(space)
+    }
+
+    /// Takes over a space that another process began, with its id, size, segment order and
+    /// redundancy. The map is rebuilt from what the donors hold (see docs/design.md); `expected` says
+    /// in which segments the predecessor had stored pages, all of them, and what it knew of them.
+    ///
+    /// Give it a higher epoch than the predecessor's: the donors then refuse whatever the
+    /// predecessor still has in the network, which could otherwise overwrite what this one writes.
+    ///
+    /// An expected segment that no donor has told of yet fails as lost, reads and writes, until the
+    /// donor that holds it is reached (by [`Space::renew`], for one); one whose pages are gone does
+    /// so for good. What donors hold for other segments, or have missed a write of, is given back.
+    ///
+    /// A page whose last write or discard was not acknowledged to the predecessor may be different in
+    /// two copies: it is to be written before it is read.
+    pub fn adopt(
+        config: SpaceConfig,
+        directory: Arc<dyn Directory>,
+        expected: &BTreeMap<u64, Expected>,
+    ) -> Result<Arc<Space>, SpaceError> {
+        let map = Map::adopting(config.shape(), expected);
+        let space = Space::begin(config, directory, map, true)?;
+        // With copies, what is expected is often found before the last donor has answered, and one
+        // that is dead is not waited for. (The threads end with the space's patience.)
+        let donors = space.donors.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let asking = donors.into_iter().map(|donor| {
+            let space = space.clone();
+            std::thread::spawn(move || {
+                let answer = space.call(&donor, None, Request::Renew, Persistence::Patient);
+                if let Err(error) = answer {
+                    warn!(donor = donor.name, %error, "does not tell what it holds");
+                }
+            })
+        });
+        let asking: Vec<_> = asking.collect();
+        let is_single = space.config.redundancy.copies() == 1;
+        let needs_more = || is_single || space.map().is_missing_any();
+        while needs_more() && asking.iter().any(|thread| !thread.is_finished()) {
+            std::thread::sleep(FIND_PAUSE);
+        }
+        if space.is_fenced() {
+            return Err(space.fenced_error());
+        }
+        let SegmentCounts { held, lost, .. } = space.map().counts();
         info!(
-            space = %space.config.id, epoch = %space.config.epoch, pages = space.config.pages,
-            donors = greeted.len(), adopted, "space begins"
+            space = %space.config.id, epoch = %space.config.epoch, held, missing = lost,
+            "space is taken over"
         );
         Ok(space)
     }
 
-    /// Says that `pages` pages of a segment were stored, or more, in a space that was adopted; before
-    /// any is written again. If no donor holds an extent with as many, the segment is lost.
-    pub fn expect(&self, segment: u64, pages: u32) -> Result<(), SpaceError> {
+    fn begin(
+        config: SpaceConfig,
+        directory: Arc<dyn Directory>,
+        map: Map,
+        adopted: bool,
+    ) -> Result<Arc<Space>, SpaceError> {
+        config.check()?;
+        let lookup = Lookup::new(config.segments());
+        let space = Arc::new(Space {
+            lookup,
+            map: Mutex::new(map),
+            taken: Condvar::new(),
+            donors: RwLock::default(),
+            fenced: AtomicBool::new(false),
+            bytes_filled: AtomicU64::new(0),
+            began: Instant::now(),
+            config,
+            directory,
+            adopted,
+        });
+        space.ask_directory(adopted);
+        Ok(space)
+    }
+
+    /// Says which donors the segments of each zone may be with, by name; an empty list: all. What is
+    /// elsewhere is moved by [`Space::tend`].
+    pub fn set_zones(&self, zones: Vec<Vec<String>>) {
+        self.map().set_zones(zones);
+    }
+
+    /// Puts a segment into a zone; all are in zone 0 before.
+    pub fn assign(&self, segment: u64, zone: u16) -> Result<(), SpaceError> {
         self.check_segment(segment)?;
-        self.map().expect(segment, pages);
+        self.map().assign(segment, zone);
         Ok(())
+    }
+
+    /// Which donors hold how many extents of a zone, by name.
+    pub fn donors_of_zone(&self, zone: u16) -> BTreeMap<String, u64> {
+        let map = self.map();
+        let donors = map.donors_of_zone(zone);
+        donors.into_iter().map(|(donor, count)| (map.donor(donor).name.clone(), count)).collect()
     }
 
     /// One thread's handle.
@@ -126,63 +173,111 @@ impl Space {
     /// lost counts as never written from then on. No request for the segment may be under way.
     pub fn free_segment(&self, segment: u64) -> Result<(), SpaceError> {
         self.check_segment(segment)?;
-        let whereabouts = self.map().whereabouts(segment);
-        match whereabouts {
+        let group = match self.map().whereabouts(segment) {
             Whereabouts::Nowhere => return Ok(()),
-            Whereabouts::Lost(_) => {}
-            Whereabouts::Held(place) => {
-                let donor = self.donor(place.donor);
-                let request = Request::Free { extent: place.extent };
-                let expected = Some((segment, place));
-                match self.call(&donor, expected, request, Persistence::Patient) {
-                    // The second of two attempts finds nothing, and neither does one after the
-                    // donor's restart: the extent is given back all the same.
-                    Ok(Answered { outcome: Outcome::Done, .. })
-                    | Ok(Answered { outcome: Outcome::Refused(Refusal::NoSuchExtent), .. })
-                    | Err(SpaceError::Lost { .. }) => {}
-                    Ok(Answered { outcome, .. }) => return Err(self.odd(&donor, outcome)),
-                    Err(error) => return Err(error),
+            Whereabouts::Lost(_) => Group::new(Generation::default()),
+            Whereabouts::Held(group) => group,
+        };
+        let members = group.members();
+        let persistence = if members.len() > 1 { Persistence::Once } else { Persistence::Patient };
+        for place in members.iter().map(|member| member.place) {
+            let donor = self.donor(place.donor);
+            let request = Request::Free { extent: place.extent };
+            match self.call(&donor, Some((segment, place)), request, persistence) {
+                // The second of two attempts finds nothing, and neither does one after the
+                // donor's restart: the extent is given back all the same.
+                Ok(Answered { outcome: Outcome::Done, .. })
+                | Ok(Answered { outcome: Outcome::Refused(Refusal::NoSuchExtent), .. })
+                | Err(SpaceError::Lost { .. }) => {}
+                Ok(Answered { outcome, .. }) => return Err(self.odd(&donor, outcome)),
+                Err(error) if members.len() > 1 && !self.is_fenced() => {
+                    debug!(segment, donor = donor.name, %error, "an extent is freed later");
+                    self.map().stray(place.donor, segment);
                 }
+                Err(error) => return Err(error),
             }
         }
-        self.map().freed(segment);
+        self.map().freed(segment, &group);
         Ok(())
     }
 
     /// Tells the donors that some pages are not needed any more: they are zeros again, and the
-    /// donors' hosts have the memory back. No request for these pages may be under way.
-    pub fn discard(&self, first: PageNo, count: u64) -> Result<(), SpaceError> {
+    /// donors' hosts have the memory back. No request for these pages may be under way. Returns the
+    /// generation that each segment's members have then, at least, as [`crate::Completion::Written`]
+    /// does. After an error the pages may be zeros in some copies and not in others: they are to be
+    /// written before they are read.
+    pub fn discard(
+        &self,
+        first: PageNo,
+        count: u64,
+    ) -> Result<BTreeMap<u64, Generation>, SpaceError> {
         self.check_range(first, count)?;
+        let mut generations = BTreeMap::new();
         let mut page = first;
         while page < first + count {
             let segment = self.segment_of(page);
             let within = page - (segment << self.config.segment_order);
             let run = (self.segment_pages() - within).min(first + count - page);
             page += run;
-            let place = match self.lookup.get(segment) {
-                Whereabouts::Nowhere => continue,
-                Whereabouts::Lost(donor) => return Err(self.lost_error(segment, donor)),
-                Whereabouts::Held(place) => place,
-            };
-            let donor = self.donor(place.donor);
-            let request =
-                Request::Discard { extent: place.extent, first: within as u32, count: run as u32 };
-            let expected = Some((segment, place));
-            match self.call(&donor, expected, request, Persistence::Patient)?.outcome {
-                Outcome::Done => {}
-                Outcome::Refused(Refusal::NoSuchExtent) => {
-                    return Err(self.gone(segment, place));
-                }
-                outcome => return Err(self.odd(&donor, outcome)),
+            if let Some(generation) = self.discard_in(segment, within as u32, run as u32)? {
+                generations.insert(segment, generation);
             }
         }
-        Ok(())
+        Ok(generations)
+    }
+
+    fn discard_in(
+        &self,
+        segment: u64,
+        first: u32,
+        count: u32,
+    ) -> Result<Option<Generation>, SpaceError> {
+        let mut done: Vec<Place> = Vec::new();
+        let mut brought = Generation::default();
+        loop {
+            let group = match self.whereabouts(segment) {
+                Whereabouts::Nowhere => return Ok(None),
+                Whereabouts::Lost(donor) => return Err(self.lost_error(segment, donor)),
+                Whereabouts::Held(group) => self.map().touch(segment).unwrap_or(group),
+            };
+            // When a member has left, those that stay are asked once more, with the new generation: a
+            // successor would else take it for as good as them.
+            if std::mem::replace(&mut brought, group.generation) != group.generation {
+                done.clear();
+            }
+            // A member that joins meanwhile is found in the next round.
+            let next = group.members().iter().find(|member| !done.contains(&member.place));
+            let Some(place) = next.map(|member| member.place) else {
+                return Ok(Some(group.generation));
+            };
+            let donor = self.donor(place.donor);
+            let (extent, generation) = (place.extent, group.generation);
+            let request = Request::Discard { extent, generation, first, count };
+            let is_single = group.members().len() == 1;
+            let persistence = if is_single { Persistence::Patient } else { Persistence::Once };
+            match self.call(&donor, Some((segment, place)), request, persistence) {
+                Ok(Answered { outcome: Outcome::Done, .. }) => done.push(place),
+                Ok(Answered { outcome: Outcome::Refused(Refusal::NoSuchExtent), .. }) => {
+                    self.map().gone(segment, place);
+                }
+                Ok(Answered { outcome, .. }) => return Err(self.odd(&donor, outcome)),
+                // Already told to the map.
+                Err(SpaceError::Lost { .. }) => self.map().gone(segment, place),
+                Err(error) if is_single || self.is_fenced() => return Err(error),
+                // It would give the old pages, and leaves.
+                Err(error) if !self.desert(segment, place) => return Err(error),
+                Err(_) => {}
+            }
+        }
     }
 
     /// Whether the donor that holds a segment, if one does, answered when it was last asked.
     pub fn is_reachable(&self, segment: u64) -> bool {
         match self.whereabouts(segment) {
-            Whereabouts::Held(place) => self.map().donor(place.donor).reachable,
+            Whereabouts::Held(group) => {
+                let map = self.map();
+                group.whole().any(|place| map.donor(place.donor).reachable)
+            }
             Whereabouts::Nowhere | Whereabouts::Lost(_) => true,
         }
     }
@@ -221,17 +316,19 @@ impl Space {
     pub fn status(&self) -> SpaceStatus {
         let donors = self.donors.read().unwrap_or_else(PoisonError::into_inner).clone();
         let map = self.map();
-        let (segments_held, segments_lost) = map.counts();
+        let SegmentCounts { held, degraded, lost } = map.counts();
         let donors = donors.iter().map(|donor| {
             let known = map.donor(donor.index);
             DonorStatus {
                 name: donor.name.clone(),
+                host: known.host.clone(),
                 addr: donor.address(),
                 reachable: known.reachable,
                 extents: known.extents,
                 bytes_held: known.extents * self.segment_pages() * PAGE_SIZE as u64,
                 free_pages: known.load.free_pages,
                 in_service: known.load.in_service,
+                draining: known.load.draining,
             }
         });
         SpaceStatus {
@@ -240,8 +337,12 @@ impl Space {
             pages: self.config.pages,
             segment_pages: self.segment_pages(),
             segments: self.config.segments(),
-            segments_held,
-            segments_lost,
+            copies: self.config.redundancy.copies(),
+            segments_held: held,
+            segments_degraded: degraded,
+            segments_untended: map.untended(),
+            segments_lost: lost,
+            bytes_filled: self.bytes_filled.load(Ordering::Relaxed),
             fenced: self.is_fenced(),
             donors: donors.collect(),
         }
@@ -252,20 +353,35 @@ impl Space {
         self.lookup.get(segment)
     }
 
-    /// Where a segment is, for writing: takes an extent if there is none yet, and waits for that.
-    pub(crate) fn place_for_write(&self, segment: u64) -> Result<Place, SpaceError> {
+    /// Where a segment is, for writing: takes extents if there are none yet, and waits for that.
+    pub(crate) fn group_for_write(&self, segment: u64) -> Result<Group, SpaceError> {
         match self.lookup.get(segment) {
-            Whereabouts::Held(place) => Ok(place),
-            Whereabouts::Nowhere | Whereabouts::Lost(_) => self.take(segment),
+            // What was found after a takeover must be seen by the map before it is written.
+            Whereabouts::Held(group)
+                if group.generation >= Generation::first(self.config.epoch) =>
+            {
+                Ok(group)
+            }
+            _ => self.take(segment),
         }
     }
 
-    fn take(&self, segment: u64) -> Result<Place, SpaceError> {
+    /// A member has missed something, or is waited for in vain: see [`Map::desert`].
+    pub(crate) fn desert(&self, segment: u64, place: Place) -> bool {
+        let deserted = self.map().desert(segment, place);
+        if deserted {
+            let donor = &self.donor(place.donor).name;
+            info!(segment, donor, "a copy is given up, and will be made anew");
+        }
+        deserted
+    }
+
+    fn take(&self, segment: u64) -> Result<Group, SpaceError> {
         let mut asked_directory = false;
         let mut take = self.map().begin(segment);
         loop {
             take = match take {
-                Take::Held(place) => return Ok(place),
+                Take::Held(group) => return Ok(group),
                 Take::Lost(donor) => return Err(self.lost_error(segment, donor)),
                 Take::NoRoom if asked_directory => {
                     let donors = self.map().donors().len();
@@ -291,8 +407,8 @@ impl Space {
                         .unwrap_or_else(PoisonError::into_inner);
                     map.begin(segment)
                 }
-                Take::Ask(donor) => {
-                    let next = self.ask_for_extent(segment, &self.donor(donor));
+                Take::Ask(donor, generation) => {
+                    let next = self.ask_for_extent(segment, &self.donor(donor), generation);
                     self.taken.notify_all();
                     next?
                 }
@@ -300,27 +416,49 @@ impl Space {
         }
     }
 
-    fn ask_for_extent(&self, segment: u64, donor: &Donor) -> Result<Take, SpaceError> {
-        let request = Request::Allocate { segment, member: 0, order: self.config.segment_order };
+    fn ask_for_extent(
+        &self,
+        segment: u64,
+        donor: &Donor,
+        generation: Generation,
+    ) -> Result<Take, SpaceError> {
+        match self
+            .allocate(segment, donor, generation, |place| self.map().allocated(segment, place))
+        {
+            Ok(Ok(take)) => Ok(take),
+            Ok(Err(declined)) => Ok(self.map().declined(segment, donor.index, declined)),
+            Err(error) => {
+                self.map().abandon(segment);
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks a donor for an extent, and tells `given` of it. An error is final.
+    pub(crate) fn allocate<R>(
+        &self,
+        segment: u64,
+        donor: &Donor,
+        generation: Generation,
+        given: impl FnOnce(Place) -> R,
+    ) -> Result<Result<R, Declined>, SpaceError> {
+        let order = self.config.segment_order;
+        let request = Request::Allocate { segment, member: 0, order, generation };
         // Held until the map knows, so that nobody frees the extent as a stray in between.
         let mut link = donor.link();
         match link.call(self, donor, None, request, Persistence::Once) {
             Ok(Answered { outcome: Outcome::Allocated(extent), boot }) => {
-                let place = Place { donor: donor.index, boot, extent };
                 debug!(segment, donor = donor.name, %extent, "extent taken");
-                Ok(self.map().allocated(segment, place))
+                Ok(Ok(given(Place { donor: donor.index, boot, extent })))
             }
             Ok(Answered { outcome, .. }) => {
                 debug!(segment, donor = donor.name, ?outcome, "no extent");
-                Ok(self.map().declined(segment, donor.index, Declined::Full))
+                Ok(Err(Declined::Full))
             }
-            Err(error @ SpaceError::Fenced { .. }) => {
-                self.map().abandon(segment);
-                Err(error)
-            }
+            Err(error @ SpaceError::Fenced { .. }) => Err(error),
             Err(error) => {
                 warn!(segment, donor = donor.name, %error, "no extent");
-                Ok(self.map().declined(segment, donor.index, Declined::Silent))
+                Ok(Err(Declined::Silent))
             }
         }
     }
@@ -328,12 +466,13 @@ impl Space {
     /// Gives back what the donor may hold for segments that are elsewhere. The id is not known, so
     /// it is asked for once more. The donor's link is held throughout, so that two threads do not
     /// free the same stray, and the second of them what was taken in between.
-    fn free_strays(&self, donor: &Donor) {
+    pub(crate) fn free_strays(&self, donor: &Donor) {
         let mut link = donor.link();
         let strays = self.map().strays_of(donor.index);
         for segment in strays {
             let order = self.config.segment_order;
-            let request = Request::Allocate { segment, member: 0, order };
+            let generation = Generation::FILLING;
+            let request = Request::Allocate { segment, member: 0, order, generation };
             let freed = match link.call(self, donor, None, request, Persistence::Once) {
                 Ok(Answered { outcome: Outcome::Allocated(extent), .. }) => {
                     let request = Request::Free { extent };
@@ -349,7 +488,7 @@ impl Space {
         }
     }
 
-    fn call(
+    pub(crate) fn call(
         &self,
         donor: &Donor,
         expected: Option<(u64, Place)>,
@@ -359,14 +498,25 @@ impl Space {
         donor.link().call(self, donor, expected, request, persistence)
     }
 
+    /// As [`Space::call`], for what takes so long that others are not to wait for it.
+    pub(crate) fn bulk_call(
+        &self,
+        donor: &Donor,
+        expected: Option<(u64, Place)>,
+        request: Request<'_>,
+        persistence: Persistence,
+    ) -> Result<Answered, SpaceError> {
+        donor.bulk_link().call(self, donor, expected, request, persistence)
+    }
+
     /// Enters donors that are new, and addresses that have changed. `unlisted` says that the new
     /// ones may hold extents of which this process knows nothing yet.
-    fn ask_directory(&self, unlisted: bool) {
+    pub(crate) fn ask_directory(&self, unlisted: bool) {
         let addresses = self.directory.donors();
         let mut donors = self.donors.write().unwrap_or_else(PoisonError::into_inner);
         let mut map = self.map();
         for address in addresses {
-            let index = map.donor_named(&address.name, unlisted);
+            let index = map.donor_named(&address.name, &address.host, unlisted);
             match donors.get(index.0 as usize) {
                 Some(donor) => donor.set_address(address.addr),
                 None => donors.push(Arc::new(Donor::new(index, &address.name, address.addr))),
@@ -455,7 +605,7 @@ impl Space {
     }
 
     /// An answer that the request cannot have, or a refusal that nobody can do anything about.
-    fn odd(&self, donor: &Donor, outcome: Outcome) -> SpaceError {
+    pub(crate) fn odd(&self, donor: &Donor, outcome: Outcome) -> SpaceError {
         let refusal = match outcome {
             Outcome::Refused(refusal) => refusal,
             _ => Refusal::OutOfBounds,
@@ -502,8 +652,7 @@ impl DerefMut for MapGuard<'_> {
 impl Drop for MapGuard<'_> {
     fn drop(&mut self) {
         for segment in self.map.take_changed() {
-            self.lookup.set(segment, self.map.known(segment));
+            self.lookup.set(segment, self.map.whereabouts(segment));
         }
-        self.lookup.set_unlisted(self.map.unlisted());
     }
 }

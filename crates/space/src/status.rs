@@ -17,10 +17,18 @@ pub struct SpaceStatus {
     pub segment_pages: u64,
     /// Segments in the space.
     pub segments: u64,
+    /// Copies that each segment is to have.
+    pub copies: u8,
     /// Segments that hold extents.
     pub segments_held: u64,
-    /// Segments whose only copy is gone.
+    /// Of those, segments with fewer copies than they are to have.
+    pub segments_degraded: u64,
+    /// Segments whose copies wait to be made or moved, the degraded ones among them.
+    pub segments_untended: u64,
+    /// Segments whose last copy is gone.
     pub segments_lost: u64,
+    /// Bytes that were copied between donors, for new copies and moves.
+    pub bytes_filled: u64,
     /// Whether another borrower has taken the space over.
     pub fenced: bool,
     /// The donors that the space knows.
@@ -34,8 +42,12 @@ pub struct DonorStatus {
     pub name: String,
     /// Where it takes page connections.
     pub addr: SocketAddr,
+    /// The host that it is on.
+    pub host: String,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
+    /// Whether it wants its memory back.
+    pub draining: bool,
     /// Extents of this space that it holds.
     pub extents: u64,
     /// Bytes in those extents.

@@ -90,7 +90,7 @@ pub enum Event<'a> {
         /// Their contents, one after another.
         data: &'a [u8],
     },
-    /// Written, discarded, freed, fenced or renewed.
+    /// Written, discarded, filled, confirmed, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
@@ -110,7 +110,7 @@ pub enum Outcome {
         /// Their contents, one after another.
         data: Vec<u8>,
     },
-    /// Written, discarded, freed, fenced or renewed.
+    /// Written, discarded, filled, confirmed, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),

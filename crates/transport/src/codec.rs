@@ -13,10 +13,11 @@
 //! table, and never panic.
 
 use crate::protocol::{
-    Answer, HeldExtent, Hello, Load, MAGIC, MAX_HELD, MAX_NAME, MAX_PAGES, Refusal, Request,
-    Welcome,
+    Answer, FillSource, HeldExtent, Hello, Load, MAGIC, MAX_FILL, MAX_HELD, MAX_NAME, MAX_PAGES,
+    Refusal, Request, Welcome,
 };
-use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageSum, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, SpaceId};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 /// Bytes of a frame's head.
@@ -37,7 +38,13 @@ pub const HELLO_BYTES: usize = 112;
 /// Bytes of a [`Welcome`], or of the refusal that stands in its place.
 pub const WELCOME_BYTES: usize = 100;
 
-const HELD_BYTES: usize = 24;
+const HELD_BYTES: usize = 32;
+const SOURCE_BYTES: usize = 40;
+const GENERATION_BYTES: usize = 8;
+
+/// In the load's last word: the donor is draining.
+const DRAINING: u32 = 1 << 31;
+
 const CHECKED_HEAD_BYTES: usize = HEAD_BYTES - 4;
 
 /// Why bytes are not a frame. The connection that they came over cannot be used any further.
@@ -90,6 +97,8 @@ enum Kind {
     List = 0x07,
     Fence = 0x08,
     Renew = 0x09,
+    Fill = 0x0a,
+    Confirm = 0x0b,
     Pages = 0x81,
     Done = 0x82,
     Allocated = 0x83,
@@ -101,8 +110,8 @@ impl Kind {
     fn from_byte(byte: u8) -> Option<Kind> {
         use Kind::*;
         [
-            Read, Write, Discard, Allocate, Free, FreeAll, List, Fence, Renew, Pages, Done,
-            Allocated, Held, Refused,
+            Read, Write, Discard, Allocate, Free, FreeAll, List, Fence, Renew, Fill, Confirm,
+            Pages, Done, Allocated, Held, Refused,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -122,6 +131,8 @@ impl Kind {
             Kind::Read | Kind::Pages => count * 4,
             Kind::Write => count * 8,
             Kind::Held => count * HELD_BYTES,
+            Kind::Discard => GENERATION_BYTES,
+            Kind::Fill => SOURCE_BYTES,
             _ => 0,
         }
     }
@@ -271,23 +282,33 @@ pub fn encode_request(request: &Request<'_>, id: u64, out: &mut Vec<u8>) {
             let head = Head { subject: extent.0, ..Head::new(Kind::Read, pages.len(), id) };
             head.encode(out, |out| put_u32s(out, pages));
         }
-        Request::Write { extent, pages, sums } => {
+        Request::Write { extent, generation, pages, sums } => {
             assert_eq!(pages.len(), sums.len(), "a page without a sum");
-            let head = Head { subject: extent.0, ..Head::new(Kind::Write, pages.len(), id) };
+            let head = Head::new(Kind::Write, pages.len(), id);
+            let head = Head { subject: extent.0, detail: generation.0, ..head };
             head.encode(out, |out| {
                 put_u32s(out, pages);
                 put_u32s(out, sums);
             });
         }
-        Request::Discard { extent, first, count } => {
-            let detail = u64::from(first) | u64::from(count) << 32;
+        Request::Discard { extent, generation, first, count } => {
+            let detail = run_to_word(first, count);
             let head = Head { subject: extent.0, detail, ..Head::new(Kind::Discard, 0, id) };
-            head.encode(out, no_table);
+            head.encode(out, |out| out.extend_from_slice(&generation.0.to_le_bytes()));
         }
-        Request::Allocate { segment, member, order } => {
+        Request::Allocate { segment, member, order, generation } => {
             let head = Head::new(Kind::Allocate, 0, id);
-            Head { code: member, subject: segment, detail: u64::from(order), ..head }
-                .encode(out, no_table);
+            let (detail, extra) = (generation.0, u32::from(order));
+            Head { code: member, subject: segment, detail, extra, ..head }.encode(out, no_table);
+        }
+        Request::Fill { extent, first, count, source } => {
+            let detail = run_to_word(first, count);
+            let head = Head { subject: extent.0, detail, ..Head::new(Kind::Fill, 0, id) };
+            head.encode(out, |out| put_source(out, source));
+        }
+        Request::Confirm { extent, generation } => {
+            let head = Head::new(Kind::Confirm, 0, id);
+            Head { subject: extent.0, detail: generation.0, ..head }.encode(out, no_table);
         }
         Request::Free { extent } => {
             Head { subject: extent.0, ..Head::new(Kind::Free, 0, id) }.encode(out, no_table);
@@ -309,7 +330,7 @@ pub fn decode_request<'a>(
 ) -> Result<Request<'a>, Malformed> {
     head.verify(frame)?;
     let table = &frame[HEAD_BYTES..];
-    let extent = ExtentId(head.subject);
+    let (extent, generation) = (ExtentId(head.subject), Generation(head.detail));
     match head.kind {
         Kind::Read => {
             head.only(false, true, false, false)?;
@@ -317,21 +338,34 @@ pub fn decode_request<'a>(
             Ok(Request::Read { extent, pages: &tables.pages })
         }
         Kind::Write => {
-            head.only(false, true, false, false)?;
+            head.only(false, true, true, false)?;
             let (pages, sums) = table.split_at(table.len() / 2);
             take_u32s(pages, &mut tables.pages);
             take_u32s(sums, &mut tables.sums);
-            Ok(Request::Write { extent, pages: &tables.pages, sums: &tables.sums })
+            Ok(Request::Write { extent, generation, pages: &tables.pages, sums: &tables.sums })
         }
         Kind::Discard => {
             head.only(false, true, true, false)?;
-            let (first, count) = (head.detail as u32, (head.detail >> 32) as u32);
-            Ok(Request::Discard { extent, first, count })
+            let (first, count) = run_from_word(head.detail);
+            let generation = Generation(u64_at(table, 0));
+            Ok(Request::Discard { extent, generation, first, count })
         }
         Kind::Allocate => {
-            head.only(true, true, true, false)?;
-            let order = u8::try_from(head.detail).map_err(|_| Malformed::Field("order"))?;
-            Ok(Request::Allocate { segment: head.subject, member: head.code, order })
+            head.only(true, true, true, true)?;
+            let order = u8::try_from(head.extra).map_err(|_| Malformed::Field("order"))?;
+            Ok(Request::Allocate { segment: head.subject, member: head.code, order, generation })
+        }
+        Kind::Fill => {
+            head.only(false, true, true, false)?;
+            let (first, count) = run_from_word(head.detail);
+            if count > MAX_FILL {
+                return Err(Malformed::Field("count of pages to fill"));
+            }
+            Ok(Request::Fill { extent, first, count, source: take_source(table)? })
+        }
+        Kind::Confirm => {
+            head.only(false, true, true, false)?;
+            Ok(Request::Confirm { extent, generation })
         }
         Kind::Free => head.only(false, true, false, false).map(|()| Request::Free { extent }),
         Kind::List => head.only(false, true, false, false).map(|()| Request::List { from: extent }),
@@ -353,7 +387,7 @@ pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>
     let no_table = |_: &mut Vec<u8>| {};
     let head = |kind, count| Head {
         detail: load.free_pages,
-        extra: load.in_service,
+        extra: busyness_to_word(load),
         ..Head::new(kind, count, id)
     };
     match *answer {
@@ -370,6 +404,7 @@ pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>
                 out.extend_from_slice(&line.segment.to_le_bytes());
                 out.extend_from_slice(&[line.member, line.order, 0, 0]);
                 out.extend_from_slice(&line.written.to_le_bytes());
+                out.extend_from_slice(&line.generation.0.to_le_bytes());
             }
         }),
         Answer::Refused(refusal) => {
@@ -387,7 +422,7 @@ pub fn decode_answer<'a>(
 ) -> Result<(Answer<'a>, Load), Malformed> {
     head.verify(frame)?;
     let table = &frame[HEAD_BYTES..];
-    let load = Load { free_pages: head.detail, in_service: head.extra };
+    let load = load_from_words(head.detail, head.extra);
     let answer = match head.kind {
         Kind::Pages => {
             head.only(false, false, true, true)?;
@@ -415,6 +450,7 @@ pub fn decode_answer<'a>(
                     member: line[16],
                     order: line[17],
                     written: u32_at(line, 20),
+                    generation: Generation(u64_at(line, 24)),
                 });
             }
             Answer::Held(&tables.held)
@@ -469,7 +505,7 @@ pub fn encode_welcome(welcome: &Result<Welcome, Refusal>) -> [u8; WELCOME_BYTES]
             out[7] = put_name(&welcome.donor, &mut out[32..96]);
             out[8..16].copy_from_slice(&welcome.boot.to_le_bytes());
             out[16..24].copy_from_slice(&welcome.load.free_pages.to_le_bytes());
-            out[24..28].copy_from_slice(&welcome.load.in_service.to_le_bytes());
+            out[24..28].copy_from_slice(&busyness_to_word(welcome.load).to_le_bytes());
         }
         Err(refusal) => {
             let (code, subject) = refusal_to_code(*refusal);
@@ -489,7 +525,7 @@ pub fn decode_welcome(bytes: &[u8; WELCOME_BYTES]) -> Result<Result<Welcome, Ref
             version: u16_at(bytes, 4),
             boot: u64_at(bytes, 8),
             donor: take_name(bytes[7], &bytes[32..96])?,
-            load: Load { free_pages: u64_at(bytes, 16), in_service: u32_at(bytes, 24) },
+            load: load_from_words(u64_at(bytes, 16), u32_at(bytes, 24)),
         }),
         code => Err(refusal_from_code(code, u64_at(bytes, 8))?),
     };
@@ -498,6 +534,49 @@ pub fn decode_welcome(bytes: &[u8; WELCOME_BYTES]) -> Result<Result<Welcome, Ref
         true => Ok(welcome),
         false => Err(Malformed::Field("unused field")),
     }
+}
+
+fn run_to_word(first: u32, count: u32) -> u64 {
+    u64::from(first) | u64::from(count) << 32
+}
+
+fn run_from_word(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+fn busyness_to_word(load: Load) -> u32 {
+    load.in_service.min(DRAINING - 1) | if load.draining { DRAINING } else { 0 }
+}
+
+fn load_from_words(free_pages: u64, busyness: u32) -> Load {
+    let (in_service, draining) = (busyness & !DRAINING, busyness & DRAINING != 0);
+    Load { free_pages, in_service, draining }
+}
+
+/// Extent, life, address (as IPv6, which has a place for IPv4) and port.
+fn put_source(out: &mut Vec<u8>, source: FillSource) {
+    let address = match source.address.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    out.extend_from_slice(&source.extent.0.to_le_bytes());
+    out.extend_from_slice(&source.boot.to_le_bytes());
+    out.extend_from_slice(&address.octets());
+    out.extend_from_slice(&source.address.port().to_le_bytes());
+    out.extend_from_slice(&[0; 6]);
+}
+
+fn take_source(table: &[u8]) -> Result<FillSource, Malformed> {
+    let mut octets = [0; 16];
+    octets.copy_from_slice(&table[16..32]);
+    if table[34..SOURCE_BYTES].iter().any(|&byte| byte != 0) {
+        return Err(Malformed::Field("source of a fill"));
+    }
+    Ok(FillSource {
+        extent: ExtentId(u64_at(table, 0)),
+        boot: u64_at(table, 8),
+        address: SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), u16_at(table, 32)),
+    })
 }
 
 fn refusal_to_code(refusal: Refusal) -> (u8, u64) {
@@ -509,6 +588,8 @@ fn refusal_to_code(refusal: Refusal) -> (u8, u64) {
         Refusal::Corrupt(place) => (5, u64::from(place)),
         Refusal::Version(oldest, newest) => (6, u64::from(oldest) | u64::from(newest) << 16),
         Refusal::Busy => (7, 0),
+        Refusal::NotFilling => (8, 0),
+        Refusal::NoSource => (9, 0),
     }
 }
 
@@ -521,6 +602,8 @@ fn refusal_from_code(code: u8, subject: u64) -> Result<Refusal, Malformed> {
         5 => Refusal::Corrupt(subject as u32),
         6 => Refusal::Version(subject as u16, (subject >> 16) as u16),
         7 => Refusal::Busy,
+        8 => Refusal::NotFilling,
+        9 => Refusal::NoSource,
         _ => return Err(Malformed::Field("refusal")),
     };
     match refusal_to_code(refusal) == (code, subject) {

@@ -4,17 +4,21 @@
 //! borrower sends requests and the donor answers each of them, in order, with the request's id.
 //! All numbers are little-endian. `codec` turns these values into frames and back.
 
-use hecaton_memory::{Epoch, ExtentId, PageSum, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, PageSum, SpaceId};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// First bytes of a [`Hello`] and a [`Welcome`].
 pub const MAGIC: [u8; 4] = *b"HECA";
 
 /// The protocol versions that this build speaks, oldest and newest.
-pub const VERSIONS: (u16, u16) = (1, 1);
+pub const VERSIONS: (u16, u16) = (2, 2);
 
 /// Most pages that one request may name: 1 MiB of payload.
 pub const MAX_PAGES: usize = 256;
+
+/// Most pages that one [`Request::Fill`] may copy: 16 MiB.
+pub const MAX_FILL: u32 = 4096;
 
 /// Most lines of one answer to [`Request::List`].
 pub const MAX_HELD: usize = 2048;
@@ -64,8 +68,10 @@ pub struct Welcome {
 pub struct Load {
     /// Pages that the donor could still lend.
     pub free_pages: u64,
-    /// Requests in service at the donor at this moment.
+    /// Requests in service at the donor at this moment; at most 2^31 - 1.
     pub in_service: u32,
+    /// The donor wants all of its memory back: borrowers are to move what it holds elsewhere.
+    pub draining: bool,
 }
 
 /// What a borrower may ask. Page numbers count from the start of the extent.
@@ -82,6 +88,8 @@ pub enum Request<'a> {
     Write {
         /// The extent that holds the pages.
         extent: ExtentId,
+        /// That of the segment's group, which the extent's is raised to, unless it is being filled.
+        generation: Generation,
         /// At least one and at most [`MAX_PAGES`] pages, stored in the order given.
         pages: &'a [u32],
         /// What each page must sum to; a page that does not is refused with [`Refusal::Corrupt`].
@@ -91,6 +99,8 @@ pub enum Request<'a> {
     Discard {
         /// The extent that holds the pages.
         extent: ExtentId,
+        /// As in [`Request::Write`].
+        generation: Generation,
         /// First page of the run.
         first: u32,
         /// Pages in the run; as many as the extent has, not bounded by [`MAX_PAGES`].
@@ -105,6 +115,29 @@ pub enum Request<'a> {
         member: u8,
         /// The extent's size as a power of two of pages.
         order: u8,
+        /// That of the segment's group; [`Generation::FILLING`] for an extent that is to be filled
+        /// from another one. An extent that is there already keeps its own.
+        generation: Generation,
+    },
+    /// Copies a run of pages from another donor's extent, but for those that were written or
+    /// discarded here since the extent was allocated: what is here is newer. Only for an extent that
+    /// is being filled. The donor asks the other one with the space and epoch of this connection.
+    Fill {
+        /// The extent that is being filled.
+        extent: ExtentId,
+        /// First page of the run.
+        first: u32,
+        /// Pages in the run; at most [`MAX_FILL`].
+        count: u32,
+        /// Where to copy from.
+        source: FillSource,
+    },
+    /// The extent has all that the segment had in this generation: it is not being filled any more.
+    Confirm {
+        /// The extent.
+        extent: ExtentId,
+        /// That of the segment's group. A lower one than the extent's changes nothing.
+        generation: Generation,
     },
     /// The extent goes back to its donor.
     Free {
@@ -125,6 +158,17 @@ pub enum Request<'a> {
     Renew,
 }
 
+/// The extent that a [`Request::Fill`] copies from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FillSource {
+    /// Where its donor takes page connections.
+    pub address: SocketAddr,
+    /// The life of the donor in which the extent was given.
+    pub boot: u64,
+    /// The extent.
+    pub extent: ExtentId,
+}
+
 /// One line of the answer to [`Request::List`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldExtent {
@@ -138,6 +182,9 @@ pub struct HeldExtent {
     pub order: u8,
     /// How many of its pages were written and not discarded since.
     pub written: u32,
+    /// The latest that a write, a discard or a confirmation brought; [`Generation::FILLING`] for an extent that
+    /// does not have all of its segment's pages.
+    pub generation: Generation,
 }
 
 /// What a donor answers; [`Load`] stands beside it in every frame.
@@ -146,7 +193,7 @@ pub enum Answer<'a> {
     /// The sums that came with the pages when they were written; the page data follow. A page
     /// never written reads as zeros.
     Pages(&'a [PageSum]),
-    /// Written, discarded, freed, fenced or renewed.
+    /// Written, discarded, filled, confirmed, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
@@ -180,4 +227,10 @@ pub enum Refusal {
     /// The donor has as many connections as it takes, or cannot end the lane's earlier one.
     #[error("the donor takes no more connections")]
     Busy,
+    /// The extent is not being filled, or no longer since its donor's process was replaced.
+    #[error("the extent is not being filled")]
+    NotFilling,
+    /// The donor that a fill was to copy from does not answer, or does not hold the extent.
+    #[error("the source of the fill cannot be read")]
+    NoSource,
 }

@@ -1,25 +1,29 @@
 //! Whatever is encoded comes back, and whatever comes is decoded or refused, never worse.
 
-use hecaton_memory::{Epoch, ExtentId, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, SpaceId};
 use hecaton_transport::codec::{
     AnswerTables, HEAD_BYTES, HELLO_BYTES, Head, MAX_FRAME_BYTES, RequestTables, WELCOME_BYTES,
     decode_answer, decode_hello, decode_request, decode_welcome, encode_answer, encode_hello,
     encode_request, encode_welcome, seal_greeting,
 };
 use hecaton_transport::protocol::{
-    Answer, HeldExtent, Hello, Load, MAX_HELD, MAX_NAME, MAX_PAGES, Refusal, Request, Welcome,
+    Answer, FillSource, HeldExtent, Hello, Load, MAX_FILL, MAX_HELD, MAX_NAME, MAX_PAGES, Refusal,
+    Request, Welcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 /// A request with tables of its own, from which the borrowed one is made.
 #[derive(Clone, Debug)]
 enum Asked {
     Read(u64, Vec<u32>),
-    Write(u64, Vec<(u32, u32)>),
-    Discard(u64, u32, u32),
-    Allocate(u64, u8, u8),
+    Write(u64, u64, Vec<(u32, u32)>),
+    Discard(u64, u64, u32, u32),
+    Allocate(u64, u8, u8, u64),
+    Fill(u64, u32, u32, (u64, u64, u128, u16)),
+    Confirm(u64, u64),
     Free(u64),
     FreeAll,
     List(u64),
@@ -30,10 +34,13 @@ enum Asked {
 fn asked() -> impl Strategy<Value = Asked> {
     prop_oneof![
         (any::<u64>(), vec(any::<u32>(), 1..=MAX_PAGES)).prop_map(|(e, p)| Asked::Read(e, p)),
-        (any::<u64>(), vec(any::<(u32, u32)>(), 1..=MAX_PAGES))
-            .prop_map(|(e, p)| Asked::Write(e, p)),
-        any::<(u64, u32, u32)>().prop_map(|(e, f, c)| Asked::Discard(e, f, c)),
-        any::<(u64, u8, u8)>().prop_map(|(s, m, o)| Asked::Allocate(s, m, o)),
+        (any::<(u64, u64)>(), vec(any::<(u32, u32)>(), 1..=MAX_PAGES))
+            .prop_map(|((e, g), p)| Asked::Write(e, g, p)),
+        any::<(u64, u64, u32, u32)>().prop_map(|(e, g, f, c)| Asked::Discard(e, g, f, c)),
+        any::<(u64, u8, u8, u64)>().prop_map(|(s, m, o, g)| Asked::Allocate(s, m, o, g)),
+        (any::<(u64, u32)>(), 0..=MAX_FILL, any::<(u64, u64, u128, u16)>())
+            .prop_map(|((e, f), c, s)| Asked::Fill(e, f, c, s)),
+        any::<(u64, u64)>().prop_map(|(e, g)| Asked::Confirm(e, g)),
         any::<u64>().prop_map(Asked::Free),
         Just(Asked::FreeAll),
         any::<u64>().prop_map(Asked::List),
@@ -45,15 +52,28 @@ fn asked() -> impl Strategy<Value = Asked> {
 fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
     match asked {
         Asked::Read(extent, pages) => then(Request::Read { extent: ExtentId(*extent), pages }),
-        Asked::Write(extent, pages) => {
+        Asked::Write(extent, generation, pages) => {
             let (pages, sums): (Vec<u32>, Vec<u32>) = pages.iter().copied().unzip();
-            then(Request::Write { extent: ExtentId(*extent), pages: &pages, sums: &sums })
+            let (extent, generation) = (ExtentId(*extent), Generation(*generation));
+            then(Request::Write { extent, generation, pages: &pages, sums: &sums })
         }
-        Asked::Discard(extent, first, count) => {
-            then(Request::Discard { extent: ExtentId(*extent), first: *first, count: *count })
+        &Asked::Discard(extent, generation, first, count) => {
+            let (extent, generation) = (ExtentId(extent), Generation(generation));
+            then(Request::Discard { extent, generation, first, count })
         }
-        Asked::Allocate(segment, member, order) => {
-            then(Request::Allocate { segment: *segment, member: *member, order: *order })
+        &Asked::Allocate(segment, member, order, generation) => {
+            let generation = Generation(generation);
+            then(Request::Allocate { segment, member, order, generation })
+        }
+        &Asked::Fill(extent, first, count, (from, boot, address, port)) => {
+            // An IPv4 address has two forms, and comes back in its own.
+            let address = SocketAddr::new(Ipv6Addr::from(address).to_canonical(), port);
+            let source = FillSource { address, boot, extent: ExtentId(from) };
+            then(Request::Fill { extent: ExtentId(extent), first, count, source })
+        }
+        &Asked::Confirm(extent, generation) => {
+            let (extent, generation) = (ExtentId(extent), Generation(generation));
+            then(Request::Confirm { extent, generation })
         }
         Asked::Free(extent) => then(Request::Free { extent: ExtentId(*extent) }),
         Asked::FreeAll => then(Request::FreeAll),
@@ -63,8 +83,8 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
     }
 }
 
-/// Extent, segment, member, order and pages written.
-type Line = (u64, u64, u8, u8, u32);
+/// Extent, segment, member, order, pages written and generation.
+type Line = (u64, u64, u8, u8, u32, u64);
 
 #[derive(Clone, Debug)]
 enum Answered {
@@ -84,7 +104,13 @@ fn refusal() -> impl Strategy<Value = Refusal> {
         any::<u32>().prop_map(Refusal::Corrupt),
         any::<(u16, u16)>().prop_map(|(oldest, newest)| Refusal::Version(oldest, newest)),
         Just(Refusal::Busy),
+        Just(Refusal::NotFilling),
+        Just(Refusal::NoSource),
     ]
+}
+
+fn load_of((free_pages, busyness): (u64, u32)) -> Load {
+    Load { free_pages, in_service: busyness >> 1, draining: busyness & 1 != 0 }
 }
 
 fn answered() -> impl Strategy<Value = Answered> {
@@ -103,12 +129,13 @@ fn with_answer<R>(answered: &Answered, then: impl FnOnce(Answer<'_>) -> R) -> R 
         Answered::Done => then(Answer::Done),
         Answered::Allocated(extent) => then(Answer::Allocated(ExtentId(*extent))),
         Answered::Held(lines) => {
-            let held = |&(extent, segment, member, order, written): &Line| HeldExtent {
+            let held = |&(extent, segment, member, order, written, generation): &Line| HeldExtent {
                 extent: ExtentId(extent),
                 segment,
                 member,
                 order,
                 written,
+                generation: Generation(generation),
             };
             let lines: Vec<HeldExtent> = lines.iter().map(held).collect();
             then(Answer::Held(&lines))
@@ -157,7 +184,7 @@ proptest! {
 
     #[test]
     fn answers_come_back(answered in answered(), id in any::<u64>(), load in any::<(u64, u32)>()) {
-        let load = Load { free_pages: load.0, in_service: load.1 };
+        let load = load_of(load);
         let mut frame = Vec::new();
         with_answer(&answered, |answer| {
             encode_answer(&answer, id, load, &mut frame);
@@ -193,7 +220,7 @@ proptest! {
             version: numbers.0,
             boot: numbers.2,
             donor: back.consumer,
-            load: Load { free_pages: numbers.3, in_service: numbers.5 },
+            load: load_of((numbers.3, numbers.5)),
         };
         for welcome in [Ok(welcome), Err(refusal)] {
             prop_assert_eq!(decode_welcome(&encode_welcome(&welcome)), Ok(welcome));
@@ -222,7 +249,7 @@ proptest! {
         if let Ok(other) = decode_hello(&bytes) {
             prop_assert_eq!(encode_hello(&other), bytes);
         }
-        let load = Load { free_pages: 7, in_service: 8 };
+        let load = Load { free_pages: 7, in_service: 8, draining: false };
         for welcome in [Ok(Welcome { version: 1, boot: 2, donor: name, load }), Err(refusal)] {
             let mut bytes = encode_welcome(&welcome);
             bytes[at % (WELCOME_BYTES - 4)] ^= by;

@@ -1,7 +1,7 @@
 //! Both ends over real sockets: what a request costs is shown elsewhere, here is what becomes of it
 //! when the peer or the network misbehaves.
 
-use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, SpaceId, page_sum};
+use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, SpaceId, page_sum};
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options, Outcome};
 use hecaton_transport::fault::{Chaos, Plan};
 use hecaton_transport::protocol::{
@@ -34,7 +34,7 @@ impl Drop for Visit {
 
 struct Shop(Arc<Shelf>);
 
-const LOAD: Load = Load { free_pages: 5, in_service: 1 };
+const LOAD: Load = Load { free_pages: 5, in_service: 1, draining: false };
 
 impl Service for Shop {
     type Session = Visit;
@@ -88,8 +88,14 @@ impl Service for Shop {
             }
             Request::Allocate { .. } => reply.allocated(EXTENT, LOAD),
             Request::List { .. } => {
-                let line =
-                    HeldExtent { extent: EXTENT, segment: 0, member: 0, order: 10, written: 3 };
+                let line = HeldExtent {
+                    extent: EXTENT,
+                    segment: 0,
+                    member: 0,
+                    order: 10,
+                    written: 3,
+                    generation: Generation(1),
+                };
                 reply.held(&[line; 3], LOAD)
             }
             // Long enough for a test to do something meanwhile.
@@ -138,7 +144,12 @@ fn page(seed: u8) -> [u8; PAGE_SIZE] {
 }
 
 fn write_page(connection: &mut Connection, number: u32, page: &[u8]) -> Outcome {
-    let request = Request::Write { extent: EXTENT, pages: &[number], sums: &[page_sum(page)] };
+    let request = Request::Write {
+        extent: EXTENT,
+        generation: Generation(1),
+        pages: &[number],
+        sums: &[page_sum(page)],
+    };
     connection.call(request, &[page]).unwrap()
 }
 
@@ -170,7 +181,8 @@ fn every_request_gets_its_answer() {
     assert_eq!(read_page(&mut connection, 3), [0; PAGE_SIZE]);
     assert_eq!(write_page(&mut connection, 3, &page(3)), Outcome::Done);
     assert_eq!(read_page(&mut connection, 3), page(3));
-    let allocate = Request::Allocate { segment: 0, member: 0, order: 10 };
+    let allocate =
+        Request::Allocate { segment: 0, member: 0, order: 10, generation: Generation(1) };
     assert_eq!(connection.call(allocate, &[]).unwrap(), Outcome::Allocated(EXTENT));
     let Outcome::Held(lines) = connection.call(Request::List { from: ExtentId(0) }, &[]).unwrap()
     else {
@@ -189,6 +201,7 @@ fn a_wrong_sum_stores_nothing() {
     let (good, bad) = (page(1), page(2));
     let request = Request::Write {
         extent: EXTENT,
+        generation: Generation(1),
         pages: &[0, 1],
         sums: &[page_sum(&good), page_sum(&good)],
     };
@@ -211,7 +224,12 @@ fn a_full_pipe_in_both_directions_does_not_lock() {
     let pieces: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
     let mut waited = false;
     for tag in 0..40u64 {
-        let write = Request::Write { extent: EXTENT, pages: &pages, sums: &sums };
+        let write = Request::Write {
+            extent: EXTENT,
+            generation: Generation(1),
+            pages: &pages,
+            sums: &sums,
+        };
         connection.submit(tag << 32, write, &pieces).unwrap();
         let count = 1 + tag as usize % MAX_PAGES;
         let read = Request::Read { extent: EXTENT, pages: &pages[..MAX_PAGES - count] };
@@ -290,7 +308,12 @@ fn the_next_connection_of_a_lane_ends_the_one_before() {
     // In service for a while when the second connection comes; the write behind it is not begun.
     first.submit(0, Request::Fence, &[]).unwrap();
     let late = page(1);
-    let write = Request::Write { extent: EXTENT, pages: &[0], sums: &[page_sum(&late)] };
+    let write = Request::Write {
+        extent: EXTENT,
+        generation: Generation(1),
+        pages: &[0],
+        sums: &[page_sum(&late)],
+    };
     std::thread::sleep(Duration::from_millis(50));
     first.submit(1, write, &[&late]).unwrap();
     let mut second = connect(address, 1);
@@ -442,7 +465,12 @@ fn no_fault_of_the_network_gives_wrong_data() {
             let mut open = open;
             stored = if turn % 2 == 0 { page(turn) } else { stored };
             let sum = page_sum(&stored);
-            let write = Request::Write { extent: EXTENT, pages: &[0], sums: &[sum] };
+            let write = Request::Write {
+                extent: EXTENT,
+                generation: Generation(1),
+                pages: &[0],
+                sums: &[sum],
+            };
             match open.call(write, &[&stored]) {
                 Ok(Outcome::Done) => possible = vec![stored],
                 Ok(Outcome::Refused(Refusal::Corrupt(0))) => {}

@@ -107,7 +107,12 @@ impl Cluster {
     pub(super) fn donors(&self) -> anyhow::Result<Vec<DonorAddress>> {
         let nodes = self.status()?.nodes;
         let donors = nodes.iter().flat_map(|node| node.report.donor_addresses());
-        Ok(donors.map(|donor| DonorAddress { name: donor.name, addr: donor.address }).collect())
+        let known = |donor: hecaton_node::report::DonorAddress| DonorAddress {
+            name: donor.name,
+            host: donor.node,
+            addr: donor.address,
+        };
+        Ok(donors.map(known).collect())
     }
 
     fn command(&self, subcommand: &str) -> Command {

@@ -7,6 +7,7 @@
 use super::{Consumer, Session, access, consumer, library};
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
+use crate::placement::{PoolArgs, RangeArgs};
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
 use hecaton_node::message::StartVm;
@@ -40,6 +41,10 @@ pub(crate) struct Args {
     #[arg(long)]
     print: bool,
     #[command(flatten)]
+    pool: PoolArgs,
+    #[command(flatten)]
+    ranges: RangeArgs,
+    #[command(flatten)]
     cluster: ClusterArgs,
     /// QEMU and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
@@ -56,13 +61,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         print_command(&args.command[0], &arguments);
         return Ok(ExitCode::SUCCESS);
     }
+    let wanted = args.pool.check_with(&args.ranges)?;
     let library = library::find()?;
     access::check_guest()?;
     let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
     let dir = control_dir(session.client.status()?.control_socket);
     let monitor = monitor(&dir, &name)?;
     let arguments = edit(&args, &monitor)?;
-    let wish = StartVm { name, local_bytes, monitor: Some(monitor), guest: None };
+    let wish = StartVm { name, local_bytes, wanted, monitor: Some(monitor), guest: None };
     let pager = session.client.start_vm(wish)?;
     let mut command = Command::new(&program.path);
     command

@@ -17,6 +17,7 @@ mod stats_file;
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
 use crate::lending;
+use crate::placement::PoolArgs;
 use anyhow::Context as _;
 use hecaton_memory::Size;
 use hecaton_node::message::StartPager;
@@ -52,6 +53,8 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     donor_patience: u64,
     #[command(flatten)]
+    pool: PoolArgs,
+    #[command(flatten)]
     cluster: ClusterArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
@@ -61,6 +64,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Consumer { program, name, local_bytes } =
         consumer(&args.command[0], args.name, args.local, args.lend)?;
+    let wanted = args.pool.check()?;
     let library = library::find()?;
     access::check()?;
     let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
@@ -69,6 +73,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         local_bytes,
         guest: None,
         donor_patience_s: Some(args.donor_patience),
+        wanted,
     })?;
     let mut command = Command::new(&program.path);
     command

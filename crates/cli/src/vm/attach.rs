@@ -2,6 +2,7 @@
 //! not by libvirt. Prints what the machine must be started with, and ends when it has.
 
 use crate::cluster::ClusterArgs;
+use crate::placement::{PoolArgs, RangeArgs};
 use crate::run::library;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
@@ -41,6 +42,10 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    pool: PoolArgs,
+    #[command(flatten)]
+    ranges: RangeArgs,
+    #[command(flatten)]
     cluster: ClusterArgs,
 }
 
@@ -56,6 +61,7 @@ struct Needs<'a> {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     crate::run::check_local(args.local.0)?;
+    let wanted = args.pool.check_with(&args.ranges)?;
     let library = library::find()?;
     let mut client = args.cluster.need_local_node()?;
     let monitor = args.qmp.map(std::path::absolute).transpose().context("--qmp")?;
@@ -66,8 +72,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         },
         _ => Guest::Qemu,
     };
-    let wish =
-        StartVm { name: args.name, local_bytes: args.local.0, monitor, guest: Some(guest.clone()) };
+    let wish = StartVm {
+        name: args.name,
+        local_bytes: args.local.0,
+        wanted,
+        monitor,
+        guest: Some(guest.clone()),
+    };
     let pager = client.start_vm(wish)?;
     let needs = match guest {
         Guest::Firecracker { socket, .. } => Needs { name: &pager.name, library: None, socket },

@@ -6,6 +6,7 @@
 
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
+use crate::placement::{PoolArgs, RangeArgs};
 use crate::run::library;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
@@ -42,6 +43,10 @@ pub(crate) struct Args {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
+    pool: PoolArgs,
+    #[command(flatten)]
+    ranges: RangeArgs,
+    #[command(flatten)]
     cluster: ClusterArgs,
 }
 
@@ -77,6 +82,7 @@ fn changed(args: &Args, local: Size, before: &str) -> anyhow::Result<String> {
     if let Err(error) = check_name(&name) {
         usage!("{error}; name the machine with --name");
     }
+    let wanted = args.pool.check_with(&args.ranges)?;
     let library = library::find()?;
     // The node that is there; if none is, the one that will be in this directory.
     let socket = match args.cluster.local_node()? {
@@ -88,6 +94,7 @@ fn changed(args: &Args, local: Size, before: &str) -> anyhow::Result<String> {
     let request = Request::StartVm(StartVm {
         name,
         local_bytes: local.0,
+        wanted,
         monitor: Some(monitor.clone()),
         guest: None,
     });

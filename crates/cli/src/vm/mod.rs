@@ -6,9 +6,11 @@ mod libvirt;
 mod show;
 
 use crate::cluster::ClusterArgs;
+use crate::placement::RangeArgs;
 use crate::run::machine;
 use clap::Subcommand;
 use hecaton_memory::Size;
+use hecaton_node::message::{Place, Wanted};
 use std::process::ExitCode;
 
 /// The commands about virtual machines.
@@ -25,6 +27,8 @@ pub(crate) enum Vm {
     Status(show::StatusArgs),
     /// Changes how much of a machine's memory stays on this host
     ResizeLocal(ResizeArgs),
+    /// Says which donors back a machine's memory from now on, and moves it there while it runs
+    Place(PlaceArgs),
     /// Brings a machine's memory home, while it runs on
     Detach(detach::Args),
     /// Sets a libvirt domain up for pool memory, or back
@@ -42,6 +46,20 @@ pub(crate) struct ResizeArgs {
     cluster: ClusterArgs,
 }
 
+/// Arguments of `hecaton vm place`.
+#[derive(clap::Args)]
+pub(crate) struct PlaceArgs {
+    /// The machine
+    name: String,
+    /// Uses these donors only; without it, all
+    #[arg(long, value_name = "DONOR,...", value_delimiter = ',')]
+    donors: Vec<String>,
+    #[command(flatten)]
+    ranges: RangeArgs,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
 pub(crate) fn run(vm: Vm) -> anyhow::Result<ExitCode> {
     match vm {
         Vm::Run(args) => machine::run(args),
@@ -49,9 +67,17 @@ pub(crate) fn run(vm: Vm) -> anyhow::Result<ExitCode> {
         Vm::List(args) => show::list(&args),
         Vm::Status(args) => show::status(&args),
         Vm::ResizeLocal(args) => resize(&args),
+        Vm::Place(args) => place(args),
         Vm::Detach(args) => detach::run(&args),
         Vm::Libvirt(args) => libvirt::run(&args),
     }
+}
+
+fn place(args: PlaceArgs) -> anyhow::Result<ExitCode> {
+    let Wanted { donors, ranges, .. } = args.ranges.check(args.donors)?;
+    let wish = Place { consumer: args.name, donors, ranges };
+    args.cluster.need_local_node()?.place(wish)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn resize(args: &ResizeArgs) -> anyhow::Result<ExitCode> {

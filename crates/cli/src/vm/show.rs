@@ -7,6 +7,7 @@ use hecaton_memory::Size;
 use hecaton_node::pagers::ConsumerReport;
 use hecaton_node::report::NodeReport;
 use hecaton_node::vms::{VmReport, VmState};
+use hecaton_pager::PoolUse;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -126,6 +127,42 @@ fn describe(machine: &Shown<'_>) -> String {
     if let Some(monitor) = &machine.vm.monitor {
         let _ = writeln!(text, "monitor: {}", monitor.display());
     }
+    if let Some(stats) = machine.pager.and_then(|pager| pager.stats.as_ref()) {
+        text += &pool(&stats.pool);
+    }
+    text
+}
+
+/// Who backs what, and what is still on its way there.
+fn pool(pool: &PoolUse) -> String {
+    let mut text = String::new();
+    let donors = |held: &mut dyn Iterator<Item = (&String, u64)>| {
+        let held: Vec<String> =
+            held.map(|(name, bytes)| format!("{name} ({})", size(bytes))).collect();
+        if held.is_empty() { "nobody yet".to_owned() } else { held.join(", ") }
+    };
+    let held = donors(&mut pool.donors.iter().map(|donor| (&donor.name, donor.bytes)));
+    let _ = writeln!(
+        text,
+        "pool: {} in extents, copies of each page: {}; {held}",
+        size(pool.extents_bytes),
+        pool.copies
+    );
+    if !pool.only_donors.is_empty() {
+        let _ = writeln!(text, "only donors: {}", pool.only_donors.join(", "));
+    }
+    for range in &pool.ranges {
+        let held = donors(&mut range.held_by.iter().map(|(name, bytes)| (name, *bytes)));
+        let (from, to, named) = (size(range.start), size(range.end), range.donors.join(", "));
+        let _ = writeln!(text, "RAM {from}-{to}: for {named}; with {held}");
+    }
+    if pool.to_move_bytes > 0 {
+        let (degraded, left) = (size(pool.degraded_bytes), size(pool.to_move_bytes));
+        let _ = writeln!(text, "to be copied or moved: {left}, of which {degraded} lacks a copy");
+    }
+    if pool.lost_bytes > 0 {
+        let _ = writeln!(text, "lost: {}", size(pool.lost_bytes));
+    }
     text
 }
 
@@ -152,6 +189,7 @@ fn dash() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_pager::placement::{DonorUse, RangeUse};
 
     fn vm(state: VmState, reason: Option<&str>) -> VmReport {
         VmReport {
@@ -174,6 +212,26 @@ mod tests {
         let cells: Vec<_> = row.split_whitespace().collect();
         assert_eq!(cells, ["db", "stopped", "7", "4G", "-", "-", "-", "-", "-", "-", "0"]);
         assert!(text.contains("db: segment 3 is lost"), "{text}");
+    }
+
+    #[test]
+    fn who_backs_what_is_told() {
+        let bytes = 1 << 30;
+        let held_by = [("a".to_owned(), bytes)].into();
+        let range = RangeUse { start: 0, end: 2 * bytes, donors: vec!["b".into()], held_by };
+        let donor = DonorUse { name: "a".into(), bytes, ..DonorUse::default() };
+        let shown = pool(&PoolUse {
+            copies: 2,
+            extents_bytes: bytes,
+            to_move_bytes: bytes,
+            donors: vec![donor],
+            ranges: vec![range],
+            ..PoolUse::default()
+        });
+        assert!(shown.contains("pool: 1G in extents, copies of each page: 2; a (1G)"), "{shown}");
+        assert!(shown.contains("RAM 0-2G: for b; with a (1G)"), "{shown}");
+        assert!(shown.contains("to be copied or moved: 1G"), "{shown}");
+        assert!(pool(&PoolUse::default()).contains("nobody yet"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::common::{
     Daemon, borrow, donor_pids, eventually, get, hecaton, runs, scratch, signal_process, status,
     text, wait,
 };
-use hecaton_memory::{PAGE_SIZE, page_sum};
+use hecaton_memory::{Generation, PAGE_SIZE, page_sum};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
@@ -151,11 +151,12 @@ fn a_killed_donor_loses_no_page() {
     let page = [7u8; PAGE_SIZE];
 
     let mut before = borrow(donor, 1).expect("welcomed");
-    let allocate = Request::Allocate { segment: 0, member: 0, order: 4 };
+    let allocate = Request::Allocate { segment: 0, member: 0, order: 4, generation: Generation(1) };
     let Outcome::Allocated(extent) = before.call(allocate, &[]).expect("answered") else {
         panic!("no extent");
     };
-    let write = Request::Write { extent, pages: &[3], sums: &[page_sum(&page)] };
+    let write =
+        Request::Write { extent, generation: Generation(1), pages: &[3], sums: &[page_sum(&page)] };
     assert_eq!(before.call(write, &[&page]).expect("answered"), Outcome::Done);
 
     signal_process(donor_pids(&status(&dir))[0], Signal::KILL);

@@ -5,7 +5,7 @@ use crate::common::{
 };
 use hecaton_memory::memfd::{Backing, SharedMemory};
 use hecaton_memory::numa::{self, SYSFS_NODES};
-use hecaton_memory::{PAGE_SIZE, page_sum};
+use hecaton_memory::{Generation, PAGE_SIZE, page_sum};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
@@ -72,12 +72,13 @@ fn huge_pages_are_lent_and_given_back() {
     let page = [9u8; PAGE_SIZE];
     let mut before = borrow(&shown, 1).expect("welcomed");
     // Committed whole with the extent, and not as it is written.
-    let allocate = Request::Allocate { segment: 0, member: 0, order: 9 };
+    let allocate = Request::Allocate { segment: 0, member: 0, order: 9, generation: Generation(1) };
     let Outcome::Allocated(extent) = before.call(allocate, &[]).expect("answered") else {
         panic!("no extent");
     };
     committed(&dir, 2 << 20);
-    let write = Request::Write { extent, pages: &[0], sums: &[page_sum(&page)] };
+    let write =
+        Request::Write { extent, generation: Generation(1), pages: &[0], sums: &[page_sum(&page)] };
     assert_eq!(before.call(write, &[&page]).expect("answered"), Outcome::Done);
 
     signal_process(donor_pids(&status(&dir))[0], Signal::KILL);

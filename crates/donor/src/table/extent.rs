@@ -1,6 +1,6 @@
 //! An extent that is lent, and its pages.
 
-use hecaton_memory::{ExtentId, SpaceId};
+use hecaton_memory::{ExtentId, Generation, SpaceId};
 use hecaton_transport::protocol::{HeldExtent, Refusal};
 use std::ops::Range;
 
@@ -44,14 +44,15 @@ impl LentExtent {
         Ok(self.first_page + u64::from(first)..self.first_page + end)
     }
 
-    /// As the borrower is told of it, with how many of its pages were written.
-    pub fn line(&self, written: u32) -> HeldExtent {
+    /// As the borrower is told of it, with how many of its pages were written, and its generation.
+    pub fn line(&self, written: u32, generation: Generation) -> HeldExtent {
         HeldExtent {
             extent: self.extent,
             segment: self.segment,
             member: self.member,
             order: self.order,
             written,
+            generation,
         }
     }
 }

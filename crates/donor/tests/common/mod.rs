@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
-use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageSum, Size, SpaceId, page_sum};
+use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, Size, SpaceId, page_sum};
 use hecaton_transport::client::{Connection, Options, Outcome};
 use hecaton_transport::protocol::{Hello, Load, Refusal, Request, VERSIONS, Welcome};
 use std::net::SocketAddr;
@@ -79,7 +79,8 @@ impl Borrower {
     }
 
     pub(crate) fn allocate(&mut self, segment: u64, order: u8) -> ExtentId {
-        match self.call(Request::Allocate { segment, member: 0, order }) {
+        match self.call(Request::Allocate { segment, member: 0, order, generation: Generation(1) })
+        {
             Outcome::Allocated(extent) => extent,
             other => panic!("no extent but {other:?}"),
         }
@@ -97,7 +98,7 @@ impl Borrower {
         sums: &[PageSum],
         data: &[Page],
     ) -> Outcome {
-        let request = Request::Write { extent, pages, sums };
+        let request = Request::Write { extent, generation: Generation(1), pages, sums };
         self.0.call(request, &[data.as_flattened()]).unwrap()
     }
 

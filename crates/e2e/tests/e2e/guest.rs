@@ -152,6 +152,8 @@ pub(crate) struct Spec<'a> {
     pub(crate) name: &'a str,
     pub(crate) memory: &'a str,
     pub(crate) local: &'a str,
+    /// Further arguments of `hecaton vm run`.
+    pub(crate) options: &'a [&'a str],
     pub(crate) qemu: Qemu,
     /// Further arguments of QEMU.
     pub(crate) arguments: &'a [&'a str],
@@ -164,6 +166,7 @@ impl Default for Spec<'_> {
             name: "guest",
             memory: "512M",
             local: "64M",
+            options: &[],
             qemu: Qemu::Backports,
             arguments: &["-no-reboot"],
             script: "",
@@ -180,6 +183,7 @@ impl Machine {
     ) -> anyhow::Result<Self> {
         let mut command = cluster.command("vm");
         command.args(["run", "--name", spec.name, "--memory", spec.memory, "--local", spec.local]);
+        command.args(spec.options);
         // The cluster's own node, where a test has started another one.
         command.arg("--dir").arg(cluster.file("node"));
         command.arg("--").args(guests.command_line(spec.qemu, spec.script));

@@ -14,6 +14,7 @@ mod harness;
 mod integrity;
 mod life;
 mod limit;
+mod mirror;
 mod pool;
 mod process;
 mod programs;
@@ -78,6 +79,11 @@ const TESTS: &[Test<Cluster>] = tests![
     crash::of_a_donor,
     crash::of_a_pager_during_forks,
     crash::of_a_pager_in_a_storm,
+    mirror::silent_donors_are_done_without,
+    mirror::pagers_die_while_a_donor_is_silent,
+    mirror::a_donor_is_emptied_under_a_program,
+    mirror::a_program_uses_the_donors_that_are_named,
+    mirror::ranges_of_a_machine_move,
     vm::what_cannot_be_paged_is_said_before_it_starts,
     vm::a_guest_verifies_its_memory,
     vm::debians_own_qemu,

@@ -16,6 +16,7 @@ use super::{OnEnd, PagerState, Pagers};
 use crate::channel::{self, MAX_FDS_PER_LINE, Receiver};
 use crate::child::End;
 use crate::message::PagerEnd;
+use crate::report::DonorAddress;
 use crate::restart::CrashLimit;
 use hecaton_pager::{Donor, PagerEvent, PagerStart};
 use rustix::process::Signal;
@@ -187,7 +188,12 @@ impl Pagers {
 
     fn donors_now(&self) -> Vec<Donor> {
         let donors = self.0.donors.all().into_iter();
-        donors.map(|donor| Donor { name: donor.name, address: donor.address }).collect()
+        let known = |donor: DonorAddress| Donor {
+            name: donor.name,
+            node: donor.node,
+            address: donor.address,
+        };
+        donors.map(known).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::channel;
 use crate::child::adopt_orphans;
+use crate::message::Wanted;
 use hecaton_pager::PagerEvent;
 use rustix::process::{Pid, kill_process};
 use std::os::fd::AsFd;
@@ -15,7 +16,7 @@ fn pagers(script: &str) -> Pagers {
     adopt_orphans().expect("adopted");
     let command =
         ChildCommand { program: "/bin/sh".into(), args: vec!["-c".into(), script.into()] };
-    Pagers::new(command, NodePaths::new("/nowhere"), Arc::new(DonorDirectory::new(vec![])))
+    Pagers::new(command, NodePaths::new("/nowhere"), Arc::new(DonorDirectory::new(vec![])), 1)
 }
 
 /// A pager that ends in peace at the end of its input.
@@ -29,6 +30,7 @@ fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> 
         local_bytes: 1 << 24,
         guest: None,
         donor_patience_s: None,
+        wanted: Wanted::default(),
     };
     pagers.start(&wish, on_end).map(|_| end)
 }

@@ -5,7 +5,7 @@ use super::region::Region;
 use super::span::{MAX_REGIONS, Span, meets};
 use crate::address_space::Mapped;
 use crate::guard::ram_label;
-use crate::state::{REGION_WORDS, State};
+use crate::state::{CHUNK_PAGES, REGION_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
 use std::collections::BTreeSet;
 use std::io;
@@ -14,6 +14,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Bytes of a chunk, of which each has its place in the space.
+const CHUNK: u64 = CHUNK_PAGES * PAGE;
 
 /// A memory file as it was handed over.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +106,20 @@ impl Ram {
         Some(FilePlace { file: region.file?, offset: region.offset_of(address) })
     }
 
+    /// Which byte of the machine's RAM is at `address`: regions follow one another in the order in
+    /// which they came.
+    pub(crate) fn position(&self, address: u64) -> Option<u64> {
+        let region = self.region_at(address)?;
+        Some(region.position + (address - region.span.start))
+    }
+
+    /// Where a region that begins at `start` continues the machine's RAM: behind all others, and as
+    /// far into a chunk as it begins in one.
+    fn next_position(&self, start: u64) -> u64 {
+        let ends = self.regions.iter().map(|region| region.position + region.span.len);
+        ends.max().unwrap_or(0).next_multiple_of(CHUNK) + start % CHUNK
+    }
+
     /// Adds a region that was checked; it owns `file` from now on. False when there is no place left
     /// to write it down.
     pub(crate) fn add(
@@ -112,10 +129,21 @@ impl Ram {
         span: Span,
         file: Option<HeldFile>,
     ) -> bool {
+        self.add_at(state, space, span, file, self.next_position(span.start))
+    }
+
+    fn add_at(
+        &mut self,
+        state: &State,
+        space: usize,
+        span: Span,
+        file: Option<HeldFile>,
+        position: u64,
+    ) -> bool {
         let free = |at: &usize| state.regions[at * REGION_WORDS].load(Relaxed) == 0;
         let Some(saved_at) = (0..MAX_REGIONS).find(free) else { return false };
         let serial = file.map_or(0, |file| file.serial);
-        let region = Region { span, file: file.map(|file| file.file), serial, saved_at };
+        let region = Region { span, file: file.map(|file| file.file), serial, position, saved_at };
         region.save(state, space);
         let at = self.regions.partition_point(|other| other.span.start < span.start);
         self.regions.insert(at, region);
@@ -151,7 +179,8 @@ impl Ram {
                         file: region.span.file,
                     };
                     let file = region.file.map(|file| HeldFile { file, serial: region.serial });
-                    kept |= self.add(state, space, span, file);
+                    let position = region.position + (rest.start - whole.start);
+                    kept |= self.add_at(state, space, span, file, position);
                 }
             }
             // What is left is written down before the whole is erased: a kill in between leaves both,

@@ -14,6 +14,8 @@ pub(super) struct Region {
     pub(super) file: Option<MemoryFile>,
     /// Of the hand-over that brought the file; 0 without one.
     pub(super) serial: u64,
+    /// Where the machine's RAM continues with it, in bytes.
+    pub(super) position: u64,
     /// Its place in the state file.
     pub(super) saved_at: usize,
 }
@@ -32,6 +34,7 @@ impl Region {
         words[3].store(self.span.len, Relaxed);
         words[4].store(self.span.offset, Relaxed);
         words[5].store(self.serial, Relaxed);
+        words[6].store(self.position, Relaxed);
         words[0].store(space as u64 + 1, Release);
     }
 
@@ -44,7 +47,7 @@ impl Region {
         let file = (word(1) as RawFd).checked_sub(1).filter(|&fd| fd >= 0).map(MemoryFile);
         let identity = file.and_then(|file| file.facts().ok()).map(|facts| facts.identity);
         let span = Span { start: word(2), len: word(3), offset: word(4), file: identity };
-        Some(Region { span, file, serial: word(5), saved_at })
+        Some(Region { span, file, serial: word(5), position: word(6), saved_at })
     }
 
     pub(super) fn erase(state: &State, saved_at: usize) {

@@ -10,6 +10,7 @@
 //! | [`entry`] | each page of each address space that was ever touched | 8 |
 //! | [`record`] | each page of the space that is in use | 8 |
 //! | staging | pages on their way out or lately gone | 4096 |
+//! | generations | a segment of the space | 8 |
 //! | chunk heads | 2 MiB of an address space | 16 |
 //! | address spaces, regions of guest RAM, journal, batch | fixed | |
 //!
@@ -22,14 +23,14 @@ pub(crate) mod record;
 
 use crate::guest::span::MAX_REGIONS;
 use batch::BatchRecord;
-use hecaton_memory::PAGE_SIZE;
+use hecaton_memory::{Generation, PAGE_SIZE};
 use journal::Journal;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Relaxed},
+    Ordering::{self, AcqRel, Relaxed},
 };
 
 /// Address spaces that one pager serves at a time.
@@ -46,6 +47,11 @@ pub(crate) const REGION_WORDS: usize = 8;
 pub(crate) const MAX_CHUNKS: usize = 1 << 20;
 /// Pages of a pager's space: 4 TiB.
 pub(crate) const SPACE_PAGES: u64 = 1 << 30;
+/// Pages of a segment of the space: 16 MiB.
+pub(crate) const SEGMENT_PAGES: u64 = 1 << SEGMENT_ORDER;
+pub(crate) const SEGMENT_ORDER: u8 = 12;
+const _: () = assert!(SEGMENT_PAGES.is_multiple_of(CHUNK_PAGES));
+const _: () = assert!(SPACE_PAGES.is_multiple_of(SEGMENT_PAGES));
 /// Pages of staging memory: 8 MiB.
 pub(crate) const STAGING_SLOTS: usize = 2048;
 
@@ -57,7 +63,7 @@ const RESTARTS: usize = 1;
 const SERIALS: usize = 2;
 
 /// The first word of a file that a pager has used: the layout and its version.
-const MAGIC: u64 = 0x4845_4341_0000_0001;
+const MAGIC: u64 = 0x4845_4341_0000_0002;
 
 /// What is true or not of the whole consumer; the number is its word in the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +88,9 @@ pub(crate) struct State {
     pub(crate) entries: &'static [AtomicU64],
     /// One record of each page of the space.
     pub(crate) records: &'static [AtomicU64],
+    /// Of each segment of the space, the generation that its last acknowledged write or discard
+    /// brought to the donors: an extent with an older one has missed something.
+    pub(crate) generations: &'static [AtomicU64],
     /// Of each staging slot, the space page that it holds plus one; 0 when free.
     pub(crate) slot_pages: &'static [AtomicU64],
     /// Messages read from the kernel and not yet acted upon.
@@ -130,6 +139,7 @@ impl Layout {
             spaces: self.words(MAX_SPACES * SPACE_WORDS),
             regions: self.words(MAX_REGIONS * REGION_WORDS),
             chunk_heads: self.words(MAX_CHUNKS * 2),
+            generations: self.words((SPACE_PAGES / SEGMENT_PAGES) as usize),
             slot_pages: self.words(STAGING_SLOTS),
             staging: self.bytes(STAGING_SLOTS * PAGE_SIZE),
             entries: self.words(MAX_CHUNKS * CHUNK_PAGES as usize),
@@ -166,6 +176,21 @@ impl State {
         let (state, _) = Layout { base: base.cast(), used: 0 }.state();
         let used = state.header[IN_USE].swap(MAGIC, AcqRel) == MAGIC;
         Ok((state, used))
+    }
+
+    /// A write to a segment, or a discard from it, was acknowledged.
+    pub(crate) fn acknowledged(&self, segment: u64, generation: Generation) {
+        self.generations[segment as usize].fetch_max(generation.0, Ordering::AcqRel);
+    }
+
+    /// The segment's extents were given back: whatever it is given next is another group's.
+    pub(crate) fn segment_freed(&self, segment: u64) {
+        self.generations[segment as usize].store(0, Ordering::Release);
+    }
+
+    /// The generation of what was last acknowledged of a segment.
+    pub(crate) fn generation(&self, segment: u64) -> Generation {
+        Generation(self.generations[segment as usize].load(Ordering::Acquire))
     }
 
     /// Counts a takeover; returns how many there were.

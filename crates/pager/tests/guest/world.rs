@@ -129,7 +129,12 @@ impl World {
             space: 7,
             local_bytes: LOCAL,
             socket: socket.clone(),
-            donors: vec![hecaton_pager::Donor { name: "d1".into(), address: serving.address() }],
+            donors: vec![hecaton_pager::Donor {
+                name: "d1".into(),
+                node: "n1".into(),
+                address: serving.address(),
+            }],
+            placement: hecaton_pager::Placement::default(),
             node: None,
             lease: Duration::from_secs(60),
             donor_patience: Duration::from_secs(60),

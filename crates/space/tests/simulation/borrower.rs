@@ -1,12 +1,15 @@
-//! A borrower in the simulation: the space's map and its lanes' flights, exactly those of the crate,
+//! A borrower in the simulation: the space's map and its lanes' requests, exactly those of the crate,
 //! with simulated connections where `Space`, `Lane` and the control link have sockets.
 
 use crate::dice::Dice;
 use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Value, sum_of};
-use hecaton_memory::{Epoch, ExtentId};
-use hecaton_space::flights::{Cause, Failure, Flights, Limits, Link, Slot};
+use hecaton_memory::{Epoch, ExtentId, Generation};
+use hecaton_space::flights::{Cause, Limits, Link, Slot};
+use hecaton_space::group::{DonorIndex, Group, Place};
 use hecaton_space::lookup::Whereabouts;
-use hecaton_space::map::{Declined, DonorIndex, Map, Place, Take};
+use hecaton_space::map::{Declined, Expected, Map, Shape, Take};
+use hecaton_space::requests::{End as Ended, Groups, Requests, Writing};
+use hecaton_space::upkeep::Step;
 use hecaton_transport::protocol::{HeldExtent, MAX_HELD, Refusal};
 use hecaton_transport::window::{Window, WindowLimits};
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +20,9 @@ pub(crate) const SEGMENT_PAGES: u64 = 1 << SEGMENT_ORDER;
 pub(crate) const SEGMENTS: u64 = 12;
 const PATIENCE: Duration = Duration::from_millis(3000);
 const STALL: Duration = Duration::from_millis(700);
+const FAILOVER: Duration = Duration::from_millis(150);
+/// Pages that one request copies from donor to donor.
+const FILL_PAGES: u32 = 3;
 const WINDOW: WindowLimits = WindowLimits { requests: 6, payload_bytes: 20 << 12 };
 
 /// What the workload is told.
@@ -29,15 +35,17 @@ pub(crate) enum Told {
     },
     Written {
         token: u64,
+        generation: Generation,
     },
     Failed {
         token: u64,
         why: Why,
     },
-    /// A control job of the workload is done, or not.
+    /// A control job of the workload is done, or not. After a discard the segment's members have at
+    /// least that generation.
     Control {
         token: u64,
-        outcome: Result<(), Why>,
+        outcome: Result<Option<Generation>, Why>,
     },
 }
 
@@ -54,11 +62,34 @@ pub(crate) enum Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
     Renew,
-    Take { segment: u64 },
+    Take { segment: u64, generation: Generation },
     FreeStray { segment: u64, extent: Option<ExtentId> },
-    Free { token: u64, segment: u64, place: Place },
-    Discard { token: u64, segment: u64, place: Place, first: u32, count: u32 },
+    Free { token: u64, segment: u64, place: Place, only: bool },
+    Discard { token: u64, place: Place, only: bool, generation: Generation },
     FreeAll { token: u64 },
+    Join { segment: u64 },
+    Fill { segment: u64, to: Place, from: Place, first: u32 },
+    Confirm { segment: u64, to: Place, generation: Generation },
+}
+
+/// A discard that is under way, as `Space::discard_in` does it.
+#[derive(Clone, Debug)]
+struct Discard {
+    segment: u64,
+    first: u32,
+    count: u32,
+    done: Vec<Place>,
+    brought: Generation,
+    failed: Option<Why>,
+}
+
+/// A segment that is being freed at several donors.
+#[derive(Clone, Copy, Debug)]
+struct Free {
+    segment: u64,
+    group: Group,
+    left: usize,
+    failed: Option<Why>,
 }
 
 enum Stage {
@@ -99,12 +130,12 @@ struct Write {
     pages: Vec<u32>,
     values: Vec<Value>,
     since: Duration,
-    /// When the extent was first known.
-    known_at: Option<Duration>,
+    /// What it has become, and when.
+    writing: Option<(Writing, Duration)>,
 }
 
 struct Lane {
-    flights: Flights,
+    requests: Requests,
     links: Vec<DonorLink>,
     /// Writes that wait for an extent, a connection, or room: one at a time, as the call blocks.
     writes: VecDeque<Write>,
@@ -119,6 +150,35 @@ pub(crate) struct Borrower {
     controls: Vec<Control>,
     told: Vec<Told>,
     conns: BTreeMap<ConnId, End>,
+    copies: usize,
+    discards: BTreeMap<u64, Discard>,
+    frees: BTreeMap<u64, Free>,
+    /// The segment that the upkeep is at, with the donors that have declined.
+    tending: Option<(u64, Vec<DonorIndex>)>,
+    pub(crate) copies_made: u64,
+    /// Segments of which a member was given up.
+    deserted: Vec<u64>,
+}
+
+/// The map, with a note of who is given up.
+struct Noted<'a> {
+    map: &'a mut Map,
+    deserted: &'a mut Vec<u64>,
+}
+
+impl Groups for Noted<'_> {
+    fn whereabouts(&mut self, segment: u64) -> Whereabouts {
+        self.map.whereabouts(segment)
+    }
+
+    fn desert(&mut self, segment: u64, place: Place) -> bool {
+        self.deserted.push(segment);
+        self.map.desert(segment, place)
+    }
+
+    fn gone(&mut self, segment: u64, place: Place) {
+        self.map.gone(segment, place);
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -136,12 +196,19 @@ impl Borrower {
         epoch: Epoch,
         lanes: usize,
         donors: usize,
-        adopted: bool,
+        copies: u8,
+        expected: Option<&BTreeMap<u64, Expected>>,
         dice: &mut Dice,
     ) -> Self {
-        let mut map = Map::new(SEGMENTS, SEGMENT_PAGES);
+        let shape = Shape { segments: SEGMENTS, segment_pages: SEGMENT_PAGES, copies, epoch };
+        let adopted = expected.is_some();
+        let mut map = match expected {
+            Some(expected) => Map::adopting(shape, expected),
+            None => Map::new(shape),
+        };
         for donor in 0..donors {
-            map.donor_named(&format!("donor-{donor}"), adopted);
+            let name = format!("donor-{donor}");
+            map.donor_named(&name, &name, adopted);
         }
         let limits = Limits { patience: PATIENCE, stall: STALL };
         let mut link = |_| DonorLink {
@@ -152,7 +219,7 @@ impl Borrower {
             begun: Duration::ZERO,
         };
         let lanes = (0..lanes).map(|_| Lane {
-            flights: Flights::new(limits),
+            requests: Requests::new(limits, FAILOVER),
             links: (0..donors).map(&mut link).collect(),
             writes: VecDeque::new(),
         });
@@ -170,8 +237,22 @@ impl Borrower {
             asked: false,
         });
         let controls = controls.collect();
-        let (told, conns) = (Vec::new(), BTreeMap::new());
-        Borrower { map, fenced: false, epoch, adopted, lanes, controls, told, conns }
+        Borrower {
+            map,
+            fenced: false,
+            epoch,
+            adopted,
+            lanes,
+            controls,
+            told: Vec::new(),
+            conns: BTreeMap::new(),
+            copies: usize::from(copies),
+            discards: BTreeMap::new(),
+            frees: BTreeMap::new(),
+            tending: None,
+            copies_made: 0,
+            deserted: Vec::new(),
+        }
     }
 
     /// Whether every donor has told what it holds, and so is fenced.
@@ -180,12 +261,16 @@ impl Borrower {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.flights.is_empty() && lane.writes.is_empty())
+        self.lanes.iter().all(|lane| lane.requests.is_empty() && lane.writes.is_empty())
             && self.controls.iter().all(|control| control.jobs.is_empty())
     }
 
     pub(crate) fn owns(&self, conn: ConnId) -> bool {
         self.conns.contains_key(&conn)
+    }
+
+    pub(crate) fn take_deserted(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.deserted)
     }
 
     pub(crate) fn take_told(&mut self) -> Vec<Told> {
@@ -212,11 +297,136 @@ impl Borrower {
             Whereabouts::Lost(_) => {
                 self.told.push(Told::Failed { token, why: Why::Lost { segment } });
             }
-            Whereabouts::Held(place) => {
+            Whereabouts::Held(group) => {
                 let pages = pages.iter().copied();
-                self.lanes[lane].flights.read(token, segment, place, pages, net.now);
-                self.flush(lane, place.donor.0 as usize, net, dice);
+                let requests = &mut self.lanes[lane].requests;
+                let donor = requests.read(token, segment, &group, pages, net.now);
+                self.flush(lane, donor.0 as usize, net, dice);
                 self.connect_where_needed(lane, net, dice);
+            }
+        }
+    }
+
+    /// As `Space::free_segment`, for a segment that is held.
+    pub(crate) fn free(&mut self, token: u64, segment: u64, net: &mut Network, dice: &mut Dice) {
+        let Whereabouts::Held(group) = self.map.whereabouts(segment) else { return };
+        let left = group.members().len();
+        self.frees.insert(token, Free { segment, group, left, failed: None });
+        for member in group.members() {
+            let (place, only) = (member.place, left == 1);
+            let job = Job::Free { token, segment, place, only };
+            self.control(place.donor.0 as usize, job, net, dice);
+        }
+    }
+
+    fn freed(&mut self, token: u64, failed: Option<Why>) {
+        let Some(free) = self.frees.get_mut(&token) else { return };
+        free.left -= 1;
+        free.failed = free.failed.or(failed);
+        let Free { segment, group, left, failed } = *free;
+        if left == 0 {
+            self.frees.remove(&token);
+            if failed.is_none() {
+                self.map.freed(segment, &group);
+            }
+            self.told.push(Told::Control { token, outcome: failed.map_or(Ok(None), Err) });
+        }
+    }
+
+    /// As `Space::discard_in`.
+    pub(crate) fn discard(
+        &mut self,
+        token: u64,
+        segment: u64,
+        (first, count): (u32, u32),
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        let (done, brought) = (Vec::new(), Generation::default());
+        let discard = Discard { segment, first, count, done, brought, failed: None };
+        self.discards.insert(token, discard);
+        self.push_discard(token, net, dice);
+    }
+
+    fn push_discard(&mut self, token: u64, net: &mut Network, dice: &mut Dice) {
+        let Discard { segment, failed, .. } = self.discards[&token];
+        let outcome = match (failed, self.map.whereabouts(segment)) {
+            (Some(why), _) => Err(why),
+            (None, Whereabouts::Nowhere) => Ok(None),
+            (None, Whereabouts::Lost(_)) => Err(Why::Lost { segment }),
+            (None, Whereabouts::Held(group)) => {
+                let group = self.map.touch(segment).unwrap_or(group);
+                let Some(Discard { done, brought, .. }) = self.discards.get_mut(&token) else {
+                    return;
+                };
+                if std::mem::replace(brought, group.generation) != group.generation {
+                    done.clear();
+                }
+                let next = group.members().iter().find(|member| !done.contains(&member.place));
+                match next.map(|member| member.place) {
+                    None => Ok(Some(group.generation)),
+                    Some(place) => {
+                        let only = group.members().len() == 1;
+                        let generation = group.generation;
+                        let job = Job::Discard { token, place, only, generation };
+                        return self.control(place.donor.0 as usize, job, net, dice);
+                    }
+                }
+            }
+        };
+        self.discards.remove(&token);
+        self.told.push(Told::Control { token, outcome });
+    }
+
+    /// What has become of a discard at one member.
+    fn discarded(
+        &mut self,
+        (token, place, only): (u64, Place, bool),
+        outcome: Result<(), Why>,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        let Some(discard) = self.discards.get_mut(&token) else { return };
+        let segment = discard.segment;
+        match outcome {
+            Ok(()) => discard.done.push(place),
+            Err(Why::Lost { .. }) => self.map.gone(segment, place),
+            Err(why) if only || why == Why::Fenced => discard.failed = Some(why),
+            Err(why) if !self.map.desert(segment, place) => discard.failed = Some(why),
+            Err(_) => self.deserted.push(segment),
+        }
+        self.push_discard(token, net, dice);
+    }
+
+    /// As `Space::tend`: one step for one segment at a time.
+    pub(crate) fn tend(&mut self, net: &mut Network, dice: &mut Dice) {
+        if self.tending.is_some() || self.fenced {
+            return;
+        }
+        let segments = self.map.segments_to_tend(4);
+        if !segments.is_empty() {
+            let segment = segments[dice.below(segments.len() as u64) as usize];
+            self.tend_segment(segment, Vec::new(), net, dice);
+        }
+    }
+
+    fn tend_segment(
+        &mut self,
+        segment: u64,
+        tried: Vec<DonorIndex>,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        let step = self.map.next_step(segment, &tried);
+        self.tending = Some((segment, tried));
+        match step {
+            Step::Nothing | Step::Wait => self.tending = None,
+            Step::Join(donor) => {
+                self.control(donor.0 as usize, Job::Join { segment }, net, dice);
+            }
+            Step::Fill { to, from } => {
+                let job = Job::Fill { segment, to, from, first: 0 };
+                self.control(to.donor.0 as usize, job, net, dice);
             }
         }
     }
@@ -232,7 +442,7 @@ impl Borrower {
         dice: &mut Dice,
     ) {
         let (pages, values) = contents.unzip();
-        let write = Write { token, segment, pages, values, since: net.now, known_at: None };
+        let write = Write { token, segment, pages, values, since: net.now, writing: None };
         self.lanes[lane].writes.push_back(write);
         self.push_writes(lane, net, dice);
     }
@@ -252,93 +462,139 @@ impl Borrower {
     /// What a thread does that waits in `Lane::write`.
     fn push_writes(&mut self, lane: usize, net: &mut Network, dice: &mut Dice) {
         while let Some(write) = self.lanes[lane].writes.front() {
-            let (segment, token, late) =
-                (write.segment, write.token, write.since + PATIENCE <= net.now);
-            let fail = |why| Told::Failed { token, why };
-            let told = if self.fenced {
-                fail(Why::Fenced)
-            } else {
+            let (segment, token) = (write.segment, write.token);
+            let mut why = None;
+            if self.fenced {
+                why = Some(Why::Fenced);
+            } else if write.writing.is_none() {
                 match self.map.begin(segment) {
-                    Take::Held(place) => match self.try_write(lane, place, net, dice) {
-                        Some(why) => fail(why),
-                        None if self.lanes[lane]
-                            .writes
-                            .front()
-                            .is_none_or(|w| w.token != token) =>
-                        {
-                            continue;
-                        }
-                        None if late => fail(Why::Unreachable),
-                        None => return,
-                    },
-                    Take::Ask(donor) => {
-                        let job = Job::Take { segment };
-                        self.control(donor.0 as usize, job, net, dice);
-                        return;
+                    Take::Held(group) => {
+                        let Lane { requests, writes, .. } = &mut self.lanes[lane];
+                        let writing = requests.write(token, segment, group);
+                        writes[0].writing = Some((writing, net.now));
+                    }
+                    Take::Ask(donor, generation) => {
+                        let job = Job::Take { segment, generation };
+                        return self.control(donor.0 as usize, job, net, dice);
                     }
                     Take::Wait => return,
-                    Take::Lost(_) => fail(Why::Lost { segment }),
-                    Take::NoRoom => fail(Why::NoRoom),
+                    Take::Lost(_) => why = Some(Why::Lost { segment }),
+                    Take::NoRoom => why = Some(Why::NoRoom),
                 }
+            }
+            let Some((writing, known_at)) = self.lanes[lane].writes[0].writing else {
+                let why = why.expect("it has no group");
+                self.told.push(Told::Failed { token, why });
+                self.lanes[lane].writes.pop_front();
+                continue;
             };
-            self.told.push(told);
-            self.lanes[lane].writes.pop_front();
+            if why.is_none() {
+                why = match self.send_write(lane, &writing, known_at, net, dice) {
+                    Ok(true) => return,
+                    Ok(false) => None,
+                    Err(why) => Some(why),
+                };
+            }
+            let Lane { requests, writes, .. } = &mut self.lanes[lane];
+            writes.pop_front();
+            match why {
+                Some(why) if !requests.is_sent(&writing) => {
+                    requests.forget(&writing);
+                    self.told.push(Told::Failed { token, why });
+                }
+                _ => {
+                    for place in requests.unsent(&writing) {
+                        requests.give_up(&writing, place, Cause::Unreachable);
+                    }
+                    let mut groups = Noted { map: &mut self.map, deserted: &mut self.deserted };
+                    requests.sent(&writing, &mut groups, net.now);
+                }
+            }
         }
     }
 
-    /// Sends the write that waits, if its donor's link is ready. Takes it from the queue if so.
-    fn try_write(
+    /// As `Lane::send_write`, without waiting: true when it is to be called again.
+    fn send_write(
         &mut self,
         lane: usize,
+        writing: &Writing,
+        known_at: Duration,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) -> Result<bool, Why> {
+        let mut waits = false;
+        for place in self.lanes[lane].requests.unsent(writing) {
+            let donor = place.donor.0 as usize;
+            self.flush(lane, donor, net, dice);
+            match self.lanes[lane].requests.flights.link_for(place, known_at) {
+                Link::Good => {
+                    if self.submit_write(lane, writing, place, net, dice) {
+                        continue;
+                    }
+                }
+                Link::NotOpen => {
+                    if self.lanes[lane].requests.flights.begin_connect(place.donor, net.now) {
+                        self.connect(lane, donor, net, dice);
+                    }
+                }
+                Link::Stale => self.broke(lane, donor, net, dice),
+                Link::Lost => {
+                    let segment = self.lanes[lane].writes[0].segment;
+                    self.map.gone(segment, place);
+                    self.lanes[lane].requests.give_up(writing, place, Cause::Lost);
+                    if writing.group.members().len() == 1 {
+                        return Err(Why::Lost { segment });
+                    }
+                    continue;
+                }
+            }
+            let Lane { requests, writes, .. } = &mut self.lanes[lane];
+            let is_down = requests.flights.is_down(place.donor, net.now, FAILOVER)
+                || known_at + FAILOVER <= net.now;
+            if is_down && requests.is_sent(writing) {
+                requests.give_up(writing, place, Cause::Unreachable);
+            } else if writes[0].since + PATIENCE <= net.now {
+                return Err(Why::Unreachable);
+            } else {
+                waits = true;
+            }
+        }
+        Ok(waits)
+    }
+
+    fn submit_write(
+        &mut self,
+        lane: usize,
+        writing: &Writing,
         place: Place,
         net: &mut Network,
         dice: &mut Dice,
-    ) -> Option<Why> {
-        let donor = place.donor.0 as usize;
-        self.flush(lane, donor, net, dice);
-        let Lane { flights, links, writes } = &mut self.lanes[lane];
-        let write = writes.front_mut()?;
-        let known_at = *write.known_at.get_or_insert(net.now);
-        match flights.link_for(place, known_at) {
-            Link::Good => {}
-            Link::NotOpen => {
-                if flights.begin_connect(place.donor, net.now) {
-                    self.connect(lane, donor, net, dice);
-                }
-                return None;
-            }
-            Link::Stale => {
-                self.broke(lane, donor, net, dice);
-                return None;
-            }
-            Link::Lost => {
-                let segment = write.segment;
-                self.map.gone(segment, place);
-                return Some(Why::Lost { segment });
-            }
-        }
+    ) -> bool {
+        let Lane { requests, links, writes } = &mut self.lanes[lane];
+        let write = &writes[0];
         let asked = Asked::Write {
             extent: place.extent,
+            generation: writing.group.generation,
             pages: write.pages.clone(),
             sums: write.values.iter().map(|value| sum_of(*value)).collect(),
         };
-        let link = &mut links[donor];
-        let (Some(conn), true, true) = (
-            link.conn,
-            flights.next_to_send(place.donor).is_none(),
-            link.window.has_room(&asked.as_request()),
-        ) else {
-            return None;
+        let link = &mut links[place.donor.0 as usize];
+        let is_next = requests.flights.next_to_send(place.donor).is_none();
+        let (Some(conn), true, true) =
+            (link.conn, is_next, link.window.has_room(&asked.as_request()))
+        else {
+            return false;
         };
-        let write = writes.pop_front()?;
-        let slot = flights.write(write.token, write.segment, place, write.pages.len(), net.now);
+        let slot = requests.sending(writing, place, write.pages.len(), net.now);
         let id = link.window.admit(slot.0.into(), &asked.as_request());
-        net.send_to_donor(conn, ToDonor::Request { id, asked, data: write.values }, dice);
-        None
+        let data = write.values.clone();
+        net.send_to_donor(conn, ToDonor::Request { id, asked, data }, dice);
+        true
     }
 
     fn flush(&mut self, lane: usize, donor: usize, net: &mut Network, dice: &mut Dice) {
-        let Lane { flights, links, .. } = &mut self.lanes[lane];
+        let Lane { requests, links, .. } = &mut self.lanes[lane];
+        let flights = &mut requests.flights;
         let link = &mut links[donor];
         let Some(conn) = link.conn else { return };
         while let Some(next) = flights.next_to_send(index_of(donor)) {
@@ -355,8 +611,14 @@ impl Borrower {
         }
     }
 
+    fn flush_all(&mut self, lane: usize, net: &mut Network, dice: &mut Dice) {
+        for donor in 0..self.controls.len() {
+            self.flush(lane, donor, net, dice);
+        }
+    }
+
     fn connect_where_needed(&mut self, lane: usize, net: &mut Network, dice: &mut Dice) {
-        for donor in self.lanes[lane].flights.to_connect(net.now) {
+        for donor in self.lanes[lane].requests.flights.to_connect(net.now) {
             self.connect(lane, donor.0 as usize, net, dice);
         }
     }
@@ -377,9 +639,15 @@ impl Borrower {
             self.conns.remove(&conn);
             net.sever(conn, dice);
         }
-        self.lanes[lane].flights.broke(index_of(donor), net.now);
+        let requests = &mut self.lanes[lane].requests;
+        requests.flights.broke(index_of(donor), net.now);
         if self.fenced {
-            self.lanes[lane].flights.fenced();
+            requests.flights.fenced();
+        }
+        if self.copies > 1 {
+            let mut groups = Noted { map: &mut self.map, deserted: &mut self.deserted };
+            requests.fail_over(index_of(donor), &mut groups, net.now);
+            self.flush_all(lane, net, dice);
         }
         self.connect_where_needed(lane, net, dice);
     }
@@ -387,12 +655,20 @@ impl Borrower {
     /// What is due by the clock.
     pub(crate) fn tick(&mut self, net: &mut Network, dice: &mut Dice) {
         for lane in 0..self.lanes.len() {
-            for donor in self.lanes[lane].flights.tick(net.now) {
+            for donor in self.lanes[lane].requests.flights.tick(net.now) {
                 self.broke(lane, donor.0 as usize, net, dice);
+            }
+            if self.copies > 1 {
+                for donor in self.lanes[lane].requests.flights.silent(net.now, FAILOVER) {
+                    self.broke(lane, donor.0 as usize, net, dice);
+                }
+                let mut groups = Noted { map: &mut self.map, deserted: &mut self.deserted };
+                self.lanes[lane].requests.hedge(&mut groups, net.now);
+                self.flush_all(lane, net, dice);
             }
             self.connect_where_needed(lane, net, dice);
             self.push_writes(lane, net, dice);
-            self.report(lane);
+            self.report(lane, net, dice);
         }
         for donor in 0..self.controls.len() {
             let control = &self.controls[donor];
@@ -411,7 +687,7 @@ impl Borrower {
             Some(End::Lane(lane, donor)) => {
                 let (lane, donor) = (*lane, *donor);
                 self.broke(lane, donor, net, dice);
-                self.report(lane);
+                self.report(lane, net, dice);
             }
             Some(End::Control(donor)) => self.control_broke(*donor, net, dice),
             None => {}
@@ -433,7 +709,7 @@ impl Borrower {
                 }
                 self.flush(lane, donor, net, dice);
                 self.push_writes(lane, net, dice);
-                self.report(lane);
+                self.report(lane, net, dice);
             }
             Some(End::Control(donor)) => self.control_receives(*donor, message, net, dice),
             None => {}
@@ -448,14 +724,14 @@ impl Borrower {
         message: ToBorrower,
         net: &Network,
     ) -> bool {
-        let Lane { flights, links, .. } = &mut self.lanes[lane];
+        let Lane { requests, links, .. } = &mut self.lanes[lane];
         let link = &mut links[donor];
         match message {
             ToBorrower::Welcome(Ok((boot, load))) if !link.open => {
                 link.open = true;
                 let heard = self.map.heard(index_of(donor), boot, load, link.begun, net.now);
                 if heard {
-                    flights.opened(index_of(donor), boot);
+                    requests.flights.opened(index_of(donor), boot);
                 }
                 heard
             }
@@ -479,15 +755,21 @@ impl Borrower {
                         let (first, second) = data.split_at(data.len() / 2);
                         for (at, piece) in [(0, first), (first.len(), second)] {
                             if !piece.is_empty() {
-                                let (token, from) = flights.pages(slot, at, piece.len(), net.now);
-                                self.told.push(Told::Shown { token, from, values: piece.to_vec() });
+                                let new = requests.pages(slot, at, piece.len(), net.now);
+                                let shown = new.map(|new| Told::Shown {
+                                    token: new.token,
+                                    from: new.from,
+                                    values: piece[new.skip..].to_vec(),
+                                });
+                                self.told.extend(shown);
                             }
                         }
                     }
                     Answered::Done => {
-                        self.told.push(Told::Written { token: flights.written(slot) });
+                        let mut groups = Noted { map: &mut self.map, deserted: &mut self.deserted };
+                        requests.written(slot, &mut groups, net.now);
                     }
-                    Answered::Refused(refusal) => flights.refused(slot, refusal),
+                    Answered::Refused(refusal) => requests.flights.refused(slot, refusal),
                     Answered::Allocated(_) | Answered::Held(_) => {
                         panic!("never asked for by a lane")
                     }
@@ -497,24 +779,33 @@ impl Borrower {
         }
     }
 
-    fn report(&mut self, lane: usize) {
-        while let Some(failure) = self.lanes[lane].flights.next_failure() {
-            let Failure { token, segment, place, cause, .. } = failure;
-            let why = match cause {
-                Cause::Lost => {
-                    self.map.gone(segment, place);
-                    Why::Lost { segment }
+    fn report(&mut self, lane: usize, net: &mut Network, dice: &mut Dice) {
+        let Lane { requests, .. } = &mut self.lanes[lane];
+        let mut groups = Noted { map: &mut self.map, deserted: &mut self.deserted };
+        requests.settle(&mut groups, net.now);
+        while let Some(end) = requests.next_end() {
+            self.told.push(match end {
+                Ended::Written { token, generation } => Told::Written { token, generation },
+                Ended::Failed { token, segment, cause, .. } => {
+                    let why = match cause {
+                        Cause::Lost => Why::Lost { segment },
+                        Cause::Unreachable => Why::Unreachable,
+                        Cause::Interrupted => Why::Interrupted,
+                        Cause::Fenced => {
+                            self.fenced = true;
+                            Why::Fenced
+                        }
+                        Cause::Refused(refusal) => {
+                            panic!("a lane's request was refused: {refusal}")
+                        }
+                    };
+                    Told::Failed { token, why }
                 }
-                Cause::Unreachable => Why::Unreachable,
-                Cause::Interrupted => Why::Interrupted,
-                Cause::Fenced => {
-                    self.fenced = true;
-                    Why::Fenced
-                }
-                Cause::Refused(refusal) => panic!("a lane's request was refused: {refusal}"),
-            };
-            self.told.push(Told::Failed { token, why });
+            });
         }
+        // Settling may have asked others.
+        self.flush_all(lane, net, dice);
+        self.connect_where_needed(lane, net, dice);
     }
 
     fn control_broke(&mut self, donor: usize, net: &mut Network, dice: &mut Dice) {
@@ -531,7 +822,8 @@ impl Borrower {
     /// As `Link::call`, driven by events: connects, and asks what is asked next.
     fn push_control(&mut self, donor: usize, net: &mut Network, dice: &mut Dice) {
         while let Some((job, since)) = self.controls[donor].jobs.front().copied() {
-            let persistent = matches!(job, Job::Free { .. } | Job::Discard { .. });
+            let persistent =
+                matches!(job, Job::Free { only: true, .. } | Job::Discard { only: true, .. });
             let control = &mut self.controls[donor];
             if self.fenced {
                 self.finish(donor, job, Err(Why::Fenced), net, dice);
@@ -567,9 +859,12 @@ impl Borrower {
                 Stage::Ready if control.asked => return,
                 Stage::Ready => {
                     let expected = match job {
-                        Job::Free { segment, place, .. } | Job::Discard { segment, place, .. } => {
-                            Some((segment, place.boot))
+                        Job::Discard { token, place, .. } => {
+                            Some((self.discards[&token].segment, place.boot))
                         }
+                        Job::Free { segment, place, .. }
+                        | Job::Fill { segment, to: place, .. }
+                        | Job::Confirm { segment, to: place, .. } => Some((segment, place.boot)),
                         _ => None,
                     };
                     if let Some((segment, _)) = expected.filter(|(_, boot)| *boot != control.boot) {
@@ -578,13 +873,26 @@ impl Borrower {
                     }
                     let asked = match job {
                         Job::Renew => Asked::Renew,
-                        Job::Take { segment } | Job::FreeStray { segment, extent: None } => {
-                            Asked::Allocate { segment, order: SEGMENT_ORDER }
+                        Job::Take { segment, generation } => {
+                            Asked::Allocate { segment, order: SEGMENT_ORDER, generation }
+                        }
+                        Job::Join { segment } | Job::FreeStray { segment, extent: None } => {
+                            let generation = Generation::FILLING;
+                            Asked::Allocate { segment, order: SEGMENT_ORDER, generation }
+                        }
+                        Job::Fill { to, from, first, .. } => {
+                            let count = FILL_PAGES.min(SEGMENT_PAGES as u32 - first);
+                            let from = (from.donor.0 as usize, from.boot, from.extent);
+                            Asked::Fill { extent: to.extent, first, count, from }
+                        }
+                        Job::Confirm { to, generation, .. } => {
+                            Asked::Confirm { extent: to.extent, generation }
                         }
                         Job::FreeStray { extent: Some(extent), .. } => Asked::Free { extent },
                         Job::Free { place, .. } => Asked::Free { extent: place.extent },
-                        Job::Discard { place, first, count, .. } => {
-                            Asked::Discard { extent: place.extent, first, count }
+                        Job::Discard { token, place, generation, .. } => {
+                            let Discard { first, count, .. } = self.discards[&token];
+                            Asked::Discard { extent: place.extent, generation, first, count }
                         }
                         Job::FreeAll { .. } => Asked::FreeAll,
                     };
@@ -685,12 +993,61 @@ impl Borrower {
     ) {
         let Some((job, since)) = self.controls[donor].jobs.front().copied() else { return };
         let outcome = match (job, answered) {
-            (Job::Take { segment }, Answered::Allocated(extent)) => {
+            (Job::Join { segment }, Answered::Allocated(extent)) => {
+                let boot = self.controls[donor].boot;
+                let place = Place { donor: index_of(donor), boot, extent };
+                if !self.map.join(segment, place) {
+                    self.tending = None;
+                }
+                Ok(())
+            }
+            (Job::Join { .. }, Answered::Refused(Refusal::Full)) => Err(Why::NoRoom),
+            (Job::Fill { segment, to, from, first }, Answered::Done) => {
+                let first = first + FILL_PAGES;
+                if first < SEGMENT_PAGES as u32 {
+                    self.controls[donor].jobs[0] =
+                        (Job::Fill { segment, to, from, first }, net.now);
+                } else if let Some(generation) = self.generation_with(segment, to) {
+                    self.controls[donor].jobs[0] =
+                        (Job::Confirm { segment, to, generation }, net.now);
+                } else {
+                    self.tending = None;
+                    return self.finish(donor, job, Ok(()), net, dice);
+                }
+                return;
+            }
+            (Job::Fill { from, .. }, Answered::Refused(Refusal::NoSource)) => {
+                self.map.silent(from.donor);
+                Err(Why::Unreachable)
+            }
+            (
+                Job::Fill { segment, to, .. },
+                Answered::Refused(Refusal::NotFilling | Refusal::NoSuchExtent),
+            ) => {
+                let _ = self.map.desert(segment, to);
+                Err(Why::Lost { segment })
+            }
+            (Job::Confirm { segment, to, generation }, Answered::Done) => {
+                if self.map.filled(segment, to, generation) {
+                    self.copies_made += 1;
+                } else if let Some(generation) = self.generation_with(segment, to) {
+                    self.controls[donor].jobs[0] =
+                        (Job::Confirm { segment, to, generation }, net.now);
+                    return;
+                }
+                Ok(())
+            }
+            (Job::Confirm { segment, to, .. }, Answered::Refused(Refusal::NoSuchExtent)) => {
+                let _ = self.map.desert(segment, to);
+                Err(Why::Lost { segment })
+            }
+            (Job::Take { segment, .. }, Answered::Allocated(extent)) => {
                 let boot = self.controls[donor].boot;
                 let place = Place { donor: index_of(donor), boot, extent };
                 match self.map.allocated(segment, place) {
-                    Take::Ask(next) => {
-                        self.control(next.0 as usize, Job::Take { segment }, net, dice);
+                    Take::Ask(next, generation) => {
+                        let job = Job::Take { segment, generation };
+                        self.control(next.0 as usize, job, net, dice);
                     }
                     Take::NoRoom => self.no_room(segment),
                     Take::Held(_) | Take::Wait | Take::Lost(_) => {}
@@ -709,13 +1066,20 @@ impl Borrower {
                 Job::Free { .. } | Job::FreeStray { .. },
                 Answered::Done | Answered::Refused(Refusal::NoSuchExtent),
             ) => Ok(()),
-            (Job::Discard { segment, place, .. }, Answered::Refused(Refusal::NoSuchExtent)) => {
-                self.map.gone(segment, place);
-                Err(Why::Lost { segment })
+            (Job::Discard { token, .. }, Answered::Refused(Refusal::NoSuchExtent)) => {
+                Err(Why::Lost { segment: self.discards[&token].segment })
             }
             (job, answered) => panic!("odd answer to {job:?}: {answered:?}"),
         };
         self.finish(donor, job, outcome, net, dice);
+    }
+
+    /// The generation of a segment's group, if it has that member.
+    fn generation_with(&self, segment: u64, place: Place) -> Option<Generation> {
+        match self.map.whereabouts(segment) {
+            Whereabouts::Held(group) if group.contains(place) => Some(group.generation),
+            _ => None,
+        }
     }
 
     fn finish(
@@ -738,7 +1102,7 @@ impl Borrower {
                     }
                 }
             }
-            Job::Take { segment } => {
+            Job::Take { segment, .. } => {
                 match outcome {
                     Ok(()) => {}
                     Err(Why::Fenced) => self.map.abandon(segment),
@@ -748,8 +1112,9 @@ impl Borrower {
                             _ => Declined::Silent,
                         };
                         match self.map.declined(segment, index_of(donor), declined) {
-                            Take::Ask(next) => {
-                                self.control(next.0 as usize, Job::Take { segment }, net, dice);
+                            Take::Ask(next, generation) => {
+                                let job = Job::Take { segment, generation };
+                                self.control(next.0 as usize, job, net, dice);
                             }
                             Take::NoRoom => self.no_room(segment),
                             Take::Held(_) | Take::Wait | Take::Lost(_) => {}
@@ -765,18 +1130,44 @@ impl Borrower {
                     self.map.stray_freed(index_of(donor), segment);
                 }
             }
-            Job::Free { token, segment, .. } => {
-                let outcome = match outcome {
-                    Err(Why::Lost { .. }) => Ok(()),
-                    outcome => outcome,
+            Job::Free { token, segment, place, only } => {
+                let failed = match outcome {
+                    Ok(()) | Err(Why::Lost { .. }) => None,
+                    Err(why) if only || why == Why::Fenced => Some(why),
+                    Err(_) => {
+                        self.map.stray(place.donor, segment);
+                        None
+                    }
                 };
-                if outcome.is_ok() {
-                    self.map.freed(segment);
-                }
-                self.told.push(Told::Control { token, outcome });
+                self.freed(token, failed);
             }
-            Job::Discard { token, .. } | Job::FreeAll { token } => {
-                self.told.push(Told::Control { token, outcome });
+            Job::Discard { token, place, only, .. } => {
+                self.discarded((token, place, only), outcome, net, dice);
+            }
+            Job::FreeAll { token } => {
+                self.told.push(Told::Control { token, outcome: outcome.map(|()| None) });
+            }
+            Job::Join { segment } => {
+                let Some((_, mut tried)) = self.tending.take() else { return };
+                match outcome {
+                    Ok(()) => {}
+                    Err(Why::Fenced) => return,
+                    Err(why) => {
+                        let declined = match why {
+                            Why::NoRoom => Declined::Full,
+                            _ => Declined::Silent,
+                        };
+                        self.map.no_join(segment, index_of(donor), declined);
+                        tried.push(index_of(donor));
+                    }
+                }
+                self.tend_segment(segment, tried, net, dice);
+            }
+            Job::Fill { segment, .. } | Job::Confirm { segment, .. } => {
+                let Some((_, tried)) = self.tending.take() else { return };
+                if outcome.is_ok() {
+                    self.tend_segment(segment, tried, net, dice);
+                }
             }
         }
     }

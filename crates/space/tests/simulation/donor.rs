@@ -3,10 +3,11 @@
 use crate::borrower::SEGMENT_ORDER;
 use crate::dice::Dice;
 use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Value, sum_of};
+use hecaton_donor::standing::{after_confirm, after_write};
 use hecaton_donor::table::{Allocated, LentExtent, Table, TableLimits, Zone};
-use hecaton_memory::{Epoch, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, SpaceId};
 use hecaton_transport::protocol::{Load, MAX_HELD, Refusal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) const SPACE: SpaceId = SpaceId(77);
 pub(crate) const LEASE_MS: u64 = 4_000;
@@ -19,7 +20,11 @@ struct Session {
 pub(crate) struct Donor {
     pub(crate) table: Table,
     pub(crate) boot: u64,
+    pub(crate) draining: bool,
     pages: u64,
+    generations: BTreeMap<ExtentId, Generation>,
+    /// Pages discarded from extents that are being filled.
+    discarded: BTreeSet<(ExtentId, u32)>,
     /// By page of the donor's memory. What is not there is zero.
     memory: BTreeMap<u64, Value>,
     sessions: BTreeMap<ConnId, Session>,
@@ -37,7 +42,10 @@ impl Donor {
         Donor {
             table: table_of(pages),
             boot,
+            draining: false,
             pages,
+            generations: BTreeMap::new(),
+            discarded: BTreeSet::new(),
             memory: BTreeMap::new(),
             sessions: BTreeMap::new(),
             leaving: Vec::new(),
@@ -53,10 +61,16 @@ impl Donor {
         self.table.free_pages() == self.pages && self.memory.is_empty()
     }
 
-    /// Segments of extents that hold something.
-    pub(crate) fn written(&self) -> impl Iterator<Item = u64> {
-        let written = self.table.extents().filter(|lent| self.pages_written(lent) > 0);
-        written.map(|lent| lent.segment)
+    /// Whether it has an extent of the segment that has missed nothing since that generation.
+    pub(crate) fn has(&self, segment: u64, since: Generation) -> bool {
+        self.table.extents().any(|lent| {
+            let generation = self.generations[&lent.extent];
+            lent.segment == segment && generation != Generation::FILLING && generation >= since
+        })
+    }
+
+    pub(crate) fn has_extent(&self, extent: ExtentId) -> bool {
+        self.table.extents().any(|lent| lent.extent == extent)
     }
 
     fn pages_written(&self, lent: &LentExtent) -> u32 {
@@ -119,8 +133,7 @@ impl Donor {
                 net.send_to_borrower(conn, ToBorrower::Welcome(welcome), dice);
             }
             ToDonor::Request { id, asked, data } => {
-                let Some(session) = self.sessions.get(&conn) else { return };
-                let epoch = session.epoch;
+                let Some(epoch) = self.epoch_of(conn) else { return };
                 let now_ms = net.now.as_millis() as u64;
                 let (answered, data) = match self.handle(epoch, &asked, &data, now_ms) {
                     Ok(answer) => answer,
@@ -132,8 +145,56 @@ impl Donor {
         }
     }
 
-    fn load(&self) -> Load {
-        Load { free_pages: self.table.free_pages(), in_service: 0 }
+    /// The epoch of a connection that is open.
+    pub(crate) fn epoch_of(&self, conn: ConnId) -> Option<Epoch> {
+        self.sessions.get(&conn).map(|session| session.epoch)
+    }
+
+    /// What another donor is sent that fills an extent from one here.
+    pub(crate) fn pages_for(
+        &mut self,
+        epoch: Epoch,
+        boot: u64,
+        extent: ExtentId,
+        pages: std::ops::Range<u32>,
+        now_ms: u64,
+    ) -> Result<Vec<Value>, Refusal> {
+        if boot != self.boot {
+            return Err(Refusal::NoSource);
+        }
+        let located = self.table.locate(SPACE, epoch, extent, now_ms);
+        let lent = located.map_err(|_| Refusal::NoSource)?;
+        let value = |page| Ok(self.memory.get(&lent.page(page)?).copied().unwrap_or_default());
+        pages.map(value).collect()
+    }
+
+    /// Stores what was read from another donor, as the lender does.
+    pub(crate) fn fill(
+        &mut self,
+        epoch: Epoch,
+        extent: ExtentId,
+        first: u32,
+        values: &[Value],
+        now_ms: u64,
+    ) -> Result<(), Refusal> {
+        let lent = self.table.locate(SPACE, epoch, extent, now_ms)?;
+        if self.generations[&extent] != Generation::FILLING {
+            return Err(Refusal::NotFilling);
+        }
+        for (page, value) in (first..).zip(values) {
+            let at = lent.page(page)?;
+            let is_newer =
+                self.memory.contains_key(&at) || self.discarded.contains(&(extent, page));
+            if !is_newer && *value != 0 {
+                self.memory.insert(at, *value);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn load(&self) -> Load {
+        let free_pages = if self.draining { 0 } else { self.table.free_pages() };
+        Load { free_pages, in_service: 0, draining: self.draining }
     }
 
     fn handle(
@@ -154,25 +215,44 @@ impl Donor {
                 let sums = values.iter().map(|value| sum_of(*value)).collect();
                 return Ok((Answered::Pages(sums), values));
             }
-            Asked::Write { extent, pages, sums } => {
+            Asked::Write { extent, generation, pages, sums } => {
                 let lent = table.locate(SPACE, epoch, *extent, now_ms)?;
+                let known = self.generations.get_mut(extent).expect("of every extent");
+                *known = after_write(*known, *generation);
                 for ((page, value), sum) in pages.iter().zip(data).zip(sums) {
                     assert_eq!(sum_of(*value), *sum);
                     self.memory.insert(lent.page(*page)?, *value);
                 }
                 Answered::Done
             }
-            Asked::Discard { extent, first, count } => {
+            Asked::Discard { extent, generation, first, count } => {
                 let lent = table.locate(SPACE, epoch, *extent, now_ms)?;
+                let known = self.generations.get_mut(extent).expect("of every extent");
+                *known = after_write(*known, *generation);
                 for page in lent.run(*first, *count)? {
                     self.memory.remove(&page);
                 }
+                if self.generations[extent] == Generation::FILLING {
+                    self.discarded.extend((*first..first + count).map(|page| (*extent, page)));
+                }
                 Answered::Done
             }
-            Asked::Allocate { segment, order } => {
+            Asked::Confirm { extent, generation } => {
+                table.locate(SPACE, epoch, *extent, now_ms)?;
+                let known = self.generations.get_mut(extent).expect("of every extent");
+                *known = after_confirm(*known, *generation);
+                Answered::Done
+            }
+            Asked::Fill { .. } => unreachable!("the world does it, since it takes two donors"),
+            Asked::Allocate { segment, order, generation } => {
                 match table.allocate(SPACE, epoch, (*segment, 0), *order, now_ms)? {
                     Allocated::Held(lent) => Answered::Allocated(lent.extent),
+                    Allocated::Fresh(lent) if self.draining => {
+                        self.leaving.push(table.free(SPACE, epoch, lent.extent, now_ms)?);
+                        return Err(Refusal::Full);
+                    }
                     Allocated::Fresh(lent) => {
+                        self.generations.insert(lent.extent, *generation);
                         let leftover = self.memory.range(lent.pages()).next();
                         assert_eq!(leftover, None, "a fresh extent with contents");
                         Answered::Allocated(lent.extent)
@@ -189,7 +269,9 @@ impl Donor {
             }
             Asked::List { from } => {
                 let listed: Vec<_> = table.list(SPACE, epoch, *from, MAX_HELD, now_ms)?.collect();
-                let line = |lent: &LentExtent| lent.line(self.pages_written(lent));
+                let line = |lent: &LentExtent| {
+                    lent.line(self.pages_written(lent), self.generations[&lent.extent])
+                };
                 Answered::Held(listed.iter().map(line).collect())
             }
             Asked::Fence => table.fence(SPACE, epoch, now_ms).map(|()| Answered::Done)?,

@@ -20,11 +20,13 @@ mod oracle;
 use borrower::{Borrower, Job, SEGMENT_PAGES, SEGMENTS, Told, Why};
 use dice::Dice;
 use donor::Donor;
-use hecaton_memory::Epoch;
+use hecaton_memory::{Epoch, Generation};
+use hecaton_space::group::Group;
 use hecaton_space::lookup::Whereabouts;
-use network::{Event, Faults, Network, Value};
+use hecaton_transport::protocol::Refusal;
+use network::{Answered, Asked, ConnId, Event, Faults, Network, ToBorrower, ToDonor, Value};
 use oracle::Oracle;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const LANES: usize = 3;
@@ -65,6 +67,9 @@ struct Tally {
     takeovers: u64,
     restarts: u64,
     expired: u64,
+    copies_made: u64,
+    lost_with_copies: u64,
+    drains: u64,
 }
 
 struct World {
@@ -78,6 +83,9 @@ struct World {
     next_token: u64,
     epoch: u64,
     boots: u64,
+    copies: u8,
+    /// Whether donors are drained, so that segments move.
+    moves: bool,
     /// The owner was told everything and nobody else can write any more.
     settled: bool,
     tally: Tally,
@@ -93,15 +101,20 @@ impl World {
         let faults =
             Faults { dropped: rate(10), repeated: rate(10), cut: rate(15), slow: rate(40) };
         // Together a bit less or a lot more than the space needs.
-        let need = SEGMENTS * SEGMENT_PAGES / donor_count as u64;
+        let copies = 1 + dice.below(3.min(donor_count as u64)) as u8;
+        let need = SEGMENTS * SEGMENT_PAGES * u64::from(copies) / donor_count as u64;
         let pages = need.next_power_of_two() / 2 + dice.below(2 * need);
         let donors: Vec<_> = (0..donor_count).map(|n| Donor::new(pages, 1 + n as u64)).collect();
-        let borrower = Borrower::new(Epoch(1), LANES, donor_count, false, &mut dice);
+        let borrower = Borrower::new(Epoch(1), LANES, donor_count, copies, None, &mut dice);
+        let moves = dice.below(2) == 0;
+        let oracle = Oracle::new(copies > 1 || moves);
         World {
             net: Network::new(donor_count, faults),
             donors,
             borrowers: vec![borrower],
-            oracle: Oracle::default(),
+            oracle,
+            copies,
+            moves,
             pending: BTreeMap::new(),
             next_token: 0,
             epoch: 1,
@@ -128,7 +141,11 @@ impl World {
                 0..2 => self.restart_a_donor(),
                 2..4 => self.silence_a_donor(),
                 4..5 => self.take_over(),
+                5..7 if self.moves => self.drain_a_donor(),
                 _ => {}
+            }
+            if step % 4 == 0 {
+                self.tend();
             }
             if step % 50 == 49 {
                 self.renew();
@@ -136,6 +153,7 @@ impl World {
         }
         self.heal();
         self.read_everything();
+        self.tally.copies_made = self.borrowers.iter().map(|b| b.copies_made).sum();
         self.release();
     }
 
@@ -144,12 +162,21 @@ impl World {
         let until = self.net.now + time;
         while let Some(event) = self.net.next(until) {
             match event {
-                Event::AtDonor(conn, message) => {
-                    let donor = self.net.donor_of(conn);
-                    self.donors[donor].receive(conn, message, &mut self.net, &mut self.dice);
-                    if !self.settled {
-                        self.note_double_claims();
+                Event::AtDonor(conn, message) => match message {
+                    ToDonor::Request { id, asked: asked @ Asked::Fill { .. }, .. } => {
+                        self.fill_begins(conn, id, &asked);
                     }
+                    message => {
+                        let donor = self.net.donor_of(conn);
+                        self.donors[donor].receive(conn, message, &mut self.net, &mut self.dice);
+                    }
+                },
+                Event::Filled { conn, id, extent, first, values } => {
+                    let donor = self.net.donor_of(conn);
+                    let now_ms = self.net.now.as_millis() as u64;
+                    let Some(epoch) = self.donors[donor].epoch_of(conn) else { continue };
+                    let filled = self.donors[donor].fill(epoch, extent, first, &values, now_ms);
+                    self.answer_fill(conn, id, filled);
                 }
                 Event::DonorSeesEnd(conn) => {
                     let donor = self.net.donor_of(conn);
@@ -172,14 +199,83 @@ impl World {
         for borrower in &mut self.borrowers {
             borrower.tick(&mut self.net, &mut self.dice);
         }
+        let mut expired = Vec::new();
         for donor in &mut self.donors {
             donor.reclaim();
             for segment in donor.expire(until.as_millis() as u64) {
-                self.oracle.losable(segment);
-                self.tally.expired += 1;
+                expired.push(segment);
             }
         }
+        self.tally.expired += expired.len() as u64;
+        expired.into_iter().for_each(|segment| self.note_loss(segment));
         self.hear();
+    }
+
+    /// A donor reads from another one, unless that cannot be reached.
+    fn fill_begins(&mut self, conn: ConnId, id: u64, asked: &Asked) {
+        let &Asked::Fill { extent, first, count, from: (source, boot, other) } = asked else {
+            return;
+        };
+        let donor = self.net.donor_of(conn);
+        let Some(epoch) = self.donors[donor].epoch_of(conn) else { return };
+        let now_ms = self.net.now.as_millis() as u64;
+        let values = match self.net.silent_until[source] > self.net.now {
+            true => Err(Refusal::NoSource),
+            false => {
+                let pages = first..first + count;
+                self.donors[source].pages_for(epoch, boot, other, pages, now_ms)
+            }
+        };
+        match values {
+            Ok(values) => {
+                // Much may happen between the reading and the storing.
+                let at = self.net.now + Duration::from_micros(self.dice.below(60_000));
+                self.net.schedule(at, Event::Filled { conn, id, extent, first, values });
+            }
+            Err(refusal) => self.answer_fill(conn, id, Err(refusal)),
+        }
+    }
+
+    fn answer_fill(&mut self, conn: ConnId, id: u64, filled: Result<(), Refusal>) {
+        let donor = self.net.donor_of(conn);
+        let answered = match filled {
+            Ok(()) => Answered::Done,
+            Err(refusal) => Answered::Refused(refusal),
+        };
+        let load = self.donors[donor].load();
+        let answer = ToBorrower::Answer { id, answered, load, data: Vec::new() };
+        self.net.send_to_borrower(conn, answer, &mut self.dice);
+    }
+
+    fn tend(&mut self) {
+        let World { borrowers, net, dice, .. } = self;
+        borrowers.last_mut().expect("there is always an owner").tend(net, dice);
+        self.hear();
+    }
+
+    fn drain_a_donor(&mut self) {
+        let donor = self.dice.below(self.donors.len() as u64) as usize;
+        self.donors[donor].draining = !self.donors[donor].draining;
+        self.tally.drains += 1;
+    }
+
+    /// An extent of the segment is gone. The segment may be lost if that was the last one which the
+    /// owner could count on.
+    fn note_loss(&mut self, segment: u64) {
+        let since = self.oracle.generation_of(segment);
+        let owner = self.borrowers.last().expect("there is always an owner");
+        let is_left = match owner.map.whereabouts(segment) {
+            Whereabouts::Held(group) => group.whole().any(|place| {
+                let donor = &self.donors[place.donor.0 as usize];
+                donor.boot == place.boot && donor.has_extent(place.extent)
+            }),
+            // One of its first extents, perhaps the only one that it gets.
+            Whereabouts::Nowhere => !owner.map.is_taking(segment),
+            Whereabouts::Lost(_) => self.donors.iter().any(|donor| donor.has(segment, since)),
+        };
+        if !is_left {
+            self.oracle.losable(segment);
+        }
     }
 
     fn owner(&mut self) -> &mut Borrower {
@@ -273,20 +369,23 @@ impl World {
         match self.owner().map.whereabouts(segment) {
             Whereabouts::Nowhere => {}
             Whereabouts::Lost(_) => {
-                self.owner().map.freed(segment);
-                self.oracle.loss_accepted(segment);
+                self.owner().map.freed(segment, &Group::new(Generation::default()));
+                self.oracle.freed(segment);
                 (0..SEGMENT_PAGES).for_each(|p| self.oracle.zeroed(segment * SEGMENT_PAGES + p));
             }
-            Whereabouts::Held(place) => {
+            Whereabouts::Held(_) => {
                 let token = self.token(Pending::Free { segment });
-                self.control(place.donor.0 as usize, Job::Free { token, segment, place });
+                let World { borrowers, net, dice, .. } = self;
+                let owner = borrowers.last_mut().expect("there is always an owner");
+                owner.free(token, segment, net, dice);
+                self.hear();
             }
         }
     }
 
     fn accept_losses(&mut self) {
         for segment in 0..SEGMENTS {
-            let is_lost = matches!(self.owner().map.known(segment), Whereabouts::Lost(_));
+            let is_lost = matches!(self.owner().map.whereabouts(segment), Whereabouts::Lost(_));
             if is_lost && !self.is_busy(segment) {
                 self.free(segment);
             }
@@ -295,12 +394,13 @@ impl World {
 
     /// As `Space::discard`.
     fn discard(&mut self, segment: u64) {
-        let Whereabouts::Held(place) = self.owner().map.whereabouts(segment) else { return };
         let pages = self.some_pages();
         let (first, count) = (pages[0], pages.len() as u32);
         let token = self.token(Pending::Discard { segment, first, count });
-        let job = Job::Discard { token, segment, place, first, count };
-        self.control(place.donor.0 as usize, job);
+        let World { borrowers, net, dice, .. } = self;
+        let owner = borrowers.last_mut().expect("there is always an owner");
+        owner.discard(token, segment, (first, count), net, dice);
+        self.hear();
     }
 
     fn control(&mut self, donor: usize, job: Job) {
@@ -319,6 +419,14 @@ impl World {
     /// Takes in what the borrowers tell their workloads.
     fn hear(&mut self) {
         let last = self.borrowers.len() - 1;
+        // It was given up for others that seemed to be there.
+        for segment in self.borrowers[last].take_deserted() {
+            match self.borrowers[last].map.whereabouts(segment) {
+                // Which by then were found to be gone.
+                Whereabouts::Lost(_) => self.oracle.losable(segment),
+                _ => self.note_loss(segment),
+            }
+        }
         for index in 0..=last {
             for told in self.borrowers[index].take_told() {
                 self.told(told, index == last);
@@ -332,9 +440,9 @@ impl World {
                 Pending::Read { pages, .. } => (*token, from + values.len() == pages.len()),
                 other => panic!("pages for {other:?}"),
             },
-            Told::Written { token } | Told::Failed { token, .. } | Told::Control { token, .. } => {
-                (*token, true)
-            }
+            Told::Written { token, .. }
+            | Told::Failed { token, .. }
+            | Told::Control { token, .. } => (*token, true),
         };
         let pending = self.pending.get(&token).cloned();
         let pending = pending.unwrap_or_else(|| panic!("told twice of the end: {told:?}"));
@@ -348,10 +456,12 @@ impl World {
         match why {
             Some(Why::Lost { segment }) => {
                 let unlisted = self.borrowers.iter().any(|borrower| !borrower.knows_all());
-                if !unlisted {
+                // An earlier owner's extents are its successor's to give back.
+                if by_owner && !unlisted {
                     self.oracle.assert_losable(segment);
                 }
                 self.tally.lost += 1;
+                self.tally.lost_with_copies += u64::from(self.copies > 1);
             }
             Some(Why::Interrupted) => self.tally.interrupted += 1,
             Some(Why::Unreachable) => self.tally.unreachable += 1,
@@ -365,7 +475,7 @@ impl World {
         match (pending, told) {
             (Pending::Read { key, .. }, Told::Shown { from, values, .. }) => {
                 for (at, value) in values.iter().enumerate() {
-                    self.oracle.read_shows(key, from + at, *value);
+                    self.oracle.read_shows(key, from + at, *value, by_owner);
                 }
                 self.tally.reads += 1;
                 if ended {
@@ -380,7 +490,10 @@ impl World {
                 for (page, value) in pages.iter().zip(values) {
                     let number = segment * SEGMENT_PAGES + u64::from(*page);
                     match told {
-                        Told::Written { .. } => self.oracle.write_stored(number, value),
+                        Told::Written { generation, .. } => {
+                            self.oracle.write_stored(number, value);
+                            self.oracle.acknowledged(segment, generation);
+                        }
                         _ => {
                             let settled = why != Some(Why::Unreachable);
                             self.oracle.write_failed(number, settled);
@@ -398,11 +511,14 @@ impl World {
                     }
                 }
                 match why {
-                    None => self.oracle.loss_accepted(segment),
+                    None => self.oracle.freed(segment),
                     Some(_) => self.oracle.losable(segment),
                 }
             }
-            (Pending::Discard { segment, first, count }, _) => {
+            (Pending::Discard { segment, first, count }, told) => {
+                if let Told::Control { outcome: Ok(Some(generation)), .. } = told {
+                    self.oracle.acknowledged(segment, generation);
+                }
                 for page in first..first + count {
                     let number = segment * SEGMENT_PAGES + u64::from(page);
                     match why {
@@ -417,13 +533,13 @@ impl World {
 
     fn restart_a_donor(&mut self) {
         let donor = self.dice.below(self.donors.len() as u64) as usize;
-        for extent in self.donors[donor].table.extents() {
-            self.oracle.losable(extent.segment);
-        }
+        let held: Vec<u64> =
+            self.donors[donor].table.extents().map(|extent| extent.segment).collect();
         self.boots += 1;
         self.tally.restarts += 1;
         self.net.sever_all(donor, &mut self.dice);
         self.donors[donor].restart(self.boots);
+        held.into_iter().for_each(|segment| self.note_loss(segment));
     }
 
     fn silence_a_donor(&mut self) {
@@ -438,7 +554,6 @@ impl World {
         self.tally.takeovers += 1;
         let donors = self.donors.len();
         let epoch = Epoch(self.epoch);
-        self.borrowers.push(Borrower::new(epoch, LANES, donors, true, &mut self.dice));
         self.settled = false;
         // Done or not, nobody will be told.
         for pending in self.pending.values() {
@@ -451,29 +566,17 @@ impl World {
                 self.oracle.maybe_zeroed(segment * SEGMENT_PAGES + u64::from(page));
             }
         }
-        self.note_double_claims();
+        let expected = self.oracle.expected();
+        let successor =
+            Borrower::new(epoch, LANES, donors, self.copies, Some(&expected), &mut self.dice);
+        self.borrowers.push(successor);
         self.advance(Duration::ZERO);
-    }
-
-    /// Of two extents for one segment that both hold something, who takes over cannot tell which is
-    /// the right one.
-    fn note_double_claims(&mut self) {
-        let mut claimed = BTreeSet::new();
-        for segment in self.donors.iter().flat_map(Donor::written) {
-            if !claimed.insert(segment) {
-                self.oracle.losable(segment);
-            }
-        }
     }
 
     /// The new owner knows all: nobody else's writes land any more.
     fn settle(&mut self) {
         self.settled = true;
         self.oracle.taken_over();
-        // As a pager does, which keeps its own table of what it has stored.
-        for (segment, pages) in self.oracle.pages_stored() {
-            self.owner().map.expect(segment, pages);
-        }
         // Zombie writes: must never be seen, and are not entered with the oracle.
         let index = self.borrowers.len() - 2;
         for segment in 0..3 {
@@ -490,8 +593,10 @@ impl World {
     fn heal(&mut self) {
         self.net.faults = Faults::default();
         self.net.silent_until.fill(Duration::ZERO);
+        self.donors.iter_mut().for_each(|donor| donor.draining = false);
         for _ in 0..500 {
             self.advance(TICK);
+            self.tend();
             let told_all = self.borrowers.iter().all(Borrower::is_idle);
             if !self.settled && self.borrowers.last().is_some_and(Borrower::knows_all) {
                 self.settle();
@@ -585,12 +690,17 @@ fn a_read_shows_what_was_written_or_fails_cleanly() {
         total.takeovers += tally.takeovers;
         total.restarts += tally.restarts;
         total.expired += tally.expired;
+        total.copies_made += tally.copies_made;
+        total.lost_with_copies += tally.lost_with_copies;
+        total.drains += tally.drains;
     }
     println!("{seeds} seeds: {total:?}");
     if seeds >= DEFAULT_SEEDS {
         // A simulation in which nothing goes wrong shows nothing.
         let Tally { interrupted, unreachable, lost, no_room, fenced, expired, .. } = total;
-        for reached in [interrupted, unreachable, lost, no_room, fenced, expired] {
+        let Tally { copies_made, lost_with_copies, .. } = total;
+        let reached = [interrupted, unreachable, lost, no_room, fenced, expired];
+        for reached in reached.into_iter().chain([copies_made, lost_with_copies]) {
             assert!(reached > 0, "the seeds do not reach everything: {total:?}");
         }
     }

@@ -5,8 +5,8 @@
 //! buffers: that is what makes takeovers and retries dangerous.
 
 use crate::dice::Dice;
-use hecaton_memory::{Epoch, ExtentId};
-use hecaton_transport::protocol::{Answer, HeldExtent, Load, Refusal, Request};
+use hecaton_memory::{Epoch, ExtentId, Generation};
+use hecaton_transport::protocol::{Answer, FillSource, HeldExtent, Load, Refusal, Request};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -24,13 +24,45 @@ pub(crate) struct ConnId(pub(crate) u64);
 /// A request with tables of its own.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
-    Read { extent: ExtentId, pages: Vec<u32> },
-    Write { extent: ExtentId, pages: Vec<u32>, sums: Vec<u32> },
-    Discard { extent: ExtentId, first: u32, count: u32 },
-    Allocate { segment: u64, order: u8 },
-    Free { extent: ExtentId },
+    Read {
+        extent: ExtentId,
+        pages: Vec<u32>,
+    },
+    Write {
+        extent: ExtentId,
+        generation: Generation,
+        pages: Vec<u32>,
+        sums: Vec<u32>,
+    },
+    Discard {
+        extent: ExtentId,
+        generation: Generation,
+        first: u32,
+        count: u32,
+    },
+    Allocate {
+        segment: u64,
+        order: u8,
+        generation: Generation,
+    },
+    /// From the donor of that number.
+    Fill {
+        extent: ExtentId,
+        first: u32,
+        count: u32,
+        from: (usize, u64, ExtentId),
+    },
+    Confirm {
+        extent: ExtentId,
+        generation: Generation,
+    },
+    Free {
+        extent: ExtentId,
+    },
     FreeAll,
-    List { from: ExtentId },
+    List {
+        from: ExtentId,
+    },
     Fence,
     Renew,
 }
@@ -39,13 +71,21 @@ impl Asked {
     pub(crate) fn as_request(&self) -> Request<'_> {
         match self {
             Asked::Read { extent, pages } => Request::Read { extent: *extent, pages },
-            Asked::Write { extent, pages, sums } => Request::Write { extent: *extent, pages, sums },
-            Asked::Discard { extent, first, count } => {
-                Request::Discard { extent: *extent, first: *first, count: *count }
+            Asked::Write { extent, generation, pages, sums } => {
+                Request::Write { extent: *extent, generation: *generation, pages, sums }
             }
-            Asked::Allocate { segment, order } => {
-                Request::Allocate { segment: *segment, member: 0, order: *order }
+            &Asked::Discard { extent, generation, first, count } => {
+                Request::Discard { extent, generation, first, count }
             }
+            &Asked::Allocate { segment, order, generation } => {
+                Request::Allocate { segment, member: 0, order, generation }
+            }
+            &Asked::Fill { extent, first, count, from: (donor, boot, other) } => {
+                let address = ([127, 0, 0, 1], donor as u16).into();
+                let source = FillSource { address, boot, extent: other };
+                Request::Fill { extent, first, count, source }
+            }
+            &Asked::Confirm { extent, generation } => Request::Confirm { extent, generation },
             Asked::Free { extent } => Request::Free { extent: *extent },
             Asked::FreeAll => Request::FreeAll,
             Asked::List { from } => Request::List { from: *from },
@@ -95,6 +135,14 @@ pub(crate) enum Event {
     AtBorrower(ConnId, ToBorrower),
     DonorSeesEnd(ConnId),
     BorrowerSeesEnd(ConnId),
+    /// What a donor has read from another one is stored now.
+    Filled {
+        conn: ConnId,
+        id: u64,
+        extent: ExtentId,
+        first: u32,
+        values: Vec<Value>,
+    },
 }
 
 /// How bad the network is, each in so many of a thousand messages.

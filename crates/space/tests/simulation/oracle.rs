@@ -6,6 +6,8 @@
 
 use crate::borrower::SEGMENT_PAGES;
 use crate::network::Value;
+use hecaton_memory::Generation;
+use hecaton_space::map;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
@@ -40,14 +42,23 @@ pub(crate) struct Expected {
 pub(crate) struct Oracle {
     pages: BTreeMap<u64, Page>,
     reads: BTreeMap<u64, Vec<Expected>>,
-    /// Segments of which an extent was lost with its donor, or of which two donors hold pages.
+    /// Segments of which the last extent was lost with its donor.
     losable: BTreeSet<u64>,
+    /// Of each segment, that of the last write or discard that was acknowledged.
+    generations: BTreeMap<u64, Generation>,
+    /// Whether segments have several copies, if only while they move, which may differ in what was not
+    /// acknowledged.
+    has_copies: bool,
     values: Value,
     reads_begun: u64,
     pub(crate) reads_checked: u64,
 }
 
 impl Oracle {
+    pub(crate) fn new(has_copies: bool) -> Oracle {
+        Oracle { has_copies, ..Oracle::default() }
+    }
+
     /// A value that no page ever had.
     pub(crate) fn fresh_value(&mut self) -> Value {
         self.values += 1;
@@ -66,13 +77,26 @@ impl Oracle {
         self.pages.iter().filter(|(_, page)| page.dirty).map(|(number, _)| *number).collect()
     }
 
-    /// How many pages of each segment are certainly not zero, where there are any.
-    pub(crate) fn pages_stored(&self) -> BTreeMap<u64, u32> {
-        let mut stored = BTreeMap::new();
+    /// What a successor is told of each segment with pages that are certainly not zero.
+    pub(crate) fn expected(&self) -> BTreeMap<u64, map::Expected> {
+        let mut expected = BTreeMap::new();
         for (number, _) in self.pages.iter().filter(|(_, page)| !page.possible.contains(&0)) {
-            *stored.entry(number / SEGMENT_PAGES).or_default() += 1;
+            let segment = number / SEGMENT_PAGES;
+            let generation = self.generation_of(segment);
+            let known = expected.entry(segment).or_insert(map::Expected { pages: 0, generation });
+            known.pages += 1;
         }
-        stored
+        expected
+    }
+
+    pub(crate) fn generation_of(&self, segment: u64) -> Generation {
+        self.generations.get(&segment).copied().unwrap_or_default()
+    }
+
+    /// A write or discard was acknowledged, in that generation.
+    pub(crate) fn acknowledged(&mut self, segment: u64, generation: Generation) {
+        let known = self.generations.entry(segment).or_default();
+        *known = (*known).max(generation);
     }
 
     pub(crate) fn write_begins(&mut self, number: u64, value: Value) {
@@ -94,24 +118,28 @@ impl Oracle {
         page.open = false;
     }
 
-    /// The write failed. `settled` says that it cannot land any more.
+    /// The write failed. `settled` says that it cannot land any more: with one copy the first read
+    /// shows what has become of it, with several the page is to be written before it is read.
     pub(crate) fn write_failed(&mut self, number: u64, settled: bool) {
+        let has_copies = self.has_copies;
         let page = self.pages.entry(number).or_default();
         page.open = false;
         page.dirty = true;
-        page.unsettled = !settled;
-        if !settled {
+        page.unsettled = !settled || has_copies;
+        if page.unsettled {
             // Keeps the reads that are under way from deciding what the page is.
             page.version += 1;
         }
     }
 
-    /// Writes of an earlier borrower cannot land any more.
+    /// Writes of an earlier borrower cannot land any more. Those that nobody heard the end of may be
+    /// in some copies.
     pub(crate) fn taken_over(&mut self) {
         for page in self.pages.values_mut() {
+            let is_uncertain = page.possible.len() > 1 && self.has_copies;
+            page.dirty = is_uncertain;
+            page.unsettled = is_uncertain;
             page.open = false;
-            page.dirty = false;
-            page.unsettled = false;
         }
     }
 
@@ -125,9 +153,12 @@ impl Oracle {
     }
 
     pub(crate) fn maybe_zeroed(&mut self, number: u64) {
+        let has_copies = self.has_copies;
         let page = self.pages.entry(number).or_default();
         page.possible.push(0);
         page.version += 1;
+        page.dirty |= has_copies;
+        page.unsettled |= has_copies;
     }
 
     /// A read begins; returns its key.
@@ -145,8 +176,9 @@ impl Oracle {
         self.reads_begun
     }
 
-    /// The read shows a value for the page at this place of its list.
-    pub(crate) fn read_shows(&mut self, read: u64, at: usize, value: Value) {
+    /// The read shows a value for the page at this place of its list. What an earlier owner reads
+    /// decides nothing: its successor may have begun with other copies.
+    pub(crate) fn read_shows(&mut self, read: u64, at: usize, value: Value, decides: bool) {
         let expected = &self.reads[&read][at];
         assert!(
             expected.possible.contains(&value),
@@ -156,7 +188,7 @@ impl Oracle {
         );
         self.reads_checked += 1;
         let page = self.pages.entry(expected.page).or_default();
-        if expected.quiet_since == Some(page.version) && !page.open {
+        if decides && expected.quiet_since == Some(page.version) && !page.open {
             page.possible = vec![value];
         }
     }
@@ -173,7 +205,9 @@ impl Oracle {
         assert!(self.losable.contains(&segment), "segment {segment} is lost without a reason");
     }
 
-    pub(crate) fn loss_accepted(&mut self, segment: u64) {
+    /// The segment was freed, or its loss accepted: whatever is stored next is in another group.
+    pub(crate) fn freed(&mut self, segment: u64) {
         self.losable.remove(&segment);
+        self.generations.remove(&segment);
     }
 }

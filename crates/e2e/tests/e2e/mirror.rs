@@ -1,0 +1,197 @@
+//! Copies at several donors, donors that are drained, and donors that are named: what programs and
+//! machines compute does not change by a byte, and nothing waits for a donor that says nothing.
+
+use crate::{
+    cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
+    guest::{Guests, Machine, Spec, report},
+    harness::{Outcome, TestResult},
+    life::program_of,
+    process::{Running, kill_dead, run, signal},
+};
+use anyhow::{Context as _, ensure};
+use hecaton_e2e::Random;
+use rustix::process::Signal;
+use serde_json::Value;
+use std::{
+    io::Read as _,
+    process::{ChildStdout, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+/// How often a donor is stopped under one program.
+const STOPS: usize = 4;
+
+/// A program that verifies what it reads, with arguments for the pool before it.
+fn verifier(cluster: &Cluster, arguments: &[&str]) -> Command {
+    let mut command = cluster.command("run");
+    command.args(["--local", "24M"]).args(arguments).arg("--");
+    command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["3", "6000", "12000"]);
+    command
+}
+
+fn spawn(mut command: Command) -> anyhow::Result<(Running, ChildStdout)> {
+    let mut running = Running::spawn(command.stdout(Stdio::piped()))?;
+    let output = running.child_mut().stdout.take().context("no output")?;
+    program_of(&running)?;
+    Ok((running, output))
+}
+
+fn has_verified(cluster: &Cluster, mut running: Running, mut output: ChildStdout) -> TestResult {
+    let status = running.wait(LONG, || Ok(()))?;
+    let mut said = String::new();
+    output.read_to_string(&mut said)?;
+    ensure!(status.success(), "the program ended with {status}\n    {}", cluster.log_tail());
+    ensure!(said.starts_with("verified"), "the program said {said:?}");
+    cluster.wait_until_idle(AFTER_LEASE)?;
+    Ok(Outcome::Passed)
+}
+
+/// How the pool holds the memory of the only consumer; null while that is not known.
+fn pool_of_only_consumer(status: &Value) -> Value {
+    all(status, "consumers").next().map_or(Value::Null, |one| one["stats"]["pool"].clone())
+}
+
+/// Waits until there are copies of everything.
+fn until_whole(cluster: &Cluster) -> anyhow::Result<()> {
+    cluster.eventually("each page has its copies", PATIENCE, |status| {
+        let pool = pool_of_only_consumer(status);
+        let is_zero = |name: &str| pool[name].as_u64() == Some(0);
+        // The program may be done meanwhile.
+        let is_over = all(status, "consumers").next().is_none();
+        Ok(is_over || is_zero("degraded_bytes") && is_zero("to_move_bytes"))
+    })
+}
+
+/// A donor that has lent something to the consumer.
+fn a_donor_in_use(cluster: &Cluster, random: &mut Random) -> anyhow::Result<Option<u32>> {
+    let status = cluster.status()?;
+    let is_used = |donor: &&Value| donor["stats"]["lent_pages"].as_u64() > Some(0);
+    let used = all(&status, "donors").filter(is_used).filter_map(|donor| donor["pid"].as_u64());
+    let used: Vec<u64> = used.collect();
+    match used.len() {
+        0 => Ok(None),
+        count => Ok(Some(u32::try_from(used[random.below(count)])?)),
+    }
+}
+
+/// Each donor in turn says nothing for as long as it takes to be given up, and comes back with pages
+/// that are out of date.
+pub(crate) fn silent_donors_are_done_without(_: &Cluster) -> TestResult {
+    let cluster = Cluster::start(3, "400M")?;
+    let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
+    let mut random = Random(17);
+    let (mut stopped, mut copied) = (0, 0);
+    for _ in 0..STOPS {
+        thread::sleep(Duration::from_millis(500));
+        let Some(donor) = a_donor_in_use(&cluster, &mut random)? else { continue };
+        signal(donor, Signal::STOP);
+        thread::sleep(Duration::from_millis(1500));
+        signal(donor, Signal::CONT);
+        stopped += 1;
+        until_whole(&cluster)?;
+        let pool = pool_of_only_consumer(&cluster.status()?);
+        copied = copied.max(pool["copied_bytes"].as_u64().unwrap_or_default());
+    }
+    ensure!(stopped > 0, "no donor was ever used");
+    ensure!(copied > 0, "no copy was made anew");
+    has_verified(&cluster, running, output)
+}
+
+/// A donor is stopped for good, and the pager killed again and again: the next one finds the copies
+/// that have missed nothing.
+pub(crate) fn pagers_die_while_a_donor_is_silent(_: &Cluster) -> TestResult {
+    let cluster = Cluster::start(3, "400M")?;
+    let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
+    let mut random = Random(23);
+    thread::sleep(Duration::from_millis(1500));
+    let donor = a_donor_in_use(&cluster, &mut random)?.context("no donor is used")?;
+    signal(donor, Signal::STOP);
+    let mut killed = 0;
+    for _ in 0..3 {
+        thread::sleep(Duration::from_millis(700));
+        if let Ok(pager) = cluster.pager_of_only_consumer() {
+            kill_dead(pager);
+            killed += 1;
+        }
+    }
+    signal(donor, Signal::CONT);
+    ensure!(killed > 0, "the program was over before anything happened to it");
+    has_verified(&cluster, running, output)
+}
+
+/// Whoever drains is empty while its borrower runs, with one copy of each page or two.
+pub(crate) fn a_donor_is_emptied_under_a_program(_: &Cluster) -> TestResult {
+    for copies in ["1", "2"] {
+        let cluster = Cluster::start(3, "400M")?;
+        let (running, output) = spawn(verifier(&cluster, &["--mirror", copies]))?;
+        cluster.eventually("the donor is used", PATIENCE, |status| {
+            let mut donors = all(status, "donors").filter(|donor| donor["name"] == "donor-2");
+            Ok(donors.any(|donor| donor["stats"]["lent_pages"].as_u64() > Some(0)))
+        })?;
+        let mut drain = cluster.command("node");
+        let ended = run(drain.args(["drain", "donor-2", "--json", "--deadline", "60"]), LONG)?;
+        ended.expect_success("hecaton node drain")?;
+        let outcome: Value = serde_json::from_slice(&ended.stdout)?;
+        ensure!(outcome["left_bytes"] == 0, "{outcome}");
+        // It lends nothing more as long as it drains.
+        thread::sleep(Duration::from_millis(500));
+        let status = cluster.status()?;
+        let donor = all(&status, "donors").find(|donor| donor["name"] == "donor-2");
+        let lent = donor.and_then(|donor| donor["stats"]["lent_pages"].as_u64());
+        ensure!(lent == Some(0), "it has lent {lent:?} pages");
+        let ended = run(cluster.command("node").args(["drain", "donor-2", "--cancel"]), PATIENCE)?;
+        ended.expect_success("hecaton node drain --cancel")?;
+        has_verified(&cluster, running, output)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn a_program_uses_the_donors_that_are_named(cluster: &Cluster) -> TestResult {
+    let (running, output) = spawn(verifier(cluster, &["--donors", "donor-2"]))?;
+    cluster.eventually("the pool is used", PATIENCE, |status| {
+        Ok(pool_of_only_consumer(status)["extents_bytes"].as_u64() > Some(0))
+    })?;
+    let pool = pool_of_only_consumer(&cluster.status()?);
+    let donors: Vec<&str> = pool["donors"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|donor| donor["name"].as_str())
+        .collect();
+    ensure!(donors == ["donor-2"], "{pool}");
+    has_verified(cluster, running, output)
+}
+
+/// The RAM of a machine is with the donors that its ranges name, and moves when they are changed.
+pub(crate) fn ranges_of_a_machine_move(cluster: &Cluster) -> TestResult {
+    let guests = match Guests::find()? {
+        Ok(guests) => guests,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let script = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 25";
+    let options = ["--range", "0-256M=donor-1,256M-512M=donor-2"];
+    let spec = Spec { script, options: &options, ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    machine.wait_for("dispatching hogs")?;
+    let held = |first: &str, second: &str| {
+        let report = report(cluster, "guest")?;
+        let ranges = &report["pager"]["stats"]["pool"]["ranges"];
+        let is_only = |at: usize, name: &str| {
+            let held = ranges[at]["held_by"].as_object();
+            held.is_some_and(|held| held.len() == 1 && held.contains_key(name))
+        };
+        Ok::<bool, anyhow::Error>(is_only(0, first) && is_only(1, second))
+    };
+    cluster.eventually("the ranges are where they are to be", PATIENCE, |_| {
+        held("donor-1", "donor-2")
+    })?;
+    let mut place = cluster.command("vm");
+    place.args(["place", "guest", "--range", "0-256M=donor-3,256M-512M=donor-1"]);
+    run(&mut place, PATIENCE)?.expect_success("hecaton vm place")?;
+    cluster.eventually("the ranges have moved", PATIENCE, |_| held("donor-3", "donor-1"))?;
+    let status = run(cluster.command("vm").args(["status", "guest"]), PATIENCE)?;
+    ensure!(status.text().contains("RAM 0-256M: for donor-3; with donor-3"), "{}", status.text());
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}

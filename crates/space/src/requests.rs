@@ -1,0 +1,614 @@
+//! What the owner of a lane has asked for, and the flights that each of it takes.
+//!
+//! Decisions only; the segments' groups are asked for, and changed, through [`Groups`].
+//!
+//! - A *write* goes to all members of the segment's group at once. It is stored when all of them have
+//!   acknowledged it, and the group has no further ones by then: a member that joined meanwhile has
+//!   not got it. A member that cannot be counted on, when another whole one has the write, leaves the
+//!   group, so that nobody waits for it; the write then fails as interrupted, and when it is written
+//!   again it brings the group's new generation to those that stay.
+//! - A *read* goes to the best whole member. When the answer takes longer than that member's answers
+//!   usually do, another one is asked as well (Dean and Barroso, "The Tail at Scale", 2013), and at
+//!   once when the connection breaks; pages count from whoever brings them first.
+//!
+//! So a write that has failed, or that nobody heard the end of, may be with some members and not
+//! with others: it is to be written again before the pages are read from the pool.
+
+use crate::flights::{Cause, Failure, Flights, Limits, MAX_REQUESTS, Slot};
+use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
+use crate::latency::Latencies;
+use crate::lookup::Whereabouts;
+use hecaton_memory::Generation;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The groups of a space.
+pub trait Groups {
+    /// Where a segment is now.
+    fn whereabouts(&mut self, segment: u64) -> Whereabouts;
+    /// See [`Map::desert`](crate::map::Map::desert).
+    fn desert(&mut self, segment: u64, place: Place) -> bool;
+    /// See [`Map::gone`](crate::map::Map::gone).
+    fn gone(&mut self, segment: u64, place: Place);
+}
+
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All pages of the write are stored.
+    Written {
+        /// The caller's token.
+        token: u64,
+        /// The generation that the members have, at least.
+        generation: Generation,
+    },
+    /// The request failed, from page `from` of its list on.
+    Failed {
+        /// The caller's token.
+        token: u64,
+        /// Where in the request's list of pages the failure begins; what stands before was delivered.
+        from: usize,
+        /// The segment.
+        segment: u64,
+        /// Where it was asked for last.
+        place: Place,
+        /// Why.
+        cause: Cause,
+    },
+}
+
+/// Pages that are to be handed to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// The caller's token.
+    pub token: u64,
+    /// Where in the request's list of pages these begin.
+    pub from: usize,
+    /// How many of those that have come the caller has already.
+    pub skip: usize,
+}
+
+/// A request, while it is under way. What carries an old one's serial is passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    index: u32,
+    serial: u32,
+}
+
+impl Key {
+    fn token(self) -> u64 {
+        u64::from(self.serial) << 32 | u64::from(self.index)
+    }
+
+    fn of_token(token: u64) -> Key {
+        Key { index: token as u32, serial: (token >> 32) as u32 }
+    }
+}
+
+/// One member's part of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Unsent,
+    Sent(Slot),
+    Stored,
+    Failed(Cause),
+}
+
+/// Which members a read may go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whom {
+    /// Those that can be counted on: it waits for another one as well.
+    Reachable,
+    /// All: nobody else is left.
+    Anyone,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    slot: Slot,
+    place: Place,
+    /// Where in the request's pages it begins.
+    from: usize,
+    asked: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Doing {
+    Nothing,
+    Read { given: usize },
+    Write { group: Group, parts: [Part; MAX_MEMBERS] },
+}
+
+/// The lists stay with the entry, so that its next request allocates nothing.
+#[derive(Debug)]
+struct Entry {
+    serial: u32,
+    token: u64,
+    segment: u64,
+    doing: Doing,
+    /// What is read.
+    pages: Vec<u32>,
+    /// Of a read: at most two, the first one and a hedge.
+    attempts: Vec<Attempt>,
+    /// Of a read: members that were asked and failed.
+    tried: Vec<Place>,
+}
+
+/// A write that is being sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writing {
+    key: Key,
+    /// The group that it is for.
+    pub group: Group,
+}
+
+/// All requests of one lane.
+#[derive(Debug)]
+pub struct Requests {
+    /// What they have under way. Connections are told of here.
+    pub flights: Flights,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    latencies: Latencies,
+    /// Reads that another member may be asked for as well, with when.
+    hedges: VecDeque<(Key, Duration)>,
+    ends: VecDeque<End>,
+    failover: Duration,
+}
+
+impl Requests {
+    /// A lane with nothing under way. `failover` is how long a donor may be silent before others that
+    /// have the same pages take its place.
+    pub fn new(limits: Limits, failover: Duration) -> Requests {
+        Requests {
+            flights: Flights::new(limits),
+            entries: Vec::new(),
+            free: Vec::new(),
+            latencies: Latencies::default(),
+            hedges: VecDeque::new(),
+            ends: VecDeque::new(),
+            failover,
+        }
+    }
+
+    /// Requests whose end has not been reported.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len() + self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a request of so many pages may be entered, of which so many copies go out.
+    pub fn has_room(&self, pages: usize, copies: usize) -> bool {
+        self.len() + self.flights.len() + copies < MAX_REQUESTS
+            && self.flights.has_room(pages * copies)
+    }
+
+    /// Enters a read of some pages of a segment, which the group holds. Returns the donor that it is
+    /// to be sent to.
+    pub fn read(
+        &mut self,
+        token: u64,
+        segment: u64,
+        group: &Group,
+        pages: impl ExactSizeIterator<Item = u32>,
+        now: Duration,
+    ) -> DonorIndex {
+        let key = self.enter(token, segment, Doing::Read { given: 0 });
+        self.entries[key.index as usize].pages.extend(pages);
+        let place = self.best_of(group, now);
+        let place = place.expect("a group that is held has a whole member");
+        self.attempt(key, place, now);
+        if group.whole().nth(1).is_some() {
+            self.hedges.push_back((key, now + self.latencies.hedge_after(place.donor)));
+        }
+        place.donor
+    }
+
+    /// Enters a write to a group. Each of [`Requests::unsent`] is to be sent, or given up.
+    pub fn write(&mut self, token: u64, segment: u64, group: Group) -> Writing {
+        let doing = Doing::Write { group, parts: [Part::Unsent; MAX_MEMBERS] };
+        Writing { key: self.enter(token, segment, doing), group }
+    }
+
+    /// Members that a write has not been sent to yet.
+    pub fn unsent(&self, writing: &Writing) -> impl Iterator<Item = Place> + use<> {
+        let parts = match self.doing(writing.key) {
+            Doing::Write { parts, .. } => parts,
+            Doing::Read { .. } | Doing::Nothing => [Part::Stored; MAX_MEMBERS],
+        };
+        let group = writing.group;
+        (0..group.members().len())
+            .filter(move |at| parts[*at] == Part::Unsent)
+            .map(move |at| group.members()[at].place)
+    }
+
+    /// The write goes to this member right now, on its open connection.
+    pub fn sending(
+        &mut self,
+        writing: &Writing,
+        place: Place,
+        page_count: usize,
+        now: Duration,
+    ) -> Slot {
+        let segment = self.entries[writing.key.index as usize].segment;
+        let token = writing.key.token();
+        let slot = self.flights.write(token, segment, place, page_count, now);
+        self.set_part(writing, place, Part::Sent(slot));
+        slot
+    }
+
+    /// It could not be sent after all.
+    pub fn retract(&mut self, writing: &Writing, place: Place, slot: Slot) {
+        self.flights.retract(slot);
+        self.set_part(writing, place, Part::Unsent);
+    }
+
+    /// The write is not going to be sent to this member.
+    pub fn give_up(&mut self, writing: &Writing, place: Place, cause: Cause) {
+        self.set_part(writing, place, Part::Failed(cause));
+    }
+
+    /// The write was sent to nobody and is not going to be: it never was.
+    pub fn forget(&mut self, writing: &Writing) {
+        self.leave(writing.key);
+    }
+
+    /// Whether the write was sent to anybody.
+    pub fn is_sent(&self, writing: &Writing) -> bool {
+        match self.doing(writing.key) {
+            Doing::Write { parts, .. } => {
+                parts.iter().any(|part| matches!(part, Part::Sent(_) | Part::Stored))
+            }
+            _ => false,
+        }
+    }
+
+    /// Nothing of the write is left to send: its end follows from what becomes of the parts.
+    pub fn sent(&mut self, writing: &Writing, groups: &mut dyn Groups, now: Duration) {
+        self.judge(writing.key, groups, now);
+    }
+
+    /// Pages have come for a flight: so many, `from` being where they begin in what was sent last.
+    pub fn pages(
+        &mut self,
+        slot: Slot,
+        from: usize,
+        count: usize,
+        now: Duration,
+    ) -> Option<Delivery> {
+        let (token, begin) = self.flights.pages(slot, from, count, now)?;
+        let key = Key::of_token(token);
+        let entry = &mut self.entries[key.index as usize];
+        debug_assert_eq!(entry.serial, key.serial, "a flight without its request");
+        let Doing::Read { given } = &mut entry.doing else { return None };
+        let attempt = *entry.attempts.iter().find(|attempt| attempt.slot == slot)?;
+        let first = attempt.from + begin;
+        // Each attempt begins at or before what is still missing, and brings its pages in order.
+        let skip = given.saturating_sub(first).min(count);
+        let delivery = Delivery { token: entry.token, from: first + skip, skip };
+        let asked = entry.pages.len();
+        if first + count == asked {
+            self.latencies.answered(attempt.place.donor, now.saturating_sub(attempt.asked));
+        }
+        if skip == count {
+            return None;
+        }
+        *given = first + count;
+        if *given == asked {
+            for other in entry.attempts.iter().filter(|other| other.slot != slot) {
+                self.flights.abandon(other.slot);
+            }
+            self.leave(key);
+        }
+        Some(delivery)
+    }
+
+    /// A member has stored its part of a write.
+    pub fn written(&mut self, slot: Slot, groups: &mut dyn Groups, now: Duration) {
+        let Some(token) = self.flights.written(slot) else { return };
+        let key = Key::of_token(token);
+        self.replace_part(key, slot, Part::Stored);
+        self.judge(key, groups, now);
+    }
+
+    /// What the flights have failed at, and what follows from the clock and from connections that
+    /// broke. To be called after anything was told to [`Requests::flights`].
+    pub fn settle(&mut self, groups: &mut dyn Groups, now: Duration) {
+        while let Some(failure) = self.flights.next_failure() {
+            self.failed(failure, groups, now);
+        }
+    }
+
+    /// A donor's connection has broken, or it has been silent: what others have too is asked of them.
+    pub fn fail_over(&mut self, donor: DonorIndex, groups: &mut dyn Groups, now: Duration) {
+        // A flight that has failed has no slot any more, and its request does not know that yet.
+        self.settle(groups, now);
+        for index in 0..self.entries.len() as u32 {
+            let entry = &self.entries[index as usize];
+            let key = Key { index, serial: entry.serial };
+            match entry.doing {
+                Doing::Read { .. } => {
+                    let mut attempts = entry.attempts.iter();
+                    let at_donor = attempts.find(|attempt| attempt.place.donor == donor);
+                    let Some(attempt) = at_donor.copied() else { continue };
+                    let is_asked_elsewhere = entry.attempts.len() > 1;
+                    if is_asked_elsewhere || self.read_elsewhere(key, Whom::Reachable, groups, now)
+                    {
+                        self.flights.abandon(attempt.slot);
+                        let entry = &mut self.entries[index as usize];
+                        entry.attempts.retain(|other| other.slot != attempt.slot);
+                    }
+                }
+                Doing::Write { .. } => self.judge(key, groups, now),
+                Doing::Nothing => {}
+            }
+        }
+    }
+
+    /// Asks other members for the reads that take longer than usual.
+    pub fn hedge(&mut self, groups: &mut dyn Groups, now: Duration) {
+        self.settle(groups, now);
+        while let Some((key, due)) = self.hedges.front().copied() {
+            let is_over = !matches!(self.doing(key), Doing::Read { .. });
+            if !is_over && due > now {
+                return;
+            }
+            self.hedges.pop_front();
+            if !is_over && self.entries[key.index as usize].attempts.len() == 1 {
+                self.read_elsewhere(key, Whom::Reachable, groups, now);
+            }
+        }
+    }
+
+    /// When [`Requests::hedge`] is to be called next.
+    pub fn next_hedge(&self) -> Option<Duration> {
+        self.hedges.front().map(|(_, due)| *due)
+    }
+
+    /// An end to report, if there is one.
+    pub fn next_end(&mut self) -> Option<End> {
+        self.ends.pop_front()
+    }
+
+    /// Whether there are ends to report.
+    pub fn has_ends(&self) -> bool {
+        !self.ends.is_empty()
+    }
+
+    /// Writes of a segment that are under way.
+    pub fn is_writing(&self, segment: u64) -> bool {
+        self.entries
+            .iter()
+            .any(|entry| entry.segment == segment && matches!(entry.doing, Doing::Write { .. }))
+    }
+
+    fn failed(&mut self, failure: Failure, groups: &mut dyn Groups, now: Duration) {
+        let Failure { slot, token, segment, place, cause, .. } = failure;
+        if cause == Cause::Lost {
+            groups.gone(segment, place);
+        }
+        let key = Key::of_token(token);
+        match self.doing(key) {
+            Doing::Read { given: from } => {
+                let entry = &mut self.entries[key.index as usize];
+                let token = entry.token;
+                entry.attempts.retain(|attempt| attempt.slot != slot);
+                entry.tried.push(place);
+                if !entry.attempts.is_empty() || self.read_elsewhere(key, Whom::Anyone, groups, now)
+                {
+                    return;
+                }
+                // Somebody who has not answered may still have it.
+                let other = match groups.whereabouts(segment) {
+                    Whereabouts::Held(group) if cause == Cause::Lost => group.whole().next(),
+                    _ => None,
+                };
+                let (place, cause) = other.map_or((place, cause), |at| (at, Cause::Unreachable));
+                self.ends.push_back(End::Failed { token, from, segment, place, cause });
+                self.leave(key);
+            }
+            Doing::Write { .. } => {
+                self.replace_part(key, slot, Part::Failed(cause));
+                self.judge(key, groups, now);
+            }
+            Doing::Nothing => {}
+        }
+    }
+
+    /// Asks a member that has not been asked yet for what a read still lacks.
+    fn read_elsewhere(
+        &mut self,
+        key: Key,
+        whom: Whom,
+        groups: &mut dyn Groups,
+        now: Duration,
+    ) -> bool {
+        let entry = &self.entries[key.index as usize];
+        let Whereabouts::Held(mut group) = groups.whereabouts(entry.segment) else { return false };
+        let asked = entry.attempts.iter().map(|attempt| &attempt.place).chain(&entry.tried);
+        asked.for_each(|place| group.remove(*place));
+        let Some(place) = self.best_of(&group, now) else { return false };
+        if whom == Whom::Reachable && self.flights.is_down(place.donor, now, self.failover) {
+            return false;
+        }
+        self.attempt(key, place, now);
+        true
+    }
+
+    fn attempt(&mut self, key: Key, place: Place, now: Duration) {
+        let entry = &mut self.entries[key.index as usize];
+        let Doing::Read { given: from } = entry.doing else { return };
+        let missing = entry.pages[from..].iter().copied();
+        let slot = self.flights.read(key.token(), entry.segment, place, missing, now);
+        entry.attempts.push(Attempt { slot, place, from, asked: now });
+    }
+
+    /// The whole member to read from: one that can be counted on, if there is one.
+    fn best_of(&mut self, group: &Group, now: Duration) -> Option<Place> {
+        let mut places = [None; MAX_MEMBERS];
+        let mut count = 0;
+        for is_down in [false, true] {
+            for place in group.whole() {
+                if self.flights.is_down(place.donor, now, self.failover) == is_down {
+                    places[count] = Some(place);
+                    count += 1;
+                }
+            }
+            if count > 0 {
+                break;
+            }
+        }
+        let mut donors = [(DonorIndex::UNKNOWN, 0); MAX_MEMBERS];
+        for (at, place) in places.iter().flatten().enumerate() {
+            donors[at] = (place.donor, self.flights.queue_at(place.donor));
+        }
+        places[self.latencies.best(&donors[..count])?]
+    }
+
+    /// Ends a write if its end is certain, and lets a member go that holds it up.
+    fn judge(&mut self, key: Key, groups: &mut dyn Groups, now: Duration) {
+        let Doing::Write { group: asked, mut parts } = self.doing(key) else { return };
+        let Entry { segment, token, .. } = self.entries[key.index as usize];
+        let part_of = |parts: &[Part; MAX_MEMBERS], place: Place| {
+            let at = asked.members().iter().position(|member| member.place == place);
+            at.map(|at| parts[at])
+        };
+        if parts[..asked.members().len()].contains(&Part::Unsent) {
+            return;
+        }
+        if let Whereabouts::Held(group) = groups.whereabouts(segment) {
+            let is_safe = group.whole().any(|place| part_of(&parts, place) == Some(Part::Stored));
+            for (at, member) in asked.members().iter().enumerate() {
+                let Part::Sent(slot) = parts[at] else { continue };
+                let is_down = self.flights.is_down(member.place.donor, now, self.failover);
+                // Who has left the group already need not be waited for either.
+                let is_out = !group.contains(member.place);
+                if is_safe && is_down && (is_out || groups.desert(segment, member.place)) {
+                    self.flights.abandon(slot);
+                    parts[at] = Part::Failed(Cause::Interrupted);
+                }
+            }
+            // A write that was never sent to a member fails there without a flight.
+            for (at, member) in asked.members().iter().enumerate() {
+                let is_unsent_away = parts[at] == Part::Failed(Cause::Unreachable);
+                if is_safe && is_unsent_away && groups.desert(segment, member.place) {
+                    parts[at] = Part::Failed(Cause::Interrupted);
+                }
+            }
+        }
+        if let Doing::Write { parts: kept, .. } = self.doing_mut(key) {
+            *kept = parts;
+        }
+        if parts.iter().any(|part| matches!(part, Part::Sent(_))) {
+            return;
+        }
+        let whereabouts = groups.whereabouts(segment);
+        // Also those that have left since, or they would be as good as the others by their generation.
+        let is_with_all = parts[..asked.members().len()].iter().all(|part| *part == Part::Stored);
+        let end = match whereabouts {
+            Whereabouts::Held(group)
+                if is_with_all && group.members().iter().all(|m| asked.contains(m.place)) =>
+            {
+                End::Written { token, generation: asked.generation }
+            }
+            _ => {
+                let (place, cause) = worst(&asked, &parts, whereabouts);
+                End::Failed { token, from: 0, segment, place, cause }
+            }
+        };
+        self.ends.push_back(end);
+        self.leave(key);
+    }
+
+    fn enter(&mut self, token: u64, segment: u64, doing: Doing) -> Key {
+        let Some(index) = self.free.pop() else {
+            let (pages, attempts, tried) = Default::default();
+            self.entries.push(Entry { serial: 0, token, segment, doing, pages, attempts, tried });
+            return Key { index: self.entries.len() as u32 - 1, serial: 0 };
+        };
+        let entry = &mut self.entries[index as usize];
+        entry.serial = entry.serial.wrapping_add(1);
+        (entry.token, entry.segment, entry.doing) = (token, segment, doing);
+        entry.pages.clear();
+        entry.attempts.clear();
+        entry.tried.clear();
+        Key { index, serial: entry.serial }
+    }
+
+    fn leave(&mut self, key: Key) {
+        self.entries[key.index as usize].doing = Doing::Nothing;
+        self.free.push(key.index);
+    }
+
+    fn doing(&self, key: Key) -> Doing {
+        match self.entries.get(key.index as usize) {
+            Some(entry) if entry.serial == key.serial => entry.doing,
+            _ => Doing::Nothing,
+        }
+    }
+
+    fn doing_mut(&mut self, key: Key) -> &mut Doing {
+        let entry = &mut self.entries[key.index as usize];
+        debug_assert_eq!(entry.serial, key.serial, "a flight without its request");
+        &mut entry.doing
+    }
+
+    fn set_part(&mut self, writing: &Writing, place: Place, part: Part) {
+        let at = writing.group.members().iter().position(|member| member.place == place);
+        if let (Some(at), Doing::Write { parts, .. }) = (at, self.doing_mut(writing.key)) {
+            parts[at] = part;
+        }
+    }
+
+    fn replace_part(&mut self, key: Key, slot: Slot, part: Part) {
+        if let Doing::Write { parts, .. } = self.doing_mut(key)
+            && let Some(known) = parts.iter_mut().find(|known| **known == Part::Sent(slot))
+        {
+            *known = part;
+        }
+    }
+}
+
+/// Why a write has failed that is not with all members of the group.
+///
+/// Interrupted when it is certain that nothing of it lands any more, or lands only where it is not
+/// looked for; unreachable when a member may still get it.
+fn worst(asked: &Group, parts: &[Part; MAX_MEMBERS], now_at: Whereabouts) -> (Place, Cause) {
+    let failed = asked.members().iter().zip(parts).filter_map(|(member, part)| match part {
+        Part::Failed(cause) => Some((member.place, *cause)),
+        _ => None,
+    });
+    let is_member = |place: Place| match now_at {
+        Whereabouts::Held(group) => group.contains(place),
+        _ => true,
+    };
+    let rank = |cause: Cause| match cause {
+        Cause::Fenced => 4,
+        Cause::Refused(_) => 3,
+        Cause::Unreachable => 2,
+        Cause::Lost => 1,
+        Cause::Interrupted => 0,
+    };
+    let is_lost = !matches!(now_at, Whereabouts::Held(_));
+    let anywhere = asked.members()[0].place;
+    let worst = failed
+        .filter(|(place, cause)| match cause {
+            Cause::Lost => is_lost,
+            Cause::Unreachable => is_member(*place),
+            _ => true,
+        })
+        .max_by_key(|(_, cause)| rank(*cause));
+    match worst {
+        Some((place, Cause::Interrupted)) | Some((place, Cause::Unreachable)) if is_lost => {
+            (place, Cause::Lost)
+        }
+        Some(worst) => worst,
+        None if is_lost => (anywhere, Cause::Lost),
+        // All that were asked have it, and somebody has joined.
+        None => (anywhere, Cause::Interrupted),
+    }
+}

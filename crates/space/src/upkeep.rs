@@ -1,0 +1,104 @@
+//! What is to be done for groups that have too few copies, or copies in the wrong place.
+//!
+//! Decisions only. There is one procedure for all of it: a rebuild after a loss, a move to donors
+//! that were named, a donor's drain. A new member joins the group and gets all writes from then on;
+//! it is filled from a whole member, donor to donor; then it is whole, and a member too many leaves.
+//! At no moment are there fewer whole members than before.
+//!
+//! [`Space::tend`](crate::Space::tend) does what is decided here, one step after the other.
+
+use crate::group::{DonorIndex, MAX_MEMBERS, Place};
+use crate::map::Map;
+use std::time::Duration;
+
+/// What a group needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Ask the donor for an extent to be filled; tell [`Map::join`] or [`Map::no_join`].
+    Join(DonorIndex),
+    /// Fill the one from the other, confirm it, and tell [`Map::filled`].
+    Fill {
+        /// The member that is not whole.
+        to: Place,
+        /// One that is.
+        from: Place,
+    },
+    /// Nothing can be done at present.
+    Wait,
+    /// Nothing: the group is as it should be, or there is none.
+    Nothing,
+}
+
+impl Map {
+    /// Segments whose groups need something, at most so many: those that have been at risk for
+    /// longest first, then those that only are in the wrong place.
+    pub fn segments_to_tend(&self, most: usize) -> Vec<u64> {
+        let risk = |segment: &u64| self.holding(*segment).and_then(|held| held.degraded_since);
+        let mut segments: Vec<u64> = self.unsettled.iter().copied().collect();
+        segments.sort_by_key(|segment| (risk(segment).unwrap_or(Duration::MAX), *segment));
+        segments.truncate(most);
+        segments
+    }
+
+    /// What a segment's group needs next. `tried` are the donors that have declined.
+    pub fn next_step(&mut self, segment: u64, tried: &[DonorIndex]) -> Step {
+        loop {
+            let Some(held) = self.holding(segment) else {
+                self.unsettled.remove(&segment);
+                return Step::Nothing;
+            };
+            let group = held.group;
+            let copies = usize::from(self.copies());
+            let misplaced = group.whole().find(|place| !self.may_hold(segment, place.donor));
+            let well_placed = group.whole().filter(|place| self.may_hold(segment, place.donor));
+            let well_placed = well_placed.count();
+            let filling = group.members().iter().find(|member| !member.is_whole);
+            if let Some(to) = filling.map(|member| member.place) {
+                if !self.may_hold(segment, to.donor) || !self.donor(to.donor).reachable {
+                    // It is being drained itself, or has gone before it was of any use.
+                    let _ = self.desert(segment, to);
+                    continue;
+                }
+                let readable = group.whole().filter(|place| self.donor(place.donor).reachable);
+                let from = readable.min_by_key(|place| self.donor(place.donor).load.in_service);
+                return from.map_or(Step::Wait, |from| Step::Fill { to, from });
+            }
+            if group.whole().count() > copies {
+                let last = group.whole().last();
+                if let Some(leaving) = misplaced.or(last)
+                    && self.desert(segment, leaving)
+                {
+                    continue;
+                }
+            }
+            if well_placed >= copies {
+                self.unsettled.remove(&segment);
+                return Step::Nothing;
+            }
+            if group.members().len() >= MAX_MEMBERS {
+                return Step::Wait;
+            }
+            let members: Vec<DonorIndex> =
+                group.members().iter().map(|member| member.place.donor).collect();
+            return self.choose(segment, tried, &members).map_or(Step::Wait, Step::Join);
+        }
+    }
+
+    /// The donor has given an extent to be filled. False if there is no use for it any more.
+    pub fn join(&mut self, segment: u64, place: Place) -> bool {
+        if self.strays_of(place.donor).contains(&segment) {
+            return false;
+        }
+        self.joined(segment, place)
+    }
+
+    /// The donor has given no extent to be filled.
+    pub fn no_join(&mut self, segment: u64, donor: DonorIndex, why: crate::map::Declined) {
+        self.note_declined(segment, donor, why);
+    }
+
+    /// How many segments wait for something.
+    pub fn untended(&self) -> u64 {
+        self.unsettled.len() as u64
+    }
+}

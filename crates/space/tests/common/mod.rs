@@ -1,0 +1,197 @@
+//! Donors on real sockets in this process, and a space and its lanes to use them.
+
+#![allow(dead_code, reason = "each test program uses a part of this")]
+
+use hecaton_donor::{Donor, DonorConfig, Serving};
+use hecaton_memory::{Epoch, PAGE_SIZE, PageNo, Size, SpaceId, page_sum};
+use hecaton_space::{Completion, Directory, DonorAddress, Lane, SpaceConfig, SpaceError};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub(crate) const SEGMENT_PAGES: u64 = 64;
+
+pub(crate) type Page = [u8; PAGE_SIZE];
+
+/// The donors that the tests want to be known.
+#[derive(Default)]
+pub(crate) struct Known(Mutex<BTreeMap<String, SocketAddr>>);
+
+impl Known {
+    pub(crate) fn set(&self, name: &str, addr: SocketAddr) {
+        self.0.lock().unwrap().insert(name.to_owned(), addr);
+    }
+}
+
+impl Directory for Known {
+    fn donors(&self) -> Vec<DonorAddress> {
+        let known = self.0.lock().unwrap();
+        let address = |(name, addr): (&String, &SocketAddr)| DonorAddress {
+            name: name.clone(),
+            host: name.clone(),
+            addr: *addr,
+        };
+        known.iter().map(address).collect()
+    }
+}
+
+pub(crate) struct Lent {
+    pub(crate) name: String,
+    pub(crate) donor: Donor,
+    pub(crate) serving: Option<Serving>,
+}
+
+impl Lent {
+    pub(crate) fn start(name: &str, segments: u64) -> Lent {
+        Lent::start_at(name, segments, (Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    pub(crate) fn start_at(name: &str, segments: u64, address: SocketAddr) -> Lent {
+        let lend = Size(segments * SEGMENT_PAGES * PAGE_SIZE as u64);
+        let donor = Donor::open(&DonorConfig::new(name, address, lend), None).unwrap();
+        let serving = Some(donor.serve(TcpListener::bind(address).unwrap()).unwrap());
+        Lent { name: name.to_owned(), donor, serving }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.serving.as_ref().expect("the donor serves").address()
+    }
+
+    /// Ends all connections; the memory stays.
+    pub(crate) fn stop(&mut self) -> SocketAddr {
+        let address = self.address();
+        self.serving = None;
+        address
+    }
+
+    pub(crate) fn serve_again(&mut self, address: SocketAddr) {
+        self.serving = Some(self.donor.serve(TcpListener::bind(address).unwrap()).unwrap());
+    }
+
+    /// A donor answers that extents are freed before its host has their memory back.
+    pub(crate) fn assert_all_comes_back(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.is_all_free() {
+            assert!(Instant::now() < deadline, "{:?}", self.donor.snapshot());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn is_all_free(&self) -> bool {
+        let snapshot = self.donor.snapshot();
+        snapshot.free_pages == snapshot.pages
+    }
+}
+
+pub(crate) fn config(pages: u64) -> SpaceConfig {
+    let mut config = SpaceConfig::new(SpaceId(0x5eed), Epoch(1), "test", pages);
+    config.segment_order = SEGMENT_PAGES.ilog2() as u8;
+    config.patience = Duration::from_secs(3);
+    config.connection.connect = Duration::from_millis(500);
+    config.connection.answer = Duration::from_millis(500);
+    config
+}
+
+pub(crate) fn cluster(donors: &[&Lent]) -> Arc<Known> {
+    let known = Known::default();
+    donors.iter().for_each(|donor| known.set(&donor.name, donor.address()));
+    Arc::new(known)
+}
+
+pub(crate) fn content(page: PageNo, turn: u64) -> Page {
+    let mut content = [turn as u8; PAGE_SIZE];
+    content[..8].copy_from_slice(&page.to_le_bytes());
+    content[8..16].copy_from_slice(&turn.to_le_bytes());
+    content
+}
+
+/// What became of a request.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Read(Vec<u8>),
+    Written,
+    Failed(SpaceError),
+}
+
+/// Waits for one request, as a pager does: on the descriptors alone.
+pub(crate) fn finish(lane: &mut Lane, wanted: u64, pages: usize) -> Outcome {
+    let mut data = Vec::new();
+    let mut outcome = None;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while outcome.is_none() {
+        lane.progress(None, &mut |completion| match completion {
+            Completion::Read { token, from, sums, data: piece } if token == wanted => {
+                assert_eq!(from * PAGE_SIZE, data.len(), "pages out of order");
+                for (page, sum) in piece.chunks(PAGE_SIZE).zip(sums) {
+                    assert_eq!(page_sum(page), *sum);
+                }
+                data.extend_from_slice(piece);
+                if data.len() == pages * PAGE_SIZE {
+                    outcome = Some(Outcome::Read(std::mem::take(&mut data)));
+                }
+            }
+            Completion::Written { token, .. } if token == wanted => {
+                outcome = Some(Outcome::Written)
+            }
+            Completion::Failed { token, error, .. } if token == wanted => {
+                outcome = Some(Outcome::Failed(error));
+            }
+            other => panic!("not asked for: {other:?}"),
+        });
+        if outcome.is_none() {
+            assert!(Instant::now() < deadline, "request {wanted} never ended");
+            wait_for_fds(lane);
+        }
+    }
+    assert_eq!(lane.in_flight(), 0);
+    outcome.expect("the loop ends with an outcome")
+}
+
+pub(crate) fn wait_for_fds(lane: &Lane) {
+    let mut fds = Vec::new();
+    lane.fds(&mut fds);
+    let mut fds: Vec<_> = fds
+        .iter()
+        // SAFETY: the lane owns the descriptors and lives on.
+        .map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(*fd) }, PollFlags::IN))
+        .collect();
+    let longest = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
+    assert_ne!(poll(&mut fds, Some(&longest)), Ok(0), "nothing ever became readable");
+}
+
+pub(crate) fn read(lane: &mut Lane, pages: &[PageNo]) -> Outcome {
+    match lane.read(7, pages) {
+        Ok(()) => finish(lane, 7, pages.len()),
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+pub(crate) fn write(lane: &mut Lane, pages: &[PageNo], turn: u64) -> Outcome {
+    let contents: Vec<Page> = pages.iter().map(|page| content(*page, turn)).collect();
+    let sums: Vec<u32> = contents.iter().map(|page| page_sum(page)).collect();
+    let data: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
+    match lane.write(8, pages, &sums, &data) {
+        Ok(()) => finish(lane, 8, pages.len()),
+        Err(error) => Outcome::Failed(error),
+    }
+}
+
+pub(crate) fn assert_reads(lane: &mut Lane, pages: &[PageNo], turn: u64) {
+    let Outcome::Read(data) = read(lane, pages) else { panic!("pages {pages:?} not read") };
+    for (page, data) in pages.iter().zip(data.chunks(PAGE_SIZE)) {
+        assert_eq!(data, content(*page, turn), "page {page}");
+    }
+}
+
+pub(crate) fn assert_zeros(lane: &mut Lane, pages: &[PageNo]) {
+    let Outcome::Read(data) = read(lane, pages) else { panic!("pages {pages:?} not read") };
+    assert!(data.iter().all(|byte| *byte == 0));
+}
+
+pub(crate) fn assert_written(lane: &mut Lane, pages: &[PageNo], turn: u64) {
+    let outcome = write(lane, pages, turn);
+    assert!(matches!(outcome, Outcome::Written), "{outcome:?}");
+}

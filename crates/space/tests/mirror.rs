@@ -1,0 +1,299 @@
+//! Spaces with copies, on real donors over real sockets: donors die, are cut off, drain and come back,
+//! and nobody who reads or writes notices.
+
+mod common;
+
+use common::*;
+use hecaton_memory::{Epoch, PAGE_SIZE};
+use hecaton_space::{Completion, Expected, Redundancy, Space, SpaceConfig, SpaceError};
+use hecaton_transport::fault::{Chaos, Plan};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SEGMENTS: u64 = 6;
+
+fn mirrored(copies: u8) -> SpaceConfig {
+    SpaceConfig { redundancy: Redundancy::Mirror(copies), ..config(SEGMENTS * SEGMENT_PAGES) }
+}
+
+fn some_pages() -> Vec<u64> {
+    (0..SEGMENTS).map(|segment| segment * SEGMENT_PAGES + segment).collect()
+}
+
+/// Does all that the upkeep has to do.
+fn tend_until(space: &Space, what: &str, is_done: impl Fn(&Space) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_done(space) {
+        assert!(Instant::now() < deadline, "never {what}: {:?}", space.status());
+        space.renew();
+        space.tend(Duration::from_secs(1), u64::MAX);
+    }
+}
+
+fn is_whole(space: &Space) -> bool {
+    let status = space.status();
+    (status.segments_degraded, status.segments_untended, status.segments_lost) == (0, 0, 0)
+}
+
+/// Writes as a pager does, which keeps what it writes until it is stored.
+fn write_until_stored(lane: &mut hecaton_space::Lane, pages: &[u64], turn: u64) {
+    loop {
+        match write(lane, pages, turn) {
+            Outcome::Written => return,
+            Outcome::Failed(error) if error.is_transient() => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn each_page_is_with_two_donors_and_all_of_it_comes_back() {
+    let donors = ["a", "b", "c"].map(|name| Lent::start(name, 8));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+        assert_reads(&mut lane, &[page], 1);
+    }
+    let extents: Vec<u64> = space.status().donors.iter().map(|donor| donor.extents).collect();
+    assert_eq!(extents, [4, 4, 4]);
+    assert!(is_whole(&space));
+    space.discard(0, 1).unwrap();
+    assert_zeros(&mut lane, &[0]);
+    space.free_segment(1).unwrap();
+    assert_zeros(&mut lane, &some_pages()[1..2]);
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+#[test]
+fn a_donor_that_dies_is_replaced_and_nothing_waits_for_it() {
+    let mut donors = ["a", "b", "c"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    donors[0].stop();
+    for page in some_pages() {
+        assert_reads(&mut lane, &[page], 1);
+        write_until_stored(&mut lane, &[page], 2);
+        assert_reads(&mut lane, &[page], 2);
+    }
+    assert!(!is_whole(&space));
+    tend_until(&space, "whole again", is_whole);
+    assert!(space.status().bytes_filled > 0);
+    // The next one dies as well: the copies that were made meanwhile are as good.
+    donors[1].stop();
+    for page in some_pages() {
+        assert_reads(&mut lane, &[page], 2);
+        write_until_stored(&mut lane, &[page], 3);
+        assert_reads(&mut lane, &[page], 3);
+    }
+    let _ = space.release();
+    donors[2].assert_all_comes_back();
+}
+
+#[test]
+fn a_silent_donor_holds_up_neither_reads_nor_writes() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let chaos = Chaos::before(donors[1].address(), Plan::default(), 1).unwrap();
+    let known = cluster(&[&donors[0]]);
+    known.set("b", chaos.address());
+    let mut config = mirrored(2);
+    config.patience = Duration::from_secs(60);
+    config.connection.answer = Duration::from_secs(60);
+    let space = Space::create(config, known).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    chaos.set_deaf(true);
+    // Each would wait for a minute if it waited for the silent donor.
+    let began = Instant::now();
+    for page in some_pages() {
+        assert_reads(&mut lane, &[page], 1);
+        write_until_stored(&mut lane, &[page], 2);
+        assert_reads(&mut lane, &[page], 2);
+    }
+    assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
+    // It comes back, and what it missed is not read from it.
+    chaos.set_deaf(false);
+    chaos.cut_all();
+    tend_until(&space, "whole again", is_whole);
+    for page in some_pages() {
+        for _ in 0..20 {
+            assert_reads(&mut lane, &[page], 2);
+        }
+    }
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+#[test]
+fn a_donor_drains_while_its_pages_are_written_and_read() {
+    for copies in [1, 2] {
+        let donors = ["a", "b", "c"].map(|name| Lent::start(name, 32));
+        let redundancy = Redundancy::of_copies(copies).unwrap();
+        let config = SpaceConfig { redundancy, ..mirrored(2) };
+        let space = Space::create(config, cluster(&donors.each_ref())).unwrap();
+        let mut lane = space.lane().unwrap();
+        for page in some_pages() {
+            assert_written(&mut lane, &[page, page + 1], 0);
+        }
+        donors[0].donor.set_draining(true);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let tending = scope.spawn(|| {
+                let is_empty = |space: &Space| {
+                    let status = space.status();
+                    status.donors.iter().all(|donor| donor.name != "a" || donor.extents == 0)
+                        && is_whole(space)
+                };
+                tend_until(&space, "empty", is_empty);
+                done.store(true, std::sync::atomic::Ordering::Release);
+            });
+            let mut turn = 1;
+            while !done.load(std::sync::atomic::Ordering::Acquire) && !tending.is_finished() {
+                for page in some_pages() {
+                    write_until_stored(&mut lane, &[page], turn);
+                    assert_reads(&mut lane, &[page], turn);
+                    assert_reads(&mut lane, &[page + 1], 0);
+                }
+                turn += 1;
+            }
+            tending.join().unwrap();
+            for page in some_pages() {
+                assert_reads(&mut lane, &[page], turn - 1);
+                assert_reads(&mut lane, &[page + 1], 0);
+            }
+        });
+        space.renew();
+        donors[0].assert_all_comes_back();
+        space.release().unwrap();
+        donors.iter().for_each(Lent::assert_all_comes_back);
+    }
+}
+
+#[test]
+fn segments_follow_the_donors_that_are_named() {
+    let donors = ["a", "b", "c"].map(|name| Lent::start(name, 32));
+    let space = Space::create(config(SEGMENTS * SEGMENT_PAGES), cluster(&donors.each_ref()));
+    let space = space.unwrap();
+    (SEGMENTS / 2..SEGMENTS).for_each(|segment| space.assign(segment, 1).unwrap());
+    space.set_zones(vec![vec!["a".into()], vec!["b".into(), "c".into()]]);
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    assert_eq!(space.donors_of_zone(0), BTreeMap::from([("a".into(), 3)]));
+    assert_eq!(space.donors_of_zone(1).values().sum::<u64>(), 3);
+    space.set_zones(vec![vec!["c".into()], vec!["a".into()]]);
+    let moved = |space: &Space| {
+        let only =
+            |zone, name: &str| space.donors_of_zone(zone) == BTreeMap::from([(name.to_owned(), 3)]);
+        only(0, "c") && only(1, "a")
+    };
+    tend_until(&space, "moved", moved);
+    for page in some_pages() {
+        assert_reads(&mut lane, &[page], 1);
+    }
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+#[test]
+fn without_its_last_copy_a_segment_is_lost_by_name_and_no_other() {
+    let mut donors = ["a", "b", "c"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    // Both come back without their memory.
+    for at in [0, 1] {
+        let address = donors[at].stop();
+        let name = donors[at].name.clone();
+        donors[at] = Lent::start_at(&name, 16, address);
+    }
+    space.renew();
+    let mut lost = 0;
+    for page in some_pages() {
+        match read(&mut lane, &[page]) {
+            Outcome::Read(data) => assert_eq!(data, content(page, 1)),
+            Outcome::Failed(SpaceError::Lost { segment, donor, .. }) => {
+                assert_eq!(segment, page / SEGMENT_PAGES);
+                assert!(["a", "b"].contains(&donor.as_str()));
+                lost += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lost, 2, "of six segments with two copies at three donors");
+    assert_eq!(space.status().segments_lost, 2);
+}
+
+/// The generations that a lane's writes were acknowledged with.
+fn write_noted(
+    lane: &mut hecaton_space::Lane,
+    page: u64,
+    turn: u64,
+    expected: &mut BTreeMap<u64, Expected>,
+) {
+    let data = content(page, turn);
+    let sums = [hecaton_memory::page_sum(&data)];
+    let mut noted = None;
+    while noted.is_none() {
+        lane.write(9, &[page], &sums, &[&data[..PAGE_SIZE]]).unwrap();
+        let mut over = false;
+        while !over {
+            lane.progress(Some(Duration::from_secs(1)), &mut |completion| match completion {
+                Completion::Written { generation, .. } => {
+                    noted = Some(generation);
+                    over = true;
+                }
+                Completion::Failed { error, .. } => {
+                    assert!(error.is_transient(), "{error}");
+                    over = true;
+                }
+                Completion::Read { .. } => unreachable!("nothing was read"),
+            });
+        }
+    }
+    let generation = noted.expect("the loop ends with one");
+    expected.insert(page / SEGMENT_PAGES, Expected { pages: 1, generation });
+}
+
+#[test]
+fn a_successor_passes_over_the_copy_that_missed_a_write() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let chaos = Chaos::before(donors[0].address(), Plan::default(), 1).unwrap();
+    let known = Arc::new(Known::default());
+    known.set("a", chaos.address());
+    known.set("b", donors[1].address());
+    let mut expected = BTreeMap::new();
+    let first = Space::create(mirrored(2), known.clone()).unwrap();
+    let mut lane = first.lane().unwrap();
+    for page in some_pages() {
+        write_noted(&mut lane, page, 1, &mut expected);
+    }
+    chaos.set_deaf(true);
+    for page in some_pages() {
+        write_noted(&mut lane, page, 2, &mut expected);
+    }
+    chaos.set_deaf(false);
+    chaos.cut_all();
+    let config = SpaceConfig { epoch: Epoch(2), ..mirrored(2) };
+    let second = Space::adopt(config, known, &expected).unwrap();
+    let mut lane = second.lane().unwrap();
+    for page in some_pages() {
+        for _ in 0..10 {
+            assert_reads(&mut lane, &[page], 2);
+        }
+    }
+    tend_until(&second, "whole again", is_whole);
+    drop(first);
+    second.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}

@@ -3,9 +3,10 @@
 CARGO ?= cargo
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
+SEEDS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-vm test check bench fuzz
+.PHONY: help setup build demo demo-vm test check bench fuzz simulate
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,3 +38,6 @@ bench: ## bench fault, stream and app; BENCH_ARGS=--quick for small sizes
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+simulate: ## spaces and donors under simulated failures, SEEDS runs of it (default 10000); says how a failure is repeated
+	@HECATON_SEEDS=$(SEEDS) $(CARGO) test --release --locked -p hecaton-space --test simulation -- --nocapture

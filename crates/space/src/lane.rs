@@ -245,11 +245,9 @@ impl Lane {
                 }
                 match self.requests.flights.link_for(place, known_at) {
                     Link::Lost => {
-                        let lost = self.space.gone(segment, place);
+                        // The segment is lost only if nobody has joined its group meanwhile.
+                        self.space.map().gone(segment, place);
                         self.requests.give_up(writing, place, Cause::Lost);
-                        if writing.group.members().len() == 1 {
-                            return Err(lost);
-                        }
                         continue;
                     }
                     Link::Stale => self.broke(place.donor, &ConnectionError::Closed, now),

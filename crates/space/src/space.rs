@@ -598,12 +598,6 @@ impl Space {
         SpaceError::Lost { space: self.config.id, segment, donor }
     }
 
-    /// The donor says that it does not hold the extent.
-    pub(crate) fn gone(&self, segment: u64, place: Place) -> SpaceError {
-        self.map().gone(segment, place);
-        self.lost_error(segment, place.donor)
-    }
-
     /// An answer that the request cannot have, or a refusal that nobody can do anything about.
     pub(crate) fn odd(&self, donor: &Donor, outcome: Outcome) -> SpaceError {
         let refusal = match outcome {

@@ -542,9 +542,6 @@ impl Borrower {
                     let segment = self.lanes[lane].writes[0].segment;
                     self.map.gone(segment, place);
                     self.lanes[lane].requests.give_up(writing, place, Cause::Lost);
-                    if writing.group.members().len() == 1 {
-                        return Err(Why::Lost { segment });
-                    }
                     continue;
                 }
             }

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 const LANES: usize = 3;
 const TICK: Duration = Duration::from_millis(20);
-const DEFAULT_SEEDS: u64 = 200;
+const DEFAULT_SEEDS: u64 = 2000;
 
 /// What the workload has under way.
 #[derive(Clone, Debug)]

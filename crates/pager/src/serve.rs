@@ -15,6 +15,7 @@ use crate::helper;
 use crate::shared::Shared;
 use crate::source::Source;
 use crate::stage::Stage;
+use crate::state::SEGMENT_PAGES;
 use crate::state::journal;
 use crate::tables::Key;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
@@ -446,9 +447,9 @@ impl Server {
     fn collect(&mut self, source: Source) {
         let watched = if source == Source::Demand { &mut self.demand } else { &mut self.prefetch };
         let (shared, requests, damaged) = (&self.shared, &mut watched.requests, &mut self.damaged);
-        let mut again = Vec::new();
+        let (mut again, mut distrusted) = (Vec::new(), Vec::new());
         watched.lane.progress(None, &mut |completion| match completion {
-            Completion::Read { token, from, data, .. } => {
+            Completion::Read { token, from, giver, data, .. } => {
                 let Some(fetch) = requests.get(&token) else { return };
                 damaged.clear();
                 let mut core = shared.lock();
@@ -458,6 +459,7 @@ impl Server {
                     core.fail("a page came back with a wrong checksum, twice".into());
                 }
                 for &index in damaged.iter().filter(|_| !fetch.again) {
+                    distrusted.extend(giver.map(|giver| (fetch.pages[index], giver)));
                     again.push(Fetch {
                         tag: fetch.tag,
                         keys: vec![fetch.keys[index]],
@@ -482,6 +484,10 @@ impl Server {
             }
             Completion::Written { .. } => unreachable!("this lane only reads"),
         });
+        for (page, giver) in distrusted {
+            // With another copy the page is read from that.
+            watched.lane.space().distrust(page / SEGMENT_PAGES, giver);
+        }
         if !again.is_empty() {
             self.fetches = again;
             self.send();

@@ -43,8 +43,11 @@ pub enum Completion<'a> {
         token: u64,
         /// Where in the request's list of pages these begin.
         from: usize,
+        /// The donor that has sent them; none for pages that were never written.
+        giver: Option<DonorIndex>,
         /// The sums that the donor keeps for them, one each. Verifying is up to the caller, who has
-        /// the sums that it once computed itself.
+        /// the sums that it once computed itself; a page that does not match is for
+        /// [`Space::distrust`], and is to be read again.
         sums: &'a [PageSum],
         /// Their contents, one after another.
         data: &'a [u8],
@@ -69,7 +72,7 @@ pub enum Completion<'a> {
 
 /// A completion that came while a write waited, kept for the next call of [`Lane::progress`].
 enum Stashed {
-    Read { token: u64, from: usize, sums: Vec<PageSum>, data: Vec<u8> },
+    Read { token: u64, from: usize, giver: Option<DonorIndex>, sums: Vec<PageSum>, data: Vec<u8> },
     Written { token: u64, generation: Generation },
     Failed { token: u64, from: usize, error: SpaceError },
 }
@@ -77,8 +80,8 @@ enum Stashed {
 impl From<Completion<'_>> for Stashed {
     fn from(completion: Completion<'_>) -> Stashed {
         match completion {
-            Completion::Read { token, from, sums, data } => {
-                Stashed::Read { token, from, sums: sums.to_vec(), data: data.to_vec() }
+            Completion::Read { token, from, giver, sums, data } => {
+                Stashed::Read { token, from, giver, sums: sums.to_vec(), data: data.to_vec() }
             }
             Completion::Written { token, generation } => Stashed::Written { token, generation },
             Completion::Failed { token, from, error } => Stashed::Failed { token, from, error },
@@ -429,7 +432,8 @@ impl Lane {
                     if let Some(new) = requests.pages(slot, from, sums.len(), now) {
                         handed_over = true;
                         let (sums, data) = (&sums[new.skip..], &data[new.skip * PAGE_SIZE..]);
-                        sink(Completion::Read { token: new.token, from: new.from, sums, data });
+                        let (token, from, giver) = (new.token, new.from, Some(donor));
+                        sink(Completion::Read { token, from, giver, sums, data });
                     }
                 }
                 Event::Done => {
@@ -597,8 +601,8 @@ impl Lane {
         let any = !self.stash.is_empty();
         for stashed in self.stash.drain(..) {
             match stashed {
-                Stashed::Read { token, from, sums, data } => {
-                    sink(Completion::Read { token, from, sums: &sums, data: &data });
+                Stashed::Read { token, from, giver, sums, data } => {
+                    sink(Completion::Read { token, from, giver, sums: &sums, data: &data });
                 }
                 Stashed::Written { token, generation } => {
                     sink(Completion::Written { token, generation });
@@ -615,7 +619,8 @@ impl Lane {
         let any = !self.zeros.is_empty();
         while let Some(ZeroRead { token, pages }) = self.zeros.pop_front() {
             for from in 0..pages {
-                sink(Completion::Read { token, from, sums: &[self.zero_sum], data: &ZERO_PAGE });
+                let (sums, data) = (&[self.zero_sum], &ZERO_PAGE);
+                sink(Completion::Read { token, from, giver: None, sums, data });
             }
         }
         any

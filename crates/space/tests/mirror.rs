@@ -234,6 +234,36 @@ fn without_its_last_copy_a_segment_is_lost_by_name_and_no_other() {
     assert_eq!(space.status().segments_lost, 2);
 }
 
+#[test]
+fn a_copy_that_is_damaged_is_made_anew_from_the_other() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    let mut giver = None;
+    lane.read(5, &some_pages()[2..3]).unwrap();
+    while giver.is_none() {
+        lane.progress(Some(Duration::from_secs(1)), &mut |completion| match completion {
+            Completion::Read { giver: by, .. } => giver = by,
+            other => panic!("{other:?}"),
+        });
+    }
+    // Whatever came: its reader says that it was wrong.
+    let giver = giver.expect("the loop ends with one");
+    assert!(space.distrust(2, giver));
+    assert!(!space.distrust(2, giver), "it is no member any more");
+    assert_eq!(space.status().segments_degraded, 1);
+    for _ in 0..20 {
+        assert_reads(&mut lane, &some_pages()[2..3], 1);
+    }
+    tend_until(&space, "whole again", is_whole);
+    assert!(space.status().bytes_filled >= SEGMENT_PAGES * PAGE_SIZE as u64);
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
 /// The generations that a lane's writes were acknowledged with.
 fn write_noted(
     lane: &mut hecaton_space::Lane,

@@ -123,7 +123,7 @@ pub(crate) fn finish(lane: &mut Lane, wanted: u64, pages: usize) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(60);
     while outcome.is_none() {
         lane.progress(None, &mut |completion| match completion {
-            Completion::Read { token, from, sums, data: piece } if token == wanted => {
+            Completion::Read { token, from, sums, data: piece, .. } if token == wanted => {
                 assert_eq!(from * PAGE_SIZE, data.len(), "pages out of order");
                 for (page, sum) in piece.chunks(PAGE_SIZE).zip(sums) {
                     assert_eq!(page_sum(page), *sum);

@@ -74,6 +74,7 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
         ">RESTARTS",
     ]);
     let (mut any_donor, mut any_consumer) = (false, false);
+    let mut at_risk = Vec::new();
     for node in &status.nodes {
         let report = &node.report;
         let lends: u64 = report.donors.iter().map(|donor| donor.lend_bytes).sum();
@@ -95,6 +96,7 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
         for consumer in &report.consumers {
             any_consumer = true;
             consumers.row(consumer_row(&report.name, consumer));
+            at_risk.extend(risk(consumer));
         }
     }
     let _ = write!(text, "{nodes}");
@@ -107,7 +109,27 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
             "\n{consumers}\nP50, P90, P99: microseconds from a fault to its page from the pool. PREFETCH: pages\nfetched ahead that were used.\n"
         );
     }
+    for line in at_risk {
+        let _ = writeln!(text, "{line}");
+    }
     text
+}
+
+/// What of a consumer's memory in the pool is not as it is to be.
+fn risk(consumer: &ConsumerReport) -> Option<String> {
+    let pool = &consumer.stats.as_ref()?.pool;
+    let mut parts = Vec::new();
+    if pool.degraded_bytes > 0 {
+        parts.push(format!("{} lacks a copy", size(pool.degraded_bytes)));
+    }
+    if pool.to_move_bytes > 0 {
+        parts.push(format!("{} is to be copied or moved", size(pool.to_move_bytes)));
+    }
+    if pool.lost_bytes > 0 {
+        parts.push(format!("{} is lost", size(pool.lost_bytes)));
+    }
+    let all = size(pool.extents_bytes);
+    (!parts.is_empty()).then(|| format!("{}: of {all}, {}", consumer.name, parts.join(", ")))
 }
 
 fn donor_row(node: &str, donor: &DonorReport) -> [String; 10] {
@@ -251,6 +273,19 @@ mod tests {
                 "0", "1"
             ]
         );
+    }
+
+    #[test]
+    fn what_lacks_a_copy_is_told() {
+        let mut status = status();
+        assert!(!render("http://m", &status).contains("lacks a copy"));
+        let stats = status.nodes[0].report.consumers[0].stats.as_mut().expect("it has some");
+        stats.pool.extents_bytes = 4 << 30;
+        stats.pool.degraded_bytes = 1 << 30;
+        stats.pool.to_move_bytes = 2 << 30;
+        let text = render("http://m", &status);
+        let line = "sort-9: of 4G, 1G lacks a copy, 2G is to be copied or moved";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

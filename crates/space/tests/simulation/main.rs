@@ -263,15 +263,23 @@ impl World {
     /// owner could count on.
     fn note_loss(&mut self, segment: u64) {
         let since = self.oracle.generation_of(segment);
-        let owner = self.borrowers.last().expect("there is always an owner");
-        let is_left = match owner.map.whereabouts(segment) {
-            Whereabouts::Held(group) => group.whole().any(|place| {
+        let is_any_there = |group: Group| {
+            group.whole().any(|place| {
                 let donor = &self.donors[place.donor.0 as usize];
                 donor.boot == place.boot && donor.has_extent(place.extent)
-            }),
+            })
+        };
+        let mut borrowers = self.borrowers.iter().rev();
+        let owner = borrowers.next().expect("there is always an owner");
+        let is_left = match owner.map.whereabouts(segment) {
+            Whereabouts::Held(group) => is_any_there(group),
             // One of its first extents, perhaps the only one that it gets.
             Whereabouts::Nowhere => !owner.map.is_taking(segment),
-            Whereabouts::Lost(_) => self.donors.iter().any(|donor| donor.has(segment, since)),
+            // Not found yet. What its predecessor had given up may go at any moment.
+            Whereabouts::Lost(_) => match borrowers.next().map(|b| b.map.whereabouts(segment)) {
+                Some(Whereabouts::Held(group)) => is_any_there(group),
+                _ => self.donors.iter().any(|donor| donor.has(segment, since)),
+            },
         };
         if !is_left {
             self.oracle.losable(segment);

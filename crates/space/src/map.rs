@@ -329,8 +329,7 @@ impl Map {
             let place = Place { donor, boot, extent: line.extent };
             match self.segments.get(&line.segment) {
                 Some(Segment::Held(held)) if held.group.contains(place) => continue,
-                // Told of by the answer to that.
-                Some(Segment::Taking(_)) => continue,
+                Some(Segment::Taking(taking)) if taking.given.contains(&place) => continue,
                 _ => {}
             }
             match self.found(place, line).filter(|_| is_first) {
@@ -1147,6 +1146,13 @@ mod tests {
         map.listed(a, 200, &[line(1, 3)]);
         assert!(matches!(map.whereabouts(3), Whereabouts::Lost(_)), "its contents are not ours");
         assert_eq!(map.strays_of(a), [3]);
+        // The same for one that is being asked for: an earlier borrower was faster, and has written.
+        assert_eq!(asked(map.begin(6)), Some(a));
+        assert!(hear(&mut map, a, 250, 640));
+        map.listed(a, 250, &[line(9, 6)]);
+        let taken = Place { donor: a, boot: 250, extent: ExtentId(9) };
+        assert_eq!(map.allocated(6, taken), Take::NoRoom);
+        assert_eq!(map.strays_of(a), [6]);
         // The same for one that was asked for before the list came.
         assert_eq!(asked(map.begin(4)), Some(a));
         assert!(hear(&mut map, a, 300, 640));

@@ -28,6 +28,8 @@ pub struct Space {
     taken: Condvar,
     donors: RwLock<Vec<Arc<Donor>>>,
     fenced: AtomicBool,
+    /// Everything was given back, or is being: no extent is asked for any more.
+    released: AtomicBool,
     pub(crate) bytes_filled: AtomicU64,
     began: Instant,
 }
@@ -119,6 +121,7 @@ impl Space {
             taken: Condvar::new(),
             donors: RwLock::default(),
             fenced: AtomicBool::new(false),
+            released: AtomicBool::new(false),
             bytes_filled: AtomicU64::new(0),
             began: Instant::now(),
             config,
@@ -298,9 +301,12 @@ impl Space {
         self.config.lease / 4
     }
 
-    /// Gives everything back to the donors. May be repeated. A donor that cannot be reached is
+    /// Gives everything back to the donors, for good: nothing can be written any more. May be repeated. A donor that cannot be reached is
     /// named in the error after all others were asked; it has its memory back when the lease ends.
     pub fn release(&self) -> Result<(), SpaceError> {
+        // Who holds a donor's link now is done with it before the donor is told below; who comes later
+        // sees this.
+        self.released.store(true, Ordering::SeqCst);
         self.ask_directory(false);
         let released = self.each_donor(|donor| {
             match self.call(donor, None, Request::FreeAll, Persistence::Once)?.outcome {
@@ -457,6 +463,9 @@ impl Space {
         let request = Request::Allocate { segment, member: 0, order, generation };
         // Held until the map knows, so that nobody frees the extent as a stray in between.
         let mut link = donor.link();
+        if self.released.load(Ordering::SeqCst) {
+            return Ok(Err(Declined::Full));
+        }
         match link.call(self, donor, None, request, Persistence::Once) {
             Ok(Answered { outcome: Outcome::Allocated(extent), boot }) => {
                 debug!(segment, donor = donor.name, %extent, "extent taken");
@@ -479,6 +488,9 @@ impl Space {
     /// free the same stray, and the second of them what was taken in between.
     pub(crate) fn free_strays(&self, donor: &Donor) {
         let mut link = donor.link();
+        if self.released.load(Ordering::SeqCst) {
+            return;
+        }
         let strays = self.map().strays_of(donor.index);
         for segment in strays {
             let order = self.config.segment_order;

@@ -418,6 +418,8 @@ impl Borrower {
         dice: &mut Dice,
     ) {
         let step = self.map.next_step(segment, &tried);
+        // A copy too many may have been let go for others that only seem to be there.
+        self.deserted.push(segment);
         self.tending = Some((segment, tried));
         match step {
             Step::Nothing | Step::Wait => self.tending = None,

@@ -202,7 +202,8 @@ impl Requests {
         let place = self.best_of(group, now);
         let place = place.expect("a group that is held has a whole member");
         self.attempt(key, place, now);
-        if group.whole().nth(1).is_some() {
+        // Reads that were answered long ago stay in the queue until they would have been due.
+        if group.whole().nth(1).is_some() && self.hedges.len() < MAX_REQUESTS {
             self.hedges.push_back((key, now + self.latencies.hedge_after(place.donor)));
         }
         place.donor
@@ -377,13 +378,6 @@ impl Requests {
     /// Whether there are ends to report.
     pub fn has_ends(&self) -> bool {
         !self.ends.is_empty()
-    }
-
-    /// Writes of a segment that are under way.
-    pub fn is_writing(&self, segment: u64) -> bool {
-        self.entries
-            .iter()
-            .any(|entry| entry.segment == segment && matches!(entry.doing, Doing::Write { .. }))
     }
 
     fn failed(&mut self, failure: Failure, groups: &mut dyn Groups, now: Duration) {

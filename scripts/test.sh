@@ -3,7 +3,7 @@
 # one line of counts.
 #
 #   test.sh full     everything, the end-to-end suite in release mode included
-#   test.sh quick    what fits in five minutes
+#   test.sh quick    without it: ten minutes of processor time from nothing, few when all is built
 #
 # A stage that is no test runner counts as one test. Of `cargo test` every `test result:` line is
 # added up; a run that fails without a failed test (it does not build, it crashes) counts as one

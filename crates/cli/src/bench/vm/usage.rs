@@ -102,7 +102,7 @@ impl Totals {
         let donors = report.donors.iter().filter_map(|donor| donor.pid);
         Ok(Self {
             at: Instant::now(),
-            pager_s: family(pager).into_iter().map(processor_seconds).sum(),
+            pager_s: processor_seconds(pager),
             donors_s: donors.map(processor_seconds).sum(),
             pages_in: stats.pages_in,
             pages_out: stats.pages_out,
@@ -121,14 +121,6 @@ impl Totals {
             donors_s: self.donors_s - before.donors_s,
         }
     }
-}
-
-/// A process and its children: a pager is a keeper and a worker.
-fn family(pid: u32) -> Vec<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
-    std::iter::once(pid).chain(children).collect()
 }
 
 /// Processor time of a process, of its threads that have ended too; none if it is gone.

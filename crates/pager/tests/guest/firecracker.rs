@@ -152,17 +152,17 @@ fn world_with_image() -> (World, PathBuf) {
 pub(crate) fn a_snapshot_is_restored_from_the_pool() {
     let (world, socket) = world_with_image();
     // While the image is loaded, perhaps.
-    world.kill_worker();
+    world.kill_pager();
     let mut machine = Machine::spawn(&["be-firecracker", socket.to_str().unwrap()]);
     machine.begin("use 6000");
     std::thread::sleep(std::time::Duration::from_millis(200));
-    world.kill_worker();
+    world.kill_pager();
     machine.wait();
     machine.order("inflate 1000 3000");
     machine.order("check");
     machine.order("use 20000");
     let stats = world.stats();
-    world.kill_worker();
+    world.kill_pager();
     machine.order("check");
     assert!(stats.limit_is_advisory, "{stats:?}");
     assert_eq!(stats.guest_ram_bytes, (PAGES * PAGE) as u64);

@@ -1,8 +1,8 @@
 //! A pager and a machine, both processes of their own, and a donor: guest RAM with an eighth of it
 //! local, under threads that check every word they wrote, while the pager is killed.
 //!
-//! The test program is also the pager and the machine, by its first argument. The pager becomes its
-//! own keeper by `clone`, so nothing here runs under libtest, which has threads.
+//! The test program is also the pager and the machine, by its first argument; so nothing here runs
+//! under libtest, which has arguments of its own.
 
 mod firecracker;
 mod machine;
@@ -42,10 +42,10 @@ fn a_killed_pager_loses_nothing() {
     let mut deaths = 0;
     for _ in 0..3 {
         machine.begin("hammer 7000");
-        // Below what the keeper takes for a pager that cannot live.
+        // Fewer than the node takes for a pager that cannot live.
         for _ in 0..5 {
             std::thread::sleep(Duration::from_millis(150 + 37 * deaths % 300));
-            world.kill_worker();
+            world.kill_pager();
             deaths += 1;
         }
         machine.wait();
@@ -98,7 +98,7 @@ fn a_balloon_under_load() {
     let mut machine = Machine::start(&world, PAGES);
     machine.begin("balloon 6000");
     std::thread::sleep(Duration::from_millis(500));
-    world.kill_worker();
+    world.kill_pager();
     machine.wait();
     machine.order("check");
     assert!(world.stats().pages_discarded > 0);
@@ -111,7 +111,7 @@ fn memory_is_plugged_and_unplugged() {
     let mut machine = Machine::start(&world, PAGES / 2);
     machine.order("fill");
     machine.order(&format!("plug {}", PAGES / 2));
-    world.kill_worker();
+    world.kill_pager();
     machine.order("hammer_plugged 4000");
     let stats = world.stats();
     assert_eq!(stats.guest_ram_bytes, (PAGES * machine::PAGE) as u64);
@@ -153,7 +153,7 @@ fn a_machine_leaves_while_it_runs() {
     assert!(world.stats().pool_bytes > world::LOCAL);
     machine.begin("hammer 6000");
     world.control("\"detach\"");
-    world.kill_worker();
+    world.kill_pager();
     world.wait_until("all pages are home", || world.stats().processes == 0);
     machine.wait();
     // What is evicted no more cannot come back wrong; what came back wrong would be found.

@@ -132,7 +132,7 @@ pub(crate) fn boots_and_survives_dead_pagers_and_reboots() {
     let mut qemu = Qemu::start(&world, &library);
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(400));
-        world.kill_worker();
+        world.kill_pager();
     }
     world.wait_until("the guest has swept its memory once", || qemu.passes() > 0);
     qemu.qmp("{\"execute\":\"system_reset\"}").unwrap();

@@ -212,7 +212,7 @@ impl World {
     }
 
     /// Kills the pager, once there is one that serves.
-    pub(crate) fn kill_worker(&self) {
+    pub(crate) fn kill_pager(&self) {
         self.stats();
         let pager = self.pager().expect("it has just answered");
         // SAFETY: signals our child.

@@ -4,7 +4,7 @@ use crate::{
     cluster::{Cluster, PATIENCE},
     guest::{Attachment, Guests, Machine, Spec, report},
     harness::{Outcome, TestResult},
-    process::{Running, family, kill_dead, run},
+    process::{Running, kill_dead, run},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -93,8 +93,7 @@ pub(crate) fn of_firecracker(cluster: &Cluster) -> TestResult {
     let mut client = Firecracker::start(attachment.socket()?, &image)?;
     ensure!(client.is_done()?, "the client hands nothing over");
     client.begin()?;
-    let pager = cluster.pager_of_only_consumer()?;
-    family(pager).into_iter().skip(1).for_each(kill_dead);
+    kill_dead(cluster.pager_of_only_consumer()?);
     ensure!(client.is_done()?, "the client has found wrong data, or was ended");
     client.round()?;
     cluster.eventually("the machine is shown", PATIENCE, |_| {

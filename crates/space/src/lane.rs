@@ -394,9 +394,8 @@ impl Lane {
         }
         handed_over |= heard;
         let mut groups = &*self.space;
-        self.requests.settle(&mut groups, now);
-        if self.copies > 1 {
-            // What has failed at one donor was asked of another.
+        // What has failed at one donor was asked of another: of one that a segment moved to, too.
+        if self.requests.settle(&mut groups, now) {
             self.flush_all(now);
             self.connect_where_needed(now);
         }
@@ -573,10 +572,11 @@ impl Lane {
             for donor in self.requests.flights.silent(now, failover) {
                 self.broke(donor, &ConnectionError::TimedOut("answer", failover), now);
             }
-            let mut groups = &*self.space;
-            self.requests.hedge(&mut groups, now);
-            self.flush_all(now);
         }
+        // A segment of a space with one copy is whole in two places, too, while it moves.
+        let mut groups = &*self.space;
+        self.requests.hedge(&mut groups, now);
+        self.flush_all(now);
         self.connect_where_needed(now);
         if self.requests.flights.needs_clock() {
             self.arm(now + self.pulse);

@@ -317,11 +317,14 @@ impl Requests {
     }
 
     /// What the flights have failed at, and what follows from the clock and from connections that
-    /// broke. To be called after anything was told to [`Requests::flights`].
-    pub fn settle(&mut self, groups: &mut dyn Groups, now: Duration) {
+    /// broke. To be called after anything was told to [`Requests::flights`]. True if others may have been
+    /// asked for what has failed: there may be something to send.
+    pub fn settle(&mut self, groups: &mut dyn Groups, now: Duration) -> bool {
+        let any = self.flights.has_failures();
         while let Some(failure) = self.flights.next_failure() {
             self.failed(failure, groups, now);
         }
+        any
     }
 
     /// A donor's connection has broken, or it has been silent: what others have too is asked of them.

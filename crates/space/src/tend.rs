@@ -39,10 +39,10 @@ impl Space {
             }
         }
         if did {
-            let donors: Vec<_> = (0..self.map().donors().len() as u32)
-                .map(|at| self.donor(DonorIndex(at)))
-                .collect();
-            for donor in donors {
+            // The map is let go before the list of donors is looked at: who enters new donors takes the
+            // two in the other order.
+            let count = self.map().donors().len() as u32;
+            for donor in (0..count).map(|at| self.donor(DonorIndex(at))) {
                 let has_strays = {
                     let map = self.map();
                     map.donor(donor.index).reachable && !map.strays_of(donor.index).is_empty()

@@ -16,6 +16,11 @@ pub(crate) struct PoolArgs {
     /// Uses these donors only
     #[arg(long, value_name = "DONOR,...", value_delimiter = ',')]
     donors: Vec<String>,
+    /// Seconds that a donor may be away: a program that wants a page that only donors have that are
+    /// away for longer is ended, a machine is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    donor_patience: u64,
 }
 
 /// Donors for parts of a machine's RAM.
@@ -52,20 +57,28 @@ impl FromStr for Range {
 impl PoolArgs {
     /// For a program.
     pub(crate) fn check(&self) -> anyhow::Result<Wanted> {
-        checked(Wanted { copies: self.mirror, donors: self.donors.clone(), ranges: Vec::new() })
+        self.checked(Vec::new())
     }
 
     /// For a machine.
     pub(crate) fn check_with(&self, ranges: &RangeArgs) -> anyhow::Result<Wanted> {
-        let ranges = ranges.ranges();
-        checked(Wanted { copies: self.mirror, donors: self.donors.clone(), ranges })
+        self.checked(ranges.ranges())
+    }
+
+    fn checked(&self, ranges: Vec<RamRange>) -> anyhow::Result<Wanted> {
+        checked(Wanted {
+            copies: self.mirror,
+            donors: self.donors.clone(),
+            ranges,
+            donor_patience_s: Some(self.donor_patience),
+        })
     }
 }
 
 impl RangeArgs {
     /// For a machine that runs, with the donors for what is in no range.
     pub(crate) fn check(&self, donors: Vec<String>) -> anyhow::Result<Wanted> {
-        checked(Wanted { copies: None, donors, ranges: self.ranges() })
+        checked(Wanted { donors, ranges: self.ranges(), ..Wanted::default() })
     }
 
     fn ranges(&self) -> Vec<RamRange> {

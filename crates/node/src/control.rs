@@ -179,7 +179,6 @@ fn start_vm(
         name: wish.name,
         local_bytes: wish.local_bytes,
         guest: Some(wish.guest.unwrap_or(Guest::Qemu)),
-        donor_patience_s: None,
         wanted: wish.wanted,
     };
     let answered = start_pager(node, writer, pager, launched);
@@ -306,7 +305,6 @@ mod tests {
             name: name.to_owned(),
             local_bytes: 1 << 24,
             guest: None,
-            donor_patience_s: None,
             wanted: Wanted::default(),
         }
     }

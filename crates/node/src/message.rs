@@ -57,10 +57,7 @@ pub struct StartPager {
     pub name: String,
     /// Most bytes of the consumer's memory that stay on this host.
     pub local_bytes: u64,
-    /// Seconds that a donor may be away before the consumer is ended; a minute if nothing is said.
-    #[serde(default)]
-    pub donor_patience_s: Option<u64>,
-    /// In how many copies the memory is to be kept, and with whom.
+    /// In how many copies the memory is to be kept, with whom, and how long a donor is waited for.
     #[serde(default, skip_serializing_if = "Wanted::is_default")]
     pub wanted: Wanted,
     /// How a virtual machine hands its memory over; none for a program.
@@ -76,7 +73,7 @@ pub struct StartVm {
     pub name: String,
     /// Most bytes of its memory that stay on this host.
     pub local_bytes: u64,
-    /// In how many copies its memory is to be kept, and with whom.
+    /// In how many copies its memory is to be kept, with whom, and how long a donor is waited for.
     #[serde(default, skip_serializing_if = "Wanted::is_default")]
     pub wanted: Wanted,
     /// Where its QMP monitor listens, or will; without one it is not stopped when pages are lost,
@@ -101,6 +98,10 @@ pub struct Wanted {
     /// Donors for parts of a machine's RAM.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<RamRange>,
+    /// Seconds that a donor may be away before a program that wants a page of it is ended, or a
+    /// machine stopped; a minute if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub donor_patience_s: Option<u64>,
 }
 
 impl Wanted {
@@ -198,12 +199,12 @@ mod tests {
             name: "sort-417".into(),
             local_bytes: 1,
             guest: None,
-            donor_patience_s: Some(60),
-            wanted: Wanted::default(),
+            wanted: Wanted { donor_patience_s: Some(60), ..Wanted::default() },
         };
         assert_eq!(
             line(&Request::StartPager(wish)),
-            json!({"start_pager": {"name": "sort-417", "local_bytes": 1, "donor_patience_s": 60}})
+            json!({"start_pager": {"name": "sort-417", "local_bytes": 1,
+                "wanted": {"donor_patience_s": 60}}})
         );
         let stats = PagerStats { consumer: "a".into(), stats: Stats::default() };
         assert_eq!(line(&Request::PagerStats(Box::new(stats)))["pager_stats"]["faults"], 0);

@@ -309,7 +309,10 @@ impl Pagers {
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
             guest: wish.guest.clone(),
-            donor_patience: wish.donor_patience_s.map_or(DONOR_PATIENCE, Duration::from_secs),
+            donor_patience: wish
+                .wanted
+                .donor_patience_s
+                .map_or(DONOR_PATIENCE, Duration::from_secs),
         };
         let report = ConsumerReport {
             name: wish.name.clone(),

@@ -295,17 +295,25 @@ impl Follower {
         }
     }
 
-    /// Stops the machine, once for each reason.
+    /// Stops the machine, once for each reason. One whose monitor does not answer is stuck, and to be
+    /// stopped as soon as it does: this is called again while the reason lasts.
     fn halt(&mut self, reason: String) {
         if self.stopped_for.contains(&reason) {
             return;
         }
-        tracing::error!(vm = self.name, reason, "stopping the virtual machine");
-        self.stopped_for.push(reason.clone());
+        let is_new = self.report(|report| report.reason.as_ref() != Some(&reason)) == Some(true);
+        if is_new {
+            tracing::error!(vm = self.name, reason, "stopping the virtual machine");
+        }
         let state = match self.monitor.as_mut().map(|monitor| monitor.stop(PATIENCE)) {
-            Some(Ok(())) => VmState::Stopped,
+            Some(Ok(())) => {
+                self.stopped_for.push(reason.clone());
+                VmState::Stopped
+            }
             Some(Err(error)) => {
-                tracing::error!(vm = self.name, %error, "the virtual machine is not stopped");
+                if is_new {
+                    tracing::error!(vm = self.name, %error, "the virtual machine is not stopped");
+                }
                 self.monitor = None;
                 VmState::Stuck
             }

@@ -47,11 +47,6 @@ pub(crate) struct Args {
     /// program [default: half of what is available]
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
-    /// Seconds that a donor may be away; a program that wants a page of one that is away for longer
-    /// is ended
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
-          value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    donor_patience: u64,
     #[command(flatten)]
     pool: PoolArgs,
     #[command(flatten)]
@@ -68,13 +63,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
     access::check()?;
     let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
-    let pager = session.client.start_pager(StartPager {
-        name,
-        local_bytes,
-        guest: None,
-        donor_patience_s: Some(args.donor_patience),
-        wanted,
-    })?;
+    let pager =
+        session.client.start_pager(StartPager { name, local_bytes, guest: None, wanted })?;
     let mut command = Command::new(&program.path);
     command
         .arg0(&args.command[0])

@@ -29,7 +29,6 @@ fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> 
         name: name.to_owned(),
         local_bytes: 1 << 24,
         guest: None,
-        donor_patience_s: None,
         wanted: Wanted::default(),
     };
     pagers.start(&wish, on_end).map(|_| end)

@@ -53,8 +53,9 @@ struct Daemon {
     lend: Option<Size>,
     #[command(flatten)]
     memory: MemoryArgs,
-    /// Where the node stands (rack, zone), as `hecaton status` shows it
-    #[arg(long)]
+    /// Where the node stands, from the outside in: copies go to hosts that differ in the first name,
+    /// and near donors are taken before far ones
+    #[arg(long, value_name = "RACK/CHASSIS", value_parser = location)]
     location: Option<String>,
     /// Where the node's donor serves pages; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", requires = "lend")]
@@ -76,6 +77,17 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
         (Some(Action::Drain(args)), _) => drain::run(&args),
         (None, Some(name)) => run_daemon(args.daemon, name, log_json),
         (None, None) => usage!("the node needs a --name"),
+    }
+}
+
+/// A path of names.
+fn location(text: &str) -> Result<String, &'static str> {
+    let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
+    let names = text.split('/');
+    if names.clone().count() <= 8 && names.clone().all(is_name) {
+        Ok(text.to_owned())
+    } else {
+        Err("a location is up to 8 names with a slash between any two, as in rack1/chassis2")
     }
 }
 

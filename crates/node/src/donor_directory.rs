@@ -4,25 +4,32 @@
 //! of one node works from its first second, and goes on when the manager does not answer.
 
 use crate::report::DonorAddress;
+use hecaton_pager::Site;
 use std::sync::Mutex;
 
 /// The donors known at this moment.
 #[derive(Debug)]
 pub struct DonorDirectory {
+    site: Site,
     own: Vec<DonorAddress>,
     all: Mutex<Vec<DonorAddress>>,
 }
 
 impl DonorDirectory {
-    /// Knows the node's own donors.
-    pub fn new(own: Vec<DonorAddress>) -> DonorDirectory {
-        DonorDirectory { all: Mutex::new(own.clone()), own }
+    /// Knows where the node is, and its own donors.
+    pub fn new(site: Site, own: Vec<DonorAddress>) -> DonorDirectory {
+        DonorDirectory { site, all: Mutex::new(own.clone()), own }
     }
 
     /// Takes what the manager knows.
     pub fn update(&self, cluster: Vec<DonorAddress>) {
         let all = merge(&self.own, cluster);
         *self.all.lock().expect("no thread panics with the directory") = all;
+    }
+
+    /// Where the node is: others are near or far from here.
+    pub fn site(&self) -> &Site {
+        &self.site
     }
 
     /// All donors, the node's own first.
@@ -48,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_nodes_own_word_on_its_donors_counts() {
-        let directory = DonorDirectory::new(vec![donor("a-1", "a", 1)]);
+        let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
         assert_eq!(directory.all(), [donor("a-1", "a", 1)]);
         directory.update(vec![donor("b-1", "b", 2), donor("a-1", "a", 9)]);
         assert_eq!(directory.all(), [donor("a-1", "a", 1), donor("b-1", "b", 2)]);

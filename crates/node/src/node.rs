@@ -11,6 +11,7 @@ use crate::pagers::Pagers;
 use crate::report::{DonorAddress, Host, NameError, NodeReport, check_name};
 use crate::vms::Vms;
 use hecaton_memory::random_u64;
+use hecaton_pager::Site;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -142,7 +143,8 @@ impl Node {
                 address: report.address?,
             })
         });
-        let directory = Arc::new(DonorDirectory::new(own.collect()));
+        let site = Site { host: config.name.clone(), location: config.location.clone() };
+        let directory = Arc::new(DonorDirectory::new(site, own.collect()));
         let paths = config.dir.paths().clone();
         let pagers =
             Pagers::new(config.command, paths.clone(), Arc::clone(&directory), config.copies);

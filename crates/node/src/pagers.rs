@@ -304,6 +304,7 @@ impl Pagers {
             space: space.0,
             local_bytes: wish.local_bytes,
             socket: self.0.paths.pager_socket(table.started),
+            site: self.0.donors.site().clone(),
             donors: Vec::new(),
             placement: wish.wanted.clone().or(self.0.copies),
             node: Some(self.0.paths.control_socket()),

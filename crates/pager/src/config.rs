@@ -10,6 +10,7 @@
 //!   donors are asked for there.
 
 use crate::placement::Placement;
+use hecaton_policy::site::Site;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,6 +28,9 @@ pub struct PagerConfig {
     pub local_bytes: u64,
     /// Where `libhecaton.so` attaches. The pager's control socket is this path with `.ctl` added.
     pub socket: PathBuf,
+    /// Where the consumer runs.
+    #[serde(default)]
+    pub site: Site,
     /// Donors known at the start.
     pub donors: Vec<Donor>,
     /// In how many copies the memory is kept, and with whom.
@@ -67,6 +71,9 @@ pub struct Donor {
     /// The node that it is a part of: what fails together.
     #[serde(default)]
     pub node: String,
+    /// Where that node stands, if that is known.
+    #[serde(default)]
+    pub location: Option<String>,
     /// Where it serves the page protocol.
     pub address: SocketAddr,
 }

@@ -56,6 +56,7 @@ mod write_out;
 pub use config::{
     Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart,
 };
+pub use hecaton_policy::site::Site;
 pub use placement::{Placement, PoolUse, RamRange};
 pub use stats::{Latency, Stats};
 pub use worker::PANICKED;

@@ -5,6 +5,7 @@
 
 use crate::config::{Donor, PagerConfig};
 use crate::stats::Stats;
+use hecaton_policy::site::Site;
 use hecaton_space::{Directory, DonorAddress};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -94,7 +95,7 @@ impl Directory for NodeDirectory {
         }
         let address = |donor: &Donor| DonorAddress {
             name: donor.name.clone(),
-            host: donor.node.clone(),
+            site: Site { host: donor.node.clone(), location: donor.location.clone() },
             addr: donor.address,
         };
         known.iter().map(address).collect()

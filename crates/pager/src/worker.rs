@@ -54,6 +54,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     );
     space_config.segment_order = crate::state::SEGMENT_ORDER;
     space_config.redundancy = Redundancy::of_copies(config.placement.copies)?;
+    space_config.site = config.site.clone();
     space_config.lease = config.lease;
     space_config.give_up = config.donor_patience;
     space_config.patience = space_config.patience.min(config.donor_patience);

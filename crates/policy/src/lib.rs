@@ -7,3 +7,4 @@ pub mod evict;
 pub mod placement;
 pub mod prefetch;
 pub mod replay;
+pub mod site;

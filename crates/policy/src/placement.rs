@@ -1,7 +1,7 @@
 //! Which donor gets the next extent of a space.
 //!
-//! Four wishes, in this order. *Apart*: copies of a segment on different hosts, or one failure takes
-//! them all. *Room*: the donor with the most free memory is the least likely to
+//! Four wishes, in this order. *Apart*: copies of a segment in different racks, or at least on
+//! different hosts, or one failure takes them all. *Room*: the donor with the most free memory is the least likely to
 //! want it back soon, so only donors with nearly as much as the best are looked at. *Nearness*:
 //! among those, the nearest. *Spread*: among the equally near, the one that holds the fewest
 //! extents of this space, which is round robin for a space that grows, and lets a sweep over it
@@ -11,6 +11,8 @@
 //! again (decision 6 of the design), which costs more than the difference in latency. The
 //! power-of-two-choices alternative was rejected: the borrower knows all its donors anyway, and a
 //! deterministic choice can be replayed.
+
+use crate::site::Apart;
 
 /// What is known of a donor when an extent is to be placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,10 +24,10 @@ pub struct Candidate {
     pub in_service: bool,
     /// Extents of this space that the donor already holds.
     pub extents_held_by_this_space: u64,
-    /// Distance class, smaller is nearer: 0 for the same host or switch.
-    pub nearness: u32,
-    /// Whether it is on another host than the group's other members.
-    pub is_apart: bool,
+    /// How far it is, 0 for the borrower's own host.
+    pub distance: u32,
+    /// How far it is from the closest of the group's other members, as to failures.
+    pub apart: Apart,
 }
 
 /// A donor whose free memory is at least this share (in eighths) of the best donor's counts as
@@ -36,8 +38,8 @@ const NEAR_EQUAL_EIGHTHS: u64 = 6;
 /// nobody has the room. The same input gives the same answer.
 pub fn choose(candidates: &[Candidate], need_pages: u64) -> Option<usize> {
     let has_room = |c: &Candidate| c.in_service && c.free_pages >= need_pages;
-    let is_any_apart = candidates.iter().any(|c| has_room(c) && c.is_apart);
-    let fits = |c: &Candidate| has_room(c) && (c.is_apart || !is_any_apart);
+    let apart = candidates.iter().filter(|c| has_room(c)).map(|c| c.apart).max()?;
+    let fits = |c: &Candidate| has_room(c) && c.apart == apart;
     let most_free = candidates.iter().filter(|c| fits(c)).map(|c| c.free_pages).max()?;
     // Divided before it is multiplied: a donor's word is not trusted to stay clear of overflow.
     let enough = most_free / 8 * NEAR_EQUAL_EIGHTHS;
@@ -46,7 +48,7 @@ pub fn choose(candidates: &[Candidate], need_pages: u64) -> Option<usize> {
         .enumerate()
         .filter(|(_, c)| fits(c) && c.free_pages >= enough)
         .min_by_key(|(index, c)| {
-            (c.nearness, c.extents_held_by_this_space, u64::MAX - c.free_pages, *index)
+            (c.distance, c.extents_held_by_this_space, u64::MAX - c.free_pages, *index)
         })
         .map(|(index, _)| index)
 }
@@ -61,8 +63,8 @@ mod tests {
             free_pages,
             in_service: true,
             extents_held_by_this_space: 0,
-            nearness: 1,
-            is_apart: true,
+            distance: 1,
+            apart: Apart::Racks,
         }
     }
 
@@ -75,16 +77,18 @@ mod tests {
 
     #[test]
     fn copies_are_kept_apart_where_that_is_possible() {
-        let beside = Candidate { is_apart: false, nearness: 0, ..donor(9000) };
-        assert_eq!(choose(&[beside, donor(20)], 10), Some(1));
-        assert_eq!(choose(&[beside, donor(5)], 10), Some(0), "better than no copy at all");
+        let on_the_host = Candidate { apart: Apart::Not, distance: 0, ..donor(9000) };
+        let in_the_rack = Candidate { apart: Apart::Hosts, distance: 0, ..donor(800) };
+        assert_eq!(choose(&[on_the_host, in_the_rack, donor(20)], 10), Some(2));
+        assert_eq!(choose(&[on_the_host, in_the_rack, donor(5)], 10), Some(1));
+        assert_eq!(choose(&[on_the_host, donor(5)], 10), Some(0), "better than no copy at all");
     }
 
     #[test]
     fn room_beats_nearness_and_nearness_beats_spread() {
-        let near = Candidate { nearness: 0, ..donor(1000) };
+        let near = Candidate { distance: 0, ..donor(1000) };
         assert_eq!(choose(&[near, donor(4000)], 10), Some(1));
-        let near = Candidate { nearness: 0, extents_held_by_this_space: 7, ..donor(3900) };
+        let near = Candidate { distance: 0, extents_held_by_this_space: 7, ..donor(3900) };
         assert_eq!(choose(&[donor(4000), near], 10), Some(1));
     }
 
@@ -117,10 +121,10 @@ mod tests {
             free_pages in prop_oneof![0u64..1000, Just(u64::MAX)],
             in_service in any::<bool>(),
             extents_held_by_this_space in 0u64..5,
-            nearness in 0u32..3,
-            is_apart in any::<bool>(),
+            distance in 0u32..3,
+            apart in prop::sample::select(&[Apart::Not, Apart::Hosts, Apart::Racks][..]),
         ) -> Candidate {
-            Candidate { free_pages, in_service, extents_held_by_this_space, nearness, is_apart }
+            Candidate { free_pages, in_service, extents_held_by_this_space, distance, apart }
         }
     }
 
@@ -134,9 +138,9 @@ mod tests {
             match choose(&candidates, need) {
                 Some(at) => {
                     prop_assert!(fits(&candidates[at]));
-                    let is_apart = candidates[at].is_apart;
-                    prop_assert!(is_apart || !candidates.iter().any(|c| fits(c) && c.is_apart));
-                    let alike = candidates.iter().filter(|c| fits(c) && c.is_apart == is_apart);
+                    let apart = candidates[at].apart;
+                    prop_assert!(!candidates.iter().any(|c| fits(c) && c.apart > apart));
+                    let alike = candidates.iter().filter(|c| fits(c) && c.apart == apart);
                     let most = alike.map(|c| c.free_pages).max();
                     prop_assert!(candidates[at].free_pages >= most.unwrap() / 2);
                 }

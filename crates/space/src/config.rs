@@ -4,6 +4,7 @@ use crate::SpaceError;
 use crate::group::MAX_COPIES;
 use crate::map::Shape;
 use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId};
+use hecaton_policy::site::Site;
 use hecaton_transport::client::Options;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -54,6 +55,8 @@ pub struct SpaceConfig {
     pub segment_order: u8,
     /// How groups survive the loss of a donor.
     pub redundancy: Redundancy,
+    /// Where the borrower is: nearer donors are taken first.
+    pub site: Site,
     /// How long donors keep the space's extents without hearing from it.
     pub lease: Duration,
     /// How long a request is tried again on a donor that does not answer before it fails.
@@ -86,6 +89,7 @@ impl SpaceConfig {
             pages,
             segment_order: Self::SEGMENT_ORDER,
             redundancy: Redundancy::None,
+            site: Site::default(),
             lease: Duration::from_secs(30),
             patience: Duration::from_secs(10),
             failover: Duration::from_millis(150),
@@ -137,8 +141,8 @@ impl SpaceConfig {
 pub struct DonorAddress {
     /// The donor's name, by which it is known again when its address changes.
     pub name: String,
-    /// The host that it is on: what fails together.
-    pub host: String,
+    /// Where it is.
+    pub site: Site,
     /// Where it takes page connections.
     pub addr: SocketAddr,
 }

@@ -33,6 +33,7 @@ pub mod upkeep;
 
 pub use config::{Directory, DonorAddress, Redundancy, SpaceConfig};
 pub use error::SpaceError;
+pub use hecaton_policy::site::Site;
 pub use lane::{Completion, Lane};
 pub use map::Expected;
 pub use space::Space;

@@ -16,6 +16,7 @@ use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
 use crate::lookup::Whereabouts;
 use hecaton_memory::{Epoch, Generation};
 use hecaton_policy::placement::{self, Candidate};
+use hecaton_policy::site::{Apart, Site};
 use hecaton_transport::protocol::{HeldExtent, Load};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -92,8 +93,8 @@ pub(crate) struct Holding {
 pub struct Donor {
     /// Its name.
     pub name: String,
-    /// The host that it is on. Copies are kept on different ones where that is possible.
-    pub host: String,
+    /// Where it is. Copies are kept apart where that is possible.
+    pub site: Site,
     /// Which life of it was heard last.
     pub boot: Option<u64>,
     /// What it said last of its room and its load.
@@ -123,6 +124,8 @@ pub struct Shape {
 /// The map of one space.
 pub struct Map {
     shape: Shape,
+    /// Where the borrower is.
+    site: Site,
     /// Only those that are not nowhere: a space may be far larger than what is ever written in it.
     segments: BTreeMap<u64, Segment>,
     donors: Vec<Donor>,
@@ -153,6 +156,7 @@ impl Map {
     pub fn new(shape: Shape) -> Map {
         Map {
             shape,
+            site: Site::default(),
             segments: BTreeMap::new(),
             donors: Vec::new(),
             by_name: BTreeMap::new(),
@@ -177,17 +181,23 @@ impl Map {
         map
     }
 
+    /// The same map, of a borrower that is there.
+    #[must_use]
+    pub fn at(self, site: Site) -> Map {
+        Map { site, ..self }
+    }
+
     /// The donor of that name, entered if it is new. `unlisted` says of a new one that it may hold
     /// extents of the space, which [`Map::listed`] will tell.
-    pub fn donor_named(&mut self, name: &str, host: &str, unlisted: bool) -> DonorIndex {
+    pub fn donor_named(&mut self, name: &str, site: &Site, unlisted: bool) -> DonorIndex {
         if let Some(index) = self.by_name.get(name) {
-            self.donors[index.0 as usize].host = host.to_owned();
+            self.donors[index.0 as usize].site = site.clone();
             return *index;
         }
         let index = DonorIndex(self.donors.len() as u32);
         self.donors.push(Donor {
             name: name.to_owned(),
-            host: host.to_owned(),
+            site: site.clone(),
             boot: None,
             load: Load::default(),
             heard_at: Duration::ZERO,
@@ -539,8 +549,12 @@ impl Map {
                         && !self.strays.contains(&(index, segment))
                         && self.may_hold(segment, index),
                     extents_held_by_this_space: donor.extents,
-                    nearness: 0,
-                    is_apart: members.iter().all(|other| self.donor(*other).host != donor.host),
+                    distance: self.site.distance(&donor.site),
+                    apart: members
+                        .iter()
+                        .map(|&other| donor.site.apart(&self.donor(other).site))
+                        .min()
+                        .unwrap_or(Apart::Racks),
                 }
             })
             .collect();
@@ -769,7 +783,11 @@ mod tests {
     fn map_with(copies: u8, free_pages: &[u64]) -> Map {
         let mut map = Map::new(shape(copies));
         for (number, free_pages) in free_pages.iter().enumerate() {
-            let donor = map.donor_named(&format!("d{number}"), &format!("h{number}"), false);
+            let donor = map.donor_named(
+                &format!("d{number}"),
+                &Site::unplaced(&format!("h{number}")),
+                false,
+            );
             assert!(hear(&mut map, donor, 100 + number as u64, *free_pages));
         }
         map
@@ -806,7 +824,8 @@ mod tests {
     fn adopting(copies: u8, segments: &[u64], donors: &[&str]) -> (Map, Vec<DonorIndex>) {
         let expected = segments.iter().map(|segment| (*segment, SOME)).collect();
         let mut map = Map::adopting(shape(copies), &expected);
-        let donors = donors.iter().map(|name| map.donor_named(name, name, true)).collect();
+        let donors =
+            donors.iter().map(|name| map.donor_named(name, &Site::unplaced(name), true)).collect();
         (map, donors)
     }
 
@@ -869,13 +888,13 @@ mod tests {
     fn copies_are_at_different_donors_and_on_different_hosts() {
         let mut map = Map::new(shape(2));
         for (name, host, free) in [("a1", "a", 999), ("a2", "a", 999), ("b1", "b", 640)] {
-            let donor = map.donor_named(name, host, false);
+            let donor = map.donor_named(name, &Site::unplaced(host), false);
             assert!(hear(&mut map, donor, 100 + u64::from(donor.0), free));
         }
         for segment in 0..4 {
             let hosts: BTreeSet<_> = take(&mut map, segment, segment + 1)
                 .iter()
-                .map(|place| map.donor(place.donor).host.clone())
+                .map(|place| map.donor(place.donor).site.host.clone())
                 .collect();
             assert_eq!(hosts.len(), 2);
         }
@@ -886,12 +905,31 @@ mod tests {
     }
 
     #[test]
+    fn near_donors_come_first_and_copies_go_to_other_racks() {
+        let at = |host: &str, location: &str| Site {
+            host: host.to_owned(),
+            location: Some(location.to_owned()),
+        };
+        let mut map = Map::new(shape(2)).at(at("here", "r1/c1"));
+        let donors = [("far", "r2/c1"), ("near", "r1/c1"), ("mid", "r1/c2")];
+        for (name, location) in donors {
+            let donor = map.donor_named(name, &at(name, location), false);
+            assert!(hear(&mut map, donor, 100 + u64::from(donor.0), 640));
+        }
+        for segment in 0..4 {
+            let places = take(&mut map, segment, segment + 1);
+            let names: Vec<_> = places.iter().map(|p| map.donor(p.donor).name.as_str()).collect();
+            assert_eq!(names, ["near", "far"]);
+        }
+    }
+
+    #[test]
     fn with_too_few_donors_there_are_fewer_copies_until_there_are_more() {
         let mut map = map_with(2, &[64]);
         assert_eq!(take(&mut map, 0, 1), [place(0, 1)]);
         assert_eq!(map.counts(), SegmentCounts { held: 1, degraded: 1, lost: 0 });
         assert_eq!(map.next_step(0, &[]), Step::Wait);
-        let late = map.donor_named("late", "h9", false);
+        let late = map.donor_named("late", &Site::unplaced("h9"), false);
         assert!(hear(&mut map, late, 101, 64));
         assert_eq!(map.segments_to_tend(9), [0]);
         assert_eq!(map.next_step(0, &[]), Step::Join(late));
@@ -1028,7 +1066,7 @@ mod tests {
     fn a_member_that_was_being_filled_saves_nothing() {
         let mut map = map_with(2, &[64]);
         let only = take(&mut map, 0, 1)[0];
-        let late = map.donor_named("late", "h9", false);
+        let late = map.donor_named("late", &Site::unplaced("h9"), false);
         assert!(hear(&mut map, late, 101, 64));
         assert!(map.join(0, place(1, 5)));
         map.gone(0, only);
@@ -1109,7 +1147,7 @@ mod tests {
         let filling = HeldExtent { generation: Generation::FILLING, written: 9, ..line(7, 2) };
         for bad in [old, short, filling] {
             let mut map = Map::adopting(shape(2), &BTreeMap::from([(2, expected)]));
-            let [a, b] = ["a", "b"].map(|name| map.donor_named(name, name, true));
+            let [a, b] = ["a", "b"].map(|name| map.donor_named(name, &Site::unplaced(name), true));
             map.listed(a, 100, &[bad]);
             assert_eq!(map.whereabouts(2), Whereabouts::Lost(b), "{bad:?}");
             assert_eq!(map.strays_of(a), [2]);

@@ -43,7 +43,7 @@ impl Space {
         config: SpaceConfig,
         directory: Arc<dyn Directory>,
     ) -> Result<Arc<Space>, SpaceError> {
-        let map = Map::new(config.shape());
+        let map = Map::new(config.shape()).at(config.site.clone());
         let space = Space::begin(config, directory, map, false)?;
         // Who does not answer at once will when there is no room elsewhere.
         let greeted =
@@ -76,7 +76,7 @@ impl Space {
         directory: Arc<dyn Directory>,
         expected: &BTreeMap<u64, Expected>,
     ) -> Result<Arc<Space>, SpaceError> {
-        let map = Map::adopting(config.shape(), expected);
+        let map = Map::adopting(config.shape(), expected).at(config.site.clone());
         let space = Space::begin(config, directory, map, true)?;
         // With copies, what is expected is often found before the last donor has answered, and one
         // that is dead is not waited for. (The threads end with the space's patience.)
@@ -327,7 +327,8 @@ impl Space {
             let known = map.donor(donor.index);
             DonorStatus {
                 name: donor.name.clone(),
-                host: known.host.clone(),
+                host: known.site.host.clone(),
+                location: known.site.location.clone(),
                 addr: donor.address(),
                 reachable: known.reachable,
                 extents: known.extents,
@@ -539,7 +540,7 @@ impl Space {
         let mut donors = self.donors.write().unwrap_or_else(PoisonError::into_inner);
         let mut map = self.map();
         for address in addresses {
-            let index = map.donor_named(&address.name, &address.host, unlisted);
+            let index = map.donor_named(&address.name, &address.site, unlisted);
             match donors.get(index.0 as usize) {
                 Some(donor) => donor.set_address(address.addr),
                 None => donors.push(Arc::new(Donor::new(index, &address.name, address.addr))),

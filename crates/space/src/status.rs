@@ -44,6 +44,8 @@ pub struct DonorStatus {
     pub addr: SocketAddr,
     /// The host that it is on.
     pub host: String,
+    /// Where that stands, if that is known.
+    pub location: Option<String>,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
     /// Whether it wants its memory back.

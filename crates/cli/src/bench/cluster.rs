@@ -5,7 +5,7 @@ use crate::{dev::Ready, lending::MIN_LEND_BYTES};
 use anyhow::Context as _;
 use hecaton_manager::ClusterStatus;
 use hecaton_node::{NodePaths, client::NodeClient};
-use hecaton_space::DonorAddress;
+use hecaton_space::{DonorAddress, Site};
 use std::{
     env,
     ffi::OsStr,
@@ -109,7 +109,7 @@ impl Cluster {
         let donors = nodes.iter().flat_map(|node| node.report.donor_addresses());
         let known = |donor: hecaton_node::report::DonorAddress| DonorAddress {
             name: donor.name,
-            host: donor.node,
+            site: Site { host: donor.node, location: donor.location },
             addr: donor.address,
         };
         Ok(donors.map(known).collect())

@@ -191,6 +191,7 @@ impl Pagers {
         let known = |donor: DonorAddress| Donor {
             name: donor.name,
             node: donor.node,
+            location: donor.location,
             address: donor.address,
         };
         donors.map(known).collect()

@@ -4,7 +4,7 @@ use super::*;
 use crate::channel;
 use crate::child::adopt_orphans;
 use crate::message::Wanted;
-use hecaton_pager::PagerEvent;
+use hecaton_pager::{PagerEvent, Site};
 use rustix::process::{Pid, kill_process};
 use std::os::fd::AsFd;
 use std::sync::mpsc::Receiver;
@@ -16,7 +16,12 @@ fn pagers(script: &str) -> Pagers {
     adopt_orphans().expect("adopted");
     let command =
         ChildCommand { program: "/bin/sh".into(), args: vec!["-c".into(), script.into()] };
-    Pagers::new(command, NodePaths::new("/nowhere"), Arc::new(DonorDirectory::new(vec![])), 1)
+    Pagers::new(
+        command,
+        NodePaths::new("/nowhere"),
+        Arc::new(DonorDirectory::new(Site::unplaced("a"), vec![])),
+        1,
+    )
 }
 
 /// A pager that ends in peace at the end of its input.

@@ -129,9 +129,11 @@ impl World {
             space: 7,
             local_bytes: LOCAL,
             socket: socket.clone(),
+            site: hecaton_pager::Site::default(),
             donors: vec![hecaton_pager::Donor {
                 name: "d1".into(),
                 node: "n1".into(),
+                location: None,
                 address: serving.address(),
             }],
             placement: hecaton_pager::Placement::default(),

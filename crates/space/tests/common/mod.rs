@@ -4,7 +4,7 @@
 
 use hecaton_donor::{Donor, DonorConfig, Serving};
 use hecaton_memory::{Epoch, PAGE_SIZE, PageNo, Size, SpaceId, page_sum};
-use hecaton_space::{Completion, Directory, DonorAddress, Lane, SpaceConfig, SpaceError};
+use hecaton_space::{Completion, Directory, DonorAddress, Lane, Site, SpaceConfig, SpaceError};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -31,7 +31,7 @@ impl Directory for Known {
         let known = self.0.lock().unwrap();
         let address = |(name, addr): (&String, &SocketAddr)| DonorAddress {
             name: name.clone(),
-            host: name.clone(),
+            site: Site::unplaced(name),
             addr: *addr,
         };
         known.iter().map(address).collect()

@@ -4,6 +4,7 @@
 use crate::dice::Dice;
 use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Value, sum_of};
 use hecaton_memory::{Epoch, ExtentId, Generation};
+use hecaton_space::Site;
 use hecaton_space::flights::{Cause, Limits, Link, Slot};
 use hecaton_space::group::{DonorIndex, Group, Place};
 use hecaton_space::lookup::Whereabouts;
@@ -208,7 +209,7 @@ impl Borrower {
         };
         for donor in 0..donors {
             let name = format!("donor-{donor}");
-            map.donor_named(&name, &name, adopted);
+            map.donor_named(&name, &Site::unplaced(&name), adopted);
         }
         let limits = Limits { patience: PATIENCE, stall: STALL };
         let mut link = |_| DonorLink {

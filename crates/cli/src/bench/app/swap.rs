@@ -52,7 +52,8 @@ impl Swap {
         let others = fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
         if let Some(other) = others.lines().nth(1).and_then(|line| line.split_whitespace().next()) {
             bail!(
-                "the machine already swaps to {other}, so it would not be clear what is measured"
+                "the machine already swaps to {other}, so it would not be clear what is measured; \
+                 `swapoff {other}` takes that out of use"
             );
         }
         match kind {

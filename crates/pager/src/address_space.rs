@@ -36,6 +36,8 @@ pub(crate) struct AddressSpace {
     /// Whether `resident` counts against the consumer's local memory: a child that is about to
     /// call exec shares its pages with its parent and is not worth evicting anything for.
     pub(crate) charged: bool,
+    /// It was found stopped (SIGSTOP), and nothing can be taken from it. Looked at again now and then.
+    pub(crate) stopped: bool,
     /// It has ended; torn down as soon as no eviction batch names it.
     pub(crate) gone: bool,
     /// No other address space of this consumer has, had or will have it.
@@ -94,6 +96,7 @@ impl AddressSpace {
             inherited: 0,
             since: Instant::now(),
             charged: false,
+            stopped: false,
             gone: false,
             serial: 0,
             write_run: (0, 0),
@@ -205,6 +208,15 @@ impl AddressSpace {
         // Nothing is ever mapped at page 16; a living process answers ENOENT.
         let page = PAGE_SIZE as u64;
         self.uffd.zero(16 * page, page).error == Some(Errno(libc::ESRCH))
+    }
+
+    /// Whether the process is stopped, and its helper with it. Not by a debugger, which stops a process
+    /// for moments, again and again.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let Some(pid) = self.pid else { return false };
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+        // The name, in parentheses, may contain anything.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
     }
 
     /// Writes down what a successor needs.
@@ -427,6 +439,26 @@ mod tests {
         space.forget_registered(0, 15);
         space.forget_registered(45, 90);
         assert_eq!(space.registered, [(15, 20), (30, 45)]);
+    }
+
+    #[test]
+    fn sees_whether_it_is_stopped() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut space = AddressSpace::new(Uffd(-1), HELPER);
+        space.pid = Some(child.id() as i32);
+        assert!(!space.is_stopped());
+        let process = Pid::from_child(&child);
+        rustix::process::kill_process(process, Signal::STOP).unwrap();
+        while !space.is_stopped() {
+            std::thread::yield_now();
+        }
+        rustix::process::kill_process(process, Signal::CONT).unwrap();
+        while space.is_stopped() {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!space.is_stopped());
     }
 
     #[test]

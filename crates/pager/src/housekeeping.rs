@@ -56,6 +56,10 @@ fn watch_spaces(shared: &Shared) {
     for (index, pid) in spaces {
         let mut core = shared.lock();
         let Some(space) = core.space(index) else { continue };
+        if space.stopped && !space.is_stopped() {
+            space.stopped = false;
+            shared.evict.notify_one();
+        }
         if space.is_due() {
             core.charge(index);
             shared.evict.notify_one();

@@ -48,7 +48,7 @@ impl Evictor {
     /// batch.
     pub(crate) fn take(&mut self, first: usize, group: &mut [Victim]) {
         let (helper, uffd, pid) = {
-            let core = self.shared.lock();
+            let mut core = self.shared.lock();
             let index = group[0].key.space();
             let addresses = group.iter().map(|victim| victim.key.address());
             let Some(Some(space)) = core.spaces.get(index) else { return };
@@ -58,7 +58,13 @@ impl Evictor {
                 return self.take_from_files(first, group, uffd, &places);
             }
             let Some(helper) = core.helper(index) else { return };
-            let space = core.spaces[index].as_ref().expect("it has a helper");
+            let has_family = core.live_spaces().nth(1).is_some();
+            let space = core.spaces[index].as_mut().expect("it has a helper");
+            // Its helper would answer when it is continued, and everybody else would wait till then.
+            space.stopped = has_family && space.is_stopped();
+            if space.stopped {
+                return;
+            }
             (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
         };
         if helper.area != 0 && !self.move_away(first, group, &helper, pid) {

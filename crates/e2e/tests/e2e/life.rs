@@ -85,6 +85,14 @@ pub(crate) fn program_of(launcher: &Running) -> anyhow::Result<u32> {
     }
 }
 
+/// A process that is stopped cannot give pages up; the others of its family go on without.
+pub(crate) fn a_stopped_process_stops_nobody_else(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.on_pool("24M", env!("CARGO_BIN_EXE_stopped-child"));
+    let ended = succeed(command.arg("12000"))?;
+    ensure!(ended.text() == "verified\n", "it said {:?}", ended.text());
+    Ok(Outcome::Passed)
+}
+
 /// One more than a pager serves is no failure of the program's, and passes.
 pub(crate) fn a_process_too_many_cannot_be_forked(cluster: &Cluster) -> TestResult {
     let ended = succeed(&mut cluster.on_pool("64M", env!("CARGO_BIN_EXE_fork-without-end")))?;

@@ -49,6 +49,7 @@ const TESTS: &[Test<Cluster>] = tests![
     life::exec_starts_anew,
     life::a_program_may_end_at_any_point,
     life::a_process_too_many_cannot_be_forked,
+    life::a_stopped_process_stops_nobody_else,
     programs::threads_verify,
     programs::memory_that_moves,
     programs::sort_like_without,

@@ -4,6 +4,7 @@
 use crate::failure::usage;
 use anyhow::{Context as _, anyhow, bail};
 use hecaton_manager::ClusterStatus;
+use hecaton_memory::Size;
 use hecaton_node::NodePaths;
 use hecaton_node::client::NodeClient;
 use hecaton_node::report::Host;
@@ -11,6 +12,8 @@ use std::env;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use ureq::Body;
+use ureq::http::Response;
 
 /// The variable that names the manager.
 const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
@@ -133,14 +136,32 @@ impl Manager {
 
     /// Has a donor drain, or lend again.
     pub(crate) fn drain(&self, donor: &str, draining: bool) -> anyhow::Result<()> {
+        let url = format!("{}/v1/donors/{donor}/drain", self.url);
+        self.order(|agent| match draining {
+            true => agent.post(&url).send_empty(),
+            false => agent.delete(&url).call(),
+        })
+    }
+
+    /// Has a donor lend no more than so many bytes, or again all that it has.
+    pub(crate) fn limit(&self, donor: &str, limit: Option<Size>) -> anyhow::Result<()> {
+        let url = format!("{}/v1/donors/{donor}/limit", self.url);
+        self.order(|agent| match limit {
+            Some(Size(bytes)) => agent.put(format!("{url}?bytes={bytes}")).send_empty(),
+            None => agent.delete(&url).call(),
+        })
+    }
+
+    fn order(
+        &self,
+        send: impl FnOnce(&ureq::Agent) -> Result<Response<Body>, ureq::Error>,
+    ) -> anyhow::Result<()> {
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
             .build()
             .new_agent();
-        let url = format!("{}/v1/donors/{donor}/drain", self.url);
-        let asked = if draining { agent.post(url).send_empty() } else { agent.delete(url).call() };
-        let mut response = asked.map_err(|error| self.unreachable(&error))?;
+        let mut response = send(&agent).map_err(|error| self.unreachable(&error))?;
         if !response.status().is_success() {
             let text = response.body_mut().with_config().limit(MAX_REFUSAL_BYTES).read_to_string();
             bail!("{}", text.unwrap_or_else(|_| response.status().to_string()));

@@ -33,8 +33,11 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         }
     };
     // Until the node closes its end, at which the donor ends too.
-    while let Some(DonorOrder::Drain(draining)) = receiver.receive()? {
-        donor.set_draining(draining);
+    while let Some(order) = receiver.receive()? {
+        match order {
+            DonorOrder::Drain(draining) => donor.set_draining(draining),
+            DonorOrder::Limit(limit_bytes) => donor.set_limit(limit_bytes.map(Size)),
+        }
     }
     serving.stop();
     Ok(ExitCode::SUCCESS)
@@ -61,6 +64,7 @@ fn serve(
     };
     let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;
     donor.set_draining(start.draining);
+    donor.set_limit(start.limit_bytes.map(Size));
     let DonorFds { arena, ledger } = donor.fds()?;
     // Before the first page is served, so that none is lost with this process.
     let labels = vec![ARENA_LABEL.to_owned(), LEDGER_LABEL.to_owned()];

@@ -1,11 +1,10 @@
 //! `hecaton node`: this host's part in a cluster.
 
 use crate::cluster::{dir_or_default, manager_for_node};
-use crate::drain;
 use crate::failure::usage;
 use crate::lending::{self, MemoryArgs};
 use crate::lifetime::{self, EndSignals};
-use crate::listen;
+use crate::{drain, listen, recall};
 use anyhow::Context as _;
 use hecaton_manager::MetricsServer;
 use hecaton_memory::Size;
@@ -35,6 +34,8 @@ pub(crate) struct Args {
 enum Action {
     /// Empties a donor while its borrowers run, so that it can be switched off
     Drain(drain::Args),
+    /// Takes a part of a donor's memory back while its borrowers run, and has it lend less
+    Recall(recall::Args),
 }
 
 /// What this host is to be.
@@ -75,6 +76,7 @@ struct Daemon {
 pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     match (args.action, args.daemon.name.clone()) {
         (Some(Action::Drain(args)), _) => drain::run(&args),
+        (Some(Action::Recall(args)), _) => recall::run(&args),
         (None, Some(name)) => run_daemon(args.daemon, name, log_json),
         (None, None) => usage!("the node needs a --name"),
     }

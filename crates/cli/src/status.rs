@@ -74,7 +74,7 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
         ">RESTARTS",
     ]);
     let (mut any_donor, mut any_consumer) = (false, false);
-    let mut at_risk = Vec::new();
+    let (mut limited, mut at_risk) = (Vec::new(), Vec::new());
     for node in &status.nodes {
         let report = &node.report;
         let lends: u64 = report.donors.iter().map(|donor| donor.lend_bytes).sum();
@@ -92,6 +92,7 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
         for donor in &report.donors {
             any_donor = true;
             donors.row(donor_row(&report.name, donor));
+            limited.extend(limit(donor));
         }
         for consumer in &report.consumers {
             any_consumer = true;
@@ -109,10 +110,21 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
             "\n{consumers}\nP50, P90, P99: microseconds from a fault to its page from the pool. PREFETCH: pages\nfetched ahead that were used.\n"
         );
     }
-    for line in at_risk {
+    for line in limited.into_iter().chain(at_risk) {
         let _ = writeln!(text, "{line}");
     }
     text
+}
+
+/// What a donor lends of its memory at present, if that is not all.
+fn limit(donor: &DonorReport) -> Option<String> {
+    let stats = donor.stats.as_ref().filter(|stats| stats.limit_pages < stats.pages)?;
+    let limit = size(pages_to_bytes(stats.limit_pages));
+    let text = format!("{}: lends {limit} at most at present", donor.name);
+    Some(match stats.recalled_pages {
+        0 => text,
+        pages => format!("{text}, {} above that is wanted back", size(pages_to_bytes(pages))),
+    })
 }
 
 /// What of a consumer's memory in the pool is not as it is to be.
@@ -138,14 +150,15 @@ fn donor_row(node: &str, donor: &DonorReport) -> [String; 10] {
     [
         donor.name.clone(),
         node.to_owned(),
-        match stats.is_some_and(|stats| stats.draining) {
-            true => "draining".to_owned(),
-            false => word(&donor.state),
+        match stats {
+            Some(stats) if stats.draining => "draining".to_owned(),
+            Some(stats) if stats.recalled_pages > 0 => "recalling".to_owned(),
+            _ => word(&donor.state),
         },
         donor.address.map_or_else(|| "-".to_owned(), |address| address.to_string()),
         size(donor.lend_bytes),
         shown(|stats| size(stats.committed_bytes)),
-        shown(|stats| size(pages_to_bytes(stats.free_pages))),
+        shown(|stats| size(pages_to_bytes(stats.lendable_pages))),
         shown(|stats| extents(stats).to_string()),
         shown(|stats| stats.in_service.to_string()),
         donor.restarts.to_string(),
@@ -286,6 +299,26 @@ mod tests {
         let text = render("http://m", &status);
         let line = "sort-9: of 4G, 1G lacks a copy, 2G is to be copied or moved";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn what_a_donor_wants_back_is_told() {
+        let mut status = status();
+        let stats = Snapshot {
+            pages: 1 << 20,
+            lent_pages: 3 << 18,
+            limit_pages: 1 << 19,
+            recalled_pages: 1 << 18,
+            ..Snapshot::default()
+        };
+        status.nodes[0].report.donors[0].stats = Some(stats.clone());
+        let text = render("http://m", &status);
+        assert!(text.contains("donor-1  local  recalling"), "{text}");
+        let line = "donor-1: lends 2G at most at present, 1G above that is wanted back";
+        assert!(text.contains(line), "{text}");
+        let all = Snapshot { limit_pages: 1 << 20, recalled_pages: 0, ..stats };
+        status.nodes[0].report.donors[0].stats = Some(all);
+        assert!(!render("http://m", &status).contains("lends"));
     }
 
     #[test]

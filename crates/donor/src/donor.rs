@@ -31,7 +31,7 @@ pub const ARENA_LABEL: &str = "arena";
 /// The label of the ledger, among descriptors that a supervisor keeps.
 pub const LEDGER_LABEL: &str = "ledger";
 
-/// How often leases are looked at.
+/// How often leases are looked at, and who gives back what is wanted back.
 const LEASE_CHECK: Duration = Duration::from_secs(1);
 
 /// The memory of a donor, which outlives its process in the hands of a supervisor.
@@ -152,6 +152,7 @@ impl Donor {
             move || {
                 while !stop.wait_for(LEASE_CHECK) {
                     lender.expire_leases();
+                    lender.review_recalls();
                 }
             }
         });
@@ -164,6 +165,12 @@ impl Donor {
     /// Lends nothing more, and tells borrowers to take away what they have here; or lends again.
     pub fn set_draining(&self, draining: bool) {
         self.lender.set_draining(draining);
+    }
+
+    /// Lends no more than that from now on, and asks borrowers to take away what is above it; without
+    /// a limit, lends again what it was opened with.
+    pub fn set_limit(&self, limit: Option<Size>) {
+        self.lender.set_limit(limit);
     }
 
     /// The donor at this moment.

@@ -29,7 +29,7 @@ use crate::table::{LentExtent, check_epoch};
 use hecaton_memory::{Epoch, ExtentId};
 use hecaton_transport::protocol::Refusal;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub(crate) struct Gate {
     open: RwLock<Open>,
     /// When the last request passed, in milliseconds of the donor's clock.
     heard_ms: AtomicU64,
+    /// How many of the space's extents are wanted back, for answers that do not ask the table.
+    pub(crate) recalled: AtomicU32,
 }
 
 /// What the gate lets through.
@@ -66,7 +68,8 @@ impl Extent {
 impl Gate {
     pub(crate) fn new(fence: Epoch, heard_ms: u64) -> Gate {
         let open = Open { fence, extents: HashMap::new() };
-        Gate { open: RwLock::new(open), heard_ms: AtomicU64::new(heard_ms) }
+        let (open, heard_ms) = (RwLock::new(open), AtomicU64::new(heard_ms));
+        Gate { open, heard_ms, recalled: AtomicU32::new(0) }
     }
 
     /// Passes a request. While the guard lives, no extent of the space goes and no fence rises.

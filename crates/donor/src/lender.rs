@@ -14,7 +14,7 @@ use crate::table::{Allocated, SpaceUse, Table};
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::Backing;
 use hecaton_memory::{
-    Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, SpaceId, page_sum, pages_to_bytes,
+    Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, Size, SpaceId, page_sum, pages_to_bytes,
 };
 use hecaton_transport::protocol::{HeldExtent, Load, MAX_HELD, Refusal};
 use std::collections::HashMap;
@@ -47,6 +47,8 @@ struct Books {
     table: Table,
     ledger: Ledger,
     gates: HashMap<SpaceId, Arc<Gate>>,
+    /// What it was told to lend at most.
+    told_limit: Option<Size>,
 }
 
 /// An extent that someone uses: its pages stay where they are until this is dropped.
@@ -82,9 +84,9 @@ impl Lender {
             name,
             boot: ledger.boot(),
             sums,
-            free_pages: AtomicU64::new(table.free_pages()),
+            free_pages: AtomicU64::new(table.lendable_pages()),
             arena,
-            books: Mutex::new(Books { table, ledger, gates }),
+            books: Mutex::new(Books { table, ledger, gates, told_limit: None }),
             in_service: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             metrics: Metrics::default(),
@@ -109,13 +111,37 @@ impl Lender {
         self.born.elapsed().as_millis() as u64
     }
 
-    pub(crate) fn load(&self) -> Load {
+    pub(crate) fn load(&self, borrower: &Borrower) -> Load {
         let draining = self.is_draining();
         Load {
             free_pages: if draining { 0 } else { self.free_pages.load(Ordering::Relaxed) },
             in_service: self.in_service.load(Ordering::Relaxed),
             draining,
+            recalled: borrower.gate.recalled.load(Ordering::Relaxed),
         }
+    }
+
+    /// Lends no more than that from now on, and wants back what is above it.
+    pub(crate) fn set_limit(&self, told: Option<Size>) {
+        let mut books = self.books();
+        books.told_limit = told;
+        let all = self.arena.pages();
+        let limit_pages = told.map_or(all, |limit| all.min(limit.0 / PAGE_SIZE as u64));
+        let before = books.table.limit_pages();
+        if before != limit_pages {
+            books.table.set_limit(limit_pages, self.now_ms());
+            self.publish(&books);
+            let (from, to) = (Size(pages_to_bytes(before)), Size(pages_to_bytes(limit_pages)));
+            let recalled = Size(pages_to_bytes(books.table.excess_pages()));
+            info!(donor = self.name, %from, %to, %recalled, "the limit of what is lent changes");
+        }
+    }
+
+    /// Looks again who is to give back what is above the limit, now that time has passed.
+    pub(crate) fn review_recalls(&self) {
+        let mut books = self.books();
+        books.table.review(self.now_ms());
+        self.publish(&books);
     }
 
     /// Begins to drain, or goes on lending.
@@ -146,7 +172,7 @@ impl Lender {
     ) -> Result<Borrower, Refusal> {
         let now_ms = self.now_ms();
         let mut books = self.books();
-        let Books { table, ledger, gates } = &mut *books;
+        let Books { table, ledger, gates, .. } = &mut *books;
         table.hello(space, epoch, lease_ms, consumer, now_ms)?;
         if let Some(record) = table.space(space) {
             ledger.put_space(&record);
@@ -316,7 +342,7 @@ impl Lender {
         let pages = lent.pages().end - lent.first_page;
         let standing = Standing::fresh(books.ledger.words().clone(), at, pages);
         gate.change().extents.insert(lent.extent, Extent::new(lent, standing));
-        self.note_free_pages(&books);
+        self.publish(&books);
         Ok(lent.extent)
     }
 
@@ -325,6 +351,7 @@ impl Lender {
         books.table.free(borrower.space, borrower.epoch, extent, self.now_ms())?;
         books.ledger.remove_extent(extent);
         let freed = borrower.gate.change().extents.remove(&extent);
+        self.publish(&books);
         drop(books);
         drop(Pinned { lender: self, extent: freed });
         Ok(())
@@ -336,6 +363,7 @@ impl Lender {
         let freed = books.table.free_all(borrower.space, borrower.epoch, self.now_ms())?;
         freed.iter().for_each(|lent| books.ledger.remove_extent(lent.extent));
         let extents = std::mem::take(&mut borrower.gate.change().extents);
+        self.publish(&books);
         Ok(self.pinned(extents))
     }
 
@@ -403,7 +431,7 @@ impl Lender {
 
     fn expire(&self, space: SpaceId, now_ms: u64) -> Vec<Pinned<'_>> {
         let mut books = self.books();
-        let Books { table, ledger, gates } = &mut *books;
+        let Books { table, ledger, gates, .. } = &mut *books;
         let Some(gate) = gates.get(&space) else { return Vec::new() };
         let mut open = gate.change();
         // A request may have passed since this space was found to be due. None can from here on.
@@ -430,6 +458,7 @@ impl Lender {
                 fence: space.record.fence,
                 extents: space.extents as u64,
                 pages: space.pages,
+                recalled: space.recalled,
                 silent_ms: now_ms.saturating_sub(space.heard_ms),
                 lease_ms: space.record.lease_ms,
             })
@@ -443,6 +472,9 @@ impl Lender {
             })
             .collect();
         let (free_pages, leaving_pages) = (table.free_pages(), table.leaving_pages());
+        let (limit_pages, recalled_pages) = (table.limit_pages(), table.excess_pages());
+        let lendable_pages = table.lendable_pages();
+        let told_limit_bytes = books.told_limit.map(|limit| limit.0);
         drop(books);
         let committed_bytes = self.arena.committed_bytes().unwrap_or_else(|error| {
             warn!(%error, "cannot tell how much memory is committed");
@@ -456,6 +488,10 @@ impl Lender {
             free_pages,
             lent_pages: spaces.iter().map(|space| space.pages).sum(),
             leaving_pages,
+            limit_pages,
+            told_limit_bytes,
+            lendable_pages,
+            recalled_pages,
             committed_bytes,
             in_service: self.in_service.load(Ordering::Relaxed),
             draining: self.is_draining(),
@@ -499,8 +535,13 @@ impl Lender {
         extents.into_values().map(|extent| Pinned { lender: self, extent: Some(extent) }).collect()
     }
 
-    fn note_free_pages(&self, books: &Books) {
-        self.free_pages.store(books.table.free_pages(), Ordering::Relaxed);
+    /// Lets answers tell what the table says by now.
+    fn publish(&self, books: &Books) {
+        self.free_pages.store(books.table.lendable_pages(), Ordering::Relaxed);
+        for (&space, gate) in &books.gates {
+            let recalled = books.table.recalled(space).min(u64::from(u32::MAX)) as u32;
+            gate.recalled.store(recalled, Ordering::Relaxed);
+        }
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -518,6 +559,6 @@ impl Drop for Pinned<'_> {
         self.lender.empty(extent.lent.pages());
         let mut books = self.lender.books();
         books.table.reclaimed(extent.lent.extent);
-        self.lender.note_free_pages(&books);
+        self.lender.publish(&books);
     }
 }

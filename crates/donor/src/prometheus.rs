@@ -24,8 +24,10 @@ struct Donors(Vec<Snapshot>);
 
 type Value = fn(&Snapshot) -> u64;
 
-const GAUGES: [(&str, &str, Value); 8] = [
+const GAUGES: [(&str, &str, Value); 10] = [
     ("memory_bytes", "Memory that the donor lends at most", |d| pages_to_bytes(d.pages)),
+    ("limit_bytes", "Memory that it lends at most at present", |d| pages_to_bytes(d.limit_pages)),
+    ("recalled_bytes", "Lent memory above the limit", |d| pages_to_bytes(d.recalled_pages)),
     ("free_bytes", "Memory in no extent", |d| pages_to_bytes(d.free_pages)),
     ("lent_bytes", "Memory in extents, written or not", |d| pages_to_bytes(d.lent_pages)),
     ("committed_bytes", "Memory that the host has really given", |d| d.committed_bytes),

@@ -67,7 +67,7 @@ impl Service for PageService {
             version: 0,
             boot: lender.boot(),
             donor: lender.name().to_owned(),
-            load: lender.load(),
+            load: lender.load(&borrower),
         };
         let session = Session {
             lender: lender.clone(),
@@ -128,7 +128,7 @@ impl Session {
                 match lender.allocate(borrower, (segment, member), order, generation) {
                     Ok(extent) => {
                         lender.metrics.allocated(shard);
-                        return reply.allocated(extent, lender.load());
+                        return reply.allocated(extent, lender.load(borrower));
                     }
                     Err(refusal) => Err(refusal),
                 }
@@ -151,22 +151,22 @@ impl Session {
                     // Giving the memory back takes seconds for some gigabytes, and the borrower
                     // need not wait for it.
                     lender.metrics.freed(shard, freed.len());
-                    let replied = reply.done(lender.load());
+                    let replied = reply.done(lender.load(borrower));
                     drop(freed);
                     return replied;
                 }
                 Err(refusal) => Err(refusal),
             },
             Request::List { from } => match lender.list(borrower, from, &mut self.lines) {
-                Ok(()) => return reply.held(&self.lines, lender.load()),
+                Ok(()) => return reply.held(&self.lines, lender.load(borrower)),
                 Err(refusal) => Err(refusal),
             },
             Request::Fence => lender.fence(borrower),
             Request::Renew => lender.renew(borrower),
         };
         match done {
-            Ok(()) => reply.done(lender.load()),
-            Err(refusal) => refuse(lender, shard, refusal, reply),
+            Ok(()) => reply.done(lender.load(&self.borrower)),
+            Err(refusal) => refuse(lender, &self.borrower, shard, refusal, reply),
         }
     }
 
@@ -194,12 +194,12 @@ impl Session {
             Ok(pinned) => {
                 // SAFETY: the parts are pages of the arena, which the lender keeps mapped, or the
                 // static page of zeros.
-                let replied = unsafe { reply.pages(sums, parts, lender.load()) };
+                let replied = unsafe { reply.pages(sums, parts, lender.load(borrower)) };
                 drop(pinned);
                 lender.metrics.read(*shard, pages.len(), zero_pages, begun.elapsed());
                 replied
             }
-            Err(refusal) => refuse(lender, *shard, refusal, reply),
+            Err(refusal) => refuse(lender, borrower, *shard, refusal, reply),
         }
     }
 }
@@ -215,9 +215,15 @@ fn append(parts: &mut Vec<libc::iovec>, page: *const u8) {
     parts.push(libc::iovec { iov_base: page.cast_mut().cast(), iov_len: PAGE_SIZE });
 }
 
-fn refuse(lender: &Lender, shard: ShardId, refusal: Refusal, reply: Reply<'_>) -> Replied {
+fn refuse(
+    lender: &Lender,
+    borrower: &Borrower,
+    shard: ShardId,
+    refusal: Refusal,
+    reply: Reply<'_>,
+) -> Replied {
     lender.metrics.refused(shard, refusal);
-    reply.refused(refusal, lender.load())
+    reply.refused(refusal, lender.load(borrower))
 }
 
 #[cfg(test)]

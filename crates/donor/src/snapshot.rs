@@ -22,6 +22,18 @@ pub struct Snapshot {
     pub lent_pages: u64,
     /// Pages of extents that went back and are not free yet.
     pub leaving_pages: u64,
+    /// Most pages that it lends at present: fewer than it has while some are wanted back.
+    #[serde(default)]
+    pub limit_pages: u64,
+    /// Most bytes that it was told to lend; none if it lends what it has.
+    #[serde(default)]
+    pub told_limit_bytes: Option<u64>,
+    /// Pages that it would lend now.
+    #[serde(default)]
+    pub lendable_pages: u64,
+    /// Pages that are lent and above the limit: their borrowers are asked to take them away.
+    #[serde(default)]
+    pub recalled_pages: u64,
     /// What the host has really given.
     pub committed_bytes: u64,
     /// Requests in service.
@@ -62,6 +74,9 @@ pub struct SpaceSnapshot {
     pub extents: u64,
     /// Pages in them.
     pub pages: u64,
+    /// Of the extents, how many it is asked to give back.
+    #[serde(default)]
+    pub recalled: u64,
     /// How long nothing was heard of it, give or take a tenth of a second.
     pub silent_ms: u64,
     /// How long its extents stay without a sign of life.

@@ -13,11 +13,13 @@
 //!    allocators count as lent.
 //! 2. A space has at most one extent for each member of each segment.
 //! 3. An id is never given twice, and ids rise.
-//! 4. The fence of a space never falls while the space is known, and it is known while it has an
+//! 4. Nothing is lent above the limit. What was lent before the limit was lowered is wanted back.
+//! 5. The fence of a space never falls while the space is known, and it is known while it has an
 //!    extent or a connection, and for [`FENCE_KEPT_MS`] after its lease if it was ever fenced.
 
 mod extent;
 mod free_pages;
+mod recall;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +28,7 @@ use free_pages::FreePages;
 pub use free_pages::Zone;
 use hecaton_memory::{Epoch, ExtentId, SpaceId};
 use hecaton_transport::protocol::Refusal;
+use recall::Asked;
 use std::collections::BTreeMap;
 
 /// The shortest lease. What a borrower asks for below is raised to it: a lease must outlast a pause
@@ -77,6 +80,8 @@ pub struct SpaceUse {
     pub extents: usize,
     /// Pages in them.
     pub pages: u64,
+    /// Extents that are wanted back.
+    pub recalled: u64,
     /// When it was last heard of.
     pub heard_ms: u64,
 }
@@ -113,6 +118,9 @@ pub struct Table {
     /// Extents that are nobody's, and whose pages are not free yet.
     leaving: BTreeMap<ExtentId, LentExtent>,
     lent: usize,
+    lent_pages: u64,
+    /// Most pages that are lent from now on.
+    limit_pages: u64,
     next: ExtentId,
 }
 
@@ -125,6 +133,7 @@ struct Space {
     connections: u32,
     extents: BTreeMap<ExtentId, LentExtent>,
     members: BTreeMap<(u64, u8), ExtentId>,
+    asked: Asked,
 }
 
 impl Table {
@@ -136,6 +145,8 @@ impl Table {
             spaces: BTreeMap::new(),
             leaving: BTreeMap::new(),
             lent: 0,
+            lent_pages: 0,
+            limit_pages: zones.iter().map(|zone| zone.pages).sum(),
             next: ExtentId(1),
         }
     }
@@ -168,6 +179,7 @@ impl Table {
                 return Err(RestoreError::Impossible(lent.extent));
             }
             table.lent += 1;
+            table.lent_pages += 1 << lent.order;
         }
         Ok(table)
     }
@@ -215,6 +227,7 @@ impl Table {
         now_ms: u64,
     ) -> Result<Allocated, Refusal> {
         let in_use = self.lent + self.leaving.len();
+        let lendable_pages = self.lendable_pages();
         let known = admit(&mut self.spaces, space, epoch, now_ms)?;
         if let Some(extent) = known.members.get(&(segment, member)) {
             let held = known.extents[extent];
@@ -227,13 +240,14 @@ impl Table {
         if order < self.limits.min_order || order > 32 {
             return Err(Refusal::OutOfBounds);
         }
-        if in_use >= self.limits.extents {
+        if in_use >= self.limits.extents || lendable_pages < 1 << order {
             return Err(Refusal::Full);
         }
         let first_page = self.pages.take(order).ok_or(Refusal::Full)?;
         let lent = LentExtent { extent: self.next, space, segment, member, order, first_page };
         self.next.0 += 1;
         self.lent += 1;
+        self.lent_pages += 1 << order;
         known.extents.insert(lent.extent, lent);
         known.members.insert((segment, member), lent.extent);
         Ok(Allocated::Fresh(lent))
@@ -250,8 +264,11 @@ impl Table {
         let known = admit(&mut self.spaces, space, epoch, now_ms)?;
         let lent = known.extents.remove(&extent).ok_or(Refusal::NoSuchExtent)?;
         known.members.remove(&(lent.segment, lent.member));
+        known.asked.gave_ms = now_ms;
         self.leaving.insert(extent, lent);
         self.lent -= 1;
+        self.lent_pages -= 1 << lent.order;
+        self.review(now_ms);
         Ok(lent)
     }
 
@@ -263,7 +280,7 @@ impl Table {
         now_ms: u64,
     ) -> Result<Vec<LentExtent>, Refusal> {
         admit(&mut self.spaces, space, epoch, now_ms)?;
-        Ok(self.take_all(space))
+        Ok(self.take_all(space, now_ms))
     }
 
     /// The space's extents by rising id, from `from` on, at most `most` of them.
@@ -319,7 +336,7 @@ impl Table {
     /// [`Table::reclaimed`].
     pub fn expire(&mut self, space: SpaceId, now_ms: u64) -> Vec<LentExtent> {
         match self.spaces.get(&space) {
-            Some(known) if known.is_silent(now_ms) => self.take_all(space),
+            Some(known) if known.is_silent(now_ms) => self.take_all(space, now_ms),
             _ => Vec::new(),
         }
     }
@@ -358,6 +375,7 @@ impl Table {
             record: space.record(id),
             extents: space.extents.len(),
             pages: space.extents.values().map(|lent| 1u64 << lent.order).sum(),
+            recalled: space.asked.extents,
             heard_ms: space.heard_ms,
         })
     }
@@ -411,6 +429,9 @@ impl Table {
         assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "an id stands twice");
         assert!(ids.last().is_none_or(|&last| last < self.next), "an id from the future");
         assert_eq!(self.lent, self.extents().count());
+        let lent_pages: u64 = self.extents().map(|lent| 1u64 << lent.order).sum();
+        assert_eq!(self.lent_pages, lent_pages);
+        self.assert_enough_is_asked();
         for (&id, space) in &self.spaces {
             assert_eq!(space.members.len(), space.extents.len());
             for (&(segment, member), extent) in &space.members {
@@ -420,12 +441,14 @@ impl Table {
         }
     }
 
-    fn take_all(&mut self, space: SpaceId) -> Vec<LentExtent> {
+    fn take_all(&mut self, space: SpaceId, now_ms: u64) -> Vec<LentExtent> {
         let Some(known) = self.spaces.get_mut(&space) else { return Vec::new() };
         known.members.clear();
         let taken = std::mem::take(&mut known.extents);
         self.lent -= taken.len();
+        self.lent_pages -= taken.values().map(|lent| 1u64 << lent.order).sum::<u64>();
         self.leaving.extend(taken.iter());
+        self.review(now_ms);
         taken.into_values().collect()
     }
 }
@@ -440,6 +463,7 @@ impl Space {
             connections: 0,
             extents: BTreeMap::new(),
             members: BTreeMap::new(),
+            asked: Asked::default(),
         }
     }
 

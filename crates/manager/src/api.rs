@@ -6,6 +6,8 @@
 //! | `GET /v1/donors` | | the donors of the nodes that are up |
 //! | `POST /v1/donors/NAME/drain` | | nothing; the donor gives back all that it has lent |
 //! | `DELETE /v1/donors/NAME/drain` | | nothing; it goes on lending |
+//! | `PUT /v1/donors/NAME/limit?bytes=N` | | nothing; the donor lends no more than that, and has the rest back |
+//! | `DELETE /v1/donors/NAME/limit` | | nothing; it lends again all that it has |
 //! | `POST /v1/nodes/NAME/heartbeat` | [`NodeReport`] | [`HeartbeatAnswer`] |
 //! | `DELETE /v1/nodes/NAME?boot=N` | | nothing; the node says farewell |
 //! | `GET /metrics` | | OpenMetrics text |
@@ -16,7 +18,7 @@ use crate::registry::{Registry, RegistryError};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use hecaton_node::metrics;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NodeReport};
@@ -55,6 +57,7 @@ impl Manager {
             .route("/v1/status", get(status))
             .route("/v1/donors", get(donors))
             .route("/v1/donors/{name}/drain", post(drain).delete(stop_draining))
+            .route("/v1/donors/{name}/limit", put(limit).delete(lift_limit))
             .route("/v1/nodes/{name}/heartbeat", post(heartbeat))
             .route("/v1/nodes/{name}", delete(farewell))
             .route("/metrics", get(prometheus))
@@ -81,7 +84,29 @@ async fn stop_draining(State(manager): State<Manager>, Path(name): Path<String>)
 }
 
 fn set_draining(manager: &Manager, name: &str, draining: bool) -> Response {
-    match manager.registry().drain(name, draining) {
+    told(manager.registry().drain(name, draining), name)
+}
+
+#[derive(Deserialize)]
+struct Limit {
+    bytes: u64,
+}
+
+async fn limit(
+    State(manager): State<Manager>,
+    Path(name): Path<String>,
+    Query(limit): Query<Limit>,
+) -> Response {
+    told(manager.registry().limit(&name, Some(limit.bytes)), &name)
+}
+
+async fn lift_limit(State(manager): State<Manager>, Path(name): Path<String>) -> Response {
+    told(manager.registry().limit(&name, None), &name)
+}
+
+/// Whether there was a donor to tell.
+fn told(exists: bool, name: &str) -> Response {
+    match exists {
         true => StatusCode::NO_CONTENT.into_response(),
         false => {
             let text =

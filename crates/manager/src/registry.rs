@@ -3,7 +3,6 @@
 //! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Nothing here
 //! is durable, because nothing needs to be: every node says everything about itself once a second.
 
-use hecaton_node::donors::DonorReport;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,6 +86,8 @@ pub struct Registry {
     nodes: BTreeMap<String, Entry>,
     /// Donors that are to give back all that they have lent.
     draining: BTreeSet<String>,
+    /// Most bytes that donors are to lend.
+    limits: BTreeMap<String, u64>,
 }
 
 #[derive(Debug)]
@@ -124,15 +125,22 @@ impl Registry {
         if !self.nodes.contains_key(name) {
             // This manager has started anew, or the node was silent for very long: what was asked of
             // its donors goes on.
-            let is_draining =
-                |donor: &&DonorReport| donor.stats.as_ref().is_some_and(|stats| stats.draining);
-            let draining = report.donors.iter().filter(is_draining);
-            self.draining.extend(draining.map(|donor| donor.name.clone()));
+            for donor in &report.donors {
+                let Some(stats) = &donor.stats else { continue };
+                if stats.draining {
+                    self.draining.insert(donor.name.clone());
+                }
+                if let Some(limit_bytes) = stats.told_limit_bytes {
+                    self.limits.insert(donor.name.clone(), limit_bytes);
+                }
+            }
         }
-        let is_own = |name: &&String| report.donors.iter().any(|donor| donor.name == **name);
-        let draining = self.draining.iter().filter(is_own).cloned().collect();
+        let own = report.donors.iter().map(|donor| &donor.name);
+        let draining = own.clone().filter(|name| self.draining.contains(*name)).cloned();
+        let limits = own.filter_map(|name| Some((name.clone(), *self.limits.get(name)?)));
+        let (draining, limits) = (draining.collect(), limits.collect());
         self.nodes.insert(name.to_owned(), Entry { heard: now, report });
-        Ok(HeartbeatAnswer { donors: self.donors(now), draining })
+        Ok(HeartbeatAnswer { donors: self.donors(now), draining, limits })
     }
 
     /// Takes a node's farewell: it is forgotten at once. One from an earlier life of the node, or
@@ -142,6 +150,7 @@ impl Registry {
         if let Some(entry) = is_it.then(|| self.nodes.remove(name)).flatten() {
             for donor in entry.report.donors {
                 self.draining.remove(&donor.name);
+                self.limits.remove(&donor.name);
             }
         }
     }
@@ -149,14 +158,32 @@ impl Registry {
     /// Asks a donor to give back all that it has lent, or to go on lending. False if there is no such
     /// donor.
     pub fn drain(&mut self, donor: &str, draining: bool) -> bool {
-        let mut donors = self.nodes.values().flat_map(|entry| &entry.report.donors);
-        let exists = donors.any(|known| known.name == donor);
+        let exists = self.has_donor(donor);
         match draining {
             true if exists => _ = self.draining.insert(donor.to_owned()),
             true => {}
             false => _ = self.draining.remove(donor),
         }
         exists
+    }
+
+    /// Asks a donor to lend no more than so many bytes and to have the rest back, or to lend again
+    /// all that it has. False if there is no such donor.
+    pub fn limit(&mut self, donor: &str, limit_bytes: Option<u64>) -> bool {
+        let exists = self.has_donor(donor);
+        match limit_bytes {
+            Some(limit_bytes) if exists => {
+                _ = self.limits.insert(donor.to_owned(), limit_bytes);
+            }
+            Some(_) => {}
+            None => _ = self.limits.remove(donor),
+        }
+        exists
+    }
+
+    fn has_donor(&self, donor: &str) -> bool {
+        let mut donors = self.nodes.values().flat_map(|entry| &entry.report.donors);
+        donors.any(|known| known.name == donor)
     }
 
     /// The donors of the nodes that are up.
@@ -208,7 +235,8 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hecaton_node::donors::DonorState;
+    use hecaton_donor::Snapshot;
+    use hecaton_node::donors::{DonorReport, DonorState};
     use proptest::prelude::*;
 
     #[test]
@@ -226,15 +254,30 @@ mod tests {
         assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
         // A manager that starts anew learns of it from the donor.
         let mut draining = report("a", 1, &["d", "e"]);
-        draining.donors[0].stats = serde_json::from_value(snapshot_draining()).unwrap();
+        draining.donors[0].stats = Some(Snapshot { draining: true, ..Snapshot::default() });
         let mut successor = Registry::default();
         assert_eq!(beat(&mut successor, draining), ["d"]);
     }
 
-    fn snapshot_draining() -> serde_json::Value {
-        let mut donor = serde_json::to_value(Some(hecaton_donor::Snapshot::default())).unwrap();
-        donor["draining"] = true.into();
-        donor
+    #[test]
+    fn a_donor_lends_less_until_that_is_cancelled() {
+        let mut registry = Registry::default();
+        let now = Duration::ZERO;
+        let beat =
+            |registry: &mut Registry, report| registry.heartbeat(now, "a", report).unwrap().limits;
+        assert!(beat(&mut registry, report("a", 1, &["d", "e"])).is_empty());
+        assert!(!registry.limit("x", Some(1)), "there is none");
+        assert!(registry.limit("d", Some(1 << 30)));
+        let told = BTreeMap::from([("d".to_owned(), 1 << 30)]);
+        assert_eq!(beat(&mut registry, report("a", 1, &["d", "e"])), told);
+        // A manager that starts anew learns of it from the donor.
+        let mut limited = report("a", 1, &["d", "e"]);
+        let stats = Snapshot { told_limit_bytes: Some(1 << 30), ..Snapshot::default() };
+        limited.donors[0].stats = Some(stats);
+        let mut successor = Registry::default();
+        assert_eq!(beat(&mut successor, limited), told);
+        assert!(registry.limit("d", None));
+        assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
     }
 
     fn report(name: &str, boot: u64, donors: &[&str]) -> NodeReport {

@@ -66,6 +66,9 @@ pub struct DonorStart {
     /// Whether it is to give back what the process before it has lent.
     #[serde(default)]
     pub draining: bool,
+    /// Most bytes that it lends at present, if it was told to lend less.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
     /// [`LISTENER`], then whatever the process before it has sent up.
     pub labels: Vec<String>,
 }
@@ -76,6 +79,8 @@ pub struct DonorStart {
 pub enum DonorOrder {
     /// Give back all that is lent, or go on lending.
     Drain(bool),
+    /// Lend no more than so many bytes, or again all that it has.
+    Limit(Option<u64>),
 }
 
 /// A line from a donor process.
@@ -152,6 +157,7 @@ struct Status {
     process: Option<Process>,
     has_served: bool,
     draining: bool,
+    limit_bytes: Option<u64>,
 }
 
 /// What stops the donor's process: first its stream, then a signal.
@@ -183,6 +189,7 @@ impl Donor {
                 process: None,
                 has_served: false,
                 draining: false,
+                limit_bytes: None,
             }),
             changed: Condvar::new(),
         });
@@ -226,14 +233,17 @@ impl Donor {
     /// Has it give back all that it has lent, or go on lending.
     pub fn set_draining(&self, draining: bool) {
         let mut status = self.shared.lock();
-        if std::mem::replace(&mut status.draining, draining) == draining {
-            return;
+        if std::mem::replace(&mut status.draining, draining) != draining {
+            status.order(DonorOrder::Drain(draining));
         }
-        if let Some(process) = &status.process
-            && let Err(error) = channel::send(&process.stream, &DonorOrder::Drain(draining), &[])
-        {
-            // The next one is told as it starts.
-            tracing::debug!(%error, "donor process took no order");
+    }
+
+    /// Has it lend no more than so many bytes and give back what it has lent above that, or lend
+    /// again all that it has.
+    pub fn set_limit(&self, limit_bytes: Option<u64>) {
+        let mut status = self.shared.lock();
+        if std::mem::replace(&mut status.limit_bytes, limit_bytes) != limit_bytes {
+            status.order(DonorOrder::Limit(limit_bytes));
         }
     }
 
@@ -266,6 +276,17 @@ impl Donor {
         drop(status);
         // A supervisor that panicked has said so on stderr already.
         let _ = self.supervisor.join();
+    }
+}
+
+impl Status {
+    fn order(&self, order: DonorOrder) {
+        if let Some(process) = &self.process
+            && let Err(error) = channel::send(&process.stream, &order, &[])
+        {
+            // The next one is told as it starts.
+            tracing::debug!(%error, "donor process took no order");
+        }
     }
 }
 
@@ -354,6 +375,7 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
             lend_bytes: shared.spec.lend_bytes,
             memory: shared.spec.memory,
             draining: status.draining,
+            limit_bytes: status.limit_bytes,
             labels,
         };
         if let Err(error) = channel::send(&stream, &start, &fds) {

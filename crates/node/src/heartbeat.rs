@@ -131,8 +131,8 @@ fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) 
         let Some(node) = node.upgrade() else { return };
         match link.beat(&node.report()) {
             Ok(answer) => {
+                node.follow(&answer);
                 node.directory.update(answer.donors);
-                node.drain(&answer.draining);
                 if trouble.take().is_some() {
                     tracing::info!(url = link.url, "the manager answers again");
                 }

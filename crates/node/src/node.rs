@@ -8,7 +8,7 @@ use crate::donors::{Donor, DonorSpec};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
 use crate::node_dir::{DirectoryError, NodeDir};
 use crate::pagers::Pagers;
-use crate::report::{DonorAddress, Host, NameError, NodeReport, check_name};
+use crate::report::{DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, check_name};
 use crate::vms::Vms;
 use hecaton_memory::random_u64;
 use hecaton_pager::Site;
@@ -229,10 +229,11 @@ impl Node {
 }
 
 impl Inner {
-    /// Has these donors give back all that they have lent, and the others lend.
-    pub(crate) fn drain(&self, draining: &[String]) {
+    /// Has its donors do what the manager wants of them.
+    pub(crate) fn follow(&self, answer: &HeartbeatAnswer) {
         for donor in self.lock_donors().iter() {
-            donor.set_draining(draining.iter().any(|name| *name == donor.name()));
+            donor.set_draining(answer.draining.iter().any(|name| *name == donor.name()));
+            donor.set_limit(answer.limits.get(donor.name()).copied());
         }
     }
 

@@ -4,6 +4,7 @@ use crate::donors::DonorReport;
 use crate::pagers::ConsumerReport;
 use crate::vms::VmReport;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::{fs, io};
@@ -88,6 +89,9 @@ pub struct HeartbeatAnswer {
     /// Donors that are to give back all that they have lent, by name.
     #[serde(default)]
     pub draining: Vec<String>,
+    /// Donors that are to lend no more than so many bytes, by name.
+    #[serde(default)]
+    pub limits: BTreeMap<String, u64>,
 }
 
 impl NodeReport {

@@ -137,6 +137,7 @@ impl Placement {
             name: donor.name,
             reachable: donor.reachable,
             draining: donor.draining,
+            recalled_bytes: donor.recalled_bytes,
         });
         PoolUse {
             copies: self.copies,
@@ -188,6 +189,9 @@ pub struct DonorUse {
     pub reachable: bool,
     /// Whether it wants its memory back.
     pub draining: bool,
+    /// Bytes of its extents that it wants back.
+    #[serde(default)]
+    pub recalled_bytes: u64,
 }
 
 /// A part of a machine's RAM, as it is backed.

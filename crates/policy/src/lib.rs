@@ -6,5 +6,6 @@
 pub mod evict;
 pub mod placement;
 pub mod prefetch;
+pub mod recall;
 pub mod replay;
 pub mod site;

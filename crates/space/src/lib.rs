@@ -9,7 +9,8 @@
 //! knows what one thread has asked for, [`flights`] what it has under way at each donor and what
 //! becomes of that when a connection breaks. None has a clock, a socket or a thread, and the seeded
 //! simulation in `tests/` drives all of them against the donor's own tables. (`latency` says whom to
-//! read from, `absence` tells a donor that is away from one that is gone.) [`Space`] and [`Lane`] are
+//! read from, `absence` tells a donor that is away from one that is gone, `recall` chooses what a donor
+//! gets back that wants some.) [`Space`] and [`Lane`] are
 //! the same with sockets.
 //!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
@@ -25,6 +26,7 @@ mod lane;
 mod latency;
 pub mod lookup;
 pub mod map;
+mod recall;
 pub mod requests;
 mod space;
 mod status;

@@ -143,6 +143,11 @@ pub struct Map {
     zone_of: BTreeMap<u64, u16>,
     /// Segments that may have too few members, or some in the wrong place.
     pub(crate) unsettled: BTreeSet<u64>,
+    /// Those of them for which nothing could be done, and in which turn of the upkeep that was.
+    pub(crate) waited: BTreeMap<u64, u64>,
+    pub(crate) turn: u64,
+    /// Segments that leave a donor which wants some of its extents back.
+    pub(crate) leaving: BTreeSet<(DonorIndex, u64)>,
     /// The generation given last. No two groups have the same, not even those that a segment has one
     /// after another: a stray of the earlier one is older.
     generation: Generation,
@@ -165,6 +170,9 @@ impl Map {
             zones: Vec::new(),
             zone_of: BTreeMap::new(),
             unsettled: BTreeSet::new(),
+            waited: BTreeMap::new(),
+            turn: 0,
+            leaving: BTreeSet::new(),
             generation: Generation::first(shape.epoch),
             now: Duration::ZERO,
             changed: Vec::new(),
@@ -258,12 +266,14 @@ impl Map {
         donors
     }
 
-    /// Whether a segment may be with a donor: it is allowed in the segment's zone, and not draining.
+    /// Whether a segment may be with a donor: it is allowed in the segment's zone, and does not want
+    /// its memory back.
     pub(crate) fn may_hold(&self, segment: u64, donor: DonorIndex) -> bool {
         let zone = self.zone_of.get(&segment).copied().unwrap_or(0);
         let known = self.donor(donor);
         let allowed = self.zones.get(usize::from(zone));
         !known.load.draining
+            && !self.leaving.contains(&(donor, segment))
             && allowed.is_none_or(|names| names.is_empty() || names.contains(&known.name))
     }
 

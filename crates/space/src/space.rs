@@ -336,6 +336,9 @@ impl Space {
                 free_pages: known.load.free_pages,
                 in_service: known.load.in_service,
                 draining: known.load.draining,
+                recalled_bytes: u64::from(known.load.recalled)
+                    * self.segment_pages()
+                    * PAGE_SIZE as u64,
             }
         });
         SpaceStatus {

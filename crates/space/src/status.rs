@@ -50,6 +50,8 @@ pub struct DonorStatus {
     pub reachable: bool,
     /// Whether it wants its memory back.
     pub draining: bool,
+    /// Bytes in the extents that it wants back, as it said last.
+    pub recalled_bytes: u64,
     /// Extents of this space that it holds.
     pub extents: u64,
     /// Bytes in those extents.

@@ -62,6 +62,17 @@ impl Space {
             let step = self.map().next_step(segment, &tried);
             match step {
                 Step::Nothing | Step::Wait => return Ok(changed),
+                Step::Leave { from, kept } => {
+                    // It may have died since it was heard last.
+                    let other = self.donor(kept.donor);
+                    self.call(&other, Some((segment, kept)), Request::Renew, Persistence::Once)?;
+                    if !self.map().desert(segment, from) {
+                        return Ok(changed);
+                    }
+                    let donor = &self.donor(from.donor).name;
+                    info!(segment, donor, "a copy is wanted back that nobody has room for");
+                    changed = true;
+                }
                 Step::Join(index) => {
                     let donor = self.donor(index);
                     let filling = hecaton_memory::Generation::FILLING;

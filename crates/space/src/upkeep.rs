@@ -1,9 +1,10 @@
 //! What is to be done for groups that have too few copies, or copies in the wrong place.
 //!
 //! Decisions only. There is one procedure for all of it: a rebuild after a loss, a move to donors
-//! that were named, a donor's drain. A new member joins the group and gets all writes from then on;
+//! that were named, a donor that drains, or that recalls some. A new member joins the group and gets all writes from then on;
 //! it is filled from a whole member, donor to donor; then it is whole, and a member too many leaves.
-//! At no moment are there fewer whole members than before.
+//! At no moment are there fewer whole members than before, unless a donor wants one back for which
+//! nobody has room.
 //!
 //! [`Space::tend`](crate::Space::tend) does what is decided here, one step after the other.
 
@@ -23,6 +24,14 @@ pub enum Step {
         /// One that is.
         from: Place,
     },
+    /// Nobody has room for a copy that is wanted back: hear the donor of another one, and tell
+    /// [`Map::desert`].
+    Leave {
+        /// The copy to do without.
+        from: Place,
+        /// One that stays.
+        kept: Place,
+    },
     /// Nothing can be done at present.
     Wait,
     /// Nothing: the group is as it should be, or there is none.
@@ -31,17 +40,32 @@ pub enum Step {
 
 impl Map {
     /// Segments whose groups need something, at most so many: those that have been at risk for
-    /// longest first, then those that only are in the wrong place.
-    pub fn segments_to_tend(&self, most: usize) -> Vec<u64> {
+    /// longest first, then those that only are in the wrong place. Those for which nothing could be
+    /// done come after all others, or they might keep them from their turn for ever.
+    pub fn segments_to_tend(&mut self, most: usize) -> Vec<u64> {
+        self.turn += 1;
+        self.follow_recalls();
         let risk = |segment: &u64| self.holding(*segment).and_then(|held| held.degraded_since);
         let mut segments: Vec<u64> = self.unsettled.iter().copied().collect();
-        segments.sort_by_key(|segment| (risk(segment).unwrap_or(Duration::MAX), *segment));
+        segments.sort_by_key(|segment| {
+            let waited = self.waited.get(segment).copied();
+            (waited, risk(segment).unwrap_or(Duration::MAX), *segment)
+        });
         segments.truncate(most);
         segments
     }
 
     /// What a segment's group needs next. `tried` are the donors that have declined.
     pub fn next_step(&mut self, segment: u64, tried: &[DonorIndex]) -> Step {
+        let step = self.decide(segment, tried);
+        match step {
+            Step::Wait => _ = self.waited.insert(segment, self.turn),
+            _ => _ = self.waited.remove(&segment),
+        }
+        step
+    }
+
+    fn decide(&mut self, segment: u64, tried: &[DonorIndex]) -> Step {
         loop {
             let Some(held) = self.holding(segment) else {
                 self.unsettled.remove(&segment);
@@ -80,7 +104,13 @@ impl Map {
             }
             let members: Vec<DonorIndex> =
                 group.members().iter().map(|member| member.place.donor).collect();
-            return self.choose(segment, tried, &members).map_or(Step::Wait, Step::Join);
+            return match self.choose(segment, tried, &members) {
+                Some(donor) => Step::Join(donor),
+                None => match self.dispensable(segment, &group) {
+                    Some((from, kept)) => Step::Leave { from, kept },
+                    None => Step::Wait,
+                },
+            };
         }
     }
 

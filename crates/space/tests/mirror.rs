@@ -21,32 +21,6 @@ fn some_pages() -> Vec<u64> {
     (0..SEGMENTS).map(|segment| segment * SEGMENT_PAGES + segment).collect()
 }
 
-/// Does all that the upkeep has to do.
-fn tend_until(space: &Space, what: &str, is_done: impl Fn(&Space) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !is_done(space) {
-        assert!(Instant::now() < deadline, "never {what}: {:?}", space.status());
-        space.renew();
-        space.tend(Duration::from_secs(1), u64::MAX);
-    }
-}
-
-fn is_whole(space: &Space) -> bool {
-    let status = space.status();
-    (status.segments_degraded, status.segments_untended, status.segments_lost) == (0, 0, 0)
-}
-
-/// Writes as a pager does, which keeps what it writes until it is stored.
-fn write_until_stored(lane: &mut hecaton_space::Lane, pages: &[u64], turn: u64) {
-    loop {
-        match write(lane, pages, turn) {
-            Outcome::Written => return,
-            Outcome::Failed(error) if error.is_transient() => {}
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
 #[test]
 fn each_page_is_with_two_donors_and_all_of_it_comes_back() {
     let donors = ["a", "b", "c"].map(|name| Lent::start(name, 8));

@@ -45,6 +45,13 @@ const GENERATION_BYTES: usize = 8;
 /// In the load's last word: the donor is draining.
 const DRAINING: u32 = 1 << 31;
 
+/// In the load's last word: where the number of recalled extents stands, and the most that it can be.
+const RECALLED_SHIFT: u32 = 16;
+const MAX_RECALLED: u32 = (1 << 15) - 1;
+
+/// The most requests in service that the load's last word can tell of.
+const MAX_IN_SERVICE: u32 = (1 << RECALLED_SHIFT) - 1;
+
 const CHECKED_HEAD_BYTES: usize = HEAD_BYTES - 4;
 
 /// Why bytes are not a frame. The connection that they came over cannot be used any further.
@@ -545,12 +552,18 @@ fn run_from_word(word: u64) -> (u32, u32) {
 }
 
 fn busyness_to_word(load: Load) -> u32 {
-    load.in_service.min(DRAINING - 1) | if load.draining { DRAINING } else { 0 }
+    load.in_service.min(MAX_IN_SERVICE)
+        | load.recalled.min(MAX_RECALLED) << RECALLED_SHIFT
+        | if load.draining { DRAINING } else { 0 }
 }
 
 fn load_from_words(free_pages: u64, busyness: u32) -> Load {
-    let (in_service, draining) = (busyness & !DRAINING, busyness & DRAINING != 0);
-    Load { free_pages, in_service, draining }
+    Load {
+        free_pages,
+        in_service: busyness & MAX_IN_SERVICE,
+        draining: busyness & DRAINING != 0,
+        recalled: busyness >> RECALLED_SHIFT & MAX_RECALLED,
+    }
 }
 
 /// Extent, life, address (as IPv6, which has a place for IPv4) and port.

@@ -68,10 +68,13 @@ pub struct Welcome {
 pub struct Load {
     /// Pages that the donor could still lend.
     pub free_pages: u64,
-    /// Requests in service at the donor at this moment; at most 2^31 - 1.
+    /// Requests in service at the donor at this moment; 2^16 - 1 stands for more too.
     pub in_service: u32,
     /// The donor wants all of its memory back: borrowers are to move what it holds elsewhere.
     pub draining: bool,
+    /// How many of the extents that the space of this connection has at the donor it wants back;
+    /// 2^15 - 1 stands for more too. Which ones they are is the borrower's choice.
+    pub recalled: u32,
 }
 
 /// What a borrower may ask. Page numbers count from the start of the extent.

@@ -110,7 +110,8 @@ fn refusal() -> impl Strategy<Value = Refusal> {
 }
 
 fn load_of((free_pages, busyness): (u64, u32)) -> Load {
-    Load { free_pages, in_service: busyness >> 1, draining: busyness & 1 != 0 }
+    let draining = busyness & 1 != 0;
+    Load { free_pages, in_service: busyness >> 16, draining, recalled: busyness >> 1 & 0x7fff }
 }
 
 fn answered() -> impl Strategy<Value = Answered> {
@@ -249,7 +250,7 @@ proptest! {
         if let Ok(other) = decode_hello(&bytes) {
             prop_assert_eq!(encode_hello(&other), bytes);
         }
-        let load = Load { free_pages: 7, in_service: 8, draining: false };
+        let load = Load { free_pages: 7, in_service: 8, ..Load::default() };
         for welcome in [Ok(Welcome { version: 1, boot: 2, donor: name, load }), Err(refusal)] {
             let mut bytes = encode_welcome(&welcome);
             bytes[at % (WELCOME_BYTES - 4)] ^= by;

@@ -34,7 +34,7 @@ impl Drop for Visit {
 
 struct Shop(Arc<Shelf>);
 
-const LOAD: Load = Load { free_pages: 5, in_service: 1, draining: false };
+const LOAD: Load = Load { free_pages: 5, in_service: 1, draining: false, recalled: 3 };
 
 impl Service for Shop {
     type Session = Visit;

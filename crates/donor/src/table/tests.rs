@@ -181,6 +181,7 @@ enum Step {
     Fence(u64, u64),
     Renew(u64, u64),
     Expire(u64),
+    Limit(u64),
     Reclaim,
     Restart,
 }
@@ -197,6 +198,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (space.clone(), epoch.clone()).prop_map(|(s, e)| Step::Fence(s, e)),
         1 => (space, epoch).prop_map(|(s, e)| Step::Renew(s, e)),
         2 => (0u64..LEASE_MS).prop_map(Step::Expire),
+        1 => (0u64..100).prop_map(Step::Limit),
         3 => Just(Step::Reclaim),
         1 => Just(Step::Restart),
     ]
@@ -234,6 +236,9 @@ proptest! {
                     let before = fence(&table, s);
                     let done = table.allocate(SpaceId(s), Epoch(e), (segment, 0), order, now_ms);
                     prop_assert!(done.is_err() || before.unwrap() <= Epoch(e));
+                    if let Ok(Allocated::Fresh(_)) = done {
+                        prop_assert_eq!(table.excess_pages(), 0);
+                    }
                 }
                 Step::Free(s, e, x) => {
                     let before = fence(&table, s);
@@ -265,6 +270,7 @@ proptest! {
                         prop_assert_eq!(connections.get(&space.0).copied().unwrap_or(0), 0);
                     }
                 }
+                Step::Limit(pages) => table.set_limit(pages, now_ms),
                 Step::Reclaim => {
                     if let Some(lent) = leaving.pop() {
                         table.reclaimed(lent.extent);

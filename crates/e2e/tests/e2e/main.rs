@@ -83,6 +83,8 @@ const TESTS: &[Test<Cluster>] = tests![
     mirror::silent_donors_are_done_without,
     mirror::pagers_die_while_a_donor_is_silent,
     mirror::a_donor_is_emptied_under_a_program,
+    mirror::donors_have_memory_back_under_a_program,
+    mirror::copies_make_room_for_a_donor_that_wants_memory_back,
     mirror::a_program_uses_the_donors_that_are_named,
     mirror::ranges_of_a_machine_move,
     vm::what_cannot_be_paged_is_said_before_it_starts,

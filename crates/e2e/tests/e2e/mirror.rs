@@ -1,5 +1,6 @@
-//! Copies at several donors, donors that are drained, and donors that are named: what programs and
-//! machines compute does not change by a byte, and nothing waits for a donor that says nothing.
+//! Copies at several donors, donors that are drained or want some of their memory back, and donors that
+//! are named: what programs and machines compute does not change by a byte, and nothing waits for a
+//! donor that says nothing.
 
 use crate::{
     cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
@@ -24,9 +25,15 @@ const STOPS: usize = 4;
 
 /// A program that verifies what it reads, with arguments for the pool before it.
 fn verifier(cluster: &Cluster, arguments: &[&str]) -> Command {
+    verifier_for(Duration::from_secs(12), cluster, arguments)
+}
+
+/// One that does so for that long at least.
+fn verifier_for(time: Duration, cluster: &Cluster, arguments: &[&str]) -> Command {
     let mut command = cluster.command("run");
     command.args(["--local", "24M"]).args(arguments).arg("--");
-    command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["3", "6000", "12000"]);
+    command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["3", "6000"]);
+    command.arg(time.as_millis().to_string());
     command
 }
 
@@ -145,6 +152,80 @@ pub(crate) fn a_donor_is_emptied_under_a_program(_: &Cluster) -> TestResult {
         has_verified(&cluster, running, output)?;
     }
     Ok(Outcome::Passed)
+}
+
+/// A donor's report in the cluster's status.
+fn report_of<'a>(status: &'a Value, donor: &str) -> &'a Value {
+    let found = all(status, "donors").find(|known| known["name"] == donor);
+    found.unwrap_or(&Value::Null)
+}
+
+fn lent_bytes(status: &Value, donor: &str) -> Option<u64> {
+    Some(report_of(status, donor)["stats"]["lent_pages"].as_u64()? * 4096)
+}
+
+/// Waits until a donor has lent something, and says how much.
+fn until_it_lends(cluster: &Cluster, donor: &str) -> anyhow::Result<u64> {
+    cluster.eventually("the donor is used", PATIENCE, |status| {
+        Ok(lent_bytes(status, donor) > Some(0))
+    })?;
+    lent_bytes(&cluster.status()?, donor).context("the donor is gone")
+}
+
+/// Has a donor lend no more than so many bytes, and waits until it has the rest back.
+fn recall(cluster: &Cluster, donor: &str, to: u64) -> anyhow::Result<()> {
+    let mut recall = cluster.command("node");
+    recall.args(["recall", donor, "--json", "--deadline", "60", "--to", &to.to_string()]);
+    let ended = run(&mut recall, LONG)?;
+    ended.expect_success("hecaton node recall")?;
+    let outcome: Value = serde_json::from_slice(&ended.stdout)?;
+    ensure!(outcome["left_bytes"] == 0, "{outcome}");
+    let lent = lent_bytes(&cluster.status()?, donor);
+    ensure!(lent <= Some(to), "it has lent {lent:?} bytes, and was to lend {to}");
+    Ok(())
+}
+
+fn cancel_recall(cluster: &Cluster, donor: &str) -> anyhow::Result<()> {
+    let ended = run(cluster.command("node").args(["recall", donor, "--cancel"]), PATIENCE)?;
+    ended.expect_success("hecaton node recall --cancel")?;
+    Ok(())
+}
+
+/// How long programs run under which donors want memory back.
+const RECALLS_TAKE: Duration = Duration::from_secs(25);
+
+/// One donor after the other has half of what it has lent back while its borrower runs, and keeps to
+/// the limit when its process is killed.
+pub(crate) fn donors_have_memory_back_under_a_program(_: &Cluster) -> TestResult {
+    let cluster = Cluster::start(3, "400M")?;
+    let (running, output) = spawn(verifier_for(RECALLS_TAKE, &cluster, &[]))?;
+    for donor in ["donor-1", "donor-2"] {
+        let to = until_it_lends(&cluster, donor)? / 2;
+        recall(&cluster, donor, to)?;
+        let status = cluster.status()?;
+        let pid = report_of(&status, donor)["pid"].as_u64().context("no process")?;
+        kill_dead(u32::try_from(pid)?);
+        cluster.eventually("the next process has the limit", PATIENCE, |status| {
+            let report = report_of(status, donor);
+            let is_next = report["pid"].as_u64().is_some_and(|next| next != pid);
+            Ok(is_next && report["stats"]["told_limit_bytes"] == to)
+        })?;
+        cancel_recall(&cluster, donor)?;
+    }
+    has_verified(&cluster, running, output)
+}
+
+/// With nobody else to take them, the donor's copies go, and are made anew when it lends again.
+pub(crate) fn copies_make_room_for_a_donor_that_wants_memory_back(_: &Cluster) -> TestResult {
+    let cluster = Cluster::start(2, "400M")?;
+    let (running, output) = spawn(verifier_for(RECALLS_TAKE, &cluster, &["--mirror", "2"]))?;
+    for donor in ["donor-1", "donor-2"] {
+        until_it_lends(&cluster, donor)?;
+        recall(&cluster, donor, 0)?;
+        cancel_recall(&cluster, donor)?;
+        until_whole(&cluster)?;
+    }
+    has_verified(&cluster, running, output)
 }
 
 pub(crate) fn a_program_uses_the_donors_that_are_named(cluster: &Cluster) -> TestResult {

@@ -4,7 +4,9 @@
 
 use hecaton_donor::{Donor, DonorConfig, Serving};
 use hecaton_memory::{Epoch, PAGE_SIZE, PageNo, Size, SpaceId, page_sum};
-use hecaton_space::{Completion, Directory, DonorAddress, Lane, Site, SpaceConfig, SpaceError};
+use hecaton_space::{
+    Completion, Directory, DonorAddress, Lane, Site, Space, SpaceConfig, SpaceError,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -194,4 +196,30 @@ pub(crate) fn assert_zeros(lane: &mut Lane, pages: &[PageNo]) {
 pub(crate) fn assert_written(lane: &mut Lane, pages: &[PageNo], turn: u64) {
     let outcome = write(lane, pages, turn);
     assert!(matches!(outcome, Outcome::Written), "{outcome:?}");
+}
+
+/// Does all that the upkeep has to do.
+pub(crate) fn tend_until(space: &Space, what: &str, is_done: impl Fn(&Space) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_done(space) {
+        assert!(Instant::now() < deadline, "never {what}: {:?}", space.status());
+        space.renew();
+        space.tend(Duration::from_secs(1), u64::MAX);
+    }
+}
+
+pub(crate) fn is_whole(space: &Space) -> bool {
+    let status = space.status();
+    (status.segments_degraded, status.segments_untended, status.segments_lost) == (0, 0, 0)
+}
+
+/// Writes as a pager does, which keeps what it writes until it is stored.
+pub(crate) fn write_until_stored(lane: &mut Lane, pages: &[u64], turn: u64) {
+    loop {
+        match write(lane, pages, turn) {
+            Outcome::Written => return,
+            Outcome::Failed(error) if error.is_transient() => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }

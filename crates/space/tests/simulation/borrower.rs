@@ -71,6 +71,7 @@ pub(crate) enum Job {
     Join { segment: u64 },
     Fill { segment: u64, to: Place, from: Place, first: u32 },
     Confirm { segment: u64, to: Place, generation: Generation },
+    Leave { segment: u64, from: Place, kept: Place },
 }
 
 /// A discard that is under way, as `Space::discard_in` does it.
@@ -157,6 +158,7 @@ pub(crate) struct Borrower {
     /// The segment that the upkeep is at, with the donors that have declined.
     tending: Option<(u64, Vec<DonorIndex>)>,
     pub(crate) copies_made: u64,
+    pub(crate) copies_left: u64,
     /// Segments of which a member was given up.
     deserted: Vec<u64>,
 }
@@ -252,6 +254,7 @@ impl Borrower {
             frees: BTreeMap::new(),
             tending: None,
             copies_made: 0,
+            copies_left: 0,
             deserted: Vec::new(),
         }
     }
@@ -430,6 +433,10 @@ impl Borrower {
             Step::Fill { to, from } => {
                 let job = Job::Fill { segment, to, from, first: 0 };
                 self.control(to.donor.0 as usize, job, net, dice);
+            }
+            Step::Leave { from, kept } => {
+                let job = Job::Leave { segment, from, kept };
+                self.control(kept.donor.0 as usize, job, net, dice);
             }
         }
     }
@@ -864,7 +871,8 @@ impl Borrower {
                         }
                         Job::Free { segment, place, .. }
                         | Job::Fill { segment, to: place, .. }
-                        | Job::Confirm { segment, to: place, .. } => Some((segment, place.boot)),
+                        | Job::Confirm { segment, to: place, .. }
+                        | Job::Leave { segment, kept: place, .. } => Some((segment, place.boot)),
                         _ => None,
                     };
                     if let Some((segment, _)) = expected.filter(|(_, boot)| *boot != control.boot) {
@@ -872,7 +880,7 @@ impl Borrower {
                         continue;
                     }
                     let asked = match job {
-                        Job::Renew => Asked::Renew,
+                        Job::Renew | Job::Leave { .. } => Asked::Renew,
                         Job::Take { segment, generation } => {
                             Asked::Allocate { segment, order: SEGMENT_ORDER, generation }
                         }
@@ -1061,6 +1069,11 @@ impl Borrower {
                 return;
             }
             (Job::FreeStray { extent: None, .. }, Answered::Refused(Refusal::Full)) => Ok(()),
+            (Job::Leave { segment, from, .. }, Answered::Done) => {
+                self.copies_left += u64::from(self.map.desert(segment, from));
+                self.deserted.push(segment);
+                Ok(())
+            }
             (Job::Renew | Job::FreeAll { .. } | Job::Discard { .. }, Answered::Done) => Ok(()),
             (
                 Job::Free { .. } | Job::FreeStray { .. },
@@ -1163,7 +1176,9 @@ impl Borrower {
                 }
                 self.tend_segment(segment, tried, net, dice);
             }
-            Job::Fill { segment, .. } | Job::Confirm { segment, .. } => {
+            Job::Fill { segment, .. }
+            | Job::Confirm { segment, .. }
+            | Job::Leave { segment, .. } => {
                 let Some((_, tried)) = self.tending.take() else { return };
                 if outcome.is_ok() {
                     self.tend_segment(segment, tried, net, dice);

@@ -53,8 +53,15 @@ impl Donor {
     }
 
     /// Dies, and comes back with nothing.
-    pub(crate) fn restart(&mut self, boot: u64) {
+    pub(crate) fn restart(&mut self, boot: u64, now_ms: u64) {
+        let limit_pages = self.table.limit_pages();
         *self = Donor::new(self.pages, boot);
+        self.table.set_limit(limit_pages, now_ms);
+    }
+
+    /// Pages that it has, lent or not.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages
     }
 
     pub(crate) fn is_all_free(&self) -> bool {
@@ -90,6 +97,7 @@ impl Donor {
 
     /// Takes the extents whose lease has run out. Says of which segments.
     pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<u64> {
+        self.table.review(now_ms);
         let mut segments = Vec::new();
         for space in self.table.due(now_ms) {
             let taken = self.table.expire(space, now_ms);
@@ -193,8 +201,9 @@ impl Donor {
     }
 
     pub(crate) fn load(&self) -> Load {
-        let free_pages = if self.draining { 0 } else { self.table.free_pages() };
-        Load { free_pages, in_service: 0, draining: self.draining }
+        let free_pages = if self.draining { 0 } else { self.table.lendable_pages() };
+        let recalled = self.table.recalled(SPACE) as u32;
+        Load { free_pages, in_service: 0, draining: self.draining, recalled }
     }
 
     fn handle(

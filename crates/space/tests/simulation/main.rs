@@ -70,6 +70,11 @@ struct Tally {
     copies_made: u64,
     lost_with_copies: u64,
     drains: u64,
+    recalls: u64,
+    /// Recalls on a good network that brought everything back, or all that others had room for.
+    given_back: u64,
+    nobody_had_room: u64,
+    copies_left: u64,
 }
 
 struct World {
@@ -84,7 +89,7 @@ struct World {
     epoch: u64,
     boots: u64,
     copies: u8,
-    /// Whether donors are drained, so that segments move.
+    /// Whether donors drain, or want some of their memory back, so that segments move.
     moves: bool,
     /// The owner was told everything and nobody else can write any more.
     settled: bool,
@@ -142,6 +147,7 @@ impl World {
                 2..4 => self.silence_a_donor(),
                 4..5 => self.take_over(),
                 5..7 if self.moves => self.drain_a_donor(),
+                7..11 if self.moves => self.recall_at_a_donor(),
                 _ => {}
             }
             if step % 4 == 0 {
@@ -152,8 +158,12 @@ impl World {
             }
         }
         self.heal();
+        if self.moves {
+            self.recall_for_good();
+        }
         self.read_everything();
         self.tally.copies_made = self.borrowers.iter().map(|b| b.copies_made).sum();
+        self.tally.copies_left = self.borrowers.iter().map(|b| b.copies_left).sum();
         self.release();
     }
 
@@ -257,6 +267,53 @@ impl World {
         let donor = self.dice.below(self.donors.len() as u64) as usize;
         self.donors[donor].draining = !self.donors[donor].draining;
         self.tally.drains += 1;
+    }
+
+    fn set_limit(&mut self, donor: usize, pages: u64) {
+        let now_ms = self.net.now.as_millis() as u64;
+        self.donors[donor].table.set_limit(pages, now_ms);
+    }
+
+    fn recall_at_a_donor(&mut self) {
+        let donor = self.dice.below(self.donors.len() as u64) as usize;
+        let pages = self.donors[donor].pages();
+        let limit = if self.dice.below(2) == 0 { pages } else { self.dice.below(pages) };
+        self.set_limit(donor, limit);
+        self.tally.recalls += 1;
+    }
+
+    /// A donor gets back what others have room for, or have a copy of.
+    fn recall_for_good(&mut self) {
+        let donor = self.dice.below(self.donors.len() as u64) as usize;
+        let limit = self.dice.below(self.donors[donor].pages() / 2);
+        self.set_limit(donor, limit);
+        if self.donors[donor].table.excess_pages() == 0 {
+            return;
+        }
+        for step in 0..800 {
+            if step % 50 == 0 {
+                if self.donors[donor].table.excess_pages() == 0 {
+                    self.tally.given_back += 1;
+                    return;
+                }
+                self.renew();
+            }
+            self.advance(TICK);
+            self.tend();
+        }
+        for lent in self.donors[donor].table.extents().copied().collect::<Vec<_>>() {
+            let Whereabouts::Held(group) = self.owner().map.whereabouts(lent.segment) else {
+                panic!("segment {} is not held, but its extent is", lent.segment);
+            };
+            let is_at = |at: usize| group.members().iter().any(|m| m.place.donor.0 as usize == at);
+            assert!(is_at(donor), "an extent of segment {} is forgotten", lent.segment);
+            assert_eq!(group.whole().count(), 1, "segment {} has another copy", lent.segment);
+            for (at, other) in self.donors.iter().enumerate().filter(|(at, _)| !is_at(*at)) {
+                let room = other.table.lendable_pages();
+                assert!(room < SEGMENT_PAGES, "donor {at} has room for segment {}", lent.segment);
+            }
+        }
+        self.tally.nobody_had_room += 1;
     }
 
     /// An extent of the segment is gone. The segment may be lost if that was the last one which the
@@ -546,7 +603,8 @@ impl World {
         self.boots += 1;
         self.tally.restarts += 1;
         self.net.sever_all(donor, &mut self.dice);
-        self.donors[donor].restart(self.boots);
+        let now_ms = self.net.now.as_millis() as u64;
+        self.donors[donor].restart(self.boots, now_ms);
         held.into_iter().for_each(|segment| self.note_loss(segment));
     }
 
@@ -601,7 +659,10 @@ impl World {
     fn heal(&mut self) {
         self.net.faults = Faults::default();
         self.net.silent_until.fill(Duration::ZERO);
-        self.donors.iter_mut().for_each(|donor| donor.draining = false);
+        for donor in 0..self.donors.len() {
+            self.donors[donor].draining = false;
+            self.set_limit(donor, self.donors[donor].pages());
+        }
         for _ in 0..500 {
             self.advance(TICK);
             self.tend();
@@ -701,14 +762,20 @@ fn a_read_shows_what_was_written_or_fails_cleanly() {
         total.copies_made += tally.copies_made;
         total.lost_with_copies += tally.lost_with_copies;
         total.drains += tally.drains;
+        total.recalls += tally.recalls;
+        total.given_back += tally.given_back;
+        total.nobody_had_room += tally.nobody_had_room;
+        total.copies_left += tally.copies_left;
     }
     println!("{seeds} seeds: {total:?}");
     if seeds >= DEFAULT_SEEDS {
         // A simulation in which nothing goes wrong shows nothing.
         let Tally { interrupted, unreachable, lost, no_room, fenced, expired, .. } = total;
-        let Tally { copies_made, lost_with_copies, .. } = total;
+        let Tally { copies_made, lost_with_copies, given_back, .. } = total;
+        let Tally { nobody_had_room, copies_left, .. } = total;
         let reached = [interrupted, unreachable, lost, no_room, fenced, expired];
-        for reached in reached.into_iter().chain([copies_made, lost_with_copies]) {
+        let of_moves = [copies_made, lost_with_copies, given_back, nobody_had_room, copies_left];
+        for reached in reached.into_iter().chain(of_moves) {
             assert!(reached > 0, "the seeds do not reach everything: {total:?}");
         }
     }

@@ -1,0 +1,120 @@
+//! Looks on while the borrowers of a donor take away what it is to have back. How far they are stands on
+//! standard error: in one line that changes on a terminal, in a line now and then elsewhere.
+
+use crate::cluster::Manager;
+use anyhow::bail;
+use hecaton_memory::Size;
+use hecaton_node::donors::DonorReport;
+use serde::Serialize;
+use std::io::{IsTerminal, Write as _};
+use std::time::{Duration, Instant};
+
+/// Time between two looks.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Without a terminal, a line now and then.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What `--json` prints.
+#[derive(Serialize)]
+pub(crate) struct Outcome<'a> {
+    pub(crate) donor: &'a str,
+    /// Bytes that borrowers still are to take away.
+    pub(crate) left_bytes: u64,
+    pub(crate) elapsed_s: f64,
+}
+
+/// Waits until nothing is left, or for so many seconds. `left` says how many bytes a donor is still to
+/// have back; `None` as long as it has not said that it was told.
+pub(crate) fn watch<'a>(
+    manager: &Manager,
+    donor: &'a str,
+    deadline: Option<u64>,
+    quiet: bool,
+    left: impl Fn(&DonorReport) -> Option<u64>,
+) -> anyhow::Result<Outcome<'a>> {
+    let began = Instant::now();
+    let deadline = deadline.map(Duration::from_secs);
+    let mut progress = Progress::new(quiet);
+    let left_bytes = loop {
+        let status = manager.status()?;
+        let mut donors = status.nodes.iter().flat_map(|node| &node.report.donors);
+        let Some(report) = donors.find(|known| known.name == donor) else {
+            bail!("the donor `{donor}` is gone: its node has left the cluster");
+        };
+        match left(report) {
+            Some(0) => break 0,
+            Some(left) if deadline.is_some_and(|deadline| began.elapsed() >= deadline) => {
+                break left;
+            }
+            left => progress.show(donor, left, began.elapsed()),
+        }
+        std::thread::sleep(INTERVAL);
+    };
+    progress.end();
+    Ok(Outcome { donor, left_bytes, elapsed_s: began.elapsed().as_secs_f64() })
+}
+
+/// How far it is, and how long it may take.
+struct Progress {
+    quiet: bool,
+    is_terminal: bool,
+    first: Option<(u64, Duration)>,
+    shown: Option<Duration>,
+}
+
+impl Progress {
+    fn new(quiet: bool) -> Progress {
+        let is_terminal = std::io::stderr().is_terminal();
+        Progress { quiet, is_terminal, first: None, shown: None }
+    }
+
+    fn show(&mut self, name: &str, left: Option<u64>, now: Duration) {
+        let due = self.is_terminal || self.shown.is_none_or(|at| now >= at + LINE_INTERVAL);
+        if self.quiet || !due {
+            return;
+        }
+        self.shown = Some(now);
+        let text = match left {
+            None => format!("{name}: waiting for it to begin"),
+            Some(left) => {
+                let (before, since) = *self.first.get_or_insert((left, now));
+                let left_text = Size(left);
+                match estimate(before, left, now - since) {
+                    Some(more) => format!("{name}: {left_text} left, {} s more", more.as_secs()),
+                    None => format!("{name}: {left_text} left"),
+                }
+            }
+        };
+        match self.is_terminal {
+            true => eprint!("\r{text}\x1b[K"),
+            false => eprintln!("{text}"),
+        }
+        let _ = std::io::stderr().flush();
+    }
+
+    fn end(&self) {
+        if self.is_terminal && self.shown.is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// How long the rest takes at the rate so far.
+fn estimate(before: u64, left: u64, elapsed: Duration) -> Option<Duration> {
+    let moved = before.checked_sub(left).filter(|moved| *moved > 0)?;
+    Some(elapsed.mul_f64(left as f64 / moved as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_as_the_part_before() {
+        let s = Duration::from_secs;
+        assert_eq!(estimate(100, 25, s(3)), Some(s(1)));
+        assert_eq!(estimate(100, 100, s(3)), None, "nothing has moved yet");
+        assert_eq!(estimate(100, 150, s(3)), None, "somebody came in between");
+    }
+}

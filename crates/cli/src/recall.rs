@@ -1,0 +1,62 @@
+//! `hecaton node recall`: a donor lends less from now on, and gets back what it has lent above that.
+//!
+//! The manager tells the donor its limit; the donor tells each of its borrowers how many extents it
+//! wants back, and they choose which, and move them to other donors. This command only looks on.
+
+use crate::cluster::ClusterArgs;
+use crate::giving_back;
+use anyhow::bail;
+use hecaton_memory::{Size, pages_to_bytes};
+use hecaton_node::donors::DonorReport;
+use std::process::ExitCode;
+
+/// Arguments of `hecaton node recall`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The donor; that of `hecaton node` has the node's name
+    name: String,
+    /// Most memory that it lends from now on
+    #[arg(long, value_name = "SIZE", required_unless_present = "cancel")]
+    to: Option<Size>,
+    /// Gives up waiting after so many seconds, with exit status 1; the donor goes on wanting it back
+    #[arg(long, value_name = "SECONDS", conflicts_with = "cancel")]
+    deadline: Option<u64>,
+    /// Has the donor lend again all that it has; what has moved stays where it is
+    #[arg(long, conflicts_with = "to")]
+    cancel: bool,
+    /// Prints one JSON object at the end
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let Args { name, json, .. } = args;
+    let manager = args.cluster.need_manager()?;
+    manager.limit(name, args.to)?;
+    let Some(to) = args.to else { return Ok(ExitCode::SUCCESS) };
+    let left = |donor: &DonorReport| above(donor, to);
+    let outcome = giving_back::watch(&manager, name, args.deadline, *json, left)?;
+    if *json {
+        println!("{}", serde_json::to_string(&outcome)?);
+    } else if outcome.left_bytes == 0 {
+        println!("{name} lends {to} at most ({:.1} s)", outcome.elapsed_s);
+    }
+    if outcome.left_bytes > 0 {
+        bail!(
+            "{} above the {to} that {name} is to lend are still with it: is there room at other \
+             donors? It goes on asking for them; `hecaton node recall {name} --cancel` has it lend \
+             all of its memory again",
+            Size(outcome.left_bytes),
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Bytes that the host is to have back; `None` as long as the donor has not said that it was told.
+fn above(donor: &DonorReport, to: Size) -> Option<u64> {
+    let stats = donor.stats.as_ref().filter(|stats| stats.told_limit_bytes == Some(to.0))?;
+    let in_use = pages_to_bytes(stats.lent_pages + stats.leaving_pages);
+    Some(in_use.saturating_sub(to.0))
+}

@@ -90,6 +90,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
         name: format!("donor-{number}"),
         lend_bytes: lend.0,
         memory,
+        keep_free_bytes: None,
         listen: (Ipv4Addr::LOCALHOST, 0).into(),
     });
     let node = Node::start(NodeConfig {

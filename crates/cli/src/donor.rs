@@ -60,6 +60,7 @@ fn serve(
     let config = DonorConfig {
         numa_node: start.memory.numa_node,
         huge_pages: start.memory.huge_pages,
+        keep_free: start.keep_free_bytes.map(Size),
         ..DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes))
     };
     let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;

@@ -52,6 +52,10 @@ struct Daemon {
     /// only borrows
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
+    /// Asks for some of what it has lent back while the host has less than that available, and lends
+    /// more again later
+    #[arg(long, value_name = "SIZE", requires = "lend", conflicts_with = "huge_pages")]
+    keep_free: Option<Size>,
     #[command(flatten)]
     memory: MemoryArgs,
     /// Where the node stands, from the outside in: copies go to hosts that differ in the first name,
@@ -149,7 +153,8 @@ fn donors(args: &Daemon, name: &str) -> anyhow::Result<Vec<DonorSpec>> {
     lending::check_total(lend, 1, &Host::here().context("cannot read /proc")?)?;
     let memory = args.memory.check(lend, 1)?;
     let (name, lend_bytes) = (name.to_owned(), lend.0);
-    Ok(vec![DonorSpec { name, lend_bytes, memory, listen: args.listen }])
+    let keep_free_bytes = args.keep_free.map(|Size(bytes)| bytes);
+    Ok(vec![DonorSpec { name, lend_bytes, memory, keep_free_bytes, listen: args.listen }])
 }
 
 /// How the node starts its donors and pagers: with this very executable.

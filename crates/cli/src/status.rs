@@ -120,7 +120,10 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
 fn limit(donor: &DonorReport) -> Option<String> {
     let stats = donor.stats.as_ref().filter(|stats| stats.limit_pages < stats.pages)?;
     let limit = size(pages_to_bytes(stats.limit_pages));
-    let text = format!("{}: lends {limit} at most at present", donor.name);
+    let is_hosts =
+        stats.host_limit_bytes.is_some_and(|b| b < pages_to_bytes(stats.limit_pages + 1));
+    let why = if is_hosts { " for want of memory on its host" } else { "" };
+    let text = format!("{}: lends {limit} at most at present{why}", donor.name);
     Some(match stats.recalled_pages {
         0 => text,
         pages => format!("{text}, {} above that is wanted back", size(pages_to_bytes(pages))),

@@ -5,8 +5,10 @@ use crate::table::RestoreError;
 use crate::zones::ZoneError;
 use hecaton_memory::Size;
 use hecaton_memory::memfd::MemoryError;
+use hecaton_memory::meminfo::MEMINFO;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// What a donor lends, and where it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +27,10 @@ pub struct DonorConfig {
     pub huge_pages: bool,
     /// Most connections at a time.
     pub connections: usize,
+    /// Lends less, and asks for some back, while the host has less than that available.
+    pub keep_free: Option<Size>,
+    /// Where the kernel says what the host has available.
+    pub meminfo: PathBuf,
 }
 
 impl DonorConfig {
@@ -32,7 +38,17 @@ impl DonorConfig {
     pub fn new(name: impl Into<String>, listen: SocketAddr, lend: Size) -> DonorConfig {
         let connections = hecaton_transport::server::Limits::default().connections;
         let name = name.into();
-        DonorConfig { name, listen, lend, numa_node: None, huge_pages: false, connections }
+        let meminfo = MEMINFO.into();
+        DonorConfig {
+            name,
+            listen,
+            lend,
+            numa_node: None,
+            huge_pages: false,
+            connections,
+            keep_free: None,
+            meminfo,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A donor from its start to its end: opened on new memory or a predecessor's, serving, stopped.
 
 use crate::config::{DonorConfig, DonorError};
+use crate::host::HostWatch;
 use crate::layout::Layout;
 use crate::ledger::{Ledger, Records};
 use crate::lender::Lender;
@@ -19,7 +20,7 @@ use hecaton_transport::server::{Limits, Server};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -31,7 +32,7 @@ pub const ARENA_LABEL: &str = "arena";
 /// The label of the ledger, among descriptors that a supervisor keeps.
 pub const LEDGER_LABEL: &str = "ledger";
 
-/// How often leases are looked at, and who gives back what is wanted back.
+/// How often leases are looked at, what the host has left, and who gives back what is wanted back.
 const LEASE_CHECK: Duration = Duration::from_secs(1);
 
 /// The memory of a donor, which outlives its process in the hands of a supervisor.
@@ -72,6 +73,8 @@ pub struct Donor {
     lender: Arc<Lender>,
     ledger: Arc<SharedWords>,
     connections: usize,
+    keep_free: Option<Size>,
+    meminfo: PathBuf,
 }
 
 impl Donor {
@@ -130,7 +133,8 @@ impl Donor {
     fn assemble(config: &DonorConfig, arena: Arena, table: Table, ledger: Ledger) -> Donor {
         let words = ledger.words().clone();
         let lender = Arc::new(Lender::new(config.name.clone(), arena, table, ledger));
-        Donor { lender, ledger: words, connections: config.connections }
+        let (keep_free, meminfo) = (config.keep_free, config.meminfo.clone());
+        Donor { lender, ledger: words, connections: config.connections, keep_free, meminfo }
     }
 
     /// Duplicates of the descriptors of the donor's memory, to be kept by a supervisor.
@@ -143,6 +147,10 @@ impl Donor {
 
     /// Serves the connections that come to `listener`.
     pub fn serve(&self, listener: TcpListener) -> Result<Serving, DonorError> {
+        let watch = |keep_free| HostWatch::new(self.meminfo.clone(), keep_free, &self.lender);
+        let mut host = self.keep_free.map(watch);
+        // Before anything is lent.
+        host.iter_mut().for_each(|host| host.look(&self.lender));
         let limits = Limits { connections: self.connections, ..Limits::default() };
         let service = Arc::new(PageService(self.lender.clone()));
         let server = Server::start(listener, service, limits).map_err(DonorError::Start)?;
@@ -152,6 +160,7 @@ impl Donor {
             move || {
                 while !stop.wait_for(LEASE_CHECK) {
                     lender.expire_leases();
+                    host.iter_mut().for_each(|host| host.look(&lender));
                     lender.review_recalls();
                 }
             }

@@ -47,8 +47,16 @@ struct Books {
     table: Table,
     ledger: Ledger,
     gates: HashMap<SpaceId, Arc<Gate>>,
+    limits: Limits,
+}
+
+/// What bounds the lending, beside the memory that there is.
+#[derive(Default)]
+struct Limits {
     /// What it was told to lend at most.
-    told_limit: Option<Size>,
+    told: Option<Size>,
+    /// What its host can do without.
+    host: Option<Size>,
 }
 
 /// An extent that someone uses: its pages stay where they are until this is dropped.
@@ -86,7 +94,7 @@ impl Lender {
             sums,
             free_pages: AtomicU64::new(table.lendable_pages()),
             arena,
-            books: Mutex::new(Books { table, ledger, gates, told_limit: None }),
+            books: Mutex::new(Books { table, ledger, gates, limits: Limits::default() }),
             in_service: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             metrics: Metrics::default(),
@@ -121,12 +129,23 @@ impl Lender {
         }
     }
 
-    /// Lends no more than that from now on, and wants back what is above it.
+    /// Lends no more than it is told from now on, and wants back what is above that.
     pub(crate) fn set_limit(&self, told: Option<Size>) {
+        self.change_limits(|limits| limits.told = told);
+    }
+
+    /// The same, because of what the host has left.
+    pub(crate) fn set_host_limit(&self, host: Size) {
+        self.change_limits(|limits| limits.host = Some(host));
+    }
+
+    fn change_limits(&self, change: impl FnOnce(&mut Limits)) {
         let mut books = self.books();
-        books.told_limit = told;
-        let all = self.arena.pages();
-        let limit_pages = told.map_or(all, |limit| all.min(limit.0 / PAGE_SIZE as u64));
+        change(&mut books.limits);
+        let Limits { told, host } = books.limits;
+        let pages = |limit: Size| limit.0 / PAGE_SIZE as u64;
+        let limits = [told, host].into_iter().flatten().map(pages);
+        let limit_pages = limits.fold(self.arena.pages(), u64::min);
         let before = books.table.limit_pages();
         if before != limit_pages {
             books.table.set_limit(limit_pages, self.now_ms());
@@ -135,6 +154,12 @@ impl Lender {
             let recalled = Size(pages_to_bytes(books.table.excess_pages()));
             info!(donor = self.name, %from, %to, %recalled, "the limit of what is lent changes");
         }
+    }
+
+    /// Bytes that are lent, or have gone back and are not the host's again yet.
+    pub(crate) fn in_use_bytes(&self) -> u64 {
+        let books = self.books();
+        pages_to_bytes(books.table.lent_pages() + books.table.leaving_pages())
     }
 
     /// Looks again who is to give back what is above the limit, now that time has passed.
@@ -474,7 +499,8 @@ impl Lender {
         let (free_pages, leaving_pages) = (table.free_pages(), table.leaving_pages());
         let (limit_pages, recalled_pages) = (table.limit_pages(), table.excess_pages());
         let lendable_pages = table.lendable_pages();
-        let told_limit_bytes = books.told_limit.map(|limit| limit.0);
+        let told_limit_bytes = books.limits.told.map(|limit| limit.0);
+        let host_limit_bytes = books.limits.host.map(|limit| limit.0);
         drop(books);
         let committed_bytes = self.arena.committed_bytes().unwrap_or_else(|error| {
             warn!(%error, "cannot tell how much memory is committed");
@@ -490,6 +516,7 @@ impl Lender {
             leaving_pages,
             limit_pages,
             told_limit_bytes,
+            host_limit_bytes,
             lendable_pages,
             recalled_pages,
             committed_bytes,

@@ -12,6 +12,7 @@ mod config;
 mod donor;
 mod fill;
 mod gate;
+mod host;
 mod layout;
 mod ledger;
 mod lender;

@@ -28,6 +28,9 @@ pub struct Snapshot {
     /// Most bytes that it was told to lend; none if it lends what it has.
     #[serde(default)]
     pub told_limit_bytes: Option<u64>,
+    /// Most bytes that it lends to keep some of its host's memory available; none if it need not.
+    #[serde(default)]
+    pub host_limit_bytes: Option<u64>,
     /// Pages that it would lend now.
     #[serde(default)]
     pub lendable_pages: u64,

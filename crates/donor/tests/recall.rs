@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use hecaton_donor::{Donor, listen};
+use hecaton_donor::{Donor, DonorConfig, listen};
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{Refusal, Request};
@@ -68,4 +68,55 @@ fn a_successor_wants_back_what_it_is_told_to() {
     assert_eq!(snapshot.recalled_pages, 3 * EXTENT_PAGES);
     assert_eq!(snapshot.told_limit_bytes, extents(2).map(|limit| limit.0));
     assert_eq!(snapshot.spaces[0].recalled, 3);
+}
+
+#[test]
+fn a_host_that_is_short_of_memory_gets_some_back() {
+    const KEEP_FREE: u64 = 1 << 30;
+    let scratch = tempfile::tempdir().unwrap();
+    let meminfo = scratch.path().join("meminfo");
+    let extent_bytes = EXTENT_PAGES * PAGE_SIZE as u64;
+    let host_has = |bytes: u64| {
+        // As a whole, so that the donor never reads half of it.
+        let next = scratch.path().join("next");
+        std::fs::write(&next, format!("MemAvailable: {} kB\n", bytes / 1024)).unwrap();
+        std::fs::rename(&next, &meminfo).unwrap();
+    };
+    host_has(2 * KEEP_FREE);
+    let config = DonorConfig {
+        keep_free: Some(Size(KEEP_FREE)),
+        meminfo: meminfo.clone(),
+        ..config(16 * EXTENT_PAGES)
+    };
+    let donor = Donor::open(&config, None).unwrap();
+    let serving = donor.serve(listen(config.listen).unwrap()).unwrap();
+    let mut borrower = Borrower::connect(serving.address(), 1, 1);
+    let held: Vec<_> = (0..8).map(|segment| borrower.allocate(segment, ORDER)).collect();
+    assert_eq!(recalled(&mut borrower), 0);
+
+    host_has(KEEP_FREE - 3 * extent_bytes + 4096);
+    eventually("asked for three", || recalled(&mut borrower) == 3);
+    // The host has what it needs by then, or it would be asked for more.
+    host_has(KEEP_FREE + 4096);
+    held[..3].iter().for_each(|extent| borrower.done(Request::Free { extent: *extent }));
+    assert_eq!((recalled(&mut borrower), borrower.load().free_pages), (0, 1));
+    // What it is told counts if it is less, and what its host can do without if that is.
+    donor.set_limit(extents(4));
+    assert_eq!(recalled(&mut borrower), 1);
+    donor.set_limit(extents(15));
+    assert_eq!(recalled(&mut borrower), 0);
+    assert_eq!(donor.snapshot().limit_pages, 5 * EXTENT_PAGES + 1);
+
+    // A successor on a host with just enough lends no more than there is.
+    let fds = donor.fds().unwrap();
+    serving.stop();
+    drop(donor);
+    let donor = Donor::open(&config, Some(fds)).unwrap();
+    let _serving = donor.serve(listen(config.listen).unwrap()).unwrap();
+    assert_eq!(donor.snapshot().host_limit_bytes, Some(5 * extent_bytes));
+    // Who cannot see goes on as before.
+    std::fs::remove_file(&meminfo).unwrap();
+    let donor = Donor::open(&config, None).unwrap();
+    let _serving = donor.serve(listen(config.listen).unwrap()).unwrap();
+    assert_eq!(donor.snapshot().limit_pages, 16 * EXTENT_PAGES);
 }

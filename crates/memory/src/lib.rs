@@ -1,7 +1,8 @@
 //! Pages, extents and ids: the words that every other crate speaks.
 //!
 //! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
-//! network, and only [`memfd`], [`numa`], [`huge_pages`] and [`random_u64`] talk to the kernel.
+//! network, and only [`memfd`], [`meminfo`], [`numa`], [`huge_pages`] and [`random_u64`] talk to the
+//! kernel.
 
 pub mod arena;
 mod bitmap;
@@ -10,6 +11,7 @@ pub mod checksum;
 pub mod huge_pages;
 pub mod ids;
 pub mod memfd;
+pub mod meminfo;
 pub mod numa;
 mod random;
 pub mod size;

@@ -41,6 +41,8 @@ pub struct DonorSpec {
     pub lend_bytes: u64,
     /// What kind of memory these are.
     pub memory: DonorMemory,
+    /// Bytes that its host is to have available, if it sees to that.
+    pub keep_free_bytes: Option<u64>,
     /// Where it serves; port 0 takes a free one.
     pub listen: SocketAddr,
 }
@@ -63,6 +65,9 @@ pub struct DonorStart {
     pub lend_bytes: u64,
     /// What kind of memory these are.
     pub memory: DonorMemory,
+    /// Bytes that its host is to have available, if it sees to that.
+    #[serde(default)]
+    pub keep_free_bytes: Option<u64>,
     /// Whether it is to give back what the process before it has lent.
     #[serde(default)]
     pub draining: bool,
@@ -374,6 +379,7 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
             name: shared.spec.name.clone(),
             lend_bytes: shared.spec.lend_bytes,
             memory: shared.spec.memory,
+            keep_free_bytes: shared.spec.keep_free_bytes,
             draining: status.draining,
             limit_bytes: status.limit_bytes,
             labels,
@@ -423,6 +429,7 @@ mod tests {
             name: "d".to_owned(),
             lend_bytes: 1 << 20,
             memory: DonorMemory::default(),
+            keep_free_bytes: None,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
         };
         Donor::start(&command, spec).expect("bound")

@@ -3,6 +3,7 @@
 use crate::donors::DonorReport;
 use crate::pagers::ConsumerReport;
 use crate::vms::VmReport;
+use hecaton_memory::meminfo::{MEMINFO, field_bytes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -50,10 +51,10 @@ impl Host {
     /// This machine, at this moment.
     pub fn here() -> io::Result<Host> {
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let meminfo = fs::read_to_string("/proc/meminfo")?;
+        let meminfo = fs::read_to_string(MEMINFO)?;
         let field = |name| {
-            meminfo_bytes(&meminfo, name)
-                .ok_or_else(|| io::Error::other(format!("/proc/meminfo has no {name}")))
+            field_bytes(&meminfo, name)
+                .ok_or_else(|| io::Error::other(format!("{MEMINFO} has no {name}")))
         };
         Ok(Host {
             boot_id: boot_id.trim().to_owned(),
@@ -61,11 +62,6 @@ impl Host {
             available_bytes: field("MemAvailable")?,
         })
     }
-}
-
-fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A donor as borrowers need to know it.
@@ -134,14 +130,6 @@ mod tests {
         let host = Host::here().expect("read");
         assert!(host.available_bytes > 0 && host.available_bytes <= host.memory_bytes);
         assert_eq!(host.boot_id.len(), 36);
-    }
-
-    #[test]
-    fn meminfo_fields_are_found_by_their_whole_name() {
-        let text = "MemTotalX: 1 kB\nMemTotal:       24 kB\nHugePages_Total:       3\n";
-        assert_eq!(meminfo_bytes(text, "MemTotal"), Some(24 << 10));
-        assert_eq!(meminfo_bytes(text, "HugePages_Total"), None);
-        assert_eq!(meminfo_bytes(text, "Mem"), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub mod evict;
 pub mod placement;
 pub mod prefetch;
+pub mod pressure;
 pub mod recall;
 pub mod replay;
 pub mod site;

@@ -41,6 +41,11 @@ impl Table {
         self.free_pages().min(self.limit_pages.saturating_sub(in_use))
     }
 
+    /// Pages that are lent.
+    pub fn lent_pages(&self) -> u64 {
+        self.lent_pages
+    }
+
     /// Pages that are lent and above the limit.
     pub fn excess_pages(&self) -> u64 {
         self.lent_pages.saturating_sub(self.limit_pages)

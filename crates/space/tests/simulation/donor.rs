@@ -6,11 +6,21 @@ use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Valu
 use hecaton_donor::standing::{after_confirm, after_write};
 use hecaton_donor::table::{Allocated, LentExtent, Table, TableLimits, Zone};
 use hecaton_memory::{Epoch, ExtentId, Generation, SpaceId};
+use hecaton_policy::pressure::{Pressure, Seen};
 use hecaton_transport::protocol::{Load, MAX_HELD, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 pub(crate) const SPACE: SpaceId = SpaceId(77);
 pub(crate) const LEASE_MS: u64 = 4_000;
+
+/// For the bounds of the decision about a host's memory, which are made for larger pages and for hosts
+/// that are slower to change: how many bytes a page counts as, and how much faster time passes.
+const PRESSURE_BYTES: u64 = 64 << 20;
+const PRESSURE_HASTE: u64 = 60;
+
+/// Pages that a donor keeps available on its host.
+const KEEP_FREE_PAGES: u64 = 10;
 
 struct Session {
     epoch: Epoch,
@@ -21,6 +31,11 @@ pub(crate) struct Donor {
     pub(crate) table: Table,
     pub(crate) boot: u64,
     pub(crate) draining: bool,
+    /// Pages that its host has for it and for others.
+    pub(crate) host_pages: u64,
+    /// What it was told to lend at most.
+    told_pages: u64,
+    pressure: Pressure,
     pages: u64,
     generations: BTreeMap<ExtentId, Generation>,
     /// Pages discarded from extents that are being filled.
@@ -43,6 +58,9 @@ impl Donor {
             table: table_of(pages),
             boot,
             draining: false,
+            host_pages: u64::MAX,
+            told_pages: pages,
+            pressure: Pressure::new(pages * PRESSURE_BYTES, KEEP_FREE_PAGES * PRESSURE_BYTES),
             pages,
             generations: BTreeMap::new(),
             discarded: BTreeSet::new(),
@@ -54,9 +72,28 @@ impl Donor {
 
     /// Dies, and comes back with nothing.
     pub(crate) fn restart(&mut self, boot: u64, now_ms: u64) {
-        let limit_pages = self.table.limit_pages();
-        *self = Donor::new(self.pages, boot);
-        self.table.set_limit(limit_pages, now_ms);
+        let Donor { host_pages, told_pages, .. } = *self;
+        *self = Donor { host_pages, told_pages, ..Donor::new(self.pages, boot) };
+        self.look_at_host(now_ms);
+    }
+
+    /// Is told to lend no more than that.
+    pub(crate) fn set_limit(&mut self, pages: u64, now_ms: u64) {
+        self.told_pages = pages;
+        self.look_at_host(now_ms);
+    }
+
+    /// As the donor does now and then.
+    pub(crate) fn look_at_host(&mut self, now_ms: u64) {
+        let available = self.host_pages.saturating_sub(self.memory.len() as u64);
+        let in_use = self.table.lent_pages() + self.table.leaving_pages();
+        let seen = Seen {
+            available_bytes: available.saturating_mul(PRESSURE_BYTES),
+            in_use_bytes: in_use * PRESSURE_BYTES,
+        };
+        let now = Duration::from_millis(now_ms * PRESSURE_HASTE);
+        let of_host = self.pressure.limit(seen, now) / PRESSURE_BYTES;
+        self.table.set_limit(self.told_pages.min(of_host), now_ms);
     }
 
     /// Pages that it has, lent or not.
@@ -97,6 +134,7 @@ impl Donor {
 
     /// Takes the extents whose lease has run out. Says of which segments.
     pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<u64> {
+        self.look_at_host(now_ms);
         self.table.review(now_ms);
         let mut segments = Vec::new();
         for space in self.table.due(now_ms) {

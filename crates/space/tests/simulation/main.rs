@@ -71,6 +71,7 @@ struct Tally {
     lost_with_copies: u64,
     drains: u64,
     recalls: u64,
+    hosts_changed: u64,
     /// Recalls on a good network that brought everything back, or all that others had room for.
     given_back: u64,
     nobody_had_room: u64,
@@ -148,6 +149,7 @@ impl World {
                 4..5 => self.take_over(),
                 5..7 if self.moves => self.drain_a_donor(),
                 7..11 if self.moves => self.recall_at_a_donor(),
+                11..15 if self.moves => self.change_a_host(),
                 _ => {}
             }
             if step % 4 == 0 {
@@ -271,7 +273,7 @@ impl World {
 
     fn set_limit(&mut self, donor: usize, pages: u64) {
         let now_ms = self.net.now.as_millis() as u64;
-        self.donors[donor].table.set_limit(pages, now_ms);
+        self.donors[donor].set_limit(pages, now_ms);
     }
 
     fn recall_at_a_donor(&mut self) {
@@ -282,9 +284,23 @@ impl World {
         self.tally.recalls += 1;
     }
 
+    /// Programs of a donor's host take memory, or end.
+    fn change_a_host(&mut self) {
+        let donor = self.dice.below(self.donors.len() as u64) as usize;
+        let pages = self.donors[donor].pages();
+        let is_ample = self.dice.below(2) == 0;
+        let host_pages = if is_ample { u64::MAX } else { self.dice.below(2 * pages) };
+        self.donors[donor].host_pages = host_pages;
+        self.tally.hosts_changed += 1;
+    }
+
     /// A donor gets back what others have room for, or have a copy of.
     fn recall_for_good(&mut self) {
         let donor = self.dice.below(self.donors.len() as u64) as usize;
+        for donor in &self.donors {
+            let all = donor.pages();
+            assert_eq!(donor.table.limit_pages(), all, "the host has been calm for long");
+        }
         let limit = self.dice.below(self.donors[donor].pages() / 2);
         self.set_limit(donor, limit);
         if self.donors[donor].table.excess_pages() == 0 {
@@ -661,6 +677,7 @@ impl World {
         self.net.silent_until.fill(Duration::ZERO);
         for donor in 0..self.donors.len() {
             self.donors[donor].draining = false;
+            self.donors[donor].host_pages = u64::MAX;
             self.set_limit(donor, self.donors[donor].pages());
         }
         for _ in 0..500 {
@@ -763,6 +780,7 @@ fn a_read_shows_what_was_written_or_fails_cleanly() {
         total.lost_with_copies += tally.lost_with_copies;
         total.drains += tally.drains;
         total.recalls += tally.recalls;
+        total.hosts_changed += tally.hosts_changed;
         total.given_back += tally.given_back;
         total.nobody_had_room += tally.nobody_had_room;
         total.copies_left += tally.copies_left;

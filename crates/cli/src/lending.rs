@@ -84,6 +84,15 @@ pub(crate) fn check_total(lend: Size, donors: u16, host: &Host) -> anyhow::Resul
     Ok(())
 }
 
+/// Refuses to keep more available than there can ever be: nothing would be lent.
+pub(crate) fn check_kept(keep_free: Size, host: &Host) -> anyhow::Result<()> {
+    let total = Size(host.memory_bytes);
+    if keep_free >= total {
+        usage!("--keep-free {keep_free} leaves nothing to lend of the {total} of this machine");
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -150,7 +150,11 @@ fn serve(
 fn donors(args: &Daemon, name: &str) -> anyhow::Result<Vec<DonorSpec>> {
     let Some(lend) = args.lend else { return Ok(Vec::new()) };
     lending::check_least(lend)?;
-    lending::check_total(lend, 1, &Host::here().context("cannot read /proc")?)?;
+    let host = Host::here().context("cannot read /proc")?;
+    lending::check_total(lend, 1, &host)?;
+    if let Some(keep_free) = args.keep_free {
+        lending::check_kept(keep_free, &host)?;
+    }
     let memory = args.memory.check(lend, 1)?;
     let (name, lend_bytes) = (name.to_owned(), lend.0);
     let keep_free_bytes = args.keep_free.map(|Size(bytes)| bytes);

@@ -4,6 +4,7 @@
 //! wants back, and they choose which, and move them to other donors. This command only looks on.
 
 use crate::cluster::ClusterArgs;
+use crate::failure::usage;
 use crate::giving_back;
 use anyhow::bail;
 use hecaton_memory::{Size, pages_to_bytes};
@@ -34,8 +35,19 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let Args { name, json, .. } = args;
     let manager = args.cluster.need_manager()?;
-    manager.limit(name, args.to)?;
-    let Some(to) = args.to else { return Ok(ExitCode::SUCCESS) };
+    let Some(to) = args.to else {
+        manager.limit(name, None)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let status = manager.status()?;
+    let mut donors = status.nodes.iter().flat_map(|node| &node.report.donors);
+    if let Some(donor) = donors.find(|donor| donor.name == *name && donor.lend_bytes <= to.0) {
+        let all = Size(donor.lend_bytes);
+        usage!(
+            "--to {to} takes nothing back from {name}, which lends {all}; --cancel lifts a limit"
+        );
+    }
+    manager.limit(name, Some(to))?;
     let left = |donor: &DonorReport| above(donor, to);
     let outcome = giving_back::watch(&manager, name, args.deadline, *json, left)?;
     if *json {

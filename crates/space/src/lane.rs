@@ -100,6 +100,8 @@ struct DonorLink {
     lane: u64,
     connection: Option<Connection>,
     begun: Duration,
+    /// What the donor wanted back when the map was last told: anything, everything.
+    wants: (bool, bool),
 }
 
 /// One thread's handle to a [`Space`].
@@ -447,14 +449,23 @@ impl Lane {
         });
         match outcome {
             Ok(()) => {
-                if let Some(welcome) = connection.welcome().filter(|_| !was_open) {
-                    let (boot, load) = (welcome.boot, welcome.load);
-                    self.generation += 1;
-                    let begun = self.links[donor.0 as usize].begun;
-                    if self.space.map().heard(donor, boot, load, begun, now) {
-                        self.requests.flights.opened(donor, boot);
-                    } else {
-                        self.broke(donor, &ConnectionError::Closed, now);
+                let load = connection.load();
+                let boot = connection.welcome().map(|welcome| welcome.boot);
+                let link = &mut self.links[donor.0 as usize];
+                // That a donor wants memory back is heard with the next page from it, and not only when
+                // the upkeep asks.
+                let wants = (load.recalled > 0, load.draining);
+                let is_news = !was_open || link.wants != wants;
+                if let Some(boot) = boot.filter(|_| is_news) {
+                    link.wants = wants;
+                    let is_in_time = self.space.map().heard(donor, boot, load, link.begun, now);
+                    if !was_open {
+                        self.generation += 1;
+                    }
+                    match is_in_time {
+                        true if was_open => {}
+                        true => self.requests.flights.opened(donor, boot),
+                        false => self.broke(donor, &ConnectionError::Closed, now),
                     }
                 }
                 self.flush(donor, now);
@@ -502,7 +513,12 @@ impl Lane {
 
     fn connect(&mut self, donor: DonorIndex, now: Duration) {
         while self.links.len() <= donor.0 as usize {
-            let link = DonorLink { lane: random_u64(), connection: None, begun: now };
+            let link = DonorLink {
+                lane: random_u64(),
+                connection: None,
+                begun: now,
+                wants: (false, false),
+            };
             self.links.push(link);
         }
         let link = &mut self.links[donor.0 as usize];

@@ -63,15 +63,15 @@ impl Space {
             match step {
                 Step::Nothing | Step::Wait => return Ok(changed),
                 Step::Leave { from, kept } => {
-                    // It may have died since it was heard last.
-                    let other = self.donor(kept.donor);
-                    self.call(&other, Some((segment, kept)), Request::Renew, Persistence::Once)?;
-                    if !self.map().desert(segment, from) {
+                    changed = true;
+                    if !self.is_there(segment, kept)? {
+                        self.map().gone(segment, kept);
+                    } else if self.map().desert(segment, from) {
+                        let donor = &self.donor(from.donor).name;
+                        info!(segment, donor, "a copy is wanted back that nobody has room for");
+                    } else {
                         return Ok(changed);
                     }
-                    let donor = &self.donor(from.donor).name;
-                    info!(segment, donor, "a copy is wanted back that nobody has room for");
-                    changed = true;
                 }
                 Step::Join(index) => {
                     let donor = self.donor(index);
@@ -93,6 +93,18 @@ impl Space {
                     changed = true;
                 }
             }
+        }
+    }
+
+    /// Whether a member's donor answers and still has the extent. It may have died since it was heard
+    /// last, or have been away for longer than its lease.
+    fn is_there(&self, segment: u64, place: Place) -> Result<bool, SpaceError> {
+        let donor = self.donor(place.donor);
+        let request = Request::Read { extent: place.extent, pages: &[0] };
+        match self.call(&donor, Some((segment, place)), request, Persistence::Once)?.outcome {
+            Outcome::Pages { .. } => Ok(true),
+            Outcome::Refused(Refusal::NoSuchExtent) => Ok(false),
+            outcome => Err(self.odd(&donor, outcome)),
         }
     }
 

@@ -24,8 +24,8 @@ pub enum Step {
         /// One that is.
         from: Place,
     },
-    /// Nobody has room for a copy that is wanted back: hear the donor of another one, and tell
-    /// [`Map::desert`].
+    /// Nobody has room for a copy that is wanted back: ask whether another one is there, and tell
+    /// [`Map::desert`], or [`Map::gone`] of that one.
     Leave {
         /// The copy to do without.
         from: Place,

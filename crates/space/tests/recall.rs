@@ -5,8 +5,11 @@ mod common;
 use common::*;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
+use hecaton_transport::client::{Connection, Options};
+use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const SEGMENTS: u64 = 6;
 
@@ -69,6 +72,25 @@ fn a_donor_gets_back_what_it_wants_while_its_pages_are_written_and_read() {
 }
 
 #[test]
+fn it_is_heard_with_the_next_page() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 32));
+    let space = space_of(1, &donors.each_ref());
+    let mut lane = space.lane().unwrap();
+    let pages: Vec<u64> = a_page_of_each_segment().collect();
+    pages.iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    assert!(!space.tend(Duration::from_secs(1), u64::MAX));
+    limit(&donors[0], 0);
+    pages.iter().for_each(|page| assert_reads(&mut lane, &[*page], 1));
+    // Without a renewal, which would tell too.
+    while lent(&donors[0]) > 0 {
+        assert!(space.tend(Duration::from_secs(1), u64::MAX), "{:?}", space.status());
+    }
+    pages.iter().for_each(|page| assert_reads(&mut lane, &[*page], 1));
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+#[test]
 fn with_room_nowhere_the_second_copy_goes_until_there_is_room_again() {
     let donors = ["a", "b"].map(|name| Lent::start(name, SEGMENTS));
     let space = space_of(2, &donors.each_ref());
@@ -91,6 +113,26 @@ fn with_room_nowhere_the_second_copy_goes_until_there_is_room_again() {
     for page in a_page_of_each_segment() {
         assert_reads(&mut lane, &[page], 2);
     }
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+/// As when the donor was away for longer than the lease, and nobody has wanted a page of it since.
+#[test]
+fn a_copy_is_given_up_only_for_one_that_is_there() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, SEGMENTS));
+    let space = space_of(2, &donors.each_ref());
+    let mut lane = space.lane().unwrap();
+    let pages: Vec<u64> = a_page_of_each_segment().collect();
+    pages.iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    let SpaceConfig { id, epoch, lease, .. } = *space.config();
+    let consumer = "behind its back".to_owned();
+    let hello = Hello { versions: VERSIONS, space: id, epoch, lane: 1, lease, consumer };
+    let other = Connection::open(donors[1].address(), &hello, &Options::default());
+    other.unwrap().call(Request::FreeAll, &[]).unwrap();
+    limit(&donors[0], 0);
+    tend_until(&space, "back", |_| lent(&donors[0]) == 0);
+    pages.iter().for_each(|page| assert_reads(&mut lane, &[*page], 1));
     space.release().unwrap();
     donors.iter().for_each(Lent::assert_all_comes_back);
 }

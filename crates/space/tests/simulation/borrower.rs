@@ -122,7 +122,9 @@ struct DonorLink {
     conn: Option<ConnId>,
     window: Window,
     open: bool,
+    boot: u64,
     begun: Duration,
+    wants: (bool, bool),
 }
 
 #[derive(Debug)]
@@ -219,7 +221,9 @@ impl Borrower {
             conn: None,
             window: Window::new(WINDOW),
             open: false,
+            boot: 0,
             begun: Duration::ZERO,
+            wants: (false, false),
         };
         let lanes = (0..lanes).map(|_| Lane {
             requests: Requests::new(limits, FAILOVER),
@@ -736,6 +740,8 @@ impl Borrower {
         match message {
             ToBorrower::Welcome(Ok((boot, load))) if !link.open => {
                 link.open = true;
+                link.boot = boot;
+                link.wants = (load.recalled > 0, load.draining);
                 let heard = self.map.heard(index_of(donor), boot, load, link.begun, net.now);
                 if heard {
                     requests.flights.opened(index_of(donor), boot);
@@ -749,7 +755,7 @@ impl Borrower {
                 false
             }
             ToBorrower::Answer { .. } if !link.open => false,
-            ToBorrower::Answer { id, answered, data, .. } => {
+            ToBorrower::Answer { id, answered, data, load } => {
                 let Ok(tag) = link.window.check(id, &answered.as_answer()) else { return false };
                 link.window.settle();
                 let slot = Slot(tag as u32);
@@ -781,7 +787,11 @@ impl Borrower {
                         panic!("never asked for by a lane")
                     }
                 }
-                true
+                let wants = (load.recalled > 0, load.draining);
+                if std::mem::replace(&mut link.wants, wants) == wants {
+                    return true;
+                }
+                self.map.heard(index_of(donor), link.boot, load, link.begun, net.now)
             }
         }
     }
@@ -880,7 +890,10 @@ impl Borrower {
                         continue;
                     }
                     let asked = match job {
-                        Job::Renew | Job::Leave { .. } => Asked::Renew,
+                        Job::Renew => Asked::Renew,
+                        Job::Leave { kept, .. } => {
+                            Asked::Read { extent: kept.extent, pages: vec![0] }
+                        }
                         Job::Take { segment, generation } => {
                             Asked::Allocate { segment, order: SEGMENT_ORDER, generation }
                         }
@@ -1069,7 +1082,11 @@ impl Borrower {
                 return;
             }
             (Job::FreeStray { extent: None, .. }, Answered::Refused(Refusal::Full)) => Ok(()),
-            (Job::Leave { segment, from, .. }, Answered::Done) => {
+            (Job::Leave { segment, kept, .. }, Answered::Refused(Refusal::NoSuchExtent)) => {
+                self.map.gone(segment, kept);
+                Ok(())
+            }
+            (Job::Leave { segment, from, .. }, Answered::Pages(_)) => {
                 self.copies_left += u64::from(self.map.desert(segment, from));
                 self.deserted.push(segment);
                 Ok(())

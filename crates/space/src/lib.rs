@@ -13,6 +13,9 @@
 //! gets back that wants some.) [`Space`] and [`Lane`] are
 //! the same with sockets.
 //!
+//! Donors need not be trusted with what they keep: [`seal`] is what pages go through before they leave,
+//! where their owner wants that.
+//!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
@@ -28,6 +31,7 @@ pub mod lookup;
 pub mod map;
 mod recall;
 pub mod requests;
+pub mod seal;
 mod space;
 mod status;
 mod tend;

@@ -32,8 +32,6 @@ const PULSE: Duration = Duration::from_secs(1);
 /// Longest wait of a write for room or for a connection, before it looks at its deadline again.
 const WRITE_WAIT: Duration = Duration::from_millis(20);
 
-static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-
 /// What has become of a request.
 #[derive(Debug)]
 pub enum Completion<'a> {
@@ -49,8 +47,9 @@ pub enum Completion<'a> {
         /// the sums that it once computed itself; a page that does not match is for
         /// [`Space::distrust`], and is to be read again.
         sums: &'a [PageSum],
-        /// Their contents, one after another.
-        data: &'a [u8],
+        /// Their contents, one after another, where they were received: nobody needs them there
+        /// afterwards, and they may be opened in place ([`Sealer`](crate::seal::Sealer)).
+        data: &'a mut [u8],
     },
     /// The pages of a write are stored, in all copies that the segment has.
     Written {
@@ -117,6 +116,8 @@ pub struct Lane {
     links: Vec<DonorLink>,
     stash: VecDeque<Stashed>,
     zeros: VecDeque<ZeroRead>,
+    /// Handed over for pages that were never written; whoever gets it may change it.
+    zero_page: Box<[u8]>,
     zero_sum: PageSum,
     extent_pages: Vec<u32>,
     timer: OwnedFd,
@@ -147,7 +148,8 @@ impl Lane {
             links: Vec::new(),
             stash: VecDeque::new(),
             zeros: VecDeque::new(),
-            zero_sum: page_sum(&ZERO_PAGE),
+            zero_page: vec![0; PAGE_SIZE].into(),
+            zero_sum: page_sum(&[0; PAGE_SIZE]),
             extent_pages: Vec::with_capacity(MAX_PAGES),
             timer,
             armed: None,
@@ -432,7 +434,7 @@ impl Lane {
                 Event::Pages { from, sums, data } => {
                     if let Some(new) = requests.pages(slot, from, sums.len(), now) {
                         handed_over = true;
-                        let (sums, data) = (&sums[new.skip..], &data[new.skip * PAGE_SIZE..]);
+                        let (sums, data) = (&sums[new.skip..], &mut data[new.skip * PAGE_SIZE..]);
                         let (token, from, giver) = (new.token, new.from, Some(donor));
                         sink(Completion::Read { token, from, giver, sums, data });
                     }
@@ -617,8 +619,8 @@ impl Lane {
         let any = !self.stash.is_empty();
         for stashed in self.stash.drain(..) {
             match stashed {
-                Stashed::Read { token, from, giver, sums, data } => {
-                    sink(Completion::Read { token, from, giver, sums: &sums, data: &data });
+                Stashed::Read { token, from, giver, sums, mut data } => {
+                    sink(Completion::Read { token, from, giver, sums: &sums, data: &mut data });
                 }
                 Stashed::Written { token, generation } => {
                     sink(Completion::Written { token, generation });
@@ -635,7 +637,8 @@ impl Lane {
         let any = !self.zeros.is_empty();
         while let Some(ZeroRead { token, pages }) = self.zeros.pop_front() {
             for from in 0..pages {
-                let (sums, data) = (&[self.zero_sum], &ZERO_PAGE);
+                self.zero_page.fill(0);
+                let (sums, data) = (&[self.zero_sum], &mut *self.zero_page);
                 sink(Completion::Read { token, from, giver: None, sums, data });
             }
         }

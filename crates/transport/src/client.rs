@@ -78,7 +78,7 @@ pub enum ConnectionError {
 }
 
 /// What a donor answered, as it comes in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// Some of the pages of a read. A read of many pages comes in several such events, in order;
     /// the one that brings the last page is the end of the request.
@@ -87,8 +87,9 @@ pub enum Event<'a> {
         from: usize,
         /// The sums that the donor keeps for them. Not verified here.
         sums: &'a [PageSum],
-        /// Their contents, one after another.
-        data: &'a [u8],
+        /// Their contents, one after another, where they were received. Nobody needs them there
+        /// afterwards: whoever has to decode them can do so in place.
+        data: &'a mut [u8],
     },
     /// Written, discarded, filled, confirmed, freed, fenced or renewed.
     Done,
@@ -396,8 +397,8 @@ impl Connection {
     /// Hands on everything that the receiver has whole.
     fn deliver(&mut self, sink: &mut dyn FnMut(u64, Event<'_>)) -> Result<(), ConnectionError> {
         loop {
-            let bytes = self.inbox.bytes();
             if let Some(delivery) = &mut self.delivery {
+                let bytes = self.inbox.bytes_mut();
                 let from = delivery.given;
                 let pages = (bytes.len() / PAGE_SIZE).min(delivery.asked - from);
                 if pages == 0 {
@@ -406,7 +407,7 @@ impl Connection {
                 delivery.given += pages;
                 let (tag, last) = (delivery.tag, delivery.given == delivery.asked);
                 let sums = &self.tables.sums()[from..from + pages];
-                let data = &bytes[..pages * PAGE_SIZE];
+                let data = &mut bytes[..pages * PAGE_SIZE];
                 sink(tag, Event::Pages { from, sums, data });
                 self.inbox.consume(pages * PAGE_SIZE);
                 if last {
@@ -415,6 +416,7 @@ impl Connection {
                 }
                 continue;
             }
+            let bytes = self.inbox.bytes();
             let Some((head, _)) = bytes.split_first_chunk::<HEAD_BYTES>() else { break };
             let head = Head::parse(head)?;
             let length = HEAD_BYTES + head.table_bytes();

@@ -36,6 +36,10 @@ impl Inbox {
         &self.buffer[self.start..self.end]
     }
 
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.start..self.end]
+    }
+
     pub(crate) fn has_space(&self) -> bool {
         self.end < self.buffer.len()
     }

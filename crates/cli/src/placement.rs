@@ -6,7 +6,7 @@ use hecaton_node::message::Wanted;
 use hecaton_pager::{Placement, RamRange};
 use std::str::FromStr;
 
-/// Copies and donors, for programs and machines.
+/// Copies, donors and encryption, for programs and machines.
 #[derive(clap::Args)]
 pub(crate) struct PoolArgs {
     /// Copies of each page in the pool, at different donors and on different hosts where there are
@@ -21,6 +21,10 @@ pub(crate) struct PoolArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     donor_patience: u64,
+    /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
+    /// nor alter them
+    #[arg(long)]
+    encrypt: bool,
 }
 
 /// Donors for parts of a machine's RAM.
@@ -71,6 +75,7 @@ impl PoolArgs {
             donors: self.donors.clone(),
             ranges,
             donor_patience_s: Some(self.donor_patience),
+            encrypt: self.encrypt,
         })
     }
 }

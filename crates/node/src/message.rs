@@ -102,6 +102,9 @@ pub struct Wanted {
     /// machine stopped; a minute if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub donor_patience_s: Option<u64>,
+    /// Donors get pages only encrypted, and cannot alter them unnoticed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypt: bool,
 }
 
 impl Wanted {
@@ -206,6 +209,8 @@ mod tests {
             json!({"start_pager": {"name": "sort-417", "local_bytes": 1,
                 "wanted": {"donor_patience_s": 60}}})
         );
+        let wanted = Wanted { encrypt: true, ..Wanted::default() };
+        assert_eq!(serde_json::to_value(&wanted).expect("serialised"), json!({"encrypt": true}));
         let stats = PagerStats { consumer: "a".into(), stats: Stats::default() };
         assert_eq!(line(&Request::PagerStats(Box::new(stats)))["pager_stats"]["faults"], 0);
     }

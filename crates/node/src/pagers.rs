@@ -310,6 +310,7 @@ impl Pagers {
             node: Some(self.0.paths.control_socket()),
             lease: LEASE,
             guest: wish.guest.clone(),
+            encrypt: wish.wanted.encrypt,
             donor_patience: wish
                 .wanted
                 .donor_patience_s

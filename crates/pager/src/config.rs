@@ -38,6 +38,9 @@ pub struct PagerConfig {
     pub placement: Placement,
     /// The node's control socket: asked for donors, told of statistics.
     pub node: Option<PathBuf>,
+    /// Donors get pages only encrypted, and cannot alter them unnoticed.
+    #[serde(default)]
+    pub encrypt: bool,
     /// How long donors keep the space when they hear nothing.
     pub lease: Duration,
     /// How long a donor may be away before the consumer is ended that wants a page of it.

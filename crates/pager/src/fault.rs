@@ -11,11 +11,33 @@ use hecaton_policy::prefetch::Window;
 use hecaton_transport::protocol::MAX_PAGES;
 use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;
 use hecaton_uffd::{Errno, Uffd};
+use std::ops::Range;
 
 /// Longest run whose write protection is lifted at one write fault.
 const MAX_WRITE_RUN: u64 = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Pages of a fetch, as they come.
+pub(crate) struct Arrival<'a> {
+    /// Where in the fetch they begin.
+    pub(crate) from: usize,
+    /// Their contents, one after another.
+    pub(crate) data: &'a [u8],
+    /// If pages leave sealed: whether each of these is what was written.
+    pub(crate) opened: Option<&'a [bool]>,
+}
+
+impl Arrival<'_> {
+    /// Which pages of the fetch they are.
+    pub(crate) fn pages(&self) -> Range<usize> {
+        self.from..self.from + self.data.len() / PAGE_SIZE
+    }
+
+    fn page(&self, index: usize) -> &[u8] {
+        &self.data[(index - self.from) * PAGE_SIZE..][..PAGE_SIZE]
+    }
+}
 
 impl Core {
     /// Serves a fault, or arranges for what will. Pages to be read are appended to `fetches`.
@@ -302,23 +324,15 @@ impl Core {
         fetch
     }
 
-    /// `data` has come for the pages of `fetch` from `from` on. What turns out to be damaged is put
-    /// in `damaged`.
-    pub(crate) fn arrived(
-        &mut self,
-        fetch: &Fetch,
-        from: usize,
-        data: &[u8],
-        damaged: &mut Vec<usize>,
-    ) {
-        let count = data.len() / PAGE_SIZE;
-        self.stats.pages_in += count as u64;
-        let mut at = 0;
-        while at < count {
-            let run = self.arrived_run(fetch, from + at, &data[at * PAGE_SIZE..], damaged);
-            at += run;
+    /// Some pages of `fetch` have come. What turns out to be damaged is put in `damaged`.
+    pub(crate) fn arrived(&mut self, fetch: &Fetch, came: &Arrival<'_>, damaged: &mut Vec<usize>) {
+        let pages = came.pages();
+        self.stats.pages_in += pages.len() as u64;
+        let mut at = pages.start;
+        while at < pages.end {
+            at += self.arrived_run(fetch, at, came, damaged);
         }
-        if from == 0
+        if came.from == 0
             && let Some(since) = fetch.demanded_at
         {
             self.pool_latency.record(since.elapsed());
@@ -330,9 +344,14 @@ impl Core {
         entry.place() == Place::Fetching && entry.tag() == fetch.tag
     }
 
-    fn is_sound(&self, fetch: &Fetch, index: usize, data: &[u8]) -> bool {
-        let expected: PageSum = self.pages.record(&self.state, fetch.pages[index]).sum();
-        page_sum(data) == expected
+    fn is_sound(&self, fetch: &Fetch, index: usize, came: &Arrival<'_>) -> bool {
+        match came.opened {
+            Some(opened) => opened[index - came.from],
+            None => {
+                let expected: PageSum = self.pages.record(&self.state, fetch.pages[index]).sum();
+                page_sum(came.page(index)) == expected
+            }
+        }
     }
 
     /// Maps as many neighbouring pages as can be mapped alike; returns how many were dealt with.
@@ -340,23 +359,22 @@ impl Core {
         &mut self,
         fetch: &Fetch,
         first: usize,
-        data: &[u8],
+        came: &Arrival<'_>,
         damaged: &mut Vec<usize>,
     ) -> usize {
         let key = fetch.keys[first];
-        let available = (data.len() / PAGE_SIZE).min(fetch.keys.len() - first);
-        let page_data = |i: usize| &data[i * PAGE_SIZE..(i + 1) * PAGE_SIZE];
+        let available = came.pages().end.min(fetch.keys.len()) - first;
         if !self.wanted(fetch, first) {
             return 1;
         }
-        if !self.is_sound(fetch, first, page_data(0)) {
+        if !self.is_sound(fetch, first, came) {
             self.stats.checksum_errors += 1;
             damaged.push(first);
             return 1;
         }
         let entry = self.get(key);
         if fetch.trigger == Some(key) && self.coming_triggers.remove(&key) {
-            self.stage_trigger(fetch, first, page_data(0));
+            self.stage_trigger(fetch, first, came.page(first));
             return 1;
         }
         let unprotected = !self.protects(key);
@@ -370,7 +388,7 @@ impl Core {
                 || fetch.trigger == Some(next)
                 || !self.wanted(fetch, first + run)
                 || write(self.get(next)) != writable
-                || !self.is_sound(fetch, first + run, page_data(run))
+                || !self.is_sound(fetch, first + run, came)
             {
                 break;
             }
@@ -378,7 +396,8 @@ impl Core {
         }
         let Some(uffd) = self.uffd(key.space()) else { return run };
         let mode = if writable { 0 } else { UFFDIO_COPY_MODE_WP };
-        let copied = uffd.copy(key.address(), data.as_ptr(), run as u64 * PAGE, mode);
+        let data = came.page(first).as_ptr();
+        let copied = uffd.copy(key.address(), data, run as u64 * PAGE, mode);
         let done = (copied.done / PAGE) as usize;
         for i in 0..done {
             let key = key.plus(i as u64);

@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_donor_that_is_waited_for_holds_nobody_up() {
-        let shared = Shared::new(pager()).unwrap();
+        let shared = Shared::new(pager(), None).unwrap();
         let allocate = |chunk: u64| {
             let mut guard = shared.lock();
             let core = &mut *guard;

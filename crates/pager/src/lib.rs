@@ -11,6 +11,7 @@
 //! | [`fault`], [`event`] | what is done about each of them |
 //! | [`evict`], [`take`], [`write_out`], [`staging`], [`give_back`] | making room; giving it back |
 //! | [`core`], [`shared`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
+//! | [`sealing`] | pages that donors can neither read nor alter |
 //! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
 //! | [`guest`] | guest RAM of virtual machines |
 //! | [`attach`], [`fork`], [`inherit`] | programs and their children come |
@@ -40,6 +41,7 @@ mod node;
 pub mod placement;
 mod recover;
 mod remote;
+mod sealing;
 mod serve;
 mod shared;
 mod source;

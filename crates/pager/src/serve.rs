@@ -8,6 +8,7 @@
 use crate::PagerError;
 use crate::attach;
 use crate::core::{Core, Fault, Fetch};
+use crate::fault::Arrival;
 use crate::fork;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
@@ -31,6 +32,11 @@ use std::time::{Duration, Instant};
 
 /// How long the loop waits for the helper of a program that has something to say.
 const TAKING: Duration = Duration::from_millis(1);
+
+/// Why a consumer cannot go on whose page came back wrong, and wrong again.
+const DAMAGED: &str = "a page came back with a wrong checksum, twice";
+const ALTERED: &str = "a page came back that is not what was written, twice: a donor, or the way to \
+                       it, altered it, and it does not decrypt";
 
 /// A lane, and which set of its descriptors is watched.
 struct Watched {
@@ -68,6 +74,7 @@ pub(crate) struct Server {
     paused: Vec<usize>,
     fetches: Vec<Fetch>,
     damaged: Vec<usize>,
+    opened: Vec<bool>,
 }
 
 impl Server {
@@ -91,6 +98,7 @@ impl Server {
             paused: Vec::new(),
             fetches: Vec::new(),
             damaged: Vec::new(),
+            opened: Vec::new(),
         };
         server.watch(server.listener, Source::Listener, epoll::EventFlags::IN)?;
         server.watch(server.shared.bell.as_raw_fd(), Source::Bell, epoll::EventFlags::IN)?;
@@ -447,16 +455,23 @@ impl Server {
     fn collect(&mut self, source: Source) {
         let watched = if source == Source::Demand { &mut self.demand } else { &mut self.prefetch };
         let (shared, requests, damaged) = (&self.shared, &mut watched.requests, &mut self.damaged);
+        let opened = &mut self.opened;
         let (mut again, mut distrusted) = (Vec::new(), Vec::new());
         watched.lane.progress(None, &mut |completion| match completion {
             Completion::Read { token, from, giver, data, .. } => {
                 let Some(fetch) = requests.get(&token) else { return };
                 damaged.clear();
+                // Without the lock: what is awaited still is not written meanwhile.
+                if let Some(sealing) = &shared.sealing {
+                    sealing.open(&fetch.pages[from..], data, opened);
+                }
+                let opened = shared.sealing.is_some().then_some(&**opened);
+                let came = Arrival { from, data, opened };
                 let mut core = shared.lock();
-                core.arrived(fetch, from, data, damaged);
+                core.arrived(fetch, &came, damaged);
                 let lost = fetch.again && !damaged.is_empty();
                 if lost {
-                    core.fail("a page came back with a wrong checksum, twice".into());
+                    core.fail(if opened.is_some() { ALTERED } else { DAMAGED }.into());
                 }
                 for &index in damaged.iter().filter(|_| !fetch.again) {
                     distrusted.extend(giver.map(|giver| (fetch.pages[index], giver)));
@@ -471,8 +486,7 @@ impl Server {
                         ..Fetch::default()
                     });
                 }
-                let pages = data.len() / hecaton_memory::PAGE_SIZE;
-                if from + pages == fetch.keys.len() {
+                if came.pages().end == fetch.keys.len() {
                     drop(core);
                     requests.remove(&token);
                 }

@@ -1,6 +1,7 @@
 //! What the pager's threads share: the lock, and what they wake each other with.
 
 use crate::core::Core;
+use crate::sealing::Sealing;
 use hecaton_memory::PAGE_SIZE;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;
@@ -17,10 +18,12 @@ pub(crate) struct Shared {
     pub(crate) bell: OwnedFd,
     /// Whether [`Core::detach`] is there: looked at without the lock.
     pub(crate) detaching: AtomicBool,
+    /// Pages are sealed before they leave.
+    pub(crate) sealing: Option<Arc<Sealing>>,
 }
 
 impl Shared {
-    pub(crate) fn new(core: Core) -> std::io::Result<Shared> {
+    pub(crate) fn new(core: Core, sealing: Option<Arc<Sealing>>) -> std::io::Result<Shared> {
         use rustix::event::{EventfdFlags, eventfd};
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let detaching = AtomicBool::new(false);
@@ -31,6 +34,7 @@ impl Shared {
             taken: Condvar::new(),
             bell,
             detaching,
+            sealing,
         })
     }
 

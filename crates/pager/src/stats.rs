@@ -68,7 +68,10 @@ pub struct Stats {
     /// Hand-overs of guest RAM that were refused.
     #[serde(default)]
     pub handovers_refused: u64,
-    /// Pages that arrived with a wrong checksum.
+    /// Donors get pages only encrypted.
+    #[serde(default)]
+    pub encrypted: bool,
+    /// Pages that arrived with a wrong checksum or, encrypted, were not what was last written.
     pub checksum_errors: u64,
     /// Faults on pages thought to be in memory: a program that frees and uses a page at once.
     pub unexpected_missing: u64,

@@ -11,6 +11,7 @@ use crate::guest;
 use crate::housekeeping::{self, Pool};
 use crate::node::{NodeDirectory, NodeLine};
 use crate::placement::Placement;
+use crate::sealing::Sealing;
 use crate::serve::Server;
 use crate::shared::Shared;
 use crate::state::{Flag, State};
@@ -61,7 +62,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     let directory = Arc::new(NodeDirectory::new(config));
 
     let guard = Guard::new(held.node)?;
+    let sealing = config.encrypt.then(|| Sealing::new(state.seals));
     let mut core = Core::new(state, guard, pages_for_bytes(config.local_bytes));
+    core.stats.encrypted = config.encrypt;
     if config.guest.is_some() {
         core.on_loss = OnLoss::Report;
     }
@@ -78,7 +81,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         Space::create(space_config, directory)?
     };
     config.placement.apply(&space, &Placement::default());
-    let shared = Arc::new(Shared::new(core)?);
+    let shared = Arc::new(Shared::new(core, sealing)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
     let image = match &config.guest {
         Some(Guest::Firecracker { image, .. }) => Some(image.clone()),

@@ -3,6 +3,7 @@
 //! Many requests are under way at a time, each of pages of one segment. A slot is free once its page
 //! was acknowledged. What could not be written stays staged, and is tried again.
 
+use crate::sealing::Envelope;
 use crate::shared::Shared;
 use crate::state::SEGMENT_PAGES;
 use hecaton_memory::PageSum;
@@ -33,6 +34,8 @@ pub(crate) struct Writer {
     /// Not sent yet, or to be sent again.
     unsent: Vec<Write>,
     last_token: u64,
+    /// For pages that are to be sealed.
+    envelope: Option<Envelope>,
     /// Since when no donor has had room.
     no_room_since: Option<Instant>,
 }
@@ -40,6 +43,7 @@ pub(crate) struct Writer {
 impl Writer {
     pub(crate) fn new(shared: Arc<Shared>, lane: Lane) -> Writer {
         Writer {
+            envelope: shared.sealing.clone().map(Envelope::new),
             shared,
             lane,
             in_flight: HashMap::new(),
@@ -113,10 +117,18 @@ impl Writer {
             let data: Vec<&[u8]> =
                 write.slots.iter().map(|&slot| self.shared.slot_bytes(slot)).collect();
             self.last_token += 1;
-            match self.lane.write(self.last_token, &write.pages, &write.sums, &data) {
+            let (pages, token) = (&write.pages, self.last_token);
+            let sent = match &mut self.envelope {
+                None => self.lane.write(token, pages, &write.sums, &data),
+                Some(envelope) => {
+                    let (sealed, sums) = envelope.seal(pages, &data);
+                    self.lane.write(token, pages, sums, &[sealed])
+                }
+            };
+            match sent {
                 Ok(()) => {
                     self.no_room_since = None;
-                    self.in_flight.insert(self.last_token, write);
+                    self.in_flight.insert(token, write);
                 }
                 Err(error) => self.keep(write, &error),
             }

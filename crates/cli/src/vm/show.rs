@@ -129,6 +129,9 @@ fn describe(machine: &Shown<'_>) -> String {
     }
     if let Some(stats) = machine.pager.and_then(|pager| pager.stats.as_ref()) {
         text += &pool(&stats.pool);
+        if stats.encrypted {
+            text += "encrypted: donors have ciphertext only\n";
+        }
     }
     text
 }
@@ -232,6 +235,25 @@ mod tests {
         assert!(shown.contains("RAM 0-2G: for b; with a (1G)"), "{shown}");
         assert!(shown.contains("to be copied or moved: 1G"), "{shown}");
         assert!(pool(&PoolUse::default()).contains("nobody yet"));
+    }
+
+    #[test]
+    fn encryption_is_told() {
+        let vm = vm(VmState::Running, None);
+        for encrypted in [false, true] {
+            let pager = ConsumerReport {
+                name: "db".to_owned(),
+                space: hecaton_memory::SpaceId(1),
+                state: hecaton_node::pagers::PagerState::Serving,
+                pid: None,
+                restarts: 0,
+                local_bytes: 1 << 30,
+                held_fds: 0,
+                stats: Some(hecaton_pager::Stats { encrypted, ..Default::default() }),
+            };
+            let text = describe(&Shown { vm: &vm, pager: Some(&pager) });
+            assert_eq!(text.contains("donors have ciphertext only"), encrypted, "{text}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`entry`] | each page of each address space that was ever touched | 8 |
 //! | [`record`] | each page of the space that is in use | 8 |
+//! | [`seal`] | each page of the space that was written out, if it is encrypted | 24 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | generations | a segment of the space | 8 |
 //! | chunk heads | 2 MiB of an address space | 16 |
@@ -20,6 +21,7 @@ pub(crate) mod batch;
 pub(crate) mod entry;
 pub(crate) mod journal;
 pub(crate) mod record;
+pub(crate) mod seal;
 
 use crate::guest::span::MAX_REGIONS;
 use batch::BatchRecord;
@@ -27,6 +29,7 @@ use hecaton_memory::{Generation, PAGE_SIZE};
 use journal::Journal;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
+use seal::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{
     AtomicU64,
@@ -63,7 +66,7 @@ const RESTARTS: usize = 1;
 const SERIALS: usize = 2;
 
 /// The first word of a file that a pager has used: the layout and its version.
-const MAGIC: u64 = 0x4845_4341_0000_0002;
+const MAGIC: u64 = 0x4845_4341_0000_0003;
 
 /// What is true or not of the whole consumer; the number is its word in the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +94,8 @@ pub(crate) struct State {
     /// Of each segment of the space, the generation that its last acknowledged write or discard
     /// brought to the donors: an extent with an older one has missed something.
     pub(crate) generations: &'static [AtomicU64],
+    /// The key of an encrypted space, and its pages' seals.
+    pub(crate) seals: SealTable,
     /// Of each staging slot, the space page that it holds plus one; 0 when free.
     pub(crate) slot_pages: &'static [AtomicU64],
     /// Messages read from the kernel and not yet acted upon.
@@ -144,6 +149,10 @@ impl Layout {
             staging: self.bytes(STAGING_SLOTS * PAGE_SIZE),
             entries: self.words(MAX_CHUNKS * CHUNK_PAGES as usize),
             records: self.words(SPACE_PAGES as usize),
+            seals: SealTable::at(
+                self.words(KEYS_WORDS),
+                self.words(SPACE_PAGES as usize * SEAL_WORDS),
+            ),
         };
         (state, self.used)
     }

@@ -140,6 +140,7 @@ impl World {
             node: None,
             lease: Duration::from_secs(60),
             donor_patience: Duration::from_secs(60),
+            encrypt: false,
             guest: Some(guest(dir.path())),
         };
         let (_, placeholder) = UnixStream::pair().unwrap();

@@ -19,6 +19,13 @@ const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 
 const DONORS: u32 = 3;
 
+/// What donors get of a program's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PoolMemory {
+    Plain,
+    Encrypted,
+}
+
 /// Programs started through it run on its memory.
 pub(super) struct Cluster {
     hecaton: PathBuf,
@@ -121,16 +128,20 @@ impl Cluster {
         command
     }
 
-    /// `program` with `local` bytes of memory here and the rest in the pool. Statistics go to
-    /// `stats` when it has ended.
+    /// `program` with `local` bytes of memory here and the rest in the pool, as `pool` wants it.
+    /// Statistics go to `stats` when it has ended.
     pub(super) fn run(
         &self,
         local: u64,
+        pool: PoolMemory,
         stats: Option<&Path>,
         program: impl AsRef<OsStr>,
     ) -> Command {
         let mut command = self.command("run");
         command.arg("--local").arg(whole_pages(local));
+        if pool == PoolMemory::Encrypted {
+            command.arg("--encrypt");
+        }
         if let Some(stats) = stats {
             command.arg("--stats").arg(stats);
         }
@@ -139,8 +150,8 @@ impl Cluster {
     }
 
     /// One of the bench's own programs, in the same way.
-    pub(super) fn run_own(&self, local: u64, program: &str) -> Command {
-        let mut command = self.run(local, None, &self.hecaton);
+    pub(super) fn run_own(&self, local: u64, pool: PoolMemory, program: &str) -> Command {
+        let mut command = self.run(local, pool, None, &self.hecaton);
         command.args(["bench", "program", program]);
         command
     }

@@ -6,7 +6,12 @@
 //! the pages are written, so that every fault needs room and about half of the room is dirty.
 
 use super::{
-    Common, cluster::Cluster, process::Guarded, program::touch::Report, stats::Percentiles, wire,
+    Common,
+    cluster::{Cluster, PoolMemory},
+    process::Guarded,
+    program::touch::Report,
+    stats::Percentiles,
+    wire,
 };
 use crate::table::Table;
 use anyhow::{Context as _, ensure};
@@ -23,12 +28,26 @@ pub(crate) struct Args {
     /// Faults to measure in each run.
     #[arg(long, default_value_t = 50_000)]
     samples: u64,
+    /// Measures with `--encrypt` too, and says what it costs.
+    #[arg(long)]
+    encrypt: bool,
     #[command(flatten)]
     common: Common,
 }
 
 #[derive(Serialize)]
 struct Result {
+    #[serde(flatten)]
+    plain: Faults,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encrypted: Option<Encrypted>,
+    samples: u64,
+    region_bytes: u64,
+}
+
+/// What was measured with one kind of pool memory.
+#[derive(Serialize)]
+struct Faults {
     fault_p50_us: f64,
     fault_p90_us: f64,
     fault_p99_us: f64,
@@ -50,8 +69,46 @@ struct Result {
     evicting_ratio: f64,
     evicting_tcp_rtt_together_p50_us: f64,
     evicting_tcp_rtt_apart_p50_us: Option<f64>,
-    samples: u64,
-    region_bytes: u64,
+}
+
+/// The same with `--encrypt`.
+#[derive(Serialize)]
+struct Encrypted {
+    #[serde(flatten)]
+    faults: Faults,
+    /// Fault to fault without encryption, each in round trips of its own run with both ends on one
+    /// processor: of all round trips those that change least from run to run. Medians.
+    cost: f64,
+    evicting_cost: f64,
+}
+
+impl Faults {
+    fn of(Both { quiet, evicting }: &Both) -> Faults {
+        Faults {
+            fault_p50_us: quiet.fault.p50_us,
+            fault_p90_us: quiet.fault.p90_us,
+            fault_p99_us: quiet.fault.p99_us,
+            tcp_rtt_p50_us: quiet.tcp_rtt.p50_us,
+            tcp_rtt_p90_us: quiet.tcp_rtt.p90_us,
+            tcp_rtt_p99_us: quiet.tcp_rtt.p99_us,
+            ratio: quiet.fault.p50_us / quiet.tcp_rtt.p50_us,
+            tcp_rtt_together_p50_us: quiet.tcp_rtt_together.p50_us,
+            tcp_rtt_apart_p50_us: quiet.tcp_rtt_apart.as_ref().map(|of| of.p50_us),
+            ratio_together: quiet.fault.p50_us / quiet.tcp_rtt_together.p50_us,
+            ratio_apart: quiet.tcp_rtt_apart.as_ref().map(|of| quiet.fault.p50_us / of.p50_us),
+            evicting_fault_p50_us: evicting.fault.p50_us,
+            evicting_fault_p90_us: evicting.fault.p90_us,
+            evicting_fault_p99_us: evicting.fault.p99_us,
+            evicting_tcp_rtt_p50_us: evicting.tcp_rtt.p50_us,
+            evicting_ratio: evicting.fault.p50_us / evicting.tcp_rtt.p50_us,
+            evicting_tcp_rtt_together_p50_us: evicting.tcp_rtt_together.p50_us,
+            evicting_tcp_rtt_apart_p50_us: evicting.tcp_rtt_apart.as_ref().map(|of| of.p50_us),
+        }
+    }
+
+    fn evicting_ratio_together(&self) -> f64 {
+        self.evicting_fault_p50_us / self.evicting_tcp_rtt_together_p50_us
+    }
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
@@ -67,33 +124,25 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let scratch = common.scratch()?;
     let cluster = Cluster::find_or_start(common.manager.as_deref(), size.0 * 4, scratch.path())?;
     let wire = wire::serve()?;
-    let run = Run { cluster: &cluster, wire, pages, samples };
+    let both = |pool: PoolMemory, how: &str| {
+        let run = Run { cluster: &cluster, wire, pages, samples, pool };
+        common.say(&format!("faults while nothing is evicted{how}"));
+        let quiet = run.quiet()?;
+        common.say(&format!("faults while pages are evicted, half of them dirty{how}"));
+        Ok::<Both, anyhow::Error>(Both { quiet, evicting: run.evicting()? })
+    };
+    let plain = both(PoolMemory::Plain, "")?;
+    let encrypted = args.encrypt.then(|| both(PoolMemory::Encrypted, ", encrypted")).transpose()?;
 
-    common.say("faults while nothing is evicted");
-    let quiet = run.quiet()?;
-    common.say("faults while pages are evicted, half of them dirty");
-    let evicting = run.evicting()?;
-
+    let faults = Faults::of(&plain);
     let result = Result {
-        fault_p50_us: quiet.fault.p50_us,
-        fault_p90_us: quiet.fault.p90_us,
-        fault_p99_us: quiet.fault.p99_us,
-        tcp_rtt_p50_us: quiet.tcp_rtt.p50_us,
-        tcp_rtt_p90_us: quiet.tcp_rtt.p90_us,
-        tcp_rtt_p99_us: quiet.tcp_rtt.p99_us,
-        ratio: quiet.fault.p50_us / quiet.tcp_rtt.p50_us,
-        tcp_rtt_together_p50_us: quiet.tcp_rtt_together.p50_us,
-        tcp_rtt_apart_p50_us: quiet.tcp_rtt_apart.as_ref().map(|of| of.p50_us),
-        ratio_together: quiet.fault.p50_us / quiet.tcp_rtt_together.p50_us,
-        ratio_apart: quiet.tcp_rtt_apart.as_ref().map(|of| quiet.fault.p50_us / of.p50_us),
-        evicting_fault_p50_us: evicting.fault.p50_us,
-        evicting_fault_p90_us: evicting.fault.p90_us,
-        evicting_fault_p99_us: evicting.fault.p99_us,
-        evicting_tcp_rtt_p50_us: evicting.tcp_rtt.p50_us,
-        evicting_ratio: evicting.fault.p50_us / evicting.tcp_rtt.p50_us,
-        evicting_tcp_rtt_together_p50_us: evicting.tcp_rtt_together.p50_us,
-        evicting_tcp_rtt_apart_p50_us: evicting.tcp_rtt_apart.as_ref().map(|of| of.p50_us),
-        samples: quiet.fault.count.min(evicting.fault.count),
+        encrypted: encrypted.as_ref().map(Faults::of).map(|of| Encrypted {
+            cost: of.ratio_together / faults.ratio_together,
+            evicting_cost: of.evicting_ratio_together() / faults.evicting_ratio_together(),
+            faults: of,
+        }),
+        plain: faults,
+        samples: plain.quiet.fault.count.min(plain.evicting.fault.count),
         region_bytes: size.0,
     };
     if common.json {
@@ -101,6 +150,27 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut table = Table::figures(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "fault to it"]);
+    show(&mut table, &plain, "");
+    if let Some(encrypted) = &encrypted {
+        show(&mut table, encrypted, ", encrypted");
+    }
+    print!("{table}");
+    if let Some(Encrypted { cost, evicting_cost, .. }) = &result.encrypted {
+        println!(
+            "An encrypted fault takes {cost:.2} × as long as a plain one, each in round trips of its \
+             own run; {evicting_cost:.2} × where half are dirty and evicting."
+        );
+    }
+    Ok(())
+}
+
+/// Both runs on one kind of pool memory.
+struct Both {
+    quiet: Report,
+    evicting: Report,
+}
+
+fn show(table: &mut Table, both: &Both, how: &str) {
     let mut row = |name: &str, of: &Percentiles, ratio: Option<f64>| {
         let us = |value: f64| format!("{value:.1}");
         table.row([
@@ -112,11 +182,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             ratio.map(|ratio| format!("{ratio:.2} ×")).unwrap_or_default(),
         ]);
     };
-    for (name, report) in
-        [("fault, nothing evicting", &quiet), ("fault, half dirty and evicting", &evicting)]
-    {
+    for (name, report) in [
+        ("fault, nothing evicting", &both.quiet),
+        ("fault, half dirty and evicting", &both.evicting),
+    ] {
         let fault = &report.fault;
-        row(name, fault, None);
+        row(&format!("{name}{how}"), fault, None);
         let mut wire_row = |ends: &str, of: &Percentiles| {
             row(&format!("  TCP round trip, {ends}"), of, Some(fault.p50_us / of.p50_us));
         };
@@ -126,8 +197,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             wire_row("between two", apart);
         }
     }
-    print!("{table}");
-    Ok(())
 }
 
 /// Faults of a program on a cluster while nothing is evicted, with round trips in between.
@@ -137,7 +206,7 @@ pub(super) fn quiet(
     pages: u64,
     samples: u64,
 ) -> anyhow::Result<Report> {
-    Run { cluster, wire, pages, samples }.quiet()
+    Run { cluster, wire, pages, samples, pool: PoolMemory::Plain }.quiet()
 }
 
 struct Run<'a> {
@@ -145,6 +214,7 @@ struct Run<'a> {
     wire: SocketAddr,
     pages: u64,
     samples: u64,
+    pool: PoolMemory,
 }
 
 impl Run<'_> {
@@ -161,7 +231,7 @@ impl Run<'_> {
     }
 
     fn touch(&self, local_pages: u64, flags: &[&str]) -> anyhow::Result<Report> {
-        let mut command = self.cluster.run_own(pages_to_bytes(local_pages), "touch");
+        let mut command = self.cluster.run_own(pages_to_bytes(local_pages), self.pool, "touch");
         command
             .args(["--pages", &self.pages.to_string(), "--samples", &self.samples.to_string()])
             .args(["--wire", &self.wire.to_string()])

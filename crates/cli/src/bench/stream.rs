@@ -2,7 +2,7 @@
 
 use super::{
     Common,
-    cluster::Cluster,
+    cluster::{Cluster, PoolMemory},
     process::Guarded,
     program::sweep::{Phase, Report},
     stats::Spread,
@@ -12,7 +12,7 @@ use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::{Size, pages_for_bytes};
 use serde::Serialize;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// Arguments of `bench stream`.
 #[derive(clap::Args)]
@@ -23,12 +23,28 @@ pub(crate) struct Args {
     /// How often everything is measured; the medians are reported.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
+    /// Measures with `--encrypt` too, and says what it costs.
+    #[arg(long)]
+    encrypt: bool,
     #[command(flatten)]
     common: Common,
 }
 
 #[derive(Serialize)]
 struct Result {
+    #[serde(flatten)]
+    plain: Sweeps,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encrypted: Option<Encrypted>,
+    rounds: u32,
+    region_bytes: u64,
+    local_bytes: u64,
+    processors_of: usize,
+}
+
+/// What was measured with one kind of pool memory.
+#[derive(Serialize)]
+struct Sweeps {
     read_gbps: f64,
     write_gbps: f64,
     rewrite_gbps: f64,
@@ -37,15 +53,21 @@ struct Result {
     write_ratio: f64,
     /// The smaller of reading and writing, each against the plain stream.
     ratio: f64,
-    rounds: u32,
-    region_bytes: u64,
-    local_bytes: u64,
     spread: Spreads,
     /// Microseconds of processors for each page, medians: of all that the machine has.
     cpu_us_per_page: Costs,
     /// Processors that were busy, medians; the machine has `processors_of` of them.
     processors_busy: Costs,
-    processors_of: usize,
+}
+
+/// The same with `--encrypt`.
+#[derive(Serialize)]
+struct Encrypted {
+    #[serde(flatten)]
+    sweeps: Sweeps,
+    /// Time of a sweep to that of one without encryption, each in plain streams of its own run.
+    read_cost: f64,
+    write_cost: f64,
 }
 
 #[derive(Serialize)]
@@ -75,13 +97,57 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let cluster = Cluster::find_or_start(common.manager.as_deref(), size.0 * 2, scratch.path())?;
     let wire = wire::serve()?;
 
-    common.say(&format!("{rounds} rounds of sweeps over {size}, {} of it local", Size(local)));
-    let mut command = cluster.run_own(local, "sweep");
-    command
-        .args(["--pages", &pages_for_bytes(size.0).to_string(), "--rounds", &rounds.to_string()])
-        .args(["--wire", &wire.to_string()])
-        .stdout(Stdio::piped());
-    let mut guarded = Guarded::spawn(&mut command)?;
+    let sweeps = |pool: PoolMemory, how: &str| {
+        let local_size = Size(local);
+        common
+            .say(&format!("{rounds} rounds of sweeps over {size}, {local_size} of it local{how}"));
+        let mut command = cluster.run_own(local, pool, "sweep");
+        command
+            .args(["--pages", &pages_for_bytes(size.0).to_string()])
+            .args(["--rounds", &rounds.to_string(), "--wire", &wire.to_string()])
+            .stdout(Stdio::piped());
+        sweep(&mut command)
+    };
+    let plain = sweeps(PoolMemory::Plain, "")?;
+    let encrypted = match args.encrypt {
+        true => Some(sweeps(PoolMemory::Encrypted, ", encrypted")?),
+        false => None,
+    };
+    let result = Result {
+        encrypted: encrypted.map(|sweeps| Encrypted {
+            read_cost: plain.read_ratio / sweeps.read_ratio,
+            write_cost: plain.write_ratio / sweeps.write_ratio,
+            sweeps,
+        }),
+        plain,
+        rounds,
+        region_bytes: size.0,
+        local_bytes: local,
+        processors_of: std::thread::available_parallelism()?.get(),
+    };
+    if common.json {
+        println!("{}", serde_json::to_string_pretty(&result)?);
+        return Ok(());
+    }
+    let mut table =
+        Table::figures(["", "GB/s", "least", "most", "to TCP", "CPU µs a page", "CPUs busy"]);
+    show(&mut table, &result.plain, result.processors_of, "");
+    if let Some(Encrypted { sweeps, .. }) = &result.encrypted {
+        show(&mut table, sweeps, result.processors_of, ", encrypted");
+    }
+    print!("{table}");
+    if let Some(Encrypted { read_cost, write_cost, .. }) = &result.encrypted {
+        println!(
+            "Encrypted, reading takes {read_cost:.2} × as long as without, and writing \
+             {write_cost:.2} ×, each in plain streams of its own run."
+        );
+    }
+    Ok(())
+}
+
+/// Runs the program that sweeps.
+fn sweep(command: &mut Command) -> anyhow::Result<Sweeps> {
+    let mut guarded = Guarded::spawn(command)?;
     let output = guarded.lines()?.next()?;
     guarded.finish()?;
     let output = output.context("the program that sweeps says nothing")?;
@@ -106,7 +172,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let read_ratio = spread.read.median / spread.tcp.median;
     let write_ratio = spread.write.median / spread.tcp.median;
-    let result = Result {
+    Ok(Sweeps {
         read_gbps: spread.read.median,
         write_gbps: spread.write.median,
         rewrite_gbps: spread.rewrite.median,
@@ -114,38 +180,34 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         read_ratio,
         write_ratio,
         ratio: read_ratio.min(write_ratio),
-        rounds,
-        region_bytes: size.0,
-        local_bytes: local,
         cpu_us_per_page: costs(&report.cpu_us)?,
         processors_busy: costs(&report.processors)?,
-        processors_of: std::thread::available_parallelism()?.get(),
         spread,
-    };
-    if common.json {
-        println!("{}", serde_json::to_string_pretty(&result)?);
-        return Ok(());
-    }
-    let mut table =
-        Table::figures(["", "GB/s", "least", "most", "to TCP", "CPU µs a page", "CPUs busy"]);
-    let (cpu, busy) = (&result.cpu_us_per_page, &result.processors_busy);
+    })
+}
+
+fn show(table: &mut Table, sweeps: &Sweeps, processors: usize, how: &str) {
+    let (cpu, busy) = (&sweeps.cpu_us_per_page, &sweeps.processors_busy);
     for (name, of, cpu, busy) in [
-        ("read", &result.spread.read, cpu.read, busy.read),
-        ("write", &result.spread.write, cpu.write, busy.write),
-        ("overwrite (in and out again)", &result.spread.rewrite, cpu.rewrite, busy.rewrite),
-        ("one plain TCP stream", &result.spread.tcp, cpu.tcp, busy.tcp),
+        (format!("read{how}"), &sweeps.spread.read, cpu.read, busy.read),
+        (format!("write{how}"), &sweeps.spread.write, cpu.write, busy.write),
+        (
+            format!("overwrite (in and out again){how}"),
+            &sweeps.spread.rewrite,
+            cpu.rewrite,
+            busy.rewrite,
+        ),
+        ("one plain TCP stream".to_owned(), &sweeps.spread.tcp, cpu.tcp, busy.tcp),
     ] {
         let number = |value: f64| format!("{value:.2}");
         table.row([
-            name.to_owned(),
+            name,
             number(of.median),
             number(of.min),
             number(of.max),
-            format!("{:.2} ×", of.median / result.tcp_gbps),
+            format!("{:.2} ×", of.median / sweeps.tcp_gbps),
             number(cpu),
-            format!("{busy:.1} of {}", result.processors_of),
+            format!("{busy:.1} of {processors}"),
         ]);
     }
-    print!("{table}");
-    Ok(())
 }

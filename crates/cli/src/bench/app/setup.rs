@@ -4,7 +4,7 @@ use super::{
     cgroup::Cgroup,
     swap::{Kind, Swap},
 };
-use crate::bench::cluster::Cluster;
+use crate::bench::cluster::{Cluster, PoolMemory};
 use std::{ffi::OsStr, path::Path, process::Command};
 
 /// How memory beyond the limit is had.
@@ -61,7 +61,9 @@ impl Setup<'_> {
     pub(in crate::bench) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match self {
             Self::Local => Command::new(program),
-            Self::Hecaton { cluster, local } => cluster.run(*local, None, program),
+            Self::Hecaton { cluster, local } => {
+                cluster.run(*local, PoolMemory::Plain, None, program)
+            }
             Self::Limited { cgroup, .. } => cgroup.command(program),
         }
     }

@@ -23,6 +23,14 @@ pub(crate) fn of_the_pager(cluster: &Cluster) -> TestResult {
     survives(cluster, verifier(cluster))
 }
 
+/// Nothing that it had sealed and not sent, or sent and not heard of, is lost or taken for altered.
+pub(crate) fn of_a_pager_that_encrypts(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.command("run");
+    command.args(["--local", "24M", "--encrypt", "--mirror", "2", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["3", "6000", "9000"]);
+    survives(cluster, command)
+}
+
 pub(crate) fn of_a_pager_during_forks(cluster: &Cluster) -> TestResult {
     let mut command = cluster.on_pool("24M", env!("CARGO_BIN_EXE_fork-without-exec"));
     command.args(["12000", "6"]);

@@ -8,6 +8,7 @@ mod attach;
 mod cluster;
 mod concurrent;
 mod crash;
+mod encrypted;
 mod fork;
 mod guest;
 mod harness;
@@ -71,6 +72,7 @@ const TESTS: &[Test<Cluster>] = tests![
     traffic::zero_pages_and_clean_pages_are_not_sent,
     concurrent::many_runs_at_once,
     crash::of_the_pager,
+    crash::of_a_pager_that_encrypts,
     crash::of_a_pager_while_programs_start,
     crash::of_a_pager_without_end,
     crash::of_the_node,
@@ -80,6 +82,8 @@ const TESTS: &[Test<Cluster>] = tests![
     crash::of_a_donor,
     crash::of_a_pager_during_forks,
     crash::of_a_pager_in_a_storm,
+    encrypted::donors_can_read_nothing,
+    encrypted::donors_can_change_nothing,
     mirror::silent_donors_are_done_without,
     mirror::pagers_die_while_a_donor_is_silent,
     mirror::a_donor_is_emptied_under_a_program,

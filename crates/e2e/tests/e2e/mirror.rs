@@ -60,7 +60,7 @@ fn pool_of_only_consumer(status: &Value) -> Value {
 }
 
 /// Waits until there are copies of everything.
-fn until_whole(cluster: &Cluster) -> anyhow::Result<()> {
+pub(crate) fn until_whole(cluster: &Cluster) -> anyhow::Result<()> {
     cluster.eventually("each page has its copies", PATIENCE, |status| {
         let pool = pool_of_only_consumer(status);
         let is_zero = |name: &str| pool[name].as_u64() == Some(0);
@@ -127,11 +127,12 @@ pub(crate) fn pagers_die_while_a_donor_is_silent(_: &Cluster) -> TestResult {
     has_verified(&cluster, running, output)
 }
 
-/// Whoever drains is empty while its borrower runs, with one copy of each page or two.
+/// Whoever drains is empty while its borrower runs, with one copy of each page or two. Encrypted pages are
+/// moved as they are, and open where they have come to.
 pub(crate) fn a_donor_is_emptied_under_a_program(_: &Cluster) -> TestResult {
-    for copies in ["1", "2"] {
+    for options in [&["--mirror", "1", "--encrypt"][..], &["--mirror", "2"]] {
         let cluster = Cluster::start(3, "400M")?;
-        let (running, output) = spawn(verifier(&cluster, &["--mirror", copies]))?;
+        let (running, output) = spawn(verifier(&cluster, options))?;
         cluster.eventually("the donor is used", PATIENCE, |status| {
             let mut donors = all(status, "donors").filter(|donor| donor["name"] == "donor-2");
             Ok(donors.any(|donor| donor["stats"]["lent_pages"].as_u64() > Some(0)))
@@ -244,14 +245,15 @@ pub(crate) fn a_program_uses_the_donors_that_are_named(cluster: &Cluster) -> Tes
     has_verified(cluster, running, output)
 }
 
-/// The RAM of a machine is with the donors that its ranges name, and moves when they are changed.
+/// The RAM of a machine is with the donors that its ranges name, and moves when they are changed,
+/// encrypted as it is.
 pub(crate) fn ranges_of_a_machine_move(cluster: &Cluster) -> TestResult {
     let guests = match Guests::find()? {
         Ok(guests) => guests,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
     let script = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 25";
-    let options = ["--range", "0-256M=donor-1,256M-512M=donor-2"];
+    let options = ["--encrypt", "--range", "0-256M=donor-1,256M-512M=donor-2"];
     let spec = Spec { script, options: &options, ..Spec::default() };
     let mut machine = Machine::start(cluster, &guests, &spec)?;
     machine.wait_for("dispatching hogs")?;

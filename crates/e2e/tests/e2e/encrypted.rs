@@ -1,0 +1,237 @@
+//! `--encrypt`: what donors have of a program's memory, and what becomes of it when they change it.
+//!
+//! The tests look into the donors' memory from outside, as whoever owns a donor's host can.
+
+use crate::{
+    cluster::{Cluster, LONG, PATIENCE, all},
+    harness::{Outcome, TestResult},
+    mirror::until_whole,
+    process::{Running, kill_dead, missing},
+};
+use anyhow::{Context as _, ensure};
+use rustix::fs::{SeekFrom, seek};
+use serde_json::Value;
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{BufRead as _, BufReader, Lines, Write as _},
+    os::unix::fs::FileExt as _,
+    process::{ChildStdin, ChildStdout, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const PAGE: usize = 4096;
+
+/// In each page of the program's memory.
+const MARK: &[u8] = b"hecaton: nobody but me may read this";
+
+/// Fills memory with marked pages, says so, and then checks it from end to end for each line of its input,
+/// and changes every third page.
+const PROGRAM: &str = "
+import sys
+size = 64 << 20
+mark = b'hecaton: nobody but me may read this'
+memory = bytearray(size)
+pages = range(0, size, 4096)
+def expected(at, turn):
+    return (at * 2654435761 + turn + 1).to_bytes(8, 'little') + mark
+turns = [0] * len(pages)
+for at in pages:
+    memory[at:at + 44] = expected(at, 0)
+print('filled', flush=True)
+for line in sys.stdin:
+    for number, at in enumerate(pages):
+        if memory[at:at + 44] != expected(at, turns[number]):
+            print('wrong', at, flush=True)
+            sys.exit(3)
+        if number % 3 == 0:
+            turns[number] += 1
+            memory[at:at + 44] = expected(at, turns[number])
+    print('checked', flush=True)
+";
+
+/// Pages that a program of 64 MiB with 16 MiB local has at the donors at least: some are staged.
+const PAGES_AWAY: u64 = (64 - 16 - 8) * 256;
+
+/// The program, on a cluster.
+struct Program {
+    running: Running,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Program> {
+        let mut command = cluster.command("run");
+        command.args(["--local", "16M"]).args(options).args(["--", "python3", "-c", PROGRAM]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut running = Running::spawn(&mut command)?;
+        let input = running.child_mut().stdin.take().context("no input")?;
+        let output = running.child_mut().stdout.take().context("no output")?;
+        let mut program = Program { running, input, lines: BufReader::new(output).lines() };
+        ensure!(program.says()?.as_deref() == Some("filled"), "it does not fill its memory");
+        Ok(program)
+    }
+
+    fn says(&mut self) -> anyhow::Result<Option<String>> {
+        Ok(self.lines.next().transpose()?)
+    }
+
+    fn check(&mut self) -> anyhow::Result<()> {
+        writeln!(self.input)?;
+        let said = self.says()?;
+        ensure!(said.as_deref() == Some("checked"), "the program says {said:?}");
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        let Program { mut running, input, .. } = self;
+        drop(input);
+        let status = running.wait(PATIENCE, || Ok(()))?;
+        ensure!(status.success(), "the program ended with {status}");
+        Ok(())
+    }
+}
+
+/// The file of the memory that a donor lends.
+fn arena(donor: &Value) -> anyhow::Result<File> {
+    let pid = donor["pid"].as_u64().context("the donor has no process")?;
+    let name = donor["name"].as_str().context("the donor has no name")?;
+    let wanted = format!("/memfd:hecaton-{name} (deleted)");
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        if fs::read_link(&path).is_ok_and(|link| link.as_os_str() == wanted.as_str()) {
+            return Ok(OpenOptions::new().read(true).write(true).open(path)?);
+        }
+    }
+    anyhow::bail!("{name} has no memory")
+}
+
+/// Looks at each page that has anything in it; returns how many there are.
+fn each_page(
+    arena: &File,
+    mut look: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<u64> {
+    let mut page = [0; PAGE];
+    let (mut count, mut at) = (0, 0);
+    // Where there is nothing, neither file nor read takes memory; the error is that of the end.
+    while let Ok(data) = seek(arena, SeekFrom::Data(at)) {
+        let hole = seek(arena, SeekFrom::Hole(data))?;
+        for start in (data..hole).step_by(PAGE) {
+            arena.read_exact_at(&mut page, start)?;
+            if page.iter().any(|&byte| byte != 0) {
+                count += 1;
+                look(start, &page)?;
+            }
+        }
+        at = hole;
+    }
+    Ok(count)
+}
+
+/// Pages that the donors have, and those of them that show the mark.
+fn marked(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
+    let (mut pages, mut marked) = (0, 0);
+    for donor in all(&cluster.status()?, "donors") {
+        pages += each_page(&arena(donor)?, |_, page| {
+            marked += u64::from(page.windows(MARK.len()).any(|window| window == MARK));
+            Ok(())
+        })?;
+    }
+    Ok((pages, marked))
+}
+
+/// Whoever looks into a donor finds a program's memory there; not so with `--encrypt`, whatever becomes of
+/// its pager meanwhile.
+pub(crate) fn donors_can_read_nothing(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing("python3") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let cluster = Cluster::start(2, "200M")?;
+    let mut plain = Program::start(&cluster, &[])?;
+    let (_, shown) = marked(&cluster)?;
+    ensure!(
+        shown >= PAGES_AWAY,
+        "the donors show {shown} pages of a program that does not encrypt"
+    );
+    plain.check()?;
+    plain.finish()?;
+    cluster.wait_until_idle(PATIENCE)?;
+
+    let mut encrypted = Program::start(&cluster, &["--encrypt"])?;
+    for kill in [false, true, true, true] {
+        if kill {
+            // In the middle of reading and writing.
+            writeln!(encrypted.input)?;
+            thread::sleep(Duration::from_millis(100));
+            kill_dead(cluster.pager_of_only_consumer()?);
+            let said = encrypted.says()?;
+            ensure!(said.as_deref() == Some("checked"), "the program says {said:?}");
+        }
+        encrypted.check()?;
+        let (pages, shown) = marked(&cluster)?;
+        ensure!(pages >= PAGES_AWAY, "only {pages} pages are at the donors");
+        ensure!(shown == 0, "the donors show {shown} pages of {pages}");
+    }
+    let status = cluster.status()?;
+    let stats = all(&status, "consumers").next().context("no consumer")?["stats"].clone();
+    ensure!(stats["encrypted"] == true && stats["checksum_errors"] == 0, "{stats}");
+    encrypted.finish()?;
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
+/// Changes one byte of each page that the donor has.
+fn alter(donor: &Value) -> anyhow::Result<u64> {
+    let arena = arena(donor)?;
+    each_page(&arena, |start, page| {
+        let at = (start / 7 % PAGE as u64) as usize;
+        arena.write_all_at(&[page[at] ^ 0x10], start + at as u64)?;
+        Ok(())
+    })
+}
+
+/// What a donor changes is taken from another one, and its copies are made anew; where there is no other,
+/// the program is ended, with the reason.
+pub(crate) fn donors_can_change_nothing(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing("python3") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let cluster = Cluster::start(3, "200M")?;
+    // Of two copies, the one that nobody alters may just be done without, when its donor has no processor.
+    let mut mirrored = Program::start(&cluster, &["--encrypt", "--mirror", "3"])?;
+    until_whole(&cluster)?;
+    let altered = alter(all(&cluster.status()?, "donors").next().context("no donor")?)?;
+    ensure!(altered >= PAGES_AWAY, "only {altered} pages were there to be altered");
+    mirrored.check()?;
+    let start = Instant::now();
+    let found = |status: &Value| {
+        let stats = all(status, "consumers").next().map(|one| one["stats"].clone());
+        stats.and_then(|stats| stats["checksum_errors"].as_u64()).unwrap_or_default()
+    };
+    // Which donor is read is the lane's affair, and statistics are a second old.
+    while found(&cluster.status()?) == 0 {
+        ensure!(start.elapsed() < LONG, "nothing altered was ever found");
+        mirrored.check()?;
+    }
+    mirrored.check()?;
+    mirrored.finish()?;
+    cluster.wait_until_idle(PATIENCE)?;
+
+    let path = cluster.file("altered.json");
+    let options = ["--encrypt", "--stats", path.to_str().context("an odd directory")?];
+    let mut alone = Program::start(&cluster, &options)?;
+    for donor in all(&cluster.status()?, "donors") {
+        alter(donor)?;
+    }
+    writeln!(alone.input)?;
+    let said = alone.says()?;
+    ensure!(said.is_none(), "the program says {said:?}");
+    let status = alone.running.wait(PATIENCE, || Ok(()))?;
+    ensure!(status.code() == Some(137), "the program ended with {status}");
+    let stats: Value = serde_json::from_slice(&fs::read(&path)?)?;
+    let error = stats["pager"]["error"].as_str().unwrap_or_default();
+    ensure!(error.contains("not what was written, twice"), "it was ended for {stats}");
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}

@@ -1,5 +1,5 @@
-//! Copies pages from another donor's extent: how a group gets a new member without the borrower's
-//! host carrying its pages.
+//! Copies pages from another donor's extent: how a group gets a new member, and how a member's damaged
+//! pages are mended, without the borrower's host carrying them.
 //!
 //! The other donor is asked as a borrower asks it, for the space and with the epoch of the connection
 //! that the fill came over, so that a borrower that has been replaced cannot have anything copied.
@@ -98,7 +98,7 @@ impl From<ConnectionError> for Interrupted {
     }
 }
 
-/// Copies `count` pages from `first` on. `kept` is the connection of an earlier fill, which is used
+/// Copies `count` pages from `first` on. `kept` is the connection of an earlier copy, which is used
 /// again if it leads to the same donor; `store` takes the pages, with the number of the first one.
 pub(crate) fn copy(
     kept: &mut Option<Source>,
@@ -106,6 +106,54 @@ pub(crate) fn copy(
     hello: &Hello,
     (first, count): (u32, u32),
     mut store: impl FnMut(u32, &[PageSum], &[u8]) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    with_source(kept, source, hello, |from| {
+        let mut damaged = Vec::new();
+        let mut copied = from.read(source, first, count, &mut |first, sums, data| {
+            let pages = data.as_chunks::<PAGE_SIZE>().0;
+            let mut begin = 0;
+            for (at, (page, sum)) in pages.iter().zip(sums).enumerate() {
+                if page_sum(page) != *sum {
+                    damaged.push(first + at as u32);
+                    let run = &data[begin * PAGE_SIZE..at * PAGE_SIZE];
+                    store(first + begin as u32, &sums[begin..at], run)?;
+                    begin = at + 1;
+                }
+            }
+            store(first + begin as u32, &sums[begin..], &data[begin * PAGE_SIZE..])
+        });
+        for page in damaged {
+            copied = copied.and_then(|()| from.read(source, page, 1, &mut store));
+        }
+        copied
+    })
+}
+
+/// Reads some pages, one by one, and hands each to `store` with its number. They are not verified.
+pub(crate) fn read_each(
+    kept: &mut Option<Source>,
+    source: &FillSource,
+    hello: &Hello,
+    pages: impl Iterator<Item = u32>,
+    mut store: impl FnMut(u32, &[u8; PAGE_SIZE]) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    with_source(kept, source, hello, |from| {
+        for page in pages {
+            from.read(source, page, 1, &mut |first, _, data| {
+                let pages = data.as_chunks::<PAGE_SIZE>().0;
+                (first..).zip(pages).try_for_each(|(page, data)| store(page, data))
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// Does something with a connection to the source, and keeps the connection if it may be used again.
+fn with_source(
+    kept: &mut Option<Source>,
+    source: &FillSource,
+    hello: &Hello,
+    work: impl FnOnce(&mut Source) -> Result<(), Interrupted>,
 ) -> Result<(), Refusal> {
     let fits = |kept: &Source| (kept.address, kept.boot) == (source.address, source.boot);
     let mut from = match kept.take().filter(fits) {
@@ -115,24 +163,7 @@ pub(crate) fn copy(
     if from.boot != source.boot {
         return Err(Refusal::NoSource);
     }
-    let mut damaged = Vec::new();
-    let mut copied = from.read(source, first, count, &mut |first, sums, data| {
-        let pages = data.as_chunks::<PAGE_SIZE>().0;
-        let mut begin = 0;
-        for (at, (page, sum)) in pages.iter().zip(sums).enumerate() {
-            if page_sum(page) != *sum {
-                damaged.push(first + at as u32);
-                let run = &data[begin * PAGE_SIZE..at * PAGE_SIZE];
-                store(first + begin as u32, &sums[begin..at], run)?;
-                begin = at + 1;
-            }
-        }
-        store(first + begin as u32, &sums[begin..], &data[begin * PAGE_SIZE..])
-    });
-    for page in damaged {
-        copied = copied.and_then(|()| from.read(source, page, 1, &mut store));
-    }
-    match copied {
+    match work(&mut from) {
         Ok(()) => {
             *kept = Some(from);
             Ok(())

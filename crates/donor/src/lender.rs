@@ -14,9 +14,10 @@ use crate::table::{Allocated, SpaceUse, Table};
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::Backing;
 use hecaton_memory::{
-    Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, Size, SpaceId, page_sum, pages_to_bytes,
+    Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, Size, SpaceId, ZERO_PAGE_SUM, is_zero,
+    page_sum, pages_to_bytes,
 };
-use hecaton_transport::protocol::{HeldExtent, Load, MAX_HELD, Refusal};
+use hecaton_transport::protocol::{HeldExtent, Load, MAX_HELD, PageState, Refusal};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -26,6 +27,9 @@ use tracing::{info, warn};
 
 /// Pages that a discard punches before it lets others in: about 0.4 ms.
 const DISCARD_PAGES: u64 = 512;
+
+/// Pages that a verification reads before it lets writes in: about 10 µs.
+const VERIFY_PAGES: u32 = 16;
 
 pub(crate) struct Lender {
     name: String,
@@ -285,7 +289,8 @@ impl Lender {
         for ((page, &sum), data) in (first..).zip(sums).zip(data.as_chunks::<PAGE_SIZE>().0) {
             let at = extent.lent.page(page)?;
             let is_newer = self.sums.get(at).is_some() || extent.standing.was_discarded(page);
-            if is_newer || data.iter().all(|&byte| byte == 0) {
+            // A page that has gone bad and reads as zeros is not to look like one of zeros.
+            if is_newer || (sum == ZERO_PAGE_SUM && is_zero(data)) {
                 continue;
             }
             self.arena.write_page(at, data);
@@ -304,6 +309,57 @@ impl Lender {
         let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
         open.extent(extent)?.standing.confirmed(generation);
         Ok(())
+    }
+
+    /// Computes the sums of a run of pages anew, and compares them with those that came with the pages.
+    pub(crate) fn verify(
+        &self,
+        borrower: &Borrower,
+        extent: ExtentId,
+        (first, count): (u32, u32),
+        states: &mut Vec<PageState>,
+    ) -> Result<(), Refusal> {
+        states.clear();
+        let end = first.checked_add(count).ok_or(Refusal::OutOfBounds)?;
+        let mut page = first;
+        while page < end {
+            let until = end.min(page + VERIFY_PAGES);
+            let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+            let extent = open.extent(extent)?;
+            let run = extent.lent.run(page, end - page)?;
+            // A page that is being written does not match its sum.
+            let _alone = extent.contents.write().expect("no thread panics in an extent");
+            states.extend(run.take((until - page) as usize).map(|page| self.state_of(page)));
+            page = until;
+        }
+        Ok(())
+    }
+
+    /// Stores a page's contents again, if those here do not match the page's sum and these do.
+    pub(crate) fn repair(
+        &self,
+        borrower: &Borrower,
+        extent: ExtentId,
+        page: u32,
+        data: &[u8; PAGE_SIZE],
+    ) -> Result<bool, Refusal> {
+        let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+        let extent = open.extent(extent)?;
+        let page = extent.lent.page(page)?;
+        let _alone = extent.contents.write().expect("no thread panics in an extent");
+        let is_right = self.state_of(page) == PageState::Damaged(page_sum(data));
+        if is_right {
+            self.arena.write_page(page, data);
+        }
+        Ok(is_right)
+    }
+
+    /// The caller keeps writes from the page.
+    fn state_of(&self, page: u64) -> PageState {
+        let Some(sum) = self.sums.get(page) else { return PageState::Unwritten };
+        let mut data = [0; PAGE_SIZE];
+        self.arena.read_page(page, &mut data);
+        if page_sum(&data) == sum { PageState::Sound(sum) } else { PageState::Damaged(sum) }
     }
 
     /// Forgets a run of pages and gives their memory back.

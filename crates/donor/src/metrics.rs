@@ -4,7 +4,7 @@
 //! request takes here is one that is nearly always free and whose memory is in this core's cache.
 
 use hdrhistogram::Histogram;
-use hecaton_transport::protocol::Refusal;
+use hecaton_transport::protocol::{PageState, Refusal};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -33,6 +33,15 @@ pub struct Counters {
     pub pages_discarded: u64,
     /// Pages copied from other donors.
     pub pages_filled: u64,
+    /// Pages whose sums were computed anew.
+    #[serde(default)]
+    pub pages_verified: u64,
+    /// Of them, pages that did not match: each time that one was looked at.
+    #[serde(default)]
+    pub pages_damaged: u64,
+    /// Damaged pages that were mended from another donor's copy.
+    #[serde(default)]
+    pub pages_repaired: u64,
     /// Extents lent.
     pub extents_allocated: u64,
     /// Extents that their borrowers gave back.
@@ -62,7 +71,7 @@ pub struct Refusals {
     pub corrupt: u64,
     /// A space too many.
     pub busy: u64,
-    /// To fill an extent that is not being filled, or from a donor that does not answer.
+    /// To fill an extent that is not being filled, or to copy from a donor that does not answer.
     pub no_fill: u64,
 }
 
@@ -181,6 +190,17 @@ impl Metrics {
         self.shard(shard).counters.pages_filled += u64::from(pages);
     }
 
+    pub(crate) fn verified(&self, shard: ShardId, states: &[PageState]) {
+        let is_damaged = |state: &&PageState| matches!(state, PageState::Damaged(_));
+        let mut shard = self.shard(shard);
+        shard.counters.pages_verified += states.len() as u64;
+        shard.counters.pages_damaged += states.iter().filter(is_damaged).count() as u64;
+    }
+
+    pub(crate) fn repaired(&self, shard: ShardId, pages: u64) {
+        self.shard(shard).counters.pages_repaired += pages;
+    }
+
     pub(crate) fn allocated(&self, shard: ShardId) {
         self.shard(shard).counters.extents_allocated += 1;
     }
@@ -206,6 +226,9 @@ impl Metrics {
             total.pages_written += counters.pages_written;
             total.pages_discarded += counters.pages_discarded;
             total.pages_filled += counters.pages_filled;
+            total.pages_verified += counters.pages_verified;
+            total.pages_damaged += counters.pages_damaged;
+            total.pages_repaired += counters.pages_repaired;
             total.extents_allocated += counters.extents_allocated;
             total.extents_freed += counters.extents_freed;
             total.refusals.full += counters.refusals.full;

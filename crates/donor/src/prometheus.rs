@@ -37,13 +37,16 @@ const GAUGES: [(&str, &str, Value); 10] = [
     ("draining", "Whether the donor wants all of its memory back", |d| d.draining.into()),
 ];
 
-const COUNTERS: [(&str, &str, Value); 11] = [
+const COUNTERS: [(&str, &str, Value); 14] = [
     ("connections_opened", "Connections welcomed", |d| d.counters.connections_total),
     ("pages_read", "Pages sent", |d| d.counters.pages_read),
     ("zero_pages_read", "Pages sent that were never written", |d| d.counters.zero_pages_read),
     ("pages_written", "Pages stored", |d| d.counters.pages_written),
     ("pages_discarded", "Pages in discarded runs", |d| d.counters.pages_discarded),
     ("pages_filled", "Pages copied from other donors", |d| d.counters.pages_filled),
+    ("pages_verified", "Pages whose sums were computed anew", |d| d.counters.pages_verified),
+    ("pages_damaged", "Of them, not as they were stored", |d| d.counters.pages_damaged),
+    ("pages_repaired", "Damaged pages mended from a copy", |d| d.counters.pages_repaired),
     ("read_bytes", "Page data sent", |d| d.counters.pages_read * PAGE_SIZE as u64),
     ("written_bytes", "Page data stored", |d| d.counters.pages_written * PAGE_SIZE as u64),
     ("extents_allocated", "Extents lent", |d| d.counters.extents_allocated),

@@ -7,9 +7,9 @@
 use crate::fill::{self, Source};
 use crate::lender::{Borrower, Lender};
 use crate::metrics::ShardId;
-use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, random_u64};
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, ZERO_PAGE_SUM, random_u64};
 use hecaton_transport::protocol::{
-    HeldExtent, Hello, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
+    HeldExtent, Hello, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,
 };
 use hecaton_transport::server::{Replied, Reply, Service};
 use std::net::SocketAddr;
@@ -18,9 +18,6 @@ use std::time::Instant;
 use tracing::{debug, info};
 
 static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-
-/// CRC32C of 4096 zeros, which `sum_is_crc32c` in the memory crate holds true.
-const ZERO_SUM: PageSum = 0x98f9_4189;
 
 /// The donor's end of the page protocol.
 pub(crate) struct PageService(pub(crate) Arc<Lender>);
@@ -36,6 +33,7 @@ pub(crate) struct Session {
     sums: Vec<PageSum>,
     parts: Parts,
     lines: Vec<HeldExtent>,
+    states: Vec<PageState>,
 }
 
 struct Parts(Vec<libc::iovec>);
@@ -78,6 +76,7 @@ impl Service for PageService {
             sums: Vec::with_capacity(MAX_PAGES),
             parts: Parts(Vec::with_capacity(MAX_PAGES)),
             lines: Vec::new(),
+            states: Vec::new(),
         };
         Ok((welcome, session))
     }
@@ -141,6 +140,28 @@ impl Session {
                     });
                 filled.map(|()| lender.metrics.filled(shard, count))
             }
+            Request::Verify { extent, first, count } => {
+                match lender.verify(borrower, extent, (first, count), &mut self.states) {
+                    Ok(()) => {
+                        lender.metrics.verified(shard, &self.states);
+                        return reply.verified(&self.states, lender.load(borrower));
+                    }
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            Request::Repair { extent, first, count, source } => {
+                let Session { borrower, hello, source: kept, states, .. } = self;
+                lender.verify(borrower, extent, (first, count), states).and_then(|()| {
+                    let is_damaged = |state: &PageState| matches!(state, PageState::Damaged(_));
+                    let pages = (first..).zip(&*states).filter(|(_, state)| is_damaged(state));
+                    let pages = pages.map(|(page, _)| page);
+                    fill::read_each(kept, &source, hello, pages, |page, data| {
+                        let is_repaired = lender.repair(borrower, extent, page, data)?;
+                        lender.metrics.repaired(shard, is_repaired.into());
+                        Ok(())
+                    })
+                })
+            }
             Request::Confirm { extent, generation } => lender.confirm(borrower, extent, generation),
             Request::Free { extent } => {
                 let freed = lender.free(borrower, extent);
@@ -185,7 +206,7 @@ impl Session {
         let pinned = lender.read(borrower, extent, pages, lender.now_ms(), |source| {
             let (address, sum) = source.unwrap_or_else(|| {
                 zero_pages += 1;
-                (ZERO_PAGE.as_ptr(), ZERO_SUM)
+                (ZERO_PAGE.as_ptr(), ZERO_PAGE_SUM)
             });
             sums.push(sum);
             append(parts, address);
@@ -229,11 +250,6 @@ fn refuse(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_sum_of_zeros_is_right() {
-        assert_eq!(hecaton_memory::page_sum(&ZERO_PAGE), ZERO_SUM);
-    }
 
     #[test]
     fn neighbours_are_sent_as_one_and_zeros_are_not() {

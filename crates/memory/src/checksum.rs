@@ -11,6 +11,9 @@ pub fn page_sum(page: &[u8]) -> PageSum {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, page) as u32
 }
 
+/// The sum of a page of zeros.
+pub const ZERO_PAGE_SUM: PageSum = 0x98f9_4189;
+
 /// Whether the page holds nothing but zeros, and so need be neither stored nor sent.
 pub fn is_zero(page: &[u8]) -> bool {
     // A dirty page nearly always shows itself in its first words; the rest is read 64 bytes at a
@@ -28,7 +31,7 @@ mod tests {
     fn sum_is_crc32c() {
         // RFC 3720, appendix B.4, gives 32 bytes of zeros; 4096 zeros from the same polynomial.
         assert_eq!(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &[0; 32]), 0x8a91_36aa);
-        assert_eq!(page_sum(&[0; PAGE_SIZE]), 0x98f9_4189);
+        assert_eq!(page_sum(&[0; PAGE_SIZE]), ZERO_PAGE_SUM);
     }
 
     #[test]

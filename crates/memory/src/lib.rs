@@ -17,7 +17,7 @@ mod random;
 pub mod size;
 pub mod words;
 
-pub use checksum::{PageSum, is_zero, page_sum};
+pub use checksum::{PageSum, ZERO_PAGE_SUM, is_zero, page_sum};
 pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
 pub use random::random_u64;
 pub use size::{ParseSizeError, Size};

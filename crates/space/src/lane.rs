@@ -446,7 +446,7 @@ impl Lane {
                 Event::Refused(refusal) => requests.flights.refused(slot, refusal),
                 // The connection lets nothing through that was not asked for, and lanes ask for
                 // neither extents nor lists.
-                Event::Allocated(_) | Event::Held(_) => {}
+                Event::Allocated(_) | Event::Held(_) | Event::Verified(_) => {}
             }
         });
         match outcome {

@@ -12,7 +12,7 @@
 use crate::codec::{self, AnswerTables, HEAD_BYTES, Head, Malformed, WELCOME_BYTES};
 use crate::inbox::{Inbox, RECEIVE_BYTES};
 use crate::protocol::{
-    Answer, HeldExtent, Hello, Load, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
+    Answer, HeldExtent, Hello, Load, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,
 };
 use crate::socket::{self, Wait};
 use crate::window::{Unexpected, Window, WindowLimits};
@@ -91,12 +91,14 @@ pub enum Event<'a> {
         /// afterwards: whoever has to decode them can do so in place.
         data: &'a mut [u8],
     },
-    /// Written, discarded, filled, confirmed, freed, fenced or renewed.
+    /// Written, discarded, filled, confirmed, repaired, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
     /// What the donor holds for the space.
     Held(&'a [HeldExtent]),
+    /// What has become of the pages of a run.
+    Verified(&'a [PageState]),
     /// Not done, and why.
     Refused(Refusal),
 }
@@ -111,12 +113,14 @@ pub enum Outcome {
         /// Their contents, one after another.
         data: Vec<u8>,
     },
-    /// Written, discarded, filled, confirmed, freed, fenced or renewed.
+    /// Written, discarded, filled, confirmed, repaired, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
     /// What the donor holds for the space.
     Held(Vec<HeldExtent>),
+    /// What has become of the pages of a run.
+    Verified(Vec<PageState>),
     /// Not done, and why.
     Refused(Refusal),
 }
@@ -317,6 +321,7 @@ impl Connection {
                     Event::Done => Some(Outcome::Done),
                     Event::Allocated(extent) => Some(Outcome::Allocated(extent)),
                     Event::Held(lines) => Some(Outcome::Held(lines.to_vec())),
+                    Event::Verified(states) => Some(Outcome::Verified(states.to_vec())),
                     Event::Refused(refusal) => Some(Outcome::Refused(refusal)),
                 };
             })?;
@@ -434,6 +439,7 @@ impl Connection {
                 Answer::Done => Event::Done,
                 Answer::Allocated(extent) => Event::Allocated(extent),
                 Answer::Held(lines) => Event::Held(lines),
+                Answer::Verified(states) => Event::Verified(states),
                 Answer::Refused(refusal) => Event::Refused(refusal),
             };
             sink(tag, event);

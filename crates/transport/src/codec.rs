@@ -14,7 +14,7 @@
 
 use crate::protocol::{
     Answer, FillSource, HeldExtent, Hello, Load, MAGIC, MAX_FILL, MAX_HELD, MAX_NAME, MAX_PAGES,
-    Refusal, Request, Welcome,
+    MAX_VERIFY, PageState, Refusal, Request, Welcome,
 };
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, SpaceId};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -40,6 +40,7 @@ pub const WELCOME_BYTES: usize = 100;
 
 const HELD_BYTES: usize = 32;
 const SOURCE_BYTES: usize = 40;
+const STATE_BYTES: usize = 8;
 const GENERATION_BYTES: usize = 8;
 
 /// In the load's last word: the donor is draining.
@@ -106,11 +107,14 @@ enum Kind {
     Renew = 0x09,
     Fill = 0x0a,
     Confirm = 0x0b,
+    Verify = 0x0c,
+    Repair = 0x0d,
     Pages = 0x81,
     Done = 0x82,
     Allocated = 0x83,
     Held = 0x84,
     Refused = 0x85,
+    Verified = 0x86,
 }
 
 impl Kind {
@@ -118,7 +122,7 @@ impl Kind {
         use Kind::*;
         [
             Read, Write, Discard, Allocate, Free, FreeAll, List, Fence, Renew, Fill, Confirm,
-            Pages, Done, Allocated, Held, Refused,
+            Verify, Repair, Pages, Done, Allocated, Held, Refused, Verified,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -129,6 +133,7 @@ impl Kind {
         match self {
             Kind::Read | Kind::Write | Kind::Pages => (1, MAX_PAGES),
             Kind::Held => (0, MAX_HELD),
+            Kind::Verified => (1, MAX_VERIFY as usize),
             _ => (0, 0),
         }
     }
@@ -139,7 +144,8 @@ impl Kind {
             Kind::Write => count * 8,
             Kind::Held => count * HELD_BYTES,
             Kind::Discard => GENERATION_BYTES,
-            Kind::Fill => SOURCE_BYTES,
+            Kind::Verified => count * STATE_BYTES,
+            Kind::Fill | Kind::Repair => SOURCE_BYTES,
             _ => 0,
         }
     }
@@ -268,6 +274,7 @@ pub struct RequestTables {
 pub struct AnswerTables {
     sums: Vec<PageSum>,
     held: Vec<HeldExtent>,
+    states: Vec<PageState>,
 }
 
 impl AnswerTables {
@@ -316,6 +323,16 @@ pub fn encode_request(request: &Request<'_>, id: u64, out: &mut Vec<u8>) {
         Request::Confirm { extent, generation } => {
             let head = Head::new(Kind::Confirm, 0, id);
             Head { subject: extent.0, detail: generation.0, ..head }.encode(out, no_table);
+        }
+        Request::Verify { extent, first, count } => {
+            let detail = run_to_word(first, count);
+            let head = Head::new(Kind::Verify, 0, id);
+            Head { subject: extent.0, detail, ..head }.encode(out, no_table);
+        }
+        Request::Repair { extent, first, count, source } => {
+            let detail = run_to_word(first, count);
+            let head = Head { subject: extent.0, detail, ..Head::new(Kind::Repair, 0, id) };
+            head.encode(out, |out| put_source(out, source));
         }
         Request::Free { extent } => {
             Head { subject: extent.0, ..Head::new(Kind::Free, 0, id) }.encode(out, no_table);
@@ -374,14 +391,27 @@ pub fn decode_request<'a>(
             head.only(false, true, true, false)?;
             Ok(Request::Confirm { extent, generation })
         }
+        Kind::Verify => {
+            head.only(false, true, true, false)?;
+            let (first, count) = run_to_verify(head.detail)?;
+            Ok(Request::Verify { extent, first, count })
+        }
+        Kind::Repair => {
+            head.only(false, true, true, false)?;
+            let (first, count) = run_to_verify(head.detail)?;
+            Ok(Request::Repair { extent, first, count, source: take_source(table)? })
+        }
         Kind::Free => head.only(false, true, false, false).map(|()| Request::Free { extent }),
         Kind::List => head.only(false, true, false, false).map(|()| Request::List { from: extent }),
         Kind::FreeAll => head.only(false, false, false, false).map(|()| Request::FreeAll),
         Kind::Fence => head.only(false, false, false, false).map(|()| Request::Fence),
         Kind::Renew => head.only(false, false, false, false).map(|()| Request::Renew),
-        Kind::Pages | Kind::Done | Kind::Allocated | Kind::Held | Kind::Refused => {
-            Err(Malformed::Side(head.kind as u8))
-        }
+        Kind::Pages
+        | Kind::Done
+        | Kind::Allocated
+        | Kind::Held
+        | Kind::Refused
+        | Kind::Verified => Err(Malformed::Side(head.kind as u8)),
     }
 }
 
@@ -389,7 +419,8 @@ pub fn decode_request<'a>(
 /// [`Answer::Pages`] is to follow.
 ///
 /// # Panics
-/// If the answer has more pages than [`MAX_PAGES`], or none, or more lines than [`MAX_HELD`].
+/// If the answer has more pages than [`MAX_PAGES`], or none, or more lines than [`MAX_HELD`], or tells
+/// of more pages than [`MAX_VERIFY`], or of none.
 pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>) {
     let no_table = |_: &mut Vec<u8>| {};
     let head = |kind, count| Head {
@@ -414,6 +445,9 @@ pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>
                 out.extend_from_slice(&line.generation.0.to_le_bytes());
             }
         }),
+        Answer::Verified(states) => {
+            head(Kind::Verified, states.len()).encode(out, |out| put_states(out, states));
+        }
         Answer::Refused(refusal) => {
             let (code, subject) = refusal_to_code(refusal);
             Head { code, subject, ..head(Kind::Refused, 0) }.encode(out, no_table);
@@ -461,6 +495,11 @@ pub fn decode_answer<'a>(
                 });
             }
             Answer::Held(&tables.held)
+        }
+        Kind::Verified => {
+            head.only(false, false, true, true)?;
+            take_states(table, &mut tables.states)?;
+            Answer::Verified(&tables.states)
         }
         Kind::Refused => Answer::Refused(refusal_from_code(head.code, head.subject)?),
         _ => return Err(Malformed::Side(head.kind as u8)),
@@ -551,6 +590,15 @@ fn run_from_word(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
+/// The run of a verification or a repair, which has an answer of a line for each of its pages.
+fn run_to_verify(word: u64) -> Result<(u32, u32), Malformed> {
+    let (first, count) = run_from_word(word);
+    match (1..=MAX_VERIFY).contains(&count) {
+        true => Ok((first, count)),
+        false => Err(Malformed::Field("count of pages to verify")),
+    }
+}
+
 fn busyness_to_word(load: Load) -> u32 {
     load.in_service.min(MAX_IN_SERVICE)
         | load.recalled.min(MAX_RECALLED) << RECALLED_SHIFT
@@ -590,6 +638,32 @@ fn take_source(table: &[u8]) -> Result<FillSource, Malformed> {
         boot: u64_at(table, 8),
         address: SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), u16_at(table, 32)),
     })
+}
+
+/// Of each page its sum, and what has become of it.
+fn put_states(out: &mut Vec<u8>, states: &[PageState]) {
+    for state in states {
+        let (sum, code) = match *state {
+            PageState::Unwritten => (0, 0),
+            PageState::Sound(sum) => (sum, 1),
+            PageState::Damaged(sum) => (sum, 2),
+        };
+        out.extend_from_slice(&sum.to_le_bytes());
+        out.extend_from_slice(&[code, 0, 0, 0]);
+    }
+}
+
+fn take_states(table: &[u8], states: &mut Vec<PageState>) -> Result<(), Malformed> {
+    states.clear();
+    for line in table.chunks_exact(STATE_BYTES) {
+        states.push(match (u32_at(line, 0), u32_at(line, 4)) {
+            (0, 0) => PageState::Unwritten,
+            (sum, 1) => PageState::Sound(sum),
+            (sum, 2) => PageState::Damaged(sum),
+            _ => return Err(Malformed::Field("state of a page")),
+        });
+    }
+    Ok(())
 }
 
 fn refusal_to_code(refusal: Refusal) -> (u8, u64) {

@@ -20,6 +20,9 @@ pub const MAX_PAGES: usize = 256;
 /// Most pages that one [`Request::Fill`] may copy: 16 MiB.
 pub const MAX_FILL: u32 = 4096;
 
+/// Most pages that one [`Request::Verify`] or [`Request::Repair`] may look at: 16 MiB.
+pub const MAX_VERIFY: u32 = 4096;
+
 /// Most lines of one answer to [`Request::List`].
 pub const MAX_HELD: usize = 2048;
 
@@ -142,6 +145,28 @@ pub enum Request<'a> {
         /// That of the segment's group. A lower one than the extent's changes nothing.
         generation: Generation,
     },
+    /// Whether some pages still are what was stored: the donor computes their sums anew.
+    Verify {
+        /// The extent.
+        extent: ExtentId,
+        /// First page of the run.
+        first: u32,
+        /// Pages in the run; at least one and at most [`MAX_VERIFY`].
+        count: u32,
+    },
+    /// Mends the pages of a run that do not match their sums, as far as another donor's extent has
+    /// contents that do. Whatever matches its sum stays as it is, so that no write is undone. The donor
+    /// asks the other one with the space and epoch of this connection.
+    Repair {
+        /// The extent.
+        extent: ExtentId,
+        /// First page of the run.
+        first: u32,
+        /// Pages in the run; at least one and at most [`MAX_VERIFY`].
+        count: u32,
+        /// Where to copy from.
+        source: FillSource,
+    },
     /// The extent goes back to its donor.
     Free {
         /// The extent.
@@ -161,7 +186,7 @@ pub enum Request<'a> {
     Renew,
 }
 
-/// The extent that a [`Request::Fill`] copies from.
+/// The extent that a [`Request::Fill`] or a [`Request::Repair`] copies from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FillSource {
     /// Where its donor takes page connections.
@@ -170,6 +195,17 @@ pub struct FillSource {
     pub boot: u64,
     /// The extent.
     pub extent: ExtentId,
+}
+
+/// A page, as its donor finds it: one line of the answer to [`Request::Verify`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageState {
+    /// Never written, or discarded since: it reads as zeros.
+    Unwritten,
+    /// It matches the sum that came with it.
+    Sound(PageSum),
+    /// It does not match the sum that came with it, which is this one.
+    Damaged(PageSum),
 }
 
 /// One line of the answer to [`Request::List`].
@@ -196,12 +232,14 @@ pub enum Answer<'a> {
     /// The sums that came with the pages when they were written; the page data follow. A page
     /// never written reads as zeros.
     Pages(&'a [PageSum]),
-    /// Written, discarded, filled, confirmed, freed, fenced or renewed.
+    /// Written, discarded, filled, confirmed, repaired, freed, fenced or renewed.
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
     /// What the donor holds for the space; at most [`MAX_HELD`] lines.
     Held(&'a [HeldExtent]),
+    /// The pages of a run, in order; as many as were asked for.
+    Verified(&'a [PageState]),
     /// Not done, and why.
     Refused(Refusal),
 }
@@ -233,7 +271,7 @@ pub enum Refusal {
     /// The extent is not being filled, or no longer since its donor's process was replaced.
     #[error("the extent is not being filled")]
     NotFilling,
-    /// The donor that a fill was to copy from does not answer, or does not hold the extent.
-    #[error("the source of the fill cannot be read")]
+    /// The donor that was to be copied from does not answer, or does not hold the extent.
+    #[error("the source of the copy cannot be read")]
     NoSource,
 }

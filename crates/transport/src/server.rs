@@ -17,7 +17,9 @@
 use crate::codec::{
     self, HEAD_BYTES, HELLO_BYTES, Head, MAX_FRAME_BYTES, Malformed, RequestTables,
 };
-use crate::protocol::{Answer, HeldExtent, Hello, Load, Refusal, Request, VERSIONS, Welcome};
+use crate::protocol::{
+    Answer, HeldExtent, Hello, Load, PageState, Refusal, Request, VERSIONS, Welcome,
+};
 use crate::socket::{self, Wait};
 use crate::vigil::Vigil;
 use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, SpaceId};
@@ -116,6 +118,11 @@ impl Reply<'_> {
     /// What the donor holds for the space.
     pub fn held(self, lines: &[HeldExtent], load: Load) -> Replied {
         self.answer(&Answer::Held(lines), load)
+    }
+
+    /// What has become of the pages of a run.
+    pub fn verified(self, states: &[PageState], load: Load) -> Replied {
+        self.answer(&Answer::Verified(states), load)
     }
 
     /// The pages of a read with their sums, sent straight from where they are. Neighbouring pages

@@ -58,6 +58,7 @@ enum Asked {
     Deed,
     Extent,
     Held,
+    States(usize),
 }
 
 impl Window {
@@ -84,6 +85,7 @@ impl Window {
             Request::Read { pages, .. } => Asked::Pages(pages.len()),
             Request::Allocate { .. } => Asked::Extent,
             Request::List { .. } => Asked::Held,
+            Request::Verify { count, .. } => Asked::States(*count as usize),
             _ => Asked::Deed,
         };
         let id = self.next_id;
@@ -105,6 +107,7 @@ impl Window {
             (Asked::Deed, Answer::Done) => true,
             (Asked::Extent, Answer::Allocated(_)) => true,
             (Asked::Held, Answer::Held(lines)) => lines.len() <= MAX_HELD,
+            (Asked::States(asked), Answer::Verified(states)) => states.len() == asked,
             _ => false,
         };
         if fits { Ok(due.tag) } else { Err(unexpected) }

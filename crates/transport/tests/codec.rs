@@ -7,8 +7,8 @@ use hecaton_transport::codec::{
     encode_request, encode_welcome, seal_greeting,
 };
 use hecaton_transport::protocol::{
-    Answer, FillSource, HeldExtent, Hello, Load, MAX_FILL, MAX_HELD, MAX_NAME, MAX_PAGES, Refusal,
-    Request, Welcome,
+    Answer, FillSource, HeldExtent, Hello, Load, MAX_FILL, MAX_HELD, MAX_NAME, MAX_PAGES,
+    MAX_VERIFY, PageState, Refusal, Request, Welcome,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -24,6 +24,8 @@ enum Asked {
     Allocate(u64, u8, u8, u64),
     Fill(u64, u32, u32, (u64, u64, u128, u16)),
     Confirm(u64, u64),
+    Verify(u64, u32, u32),
+    Repair(u64, u32, u32, (u64, u64, u128, u16)),
     Free(u64),
     FreeAll,
     List(u64),
@@ -41,6 +43,9 @@ fn asked() -> impl Strategy<Value = Asked> {
         (any::<(u64, u32)>(), 0..=MAX_FILL, any::<(u64, u64, u128, u16)>())
             .prop_map(|((e, f), c, s)| Asked::Fill(e, f, c, s)),
         any::<(u64, u64)>().prop_map(|(e, g)| Asked::Confirm(e, g)),
+        (any::<(u64, u32)>(), 1..=MAX_VERIFY).prop_map(|((e, f), c)| Asked::Verify(e, f, c)),
+        (any::<(u64, u32)>(), 1..=MAX_VERIFY, any::<(u64, u64, u128, u16)>())
+            .prop_map(|((e, f), c, s)| Asked::Repair(e, f, c, s)),
         any::<u64>().prop_map(Asked::Free),
         Just(Asked::FreeAll),
         any::<u64>().prop_map(Asked::List),
@@ -65,11 +70,16 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
             let generation = Generation(generation);
             then(Request::Allocate { segment, member, order, generation })
         }
-        &Asked::Fill(extent, first, count, (from, boot, address, port)) => {
-            // An IPv4 address has two forms, and comes back in its own.
-            let address = SocketAddr::new(Ipv6Addr::from(address).to_canonical(), port);
-            let source = FillSource { address, boot, extent: ExtentId(from) };
-            then(Request::Fill { extent: ExtentId(extent), first, count, source })
+        &Asked::Fill(extent, first, count, source) => {
+            let (extent, source) = (ExtentId(extent), source_of(source));
+            then(Request::Fill { extent, first, count, source })
+        }
+        &Asked::Verify(extent, first, count) => {
+            then(Request::Verify { extent: ExtentId(extent), first, count })
+        }
+        &Asked::Repair(extent, first, count, source) => {
+            let (extent, source) = (ExtentId(extent), source_of(source));
+            then(Request::Repair { extent, first, count, source })
         }
         &Asked::Confirm(extent, generation) => {
             let (extent, generation) = (ExtentId(extent), Generation(generation));
@@ -83,6 +93,12 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
     }
 }
 
+fn source_of((extent, boot, address, port): (u64, u64, u128, u16)) -> FillSource {
+    // An IPv4 address has two forms, and comes back in its own.
+    let address = SocketAddr::new(Ipv6Addr::from(address).to_canonical(), port);
+    FillSource { address, boot, extent: ExtentId(extent) }
+}
+
 /// Extent, segment, member, order, pages written and generation.
 type Line = (u64, u64, u8, u8, u32, u64);
 
@@ -92,6 +108,7 @@ enum Answered {
     Done,
     Allocated(u64),
     Held(Vec<Line>),
+    Verified(Vec<(u32, Option<bool>)>),
     Refused(Refusal),
 }
 
@@ -120,6 +137,7 @@ fn answered() -> impl Strategy<Value = Answered> {
         Just(Answered::Done),
         any::<u64>().prop_map(Answered::Allocated),
         vec(any::<Line>(), 0..=MAX_HELD).prop_map(Answered::Held),
+        vec(any::<(u32, Option<bool>)>(), 1..=MAX_VERIFY as usize).prop_map(Answered::Verified),
         refusal().prop_map(Answered::Refused),
     ]
 }
@@ -140,6 +158,15 @@ fn with_answer<R>(answered: &Answered, then: impl FnOnce(Answer<'_>) -> R) -> R 
             };
             let lines: Vec<HeldExtent> = lines.iter().map(held).collect();
             then(Answer::Held(&lines))
+        }
+        Answered::Verified(states) => {
+            let state = |&(sum, is_sound): &(u32, Option<bool>)| match is_sound {
+                None => PageState::Unwritten,
+                Some(true) => PageState::Sound(sum),
+                Some(false) => PageState::Damaged(sum),
+            };
+            let states: Vec<PageState> = states.iter().map(state).collect();
+            then(Answer::Verified(&states))
         }
         Answered::Refused(refusal) => then(Answer::Refused(*refusal)),
     }

@@ -5,7 +5,8 @@
 //! written, and a page that was never written reads as zeros without asking anybody.
 //!
 //! What decides is apart from what does. [`map`] knows which donors hold what and whom to ask next,
-//! [`upkeep`] what is to be done for groups that have lost a member or are to move; [`requests`]
+//! [`upkeep`] what is to be done for groups that have lost a member or are to move, [`scrub`] what is
+//! amiss with pages that nobody reads; [`requests`]
 //! knows what one thread has asked for, [`flights`] what it has under way at each donor and what
 //! becomes of that when a connection breaks. None has a clock, a socket or a thread, and the seeded
 //! simulation in `tests/` drives all of them against the donor's own tables. (`latency` says whom to
@@ -31,11 +32,13 @@ pub mod lookup;
 pub mod map;
 mod recall;
 pub mod requests;
+pub mod scrub;
 pub mod seal;
 mod space;
 mod status;
 mod tend;
 pub mod upkeep;
+mod verify;
 
 pub use config::{Directory, DonorAddress, Redundancy, SpaceConfig};
 pub use error::SpaceError;
@@ -43,4 +46,4 @@ pub use hecaton_policy::site::Site;
 pub use lane::{Completion, Lane};
 pub use map::Expected;
 pub use space::Space;
-pub use status::{DonorStatus, SpaceStatus};
+pub use status::{DonorStatus, ScrubStatus, SpaceStatus};

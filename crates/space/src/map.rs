@@ -235,6 +235,11 @@ impl Map {
         self.shape.copies
     }
 
+    /// Pages in a segment.
+    pub(crate) fn segment_pages(&self) -> u64 {
+        self.shape.segment_pages
+    }
+
     /// Says which donors the segments of each zone may be with, by name; an empty list: all. What is
     /// elsewhere is moved.
     pub fn set_zones(&mut self, zones: Vec<Vec<String>>) {
@@ -670,7 +675,12 @@ impl Map {
     }
 
     pub(crate) fn holdings(&self) -> impl Iterator<Item = (u64, &Holding)> {
-        self.segments.iter().filter_map(|(segment, state)| match state {
+        self.holdings_from(0)
+    }
+
+    /// The segments from that one on that are there.
+    pub(crate) fn holdings_from(&self, first: u64) -> impl Iterator<Item = (u64, &Holding)> {
+        self.segments.range(first..).filter_map(|(segment, state)| match state {
             Segment::Held(held) => Some((*segment, held)),
             _ => None,
         })

@@ -5,6 +5,7 @@ use crate::control::{Answered, Donor, Persistence};
 use crate::group::{DonorIndex, Group, Place};
 use crate::lookup::{Lookup, Whereabouts};
 use crate::map::{Declined, Expected, Map, SegmentCounts, Take};
+use crate::verify::Scrub;
 use crate::{DonorStatus, Lane, SpaceError, SpaceStatus};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo};
 use hecaton_transport::client::Outcome;
@@ -31,6 +32,7 @@ pub struct Space {
     /// Everything was given back, or is being: no extent is asked for any more.
     released: AtomicBool,
     pub(crate) bytes_filled: AtomicU64,
+    pub(crate) scrub: Scrub,
     began: Instant,
 }
 
@@ -123,6 +125,7 @@ impl Space {
             fenced: AtomicBool::new(false),
             released: AtomicBool::new(false),
             bytes_filled: AtomicU64::new(0),
+            scrub: Scrub::default(),
             began: Instant::now(),
             config,
             directory,
@@ -353,6 +356,7 @@ impl Space {
             segments_untended: map.untended(),
             segments_lost: lost,
             bytes_filled: self.bytes_filled.load(Ordering::Relaxed),
+            scrub: self.scrub.status(),
             fenced: self.is_fenced(),
             donors: donors.collect(),
         }

@@ -29,10 +29,28 @@ pub struct SpaceStatus {
     pub segments_lost: u64,
     /// Bytes that were copied between donors, for new copies and moves.
     pub bytes_filled: u64,
+    /// What the comparing of copies has come to.
+    pub scrub: ScrubStatus,
     /// Whether another borrower has taken the space over.
     pub fenced: bool,
     /// The donors that the space knows.
     pub donors: Vec<DonorStatus>,
+}
+
+/// What the comparing of a space's copies has come to: see [`Space::scrub`](crate::Space::scrub).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ScrubStatus {
+    /// Bytes that donors have read for it, of all copies.
+    pub bytes_verified: u64,
+    /// Pages that had gone bad in one copy and were mended from another.
+    pub pages_repaired: u64,
+    /// Pages that no copy has as they were stored: found in the latest round, or in this one so far if
+    /// those are more.
+    pub pages_lost: u64,
+    /// Copies that were not what was stored, and are made anew.
+    pub copies_given_up: u64,
+    /// How many times all segments were looked at.
+    pub rounds: u64,
 }
 
 /// A donor, as one space sees it.

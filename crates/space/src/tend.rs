@@ -158,7 +158,8 @@ impl Space {
         }
     }
 
-    fn ask_member(
+    /// Asks a member for what may take long.
+    pub(crate) fn ask_member(
         &self,
         segment: u64,
         place: Place,

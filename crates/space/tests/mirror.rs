@@ -4,10 +4,16 @@
 mod common;
 
 use common::*;
-use hecaton_memory::{Epoch, PAGE_SIZE};
-use hecaton_space::{Completion, Expected, Redundancy, Space, SpaceConfig, SpaceError};
+use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageSum, page_sum};
+use hecaton_space::{
+    Completion, Expected, Redundancy, ScrubStatus, Space, SpaceConfig, SpaceError,
+};
+use hecaton_transport::client::{Connection, Options, Outcome as Answer};
 use hecaton_transport::fault::{Chaos, Plan};
+use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -300,4 +306,111 @@ fn a_successor_passes_over_the_copy_that_missed_a_write() {
     drop(first);
     second.release().unwrap();
     donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+/// Overwrites a byte of each of these pages in a donor's memory.
+fn damage(lent: &Lent, pages: &[u64], turn: u64) {
+    let memory = File::from(lent.donor.fds().unwrap().arena);
+    let mut left = pages.to_vec();
+    let mut found = [0; PAGE_SIZE];
+    for at in (0..lent.donor.snapshot().pages).map(|page| page * PAGE_SIZE as u64) {
+        memory.read_exact_at(&mut found, at).unwrap();
+        if let Some(index) = left.iter().position(|page| content(*page, turn) == found) {
+            left.swap_remove(index);
+            memory.write_all_at(&[!found[100]], at + 100).unwrap();
+        }
+    }
+    assert_eq!(left, [], "pages that are not there");
+}
+
+/// What a pager knows of pages that it has stored.
+fn stored(turn: u64) -> impl Fn(u64) -> Option<PageSum> {
+    move |page| some_pages().contains(&page).then(|| page_sum(&content(page, turn)))
+}
+
+fn scrub_once(space: &Space, known: &dyn Fn(u64) -> Option<PageSum>) -> ScrubStatus {
+    while space.scrub(known).is_some() {}
+    space.status().scrub
+}
+
+#[test]
+fn pages_that_go_bad_unread_are_mended() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    let pages = some_pages();
+    pages.iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    let status = scrub_once(&space, &stored(1));
+    let bytes = 2 * SEGMENTS * SEGMENT_PAGES * PAGE_SIZE as u64;
+    let clean = ScrubStatus { bytes_verified: bytes, rounds: 1, ..ScrubStatus::default() };
+    assert_eq!(status, clean);
+    damage(&donors[0], &pages[..3], 1);
+    damage(&donors[1], &pages[3..4], 1);
+    let status = scrub_once(&space, &stored(1));
+    assert_eq!((status.pages_repaired, status.pages_lost, status.copies_given_up), (4, 0, 0));
+    for page in &pages {
+        (0..20).for_each(|_| assert_reads(&mut lane, &[*page], 1));
+    }
+    assert_eq!(scrub_once(&space, &stored(1)).pages_repaired, 4);
+    assert!(is_whole(&space), "no copy was made anew for it");
+    space.release().unwrap();
+}
+
+#[test]
+fn a_page_that_is_bad_in_every_copy_is_lost_until_it_is_written() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    some_pages().iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    donors.iter().for_each(|lent| damage(lent, &some_pages()[4..5], 1));
+    for round in 1..3 {
+        let status = scrub_once(&space, &stored(1));
+        let counted = (status.pages_repaired, status.pages_lost, status.rounds);
+        assert_eq!(counted, (0, 1, round), "it is counted once");
+    }
+    assert_written(&mut lane, &some_pages()[4..5], 1);
+    assert_eq!(scrub_once(&space, &stored(1)).pages_lost, 0);
+    space.release().unwrap();
+}
+
+#[test]
+fn a_copy_that_is_not_what_was_stored_is_made_anew() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    some_pages().iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    // A donor that has forgotten a write that it has acknowledged: another borrower of the same name
+    // writes past this one.
+    let hello = Hello {
+        versions: VERSIONS,
+        space: space.config().id,
+        epoch: Epoch(1),
+        lane: 99,
+        lease: Duration::from_secs(30),
+        consumer: "test".into(),
+    };
+    let mut past = Connection::open(donors[1].address(), &hello, &Options::default()).unwrap();
+    let Answer::Held(lines) = past.call(Request::List { from: ExtentId(0) }, &[]).unwrap() else {
+        panic!("no list")
+    };
+    let page = some_pages()[2];
+    let line = lines.iter().find(|line| line.segment == page / SEGMENT_PAGES).unwrap();
+    let (extent, generation) = (line.extent, line.generation);
+    let data = content(page, 9);
+    let pages = [(page % SEGMENT_PAGES) as u32];
+    let request = Request::Write { extent, generation, pages: &pages, sums: &[page_sum(&data)] };
+    assert_eq!(past.call(request, &[&data]).unwrap(), Answer::Done);
+
+    let status = scrub_once(&space, &stored(1));
+    assert_eq!((status.copies_given_up, status.pages_repaired, status.pages_lost), (1, 0, 0));
+    for _ in 0..20 {
+        assert_reads(&mut lane, &[page], 1);
+    }
+    tend_until(&space, "whole again", is_whole);
+    for _ in 0..20 {
+        assert_reads(&mut lane, &[page], 1);
+    }
+    let again = scrub_once(&space, &stored(1));
+    assert_eq!((again.copies_given_up, again.pages_lost), (1, 0));
+    space.release().unwrap();
 }

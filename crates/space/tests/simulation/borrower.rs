@@ -2,7 +2,9 @@
 //! with simulated connections where `Space`, `Lane` and the control link have sockets.
 
 use crate::dice::Dice;
-use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Value, sum_of};
+use crate::network::{
+    Answered, Asked, ConnId, DECAYED, Network, ToBorrower, ToDonor, Value, sum_of,
+};
 use hecaton_memory::{Epoch, ExtentId, Generation};
 use hecaton_space::Site;
 use hecaton_space::flights::{Cause, Limits, Link, Slot};
@@ -10,6 +12,7 @@ use hecaton_space::group::{DonorIndex, Group, Place};
 use hecaton_space::lookup::Whereabouts;
 use hecaton_space::map::{Declined, Expected, Map, Shape, Take};
 use hecaton_space::requests::{End as Ended, Groups, Requests, Writing};
+use hecaton_space::scrub::{Ask, Cursor, Inspection, Known, Report};
 use hecaton_space::upkeep::Step;
 use hecaton_transport::protocol::{HeldExtent, MAX_HELD, Refusal};
 use hecaton_transport::window::{Window, WindowLimits};
@@ -24,6 +27,8 @@ const STALL: Duration = Duration::from_millis(700);
 const FAILOVER: Duration = Duration::from_millis(150);
 /// Pages that one request copies from donor to donor.
 const FILL_PAGES: u32 = 3;
+/// Pages that are compared at a time.
+const SCRUB_PAGES: u32 = 5;
 const WINDOW: WindowLimits = WindowLimits { requests: 6, payload_bytes: 20 << 12 };
 
 /// What the workload is told.
@@ -33,6 +38,7 @@ pub(crate) enum Told {
         token: u64,
         from: usize,
         values: Vec<Value>,
+        giver: Option<DonorIndex>,
     },
     Written {
         token: u64,
@@ -59,6 +65,13 @@ pub(crate) enum Why {
     NoRoom,
 }
 
+/// What has come of the scrub.
+#[derive(Debug)]
+pub(crate) enum Scrubbed {
+    Run(u64, Report),
+    Round,
+}
+
 /// A control request that the workload, or the borrower itself, wants done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
@@ -72,6 +85,8 @@ pub(crate) enum Job {
     Fill { segment: u64, to: Place, from: Place, first: u32 },
     Confirm { segment: u64, to: Place, generation: Generation },
     Leave { segment: u64, from: Place, kept: Place },
+    Verify { segment: u64, place: Place, first: u32, count: u32 },
+    Repair { segment: u64, to: Place, from: Place, first: u32, count: u32 },
 }
 
 /// A discard that is under way, as `Space::discard_in` does it.
@@ -161,6 +176,9 @@ pub(crate) struct Borrower {
     tending: Option<(u64, Vec<DonorIndex>)>,
     pub(crate) copies_made: u64,
     pub(crate) copies_left: u64,
+    cursor: Cursor,
+    /// What is being compared, and whether a donor is asked for it.
+    inspection: Option<(Inspection, bool)>,
     /// Segments of which a member was given up.
     deserted: Vec<u64>,
 }
@@ -259,6 +277,8 @@ impl Borrower {
             tending: None,
             copies_made: 0,
             copies_left: 0,
+            cursor: Cursor::default(),
+            inspection: None,
             deserted: Vec::new(),
         }
     }
@@ -300,7 +320,8 @@ impl Borrower {
         }
         match self.map.whereabouts(segment) {
             Whereabouts::Nowhere => {
-                self.told.push(Told::Shown { token, from: 0, values: vec![0; pages.len()] });
+                let values = vec![0; pages.len()];
+                self.told.push(Told::Shown { token, from: 0, values, giver: None });
             }
             Whereabouts::Lost(_) => {
                 self.told.push(Told::Failed { token, why: Why::Lost { segment } });
@@ -442,6 +463,68 @@ impl Borrower {
                 let job = Job::Leave { segment, from, kept };
                 self.control(kept.donor.0 as usize, job, net, dice);
             }
+        }
+    }
+
+    /// As `Space::distrust`.
+    pub(crate) fn distrust(&mut self, segment: u64, giver: DonorIndex) {
+        if let Whereabouts::Held(group) = self.map.whereabouts(segment)
+            && let Some(member) = group.at(giver)
+        {
+            self.deserted.push(segment);
+            let _ = self.map.desert(segment, member.place);
+        }
+    }
+
+    /// As `Space::scrub`, one question at a time. Says what came of a run that is over, and when a round
+    /// is over.
+    pub(crate) fn scrub(
+        &mut self,
+        known: Known<'_>,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) -> Option<Scrubbed> {
+        if self.fenced {
+            return None;
+        }
+        if self.inspection.is_none() {
+            let Some(run) = self.cursor.next(&self.map, SCRUB_PAGES) else {
+                return Some(Scrubbed::Round);
+            };
+            self.inspection = Some((Inspection::new(run, SEGMENT_PAGES, sum_of(0)), false));
+        }
+        let (inspection, is_asking) = self.inspection.as_mut()?;
+        if *is_asking {
+            return None;
+        }
+        let segment = inspection.segment();
+        let (donor, job) = match inspection.next(known) {
+            Ask::Verify { place, first, count } => {
+                (place.donor, Job::Verify { segment, place, first, count })
+            }
+            Ask::Repair { to, from, first, count } => {
+                (to.donor, Job::Repair { segment, to, from, first, count })
+            }
+            Ask::Over(report) => {
+                let report = self.map.uphold(inspection, report);
+                self.inspection = None;
+                if let Some(place) = report.wrong {
+                    self.deserted.push(segment);
+                    let _ = self.map.desert(segment, place);
+                }
+                return Some(Scrubbed::Run(segment, report));
+            }
+        };
+        *is_asking = true;
+        self.control(donor.0 as usize, job, net, dice);
+        None
+    }
+
+    /// The donor has answered, in whatever way.
+    fn scrub_answered(&mut self, tell: impl FnOnce(&mut Inspection)) {
+        if let Some((inspection, is_asking)) = &mut self.inspection {
+            *is_asking = false;
+            tell(inspection);
         }
     }
 
@@ -762,7 +845,8 @@ impl Borrower {
                 match answered {
                     Answered::Pages(sums) => {
                         for (value, sum) in data.iter().zip(&sums) {
-                            assert_eq!(sum_of(*value), *sum, "a page with a wrong sum");
+                            let is_sound = sum_of(*value) == *sum;
+                            assert!(is_sound || value & DECAYED != 0, "a page with a wrong sum");
                         }
                         // In two pieces, as a socket would bring them.
                         let (first, second) = data.split_at(data.len() / 2);
@@ -773,6 +857,7 @@ impl Borrower {
                                     token: new.token,
                                     from: new.from,
                                     values: piece[new.skip..].to_vec(),
+                                    giver: Some(index_of(donor)),
                                 });
                                 self.told.extend(shown);
                             }
@@ -783,7 +868,7 @@ impl Borrower {
                         requests.written(slot, &mut groups, net.now);
                     }
                     Answered::Refused(refusal) => requests.flights.refused(slot, refusal),
-                    Answered::Allocated(_) | Answered::Held(_) => {
+                    Answered::Allocated(_) | Answered::Held(_) | Answered::Verified(_) => {
                         panic!("never asked for by a lane")
                     }
                 }
@@ -882,7 +967,9 @@ impl Borrower {
                         Job::Free { segment, place, .. }
                         | Job::Fill { segment, to: place, .. }
                         | Job::Confirm { segment, to: place, .. }
-                        | Job::Leave { segment, kept: place, .. } => Some((segment, place.boot)),
+                        | Job::Leave { segment, kept: place, .. }
+                        | Job::Verify { segment, place, .. }
+                        | Job::Repair { segment, to: place, .. } => Some((segment, place.boot)),
                         _ => None,
                     };
                     if let Some((segment, _)) = expected.filter(|(_, boot)| *boot != control.boot) {
@@ -908,6 +995,13 @@ impl Borrower {
                         }
                         Job::Confirm { to, generation, .. } => {
                             Asked::Confirm { extent: to.extent, generation }
+                        }
+                        Job::Verify { place, first, count, .. } => {
+                            Asked::Verify { extent: place.extent, first, count }
+                        }
+                        Job::Repair { to, from, first, count, .. } => {
+                            let from = (from.donor.0 as usize, from.boot, from.extent);
+                            Asked::Repair { extent: to.extent, first, count, from }
                         }
                         Job::FreeStray { extent: Some(extent), .. } => Asked::Free { extent },
                         Job::Free { place, .. } => Asked::Free { extent: place.extent },
@@ -1062,6 +1156,18 @@ impl Borrower {
                 let _ = self.map.desert(segment, to);
                 Err(Why::Lost { segment })
             }
+            (Job::Verify { place, .. }, Answered::Verified(states)) => {
+                self.scrub_answered(|inspection| inspection.verified(place, &states));
+                Ok(())
+            }
+            (Job::Repair { .. }, Answered::Done) => {
+                self.scrub_answered(Inspection::mended);
+                Ok(())
+            }
+            (
+                Job::Verify { .. } | Job::Repair { .. },
+                Answered::Refused(Refusal::NoSuchExtent | Refusal::NoSource),
+            ) => Err(Why::Unreachable),
             (Job::Take { segment, .. }, Answered::Allocated(extent)) => {
                 let boot = self.controls[donor].boot;
                 let place = Place { donor: index_of(donor), boot, extent };
@@ -1192,6 +1298,11 @@ impl Borrower {
                     }
                 }
                 self.tend_segment(segment, tried, net, dice);
+            }
+            Job::Verify { .. } | Job::Repair { .. } => {
+                if outcome.is_err() {
+                    self.scrub_answered(|inspection| inspection.failed(index_of(donor)));
+                }
             }
             Job::Fill { segment, .. }
             | Job::Confirm { segment, .. }

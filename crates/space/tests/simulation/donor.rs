@@ -2,12 +2,14 @@
 
 use crate::borrower::SEGMENT_ORDER;
 use crate::dice::Dice;
-use crate::network::{Answered, Asked, ConnId, Network, ToBorrower, ToDonor, Value, sum_of};
+use crate::network::{
+    Answered, Asked, ConnId, DECAYED, Network, Stored, ToBorrower, ToDonor, Value, sum_of,
+};
 use hecaton_donor::standing::{after_confirm, after_write};
 use hecaton_donor::table::{Allocated, LentExtent, Table, TableLimits, Zone};
 use hecaton_memory::{Epoch, ExtentId, Generation, SpaceId};
 use hecaton_policy::pressure::{Pressure, Seen};
-use hecaton_transport::protocol::{Load, MAX_HELD, Refusal};
+use hecaton_transport::protocol::{Load, MAX_HELD, PageState, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -41,7 +43,7 @@ pub(crate) struct Donor {
     /// Pages discarded from extents that are being filled.
     discarded: BTreeSet<(ExtentId, u32)>,
     /// By page of the donor's memory. What is not there is zero.
-    memory: BTreeMap<u64, Value>,
+    memory: BTreeMap<u64, Stored>,
     sessions: BTreeMap<ConnId, Session>,
     /// Extents whose memory the host is still to get back.
     leaving: Vec<LentExtent>,
@@ -204,14 +206,14 @@ impl Donor {
         extent: ExtentId,
         pages: std::ops::Range<u32>,
         now_ms: u64,
-    ) -> Result<Vec<Value>, Refusal> {
+    ) -> Result<Vec<Stored>, Refusal> {
         if boot != self.boot {
             return Err(Refusal::NoSource);
         }
         let located = self.table.locate(SPACE, epoch, extent, now_ms);
         let lent = located.map_err(|_| Refusal::NoSource)?;
-        let value = |page| Ok(self.memory.get(&lent.page(page)?).copied().unwrap_or_default());
-        pages.map(value).collect()
+        let stored = |page| Ok(self.memory.get(&lent.page(page)?).copied().unwrap_or_default());
+        pages.map(stored).collect()
     }
 
     /// Stores what was read from another donor, as the lender does.
@@ -220,22 +222,79 @@ impl Donor {
         epoch: Epoch,
         extent: ExtentId,
         first: u32,
-        values: &[Value],
+        pages: &[Stored],
         now_ms: u64,
     ) -> Result<(), Refusal> {
         let lent = self.table.locate(SPACE, epoch, extent, now_ms)?;
         if self.generations[&extent] != Generation::FILLING {
             return Err(Refusal::NotFilling);
         }
-        for (page, value) in (first..).zip(values) {
+        for (page, stored) in (first..).zip(pages) {
             let at = lent.page(page)?;
             let is_newer =
                 self.memory.contains_key(&at) || self.discarded.contains(&(extent, page));
-            if !is_newer && *value != 0 {
-                self.memory.insert(at, *value);
+            if !is_newer && *stored != Stored::default() {
+                self.memory.insert(at, *stored);
             }
         }
         Ok(())
+    }
+
+    /// The state of a run of pages.
+    pub(crate) fn verify(
+        &mut self,
+        epoch: Epoch,
+        extent: ExtentId,
+        (first, count): (u32, u32),
+        now_ms: u64,
+    ) -> Result<Vec<PageState>, Refusal> {
+        let run = self.table.locate(SPACE, epoch, extent, now_ms)?.run(first, count)?;
+        let state = |page: u64| match self.memory.get(&page) {
+            None => PageState::Unwritten,
+            Some(stored) if stored.is_sound() => PageState::Sound(stored.sum),
+            Some(stored) => PageState::Damaged(stored.sum),
+        };
+        Ok(run.map(state).collect())
+    }
+
+    /// Stores what was read from another donor for pages that are damaged, as the lender does.
+    pub(crate) fn mend(
+        &mut self,
+        epoch: Epoch,
+        extent: ExtentId,
+        pages: &[(u32, Stored)],
+        now_ms: u64,
+    ) -> Result<(), Refusal> {
+        let lent = self.table.locate(SPACE, epoch, extent, now_ms)?;
+        for (page, other) in pages {
+            let Some(here) = self.memory.get_mut(&lent.page(*page)?) else { continue };
+            if !here.is_sound() && sum_of(other.value) == here.sum {
+                here.value = other.value;
+            }
+        }
+        Ok(())
+    }
+
+    /// A page of an extent goes bad, if it was written and is not bad yet; with its sum, if `wholly`.
+    pub(crate) fn decay(&mut self, extent: ExtentId, page: u32, wholly: bool) -> bool {
+        let here = self.stored_mut(extent, page).filter(|here| here.value & DECAYED == 0);
+        let Some(here) = here else { return false };
+        here.value = DECAYED | (here.value ^ 1);
+        if wholly {
+            here.sum = sum_of(here.value);
+        }
+        true
+    }
+
+    /// What a page of an extent holds.
+    pub(crate) fn stored(&mut self, extent: ExtentId, page: u32) -> Stored {
+        self.stored_mut(extent, page).copied().unwrap_or_default()
+    }
+
+    fn stored_mut(&mut self, extent: ExtentId, page: u32) -> Option<&mut Stored> {
+        let lent = self.table.extents().find(|lent| lent.extent == extent)?;
+        let at = lent.page(page).ok()?;
+        self.memory.get_mut(&at)
     }
 
     pub(crate) fn load(&self) -> Load {
@@ -255,11 +314,15 @@ impl Donor {
         let answered = match asked {
             Asked::Read { extent, pages } => {
                 let lent = table.locate(SPACE, epoch, *extent, now_ms)?;
-                let value = |page: &u32| {
-                    Ok(self.memory.get(&lent.page(*page)?).copied().unwrap_or_default())
+                let stored = |page: &u32| {
+                    let stored: Stored =
+                        self.memory.get(&lent.page(*page)?).copied().unwrap_or_default();
+                    Ok((stored.sum, stored.value))
                 };
-                let values: Vec<Value> = pages.iter().map(value).collect::<Result<_, Refusal>>()?;
-                let sums = values.iter().map(|value| sum_of(*value)).collect();
+                let (sums, values) = pages
+                    .iter()
+                    .map(stored)
+                    .collect::<Result<(Vec<u32>, Vec<Value>), Refusal>>()?;
                 return Ok((Answered::Pages(sums), values));
             }
             Asked::Write { extent, generation, pages, sums } => {
@@ -268,7 +331,7 @@ impl Donor {
                 *known = after_write(*known, *generation);
                 for ((page, value), sum) in pages.iter().zip(data).zip(sums) {
                     assert_eq!(sum_of(*value), *sum);
-                    self.memory.insert(lent.page(*page)?, *value);
+                    self.memory.insert(lent.page(*page)?, Stored { value: *value, sum: *sum });
                 }
                 Answered::Done
             }
@@ -290,7 +353,12 @@ impl Donor {
                 *known = after_confirm(*known, *generation);
                 Answered::Done
             }
-            Asked::Fill { .. } => unreachable!("the world does it, since it takes two donors"),
+            Asked::Verify { extent, first, count } => {
+                Answered::Verified(self.verify(epoch, *extent, (*first, *count), now_ms)?)
+            }
+            Asked::Fill { .. } | Asked::Repair { .. } => {
+                unreachable!("the world does it, since it takes two donors")
+            }
             Asked::Allocate { segment, order, generation } => {
                 match table.allocate(SPACE, epoch, (*segment, 0), *order, now_ms)? {
                     Allocated::Held(lent) => Answered::Allocated(lent.extent),

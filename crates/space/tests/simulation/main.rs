@@ -1,6 +1,7 @@
 //! A space and its donors on a simulated network and clock, from one seed, with everything going
 //! wrong that may: messages lost, repeated, delayed; connections cut; donors that restart, hang, or
-//! are full; a borrower that dies and is replaced while its last writes are still on the way.
+//! are full; pages that go bad in their memory; a borrower that dies and is replaced while its last
+//! writes are still on the way.
 //!
 //! What is tested is the space's map and its lanes' flights, the connection's window, and the
 //! donor's table, which are the crates' own; the simulation replaces sockets, memory and time.
@@ -17,16 +18,18 @@ mod donor;
 mod network;
 mod oracle;
 
-use borrower::{Borrower, Job, SEGMENT_PAGES, SEGMENTS, Told, Why};
+use borrower::{Borrower, Job, SEGMENT_PAGES, SEGMENTS, Scrubbed, Told, Why};
 use dice::Dice;
 use donor::Donor;
 use hecaton_memory::{Epoch, Generation};
-use hecaton_space::group::Group;
+use hecaton_space::group::{DonorIndex, Group, Place};
 use hecaton_space::lookup::Whereabouts;
-use hecaton_transport::protocol::Refusal;
-use network::{Answered, Asked, ConnId, Event, Faults, Network, ToBorrower, ToDonor, Value};
+use hecaton_transport::protocol::{PageState, Refusal};
+use network::{
+    Answered, Asked, ConnId, DECAYED, Event, Faults, Network, ToBorrower, ToDonor, Value, sum_of,
+};
 use oracle::Oracle;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 const LANES: usize = 3;
@@ -76,6 +79,12 @@ struct Tally {
     given_back: u64,
     nobody_had_room: u64,
     copies_left: u64,
+    decayed: u64,
+    repaired: u64,
+    given_up: u64,
+    /// Found by a read, and by the scrub, to have gone bad in every copy.
+    decayed_everywhere: u64,
+    found_lost: u64,
 }
 
 struct World {
@@ -92,6 +101,12 @@ struct World {
     copies: u8,
     /// Whether donors drain, or want some of their memory back, so that segments move.
     moves: bool,
+    /// Whether pages go bad in donors' memory.
+    decays: bool,
+    /// Segments with pages that have gone bad with their sums.
+    wholly_decayed: BTreeSet<u64>,
+    /// Pages that came damaged, and are to be read again.
+    to_read_again: Vec<(u64, u32)>,
     /// The owner was told everything and nobody else can write any more.
     settled: bool,
     tally: Tally,
@@ -113,6 +128,7 @@ impl World {
         let donors: Vec<_> = (0..donor_count).map(|n| Donor::new(pages, 1 + n as u64)).collect();
         let borrower = Borrower::new(Epoch(1), LANES, donor_count, copies, None, &mut dice);
         let moves = dice.below(2) == 0;
+        let decays = copies > 1 && dice.below(2) == 0;
         let oracle = Oracle::new(copies > 1 || moves);
         World {
             net: Network::new(donor_count, faults),
@@ -121,6 +137,9 @@ impl World {
             oracle,
             copies,
             moves,
+            decays,
+            wholly_decayed: BTreeSet::new(),
+            to_read_again: Vec::new(),
             pending: BTreeMap::new(),
             next_token: 0,
             epoch: 1,
@@ -150,7 +169,11 @@ impl World {
                 5..7 if self.moves => self.drain_a_donor(),
                 7..11 if self.moves => self.recall_at_a_donor(),
                 11..15 if self.moves => self.change_a_host(),
+                15..23 if self.decays => self.decay(),
                 _ => {}
+            }
+            if self.copies > 1 {
+                self.scrub();
             }
             if step % 4 == 0 {
                 self.tend();
@@ -160,6 +183,9 @@ impl World {
             }
         }
         self.heal();
+        if self.decays {
+            self.compare_everything();
+        }
         if self.moves {
             self.recall_for_good();
         }
@@ -178,17 +204,27 @@ impl World {
                     ToDonor::Request { id, asked: asked @ Asked::Fill { .. }, .. } => {
                         self.fill_begins(conn, id, &asked);
                     }
+                    ToDonor::Request { id, asked: asked @ Asked::Repair { .. }, .. } => {
+                        self.repair_begins(conn, id, &asked);
+                    }
                     message => {
                         let donor = self.net.donor_of(conn);
                         self.donors[donor].receive(conn, message, &mut self.net, &mut self.dice);
                     }
                 },
-                Event::Filled { conn, id, extent, first, values } => {
+                Event::Filled { conn, id, extent, first, pages } => {
                     let donor = self.net.donor_of(conn);
                     let now_ms = self.net.now.as_millis() as u64;
                     let Some(epoch) = self.donors[donor].epoch_of(conn) else { continue };
-                    let filled = self.donors[donor].fill(epoch, extent, first, &values, now_ms);
+                    let filled = self.donors[donor].fill(epoch, extent, first, &pages, now_ms);
                     self.answer_fill(conn, id, filled);
+                }
+                Event::Mended { conn, id, extent, pages } => {
+                    let donor = self.net.donor_of(conn);
+                    let now_ms = self.net.now.as_millis() as u64;
+                    let Some(epoch) = self.donors[donor].epoch_of(conn) else { continue };
+                    let mended = self.donors[donor].mend(epoch, extent, &pages, now_ms);
+                    self.answer_fill(conn, id, mended);
                 }
                 Event::DonorSeesEnd(conn) => {
                     let donor = self.net.donor_of(conn);
@@ -221,6 +257,11 @@ impl World {
         self.tally.expired += expired.len() as u64;
         expired.into_iter().for_each(|segment| self.note_loss(segment));
         self.hear();
+        for (segment, page) in std::mem::take(&mut self.to_read_again) {
+            if self.oracle.may_read(segment * SEGMENT_PAGES + u64::from(page)) {
+                self.read_pages(segment, vec![page]);
+            }
+        }
     }
 
     /// A donor reads from another one, unless that cannot be reached.
@@ -231,18 +272,50 @@ impl World {
         let donor = self.net.donor_of(conn);
         let Some(epoch) = self.donors[donor].epoch_of(conn) else { return };
         let now_ms = self.net.now.as_millis() as u64;
-        let values = match self.net.silent_until[source] > self.net.now {
+        let pages = match self.net.silent_until[source] > self.net.now {
             true => Err(Refusal::NoSource),
             false => {
                 let pages = first..first + count;
                 self.donors[source].pages_for(epoch, boot, other, pages, now_ms)
             }
         };
-        match values {
-            Ok(values) => {
+        match pages {
+            Ok(pages) => {
                 // Much may happen between the reading and the storing.
                 let at = self.net.now + Duration::from_micros(self.dice.below(60_000));
-                self.net.schedule(at, Event::Filled { conn, id, extent, first, values });
+                self.net.schedule(at, Event::Filled { conn, id, extent, first, pages });
+            }
+            Err(refusal) => self.answer_fill(conn, id, Err(refusal)),
+        }
+    }
+
+    /// A donor looks for damaged pages, and reads them from another one.
+    fn repair_begins(&mut self, conn: ConnId, id: u64, asked: &Asked) {
+        let &Asked::Repair { extent, first, count, from: (source, boot, other) } = asked else {
+            return;
+        };
+        let donor = self.net.donor_of(conn);
+        let Some(epoch) = self.donors[donor].epoch_of(conn) else { return };
+        let now_ms = self.net.now.as_millis() as u64;
+        let is_silent = self.net.silent_until[source] > self.net.now;
+        let states = self.donors[donor].verify(epoch, extent, (first, count), now_ms);
+        let pages = states.and_then(|states| {
+            let is_damaged = |state: &PageState| matches!(state, PageState::Damaged(_));
+            let damaged = (first..).zip(states).filter(|(_, state)| is_damaged(state));
+            let read = damaged.map(|(page, _)| {
+                if is_silent {
+                    return Err(Refusal::NoSource);
+                }
+                let run = page..page + 1;
+                let read = self.donors[source].pages_for(epoch, boot, other, run, now_ms)?;
+                Ok((page, read[0]))
+            });
+            read.collect::<Result<Vec<_>, Refusal>>()
+        });
+        match pages {
+            Ok(pages) => {
+                let at = self.net.now + Duration::from_micros(self.dice.below(60_000));
+                self.net.schedule(at, Event::Mended { conn, id, extent, pages });
             }
             Err(refusal) => self.answer_fill(conn, id, Err(refusal)),
         }
@@ -330,6 +403,145 @@ impl World {
             }
         }
         self.tally.nobody_had_room += 1;
+    }
+
+    /// A page goes bad in one copy, or in all of them.
+    fn decay(&mut self) {
+        let (segment, page) = (self.dice.below(SEGMENTS), self.dice.below(SEGMENT_PAGES) as u32);
+        let (wholly, everywhere) = (self.dice.below(4) == 0, self.dice.below(8) == 0);
+        let Whereabouts::Held(group) = self.owner().map.whereabouts(segment) else { return };
+        let places: Vec<Place> = group.whole().collect();
+        let one = self.dice.below(places.len() as u64) as usize;
+        for (at, place) in places.into_iter().enumerate() {
+            let donor = &mut self.donors[place.donor.0 as usize];
+            let is_chosen = everywhere || at == one;
+            if is_chosen && donor.boot == place.boot && donor.decay(place.extent, page, wholly) {
+                self.tally.decayed += 1;
+                if wholly {
+                    self.wholly_decayed.insert(segment);
+                }
+            }
+        }
+    }
+
+    /// As `Space::scrub`, with what a pager knows of what it has stored.
+    fn scrub(&mut self) -> Option<Scrubbed> {
+        let World { borrowers, net, dice, oracle, pending, .. } = self;
+        let is_leaving = |segment: u64| {
+            pending.values().any(|pending| {
+                matches!(pending, Pending::Free { .. } | Pending::Discard { .. })
+                    && pending.segment() == Some(segment)
+            })
+        };
+        let known = |page: u64| match oracle.certain(page) {
+            Some(value) if value != 0 && !is_leaving(page / SEGMENT_PAGES) => Some(sum_of(value)),
+            _ => None,
+        };
+        let owner = borrowers.last_mut().expect("there is always an owner");
+        let scrubbed = owner.scrub(&known, net, dice);
+        if let Some(Scrubbed::Run(segment, report)) = &scrubbed {
+            self.tally.repaired += report.repaired;
+            self.tally.found_lost += report.lost;
+            if report.wrong.is_some() {
+                assert!(self.wholly_decayed.contains(segment), "a copy is accused of nothing");
+                self.tally.given_up += 1;
+            }
+        }
+        self.hear();
+        scrubbed
+    }
+
+    /// Whether a copy has what is stored for a page. None, if that is not certain or a page of zeros.
+    fn is_right(&mut self, segment: u64, page: u32, place: Place) -> Option<bool> {
+        let value = self.oracle.certain(segment * SEGMENT_PAGES + u64::from(page))?;
+        let donor = &mut self.donors[place.donor.0 as usize];
+        (value != 0).then(|| donor.stored(place.extent, page).value == value)
+    }
+
+    /// With nothing else going on, every page that is right in one copy becomes so in all, and those
+    /// that are right in none are found.
+    fn compare_everything(&mut self) {
+        let (mut rounds, mut before) = (0, BTreeMap::new());
+        let mut lost: BTreeMap<u64, u64> = BTreeMap::new();
+        for _ in 0..5000 {
+            self.advance(TICK);
+            if rounds < 2 {
+                self.tend();
+            }
+            match self.scrub() {
+                Some(Scrubbed::Round) => {
+                    rounds += 1;
+                    if rounds == 3 {
+                        break;
+                    }
+                    // A donor that had no source for a copy is heard again.
+                    self.renew();
+                    (0..10).for_each(|_| self.advance(TICK));
+                    before = self.groups();
+                    lost.clear();
+                }
+                Some(Scrubbed::Run(segment, report)) => {
+                    *lost.entry(segment).or_default() += report.lost;
+                }
+                None => {}
+            }
+        }
+        assert_eq!(rounds, 3, "the scrub never ends");
+        for (segment, group) in self.groups() {
+            let places: Vec<Place> = group.whole().collect();
+            let is_as_before = before.get(&segment) == Some(&group);
+            // One may have gone with its lease, which its owner does not know yet.
+            let map = &self.borrowers.last().expect("there is always an owner").map;
+            let is_there = |place: &Place| {
+                let donor = &self.donors[place.donor.0 as usize];
+                let is_known = map.donor(place.donor).reachable;
+                is_known && donor.boot == place.boot && donor.has_extent(place.extent)
+            };
+            let is_as_before = is_as_before && places.iter().all(is_there);
+            if !is_as_before || places.len() < 2 || self.wholly_decayed.contains(&segment) {
+                continue;
+            }
+            let mut right_nowhere = 0;
+            for page in 0..SEGMENT_PAGES as u32 {
+                let right = places.iter().filter_map(|place| self.is_right(segment, page, *place));
+                let right: Vec<bool> = right.collect();
+                assert!(
+                    right.windows(2).all(|pair| pair[0] == pair[1]),
+                    "page {page} of segment {segment} is not repaired"
+                );
+                right_nowhere += u64::from(right.first() == Some(&false));
+            }
+            assert_eq!(lost.get(&segment), Some(&right_nowhere), "lost pages of {segment}");
+        }
+    }
+
+    fn groups(&mut self) -> BTreeMap<u64, Group> {
+        let map = &self.owner().map;
+        let held = (0..SEGMENTS).filter_map(|segment| match map.whereabouts(segment) {
+            Whereabouts::Held(group) => Some((segment, group)),
+            _ => None,
+        });
+        held.collect()
+    }
+
+    /// Pages came damaged from a donor. As the pager does: they are read from another one.
+    fn came_damaged(&mut self, segment: u64, pages: Vec<u32>, giver: Option<DonorIndex>) {
+        let giver = giver.expect("pages of zeros that no donor has");
+        self.owner().distrust(segment, giver);
+        for page in pages {
+            let Whereabouts::Held(group) = self.owner().map.whereabouts(segment) else { continue };
+            let places: Vec<Place> = group.whole().collect();
+            let is_decayed = |place: &Place| {
+                let donor = &mut self.donors[place.donor.0 as usize];
+                donor.stored(place.extent, page).value & DECAYED != 0
+            };
+            if places.iter().all(is_decayed) {
+                self.tally.decayed_everywhere += 1;
+                self.oracle.decayed(segment * SEGMENT_PAGES + u64::from(page));
+            } else {
+                self.to_read_again.push((segment, page));
+            }
+        }
     }
 
     /// An extent of the segment is gone. The segment may be lost if that was the last one which the
@@ -517,7 +729,7 @@ impl World {
 
     fn told(&mut self, told: Told, by_owner: bool) {
         let (token, ended) = match &told {
-            Told::Shown { token, from, values } => match &self.pending[token] {
+            Told::Shown { token, from, values, .. } => match &self.pending[token] {
                 Pending::Read { pages, .. } => (*token, from + values.len() == pages.len()),
                 other => panic!("pages for {other:?}"),
             },
@@ -554,13 +766,20 @@ impl World {
             None => {}
         }
         match (pending, told) {
-            (Pending::Read { key, .. }, Told::Shown { from, values, .. }) => {
-                for (at, value) in values.iter().enumerate() {
-                    self.oracle.read_shows(key, from + at, *value, by_owner);
+            (Pending::Read { key, segment, pages }, Told::Shown { from, values, giver, .. }) => {
+                let mut damaged = Vec::new();
+                for (at, value) in (from..).zip(values) {
+                    match value & DECAYED {
+                        0 => self.oracle.read_shows(key, at, value, by_owner),
+                        _ => damaged.push(pages[at]),
+                    }
                 }
                 self.tally.reads += 1;
                 if ended {
                     self.oracle.read_ends(key);
+                }
+                if by_owner && !damaged.is_empty() {
+                    self.came_damaged(segment, damaged, giver);
                 }
             }
             (Pending::Read { key, .. }, _) => self.oracle.read_ends(key),
@@ -784,6 +1003,11 @@ fn a_read_shows_what_was_written_or_fails_cleanly() {
         total.given_back += tally.given_back;
         total.nobody_had_room += tally.nobody_had_room;
         total.copies_left += tally.copies_left;
+        total.decayed += tally.decayed;
+        total.repaired += tally.repaired;
+        total.given_up += tally.given_up;
+        total.decayed_everywhere += tally.decayed_everywhere;
+        total.found_lost += tally.found_lost;
     }
     println!("{seeds} seeds: {total:?}");
     if seeds >= DEFAULT_SEEDS {
@@ -791,9 +1015,11 @@ fn a_read_shows_what_was_written_or_fails_cleanly() {
         let Tally { interrupted, unreachable, lost, no_room, fenced, expired, .. } = total;
         let Tally { copies_made, lost_with_copies, given_back, .. } = total;
         let Tally { nobody_had_room, copies_left, .. } = total;
+        let Tally { repaired, given_up, decayed_everywhere, found_lost, .. } = total;
         let reached = [interrupted, unreachable, lost, no_room, fenced, expired];
         let of_moves = [copies_made, lost_with_copies, given_back, nobody_had_room, copies_left];
-        for reached in reached.into_iter().chain(of_moves) {
+        let scrubbed = [repaired, given_up, decayed_everywhere, found_lost];
+        for reached in reached.into_iter().chain(of_moves).chain(scrubbed) {
             assert!(reached > 0, "the seeds do not reach everything: {total:?}");
         }
     }

@@ -6,7 +6,9 @@
 
 use crate::dice::Dice;
 use hecaton_memory::{Epoch, ExtentId, Generation};
-use hecaton_transport::protocol::{Answer, FillSource, HeldExtent, Load, Refusal, Request};
+use hecaton_transport::protocol::{
+    Answer, FillSource, HeldExtent, Load, PageState, Refusal, Request,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,6 +18,22 @@ pub(crate) type Value = u64;
 /// The checksum of a page that holds the value.
 pub(crate) fn sum_of(value: Value) -> u32 {
     (value as u32).wrapping_mul(2_654_435_761)
+}
+
+/// In values that nobody wrote: what a page holds that has gone bad in a donor's memory.
+pub(crate) const DECAYED: Value = 1 << 63;
+
+/// A page in a donor's memory, and the sum that is kept for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stored {
+    pub(crate) value: Value,
+    pub(crate) sum: u32,
+}
+
+impl Stored {
+    pub(crate) fn is_sound(self) -> bool {
+        sum_of(self.value) == self.sum
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +74,18 @@ pub(crate) enum Asked {
         extent: ExtentId,
         generation: Generation,
     },
+    Verify {
+        extent: ExtentId,
+        first: u32,
+        count: u32,
+    },
+    /// From the donor of that number.
+    Repair {
+        extent: ExtentId,
+        first: u32,
+        count: u32,
+        from: (usize, u64, ExtentId),
+    },
     Free {
         extent: ExtentId,
     },
@@ -80,11 +110,13 @@ impl Asked {
             &Asked::Allocate { segment, order, generation } => {
                 Request::Allocate { segment, member: 0, order, generation }
             }
-            &Asked::Fill { extent, first, count, from: (donor, boot, other) } => {
-                let address = ([127, 0, 0, 1], donor as u16).into();
-                let source = FillSource { address, boot, extent: other };
-                Request::Fill { extent, first, count, source }
+            &Asked::Fill { extent, first, count, from } => {
+                Request::Fill { extent, first, count, source: source(from) }
             }
+            &Asked::Repair { extent, first, count, from } => {
+                Request::Repair { extent, first, count, source: source(from) }
+            }
+            &Asked::Verify { extent, first, count } => Request::Verify { extent, first, count },
             &Asked::Confirm { extent, generation } => Request::Confirm { extent, generation },
             Asked::Free { extent } => Request::Free { extent: *extent },
             Asked::FreeAll => Request::FreeAll,
@@ -95,6 +127,10 @@ impl Asked {
     }
 }
 
+fn source((donor, boot, extent): (usize, u64, ExtentId)) -> FillSource {
+    FillSource { address: ([127, 0, 0, 1], donor as u16).into(), boot, extent }
+}
+
 /// An answer with tables of its own.
 #[derive(Clone, Debug)]
 pub(crate) enum Answered {
@@ -102,6 +138,7 @@ pub(crate) enum Answered {
     Done,
     Allocated(ExtentId),
     Held(Vec<HeldExtent>),
+    Verified(Vec<PageState>),
     Refused(Refusal),
 }
 
@@ -112,6 +149,7 @@ impl Answered {
             Answered::Done => Answer::Done,
             Answered::Allocated(extent) => Answer::Allocated(*extent),
             Answered::Held(lines) => Answer::Held(lines),
+            Answered::Verified(states) => Answer::Verified(states),
             Answered::Refused(refusal) => Answer::Refused(*refusal),
         }
     }
@@ -141,7 +179,14 @@ pub(crate) enum Event {
         id: u64,
         extent: ExtentId,
         first: u32,
-        values: Vec<Value>,
+        pages: Vec<Stored>,
+    },
+    /// The same for pages that are to be mended.
+    Mended {
+        conn: ConnId,
+        id: u64,
+        extent: ExtentId,
+        pages: Vec<(u32, Stored)>,
     },
 }
 

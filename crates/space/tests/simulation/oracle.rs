@@ -73,6 +73,24 @@ impl Oracle {
         self.pages.get(&page).is_none_or(|page| !page.unsettled)
     }
 
+    /// The value that is stored for a page, if that is certain.
+    pub(crate) fn certain(&self, number: u64) -> Option<Value> {
+        let page = self.pages.get(&number)?;
+        let is_certain = !page.open && !page.dirty && !page.unsettled;
+        match page.possible[..] {
+            [value] if is_certain => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The page has gone bad wherever it is stored: it is to be written before it is read.
+    pub(crate) fn decayed(&mut self, number: u64) {
+        let page = self.pages.entry(number).or_default();
+        page.version += 1;
+        page.dirty = true;
+        page.unsettled = true;
+    }
+
     pub(crate) fn dirty_pages(&self) -> Vec<u64> {
         self.pages.iter().filter(|(_, page)| page.dirty).map(|(number, _)| *number).collect()
     }

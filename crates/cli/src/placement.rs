@@ -25,6 +25,28 @@ pub(crate) struct PoolArgs {
     /// nor alter them
     #[arg(long)]
     encrypt: bool,
+    /// Bytes that donors may read in a second, all together, to compare the copies of pages with
+    /// `--mirror` and mend what has gone bad; or `off`
+    #[arg(long, value_name = "SIZE", default_value = "32M")]
+    scrub: ScrubRate,
+}
+
+/// How fast copies are compared, in bytes a second; 0 for not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ScrubRate(u64);
+
+impl FromStr for ScrubRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ScrubRate, String> {
+        match text {
+            "off" => Ok(ScrubRate(0)),
+            text => text
+                .parse::<Size>()
+                .map(|size| ScrubRate(size.0))
+                .map_err(|error| format!("{error}; or write `off`")),
+        }
+    }
 }
 
 /// Donors for parts of a machine's RAM.
@@ -76,6 +98,7 @@ impl PoolArgs {
             ranges,
             donor_patience_s: Some(self.donor_patience),
             encrypt: self.encrypt,
+            scrub_bytes_per_s: Some(self.scrub.0),
         })
     }
 }
@@ -102,6 +125,15 @@ fn checked(wanted: Wanted) -> anyhow::Result<Wanted> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scrub_has_a_rate_or_is_off() {
+        assert_eq!("64M".parse(), Ok(ScrubRate(64 << 20)));
+        assert_eq!("off".parse(), Ok(ScrubRate(0)));
+        for bad in ["", "on", "-1M"] {
+            assert!(bad.parse::<ScrubRate>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn ranges_are_read() {

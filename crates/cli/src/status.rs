@@ -143,6 +143,9 @@ fn risk(consumer: &ConsumerReport) -> Option<String> {
     if pool.lost_bytes > 0 {
         parts.push(format!("{} is lost", size(pool.lost_bytes)));
     }
+    if pool.scrub.lost_pages > 0 {
+        parts.push(format!("{} pages are damaged in every copy", pool.scrub.lost_pages));
+    }
     let all = size(pool.extents_bytes);
     (!parts.is_empty()).then(|| format!("{}: of {all}, {}", consumer.name, parts.join(", ")))
 }

@@ -151,6 +151,21 @@ const PAGER: &[Metric<Stats>] = &[
     Metric("hecaton_pager_checksum_errors", "Pages that came damaged", Counter, |stats| {
         stats.checksum_errors as f64
     }),
+    Metric("hecaton_pager_scrub_rounds", "Times that all copies were compared", Counter, |stats| {
+        stats.pool.scrub.rounds as f64
+    }),
+    Metric("hecaton_pager_scrub_bytes", "Read by donors to compare copies", Counter, |stats| {
+        stats.pool.scrub.verified_bytes as f64
+    }),
+    Metric("hecaton_pager_scrub_repaired_pages", "Mended from another copy", Counter, |stats| {
+        stats.pool.scrub.repaired_pages as f64
+    }),
+    Metric("hecaton_pager_scrub_given_up_copies", "Not what was stored", Counter, |stats| {
+        stats.pool.scrub.copies_given_up as f64
+    }),
+    Metric("hecaton_pager_scrub_lost_pages", "Right in no copy", Gauge, |stats| {
+        stats.pool.scrub.lost_pages as f64
+    }),
     Metric("hecaton_pager_takeovers", "Successors of a pager that had died", Counter, |stats| {
         stats.restarts as f64
     }),

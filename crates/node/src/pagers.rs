@@ -43,6 +43,10 @@ const LEASE: Duration = Duration::from_secs(60);
 /// does not say. When the donor comes back after the lease, it may have given the pages up.
 const DONOR_PATIENCE: Duration = LEASE;
 
+/// How fast the copies of a consumer's pages are compared, if the launcher does not say: 1 GiB in two
+/// copies once a minute.
+const SCRUB_BYTES_PER_S: u64 = 32 << 20;
+
 /// What a pager is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -315,6 +319,7 @@ impl Pagers {
                 .wanted
                 .donor_patience_s
                 .map_or(DONOR_PATIENCE, Duration::from_secs),
+            scrub_bytes_per_s: wish.wanted.scrub_bytes_per_s.unwrap_or(SCRUB_BYTES_PER_S),
         };
         let report = ConsumerReport {
             name: wish.name.clone(),

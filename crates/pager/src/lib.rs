@@ -41,6 +41,7 @@ mod node;
 pub mod placement;
 mod recover;
 mod remote;
+mod scrub;
 mod sealing;
 mod serve;
 mod shared;

@@ -147,6 +147,13 @@ impl Placement {
             to_move_bytes: status.segments_untended * SEGMENT_BYTES,
             lost_bytes: status.segments_lost * SEGMENT_BYTES,
             copied_bytes: status.bytes_filled,
+            scrub: ScrubUse {
+                verified_bytes: status.scrub.bytes_verified,
+                repaired_pages: status.scrub.pages_repaired,
+                lost_pages: status.scrub.pages_lost,
+                copies_given_up: status.scrub.copies_given_up,
+                rounds: status.scrub.rounds,
+            },
             donors: donors.filter(|donor| donor.bytes > 0).collect(),
             ranges: ranges.collect(),
         }
@@ -171,11 +178,29 @@ pub struct PoolUse {
     pub lost_bytes: u64,
     /// What was copied between donors so far, for new copies and moves.
     pub copied_bytes: u64,
+    /// What the comparing of copies has come to.
+    #[serde(default)]
+    pub scrub: ScrubUse,
     /// The donors that hold some of it.
     pub donors: Vec<DonorUse>,
     /// Parts of a machine's RAM with donors of their own.
     #[serde(default)]
     pub ranges: Vec<RangeUse>,
+}
+
+/// What the comparing of a consumer's copies has come to, since its pager was started last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubUse {
+    /// Bytes that donors have read for it, of all copies.
+    pub verified_bytes: u64,
+    /// Pages that had gone bad in one copy and were mended from another.
+    pub repaired_pages: u64,
+    /// Pages that no copy has as they were stored.
+    pub lost_pages: u64,
+    /// Copies of 16 MiB that were not what was stored, and are made anew.
+    pub copies_given_up: u64,
+    /// How many times all copies were compared.
+    pub rounds: u64,
 }
 
 /// A donor, as one consumer uses it.

@@ -11,6 +11,7 @@ use crate::guest;
 use crate::housekeeping::{self, Pool};
 use crate::node::{NodeDirectory, NodeLine};
 use crate::placement::Placement;
+use crate::scrub;
 use crate::sealing::Sealing;
 use crate::serve::Server;
 use crate::shared::Shared;
@@ -122,6 +123,11 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
 
     let tended = space.clone();
     spawn("upkeep", move || upkeep(&tended));
+    if config.scrub_bytes_per_s > 0 && config.placement.copies > 1 {
+        let (scrubbed, records) = (space.clone(), shared.lock().state.records);
+        let bytes_per_s = config.scrub_bytes_per_s;
+        spawn("scrub", move || scrub::run(&scrubbed, records, bytes_per_s));
+    }
 
     let launcher_gone = launcher_watch();
     server.run(|core| {

@@ -8,6 +8,7 @@ use hecaton_node::pagers::ConsumerReport;
 use hecaton_node::report::NodeReport;
 use hecaton_node::vms::{VmReport, VmState};
 use hecaton_pager::PoolUse;
+use hecaton_pager::placement::ScrubUse;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -165,6 +166,14 @@ fn pool(pool: &PoolUse) -> String {
     }
     if pool.lost_bytes > 0 {
         let _ = writeln!(text, "lost: {}", size(pool.lost_bytes));
+    }
+    if pool.scrub.verified_bytes > 0 {
+        let ScrubUse { rounds, repaired_pages, copies_given_up, lost_pages, .. } = pool.scrub;
+        let _ = writeln!(
+            text,
+            "copies compared {rounds} times: {repaired_pages} pages repaired, {copies_given_up} \
+             copies made anew, {lost_pages} pages damaged in every copy"
+        );
     }
     text
 }

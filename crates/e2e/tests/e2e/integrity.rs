@@ -24,7 +24,7 @@ use std::{
 const GREETINGS_BYTES: u64 = 128;
 
 /// Fills memory, says so, and then checks it from end to end for each line of its input.
-const PROGRAM: &str = "
+pub(crate) const PROGRAM: &str = "
 import sys
 size = 64 << 20
 memory = bytearray(size)

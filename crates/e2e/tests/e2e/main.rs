@@ -90,6 +90,7 @@ const TESTS: &[Test<Cluster>] = tests![
     mirror::donors_have_memory_back_under_a_program,
     mirror::copies_make_room_for_a_donor_that_wants_memory_back,
     mirror::a_program_uses_the_donors_that_are_named,
+    mirror::pages_that_go_bad_in_a_donor_are_mended,
     mirror::ranges_of_a_machine_move,
     vm::what_cannot_be_paged_is_said_before_it_starts,
     vm::a_guest_verifies_its_memory,

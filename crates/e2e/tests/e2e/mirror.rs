@@ -6,15 +6,18 @@ use crate::{
     cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
     guest::{Guests, Machine, Spec, report},
     harness::{Outcome, TestResult},
+    integrity::PROGRAM,
     life::program_of,
-    process::{Running, kill_dead, run, signal},
+    process::{Running, kill_dead, missing, run, signal},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
-    io::Read as _,
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::fs::FileExt as _,
     process::{ChildStdout, Command, Stdio},
     thread,
     time::Duration,
@@ -243,6 +246,76 @@ pub(crate) fn a_program_uses_the_donors_that_are_named(cluster: &Cluster) -> Tes
         .collect();
     ensure!(donors == ["donor-2"], "{pool}");
     has_verified(cluster, running, output)
+}
+
+/// Flips a bit in one of so many pages of a donor's memory that are not zero. Says in how many.
+fn damage(donor: u32, one_of: usize) -> anyhow::Result<u64> {
+    let fds = fs::read_dir(format!("/proc/{donor}/fd"))?.flatten();
+    let is_memory = |path: &std::path::PathBuf| {
+        fs::read_link(path).is_ok_and(|target| {
+            let target = target.to_string_lossy();
+            target.starts_with("/memfd:hecaton-donor-") && !target.contains("-ledger")
+        })
+    };
+    let path = fds.map(|entry| entry.path()).find(is_memory).context("no memory")?;
+    let memory = File::options().read(true).write(true).open(path)?;
+    let mut found = vec![0; 1 << 20];
+    let (mut seen, mut damaged) = (0, 0);
+    for start in (0..memory.metadata()?.len()).step_by(found.len()) {
+        let read = memory.read_at(&mut found, start)?;
+        for (at, page) in (start..).step_by(4096).zip(found[..read].chunks(4096)) {
+            if page.iter().any(|&byte| byte != 0) {
+                seen += 1;
+                if seen % one_of == 0 {
+                    memory.write_all_at(&[page[2000] ^ 1], at + 2000)?;
+                    damaged += 1;
+                }
+            }
+        }
+    }
+    Ok(damaged)
+}
+
+/// Memory of a donor that goes bad while nobody reads it is mended from the other copies, and the
+/// program never notices.
+pub(crate) fn pages_that_go_bad_in_a_donor_are_mended(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing("python3") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let cluster = Cluster::start(3, "400M")?;
+    let mut command = cluster.command("run");
+    command.args(["--local", "16M", "--mirror", "2", "--scrub", "512M", "--", "python3", "-c"]);
+    command.arg(PROGRAM).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut running = Running::spawn(&mut command)?;
+    let mut input = running.child_mut().stdin.take().context("no input")?;
+    let output = running.child_mut().stdout.take().context("no output")?;
+    let mut output = BufReader::new(output).lines();
+    let filled = output.next().context("the program said nothing")??;
+    ensure!(filled == "filled", "the program said {filled:?}");
+    let scrub = |status: &Value, name: &str| pool_of_only_consumer(status)["scrub"][name].as_u64();
+    cluster.eventually("all copies were compared", PATIENCE, |status| {
+        Ok(scrub(status, "rounds") >= Some(1))
+    })?;
+    let mut random = Random(5);
+    let donor = a_donor_in_use(&cluster, &mut random)?.context("no donor is used")?;
+    let damaged = damage(donor, 50)?;
+    ensure!(damaged > 0, "the donor has no page");
+    cluster.eventually("all of them are mended", PATIENCE, |status| {
+        Ok(scrub(status, "repaired_pages") == Some(damaged))
+    })?;
+    writeln!(input)?;
+    let checked = output.next().context("the program said nothing more")??;
+    ensure!(checked == "checked", "the program said {checked:?}");
+    let status = cluster.status()?;
+    let left = ["lost_pages", "copies_given_up"].map(|name| scrub(&status, name));
+    ensure!(left == [Some(0), Some(0)], "{}", pool_of_only_consumer(&status));
+    let stats = all(&status, "consumers").next().context("no consumer")?["stats"].clone();
+    ensure!(stats["checksum_errors"] == 0, "the program read some of them");
+    drop(input);
+    let status = running.wait(LONG, || Ok(()))?;
+    ensure!(status.success(), "the program ended with {status}");
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
 }
 
 /// The RAM of a machine is with the donors that its ranges name, and moves when they are changed,

@@ -141,6 +141,7 @@ impl World {
             lease: Duration::from_secs(60),
             donor_patience: Duration::from_secs(60),
             encrypt: false,
+            scrub_bytes_per_s: 0,
             guest: Some(guest(dir.path())),
         };
         let (_, placeholder) = UnixStream::pair().unwrap();

@@ -26,7 +26,7 @@ pub(crate) struct PoolArgs {
     #[arg(long)]
     encrypt: bool,
     /// Bytes that donors may read in a second, all together, to compare the copies of pages with
-    /// `--mirror` and mend what has gone bad; or `off`
+    /// `--mirror` and mend what has gone bad; with `off`, only what came back wrong is looked at
     #[arg(long, value_name = "SIZE", default_value = "32M")]
     scrub: ScrubRate,
 }

@@ -105,8 +105,8 @@ pub struct Wanted {
     /// Donors get pages only encrypted, and cannot alter them unnoticed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypt: bool,
-    /// Bytes that donors read in a second to compare the copies of pages, 0 for never; 32 MiB if
-    /// nothing is said.
+    /// Bytes that donors read in a second to compare the copies of pages, 0 for none but those that came
+    /// back wrong; 32 MiB if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_bytes_per_s: Option<u64>,
 }

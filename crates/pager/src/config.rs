@@ -45,8 +45,8 @@ pub struct PagerConfig {
     pub lease: Duration,
     /// How long a donor may be away before the consumer is ended that wants a page of it.
     pub donor_patience: Duration,
-    /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: they are not
-    /// compared.
+    /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: only those
+    /// that came back wrong are compared.
     #[serde(default)]
     pub scrub_bytes_per_s: u64,
     /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:

@@ -26,6 +26,7 @@ use crate::tables::{Key, Tables};
 use hecaton_memory::PageSum;
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
+use hecaton_space::group::DonorIndex;
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
@@ -56,8 +57,8 @@ pub(crate) struct Fetch {
     pub(crate) trigger: Option<Key>,
     /// Map writable: the stream writes.
     pub(crate) write: bool,
-    /// Asked for once more, after a wrong checksum.
-    pub(crate) again: bool,
+    /// Donors that have sent the page with a wrong checksum.
+    pub(crate) avoid: Vec<DonorIndex>,
 }
 
 /// A page in the eviction batch under way.

@@ -228,7 +228,7 @@ impl Core {
                 stamps: vec![stamp],
                 trigger: None,
                 write: fault.write,
-                again: false,
+                avoid: Vec::new(),
             });
             let window = self.prefetcher.on_fault(thread, key.0);
             return self.prefetch(window, fault.write, fetches);

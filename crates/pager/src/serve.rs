@@ -16,9 +16,9 @@ use crate::helper;
 use crate::shared::Shared;
 use crate::source::Source;
 use crate::stage::Stage;
-use crate::state::SEGMENT_PAGES;
 use crate::state::journal;
 use crate::tables::Key;
+use hecaton_space::group::DonorIndex;
 use hecaton_space::{Completion, Lane, Space, SpaceError};
 use hecaton_transport::vigil::Vigil;
 use hecaton_uffd::Uffd;
@@ -34,9 +34,8 @@ use std::time::{Duration, Instant};
 const TAKING: Duration = Duration::from_millis(1);
 
 /// Why a consumer cannot go on whose page came back wrong, and wrong again.
-const DAMAGED: &str = "a page came back with a wrong checksum, twice";
-const ALTERED: &str = "a page came back that is not what was written, twice: a donor, or the way to \
-                       it, altered it, and it does not decrypt";
+const DAMAGED: &str = "a page came back with a wrong checksum";
+const ALTERED: &str = "a page came back that does not decrypt and is not what was written";
 
 /// A lane, and which set of its descriptors is watched.
 struct Watched {
@@ -442,7 +441,7 @@ impl Server {
             let watched =
                 if fetch.demanded_at.is_some() { &mut self.demand } else { &mut self.prefetch };
             self.next_token += 1;
-            match watched.lane.read(self.next_token, &fetch.pages) {
+            match watched.lane.read_avoiding(self.next_token, &fetch.pages, &fetch.avoid) {
                 Ok(()) => {
                     watched.requests.insert(self.next_token, fetch);
                 }
@@ -456,7 +455,10 @@ impl Server {
         let watched = if source == Source::Demand { &mut self.demand } else { &mut self.prefetch };
         let (shared, requests, damaged) = (&self.shared, &mut watched.requests, &mut self.damaged);
         let opened = &mut self.opened;
-        let (mut again, mut distrusted) = (Vec::new(), Vec::new());
+        // Each copy is given a chance; one that is alone has a second one.
+        let copies = usize::from(watched.lane.space().config().redundancy.copies());
+        let chances = copies.max(2);
+        let mut again = Vec::new();
         watched.lane.progress(None, &mut |completion| match completion {
             Completion::Read { token, from, giver, data, .. } => {
                 let Some(fetch) = requests.get(&token) else { return };
@@ -469,12 +471,15 @@ impl Server {
                 let came = Arrival { from, data, opened };
                 let mut core = shared.lock();
                 core.arrived(fetch, &came, damaged);
-                let lost = fetch.again && !damaged.is_empty();
-                if lost {
-                    core.fail(if opened.is_some() { ALTERED } else { DAMAGED }.into());
+                let wrong = fetch.avoid.len() + 1;
+                if wrong >= chances && !damaged.is_empty() {
+                    let what = if opened.is_some() { ALTERED } else { DAMAGED };
+                    let often = if wrong == 2 { "twice".into() } else { format!("{wrong} times") };
+                    core.fail(format!("{what}, {often}"));
                 }
-                for &index in damaged.iter().filter(|_| !fetch.again) {
-                    distrusted.extend(giver.map(|giver| (fetch.pages[index], giver)));
+                for &index in damaged.iter().filter(|_| wrong < chances) {
+                    // Pages that no donor has are zeros, and come from nobody.
+                    let giver = giver.unwrap_or(DonorIndex::UNKNOWN);
                     again.push(Fetch {
                         tag: fetch.tag,
                         keys: vec![fetch.keys[index]],
@@ -482,7 +487,7 @@ impl Server {
                         stamps: vec![fetch.stamps[index]],
                         demanded_at: Some(Instant::now()),
                         write: fetch.write,
-                        again: true,
+                        avoid: fetch.avoid.iter().copied().chain([giver]).collect(),
                         ..Fetch::default()
                     });
                 }
@@ -498,9 +503,8 @@ impl Server {
             }
             Completion::Written { .. } => unreachable!("this lane only reads"),
         });
-        for (page, giver) in distrusted {
-            // With another copy the page is read from that.
-            watched.lane.space().distrust(page / SEGMENT_PAGES, giver);
+        for fetch in &again {
+            watched.lane.space().suspect(fetch.pages[0]);
         }
         if !again.is_empty() {
             self.fetches = again;

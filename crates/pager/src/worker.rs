@@ -123,8 +123,10 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
 
     let tended = space.clone();
     spawn("upkeep", move || upkeep(&tended));
-    if config.scrub_bytes_per_s > 0 && config.placement.copies > 1 {
-        let (scrubbed, records) = (space.clone(), shared.lock().state.records);
+    if config.placement.copies > 1 {
+        let scrubbed = space.clone();
+        // What donors have of sealed pages has other sums than those of the records.
+        let records = shared.sealing.is_none().then_some(shared.lock().state.records);
         let bytes_per_s = config.scrub_bytes_per_s;
         spawn("scrub", move || scrub::run(&scrubbed, records, bytes_per_s));
     }

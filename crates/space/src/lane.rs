@@ -45,7 +45,7 @@ pub enum Completion<'a> {
         giver: Option<DonorIndex>,
         /// The sums that the donor keeps for them, one each. Verifying is up to the caller, who has
         /// the sums that it once computed itself; a page that does not match is for
-        /// [`Space::distrust`], and is to be read again.
+        /// [`Space::suspect`], and is to be read again with [`Lane::read_avoiding`].
         sums: &'a [PageSum],
         /// Their contents, one after another, where they were received: nobody needs them there
         /// afterwards, and they may be opened in place ([`Sealer`](crate::seal::Sealer)).
@@ -167,6 +167,17 @@ impl Lane {
 
     /// Asks for some pages of one segment, at most [`MAX_PAGES`], and returns without waiting.
     pub fn read(&mut self, token: u64, pages: &[PageNo]) -> Result<(), SpaceError> {
+        self.read_avoiding(token, pages, &[])
+    }
+
+    /// As [`Lane::read`], from other donors than those that have sent the pages wrong; from them, too,
+    /// if there are no others.
+    pub fn read_avoiding(
+        &mut self,
+        token: u64,
+        pages: &[PageNo],
+        avoid: &[DonorIndex],
+    ) -> Result<(), SpaceError> {
         let segment = self.check(pages)?;
         let group = match self.space.whereabouts(segment) {
             Whereabouts::Held(group) => group,
@@ -181,7 +192,7 @@ impl Lane {
         let mask = self.space.segment_pages() - 1;
         let now = self.now();
         let extent_pages = pages.iter().map(|page| (page & mask) as u32);
-        let donor = self.requests.read(token, segment, &group, extent_pages, now);
+        let donor = self.requests.read(token, (segment, &group), extent_pages, avoid, now);
         self.arm(now + self.pulse);
         self.arm_hedge();
         self.flush(donor, now);

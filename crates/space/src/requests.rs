@@ -187,19 +187,29 @@ impl Requests {
             && self.flights.has_room(pages * copies)
     }
 
-    /// Enters a read of some pages of a segment, which the group holds. Returns the donor that it is
-    /// to be sent to.
+    /// Enters a read of some pages of a segment, which the group holds. Donors in `avoid` are not
+    /// asked, unless there is nobody else. Returns the donor that it is to be sent to.
     pub fn read(
         &mut self,
         token: u64,
-        segment: u64,
-        group: &Group,
+        (segment, group): (u64, &Group),
         pages: impl ExactSizeIterator<Item = u32>,
+        avoid: &[DonorIndex],
         now: Duration,
     ) -> DonorIndex {
         let key = self.enter(token, segment, Doing::Read { given: 0 });
-        self.entries[key.index as usize].pages.extend(pages);
-        let place = self.best_of(group, now);
+        let entry = &mut self.entries[key.index as usize];
+        entry.pages.extend(pages);
+        let mut others = *group;
+        for member in avoid.iter().filter_map(|donor| group.at(*donor)) {
+            others.remove(member.place);
+            entry.tried.push(member.place);
+        }
+        if others.whole().next().is_none() {
+            others = *group;
+            entry.tried.clear();
+        }
+        let place = self.best_of(&others, now);
         let place = place.expect("a group that is held has a whole member");
         self.attempt(key, place, now);
         // Reads that were answered long ago stay in the queue until they would have been due.

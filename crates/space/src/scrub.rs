@@ -91,6 +91,15 @@ impl Map {
         })
     }
 
+    /// Some pages of a segment that are to be inspected out of turn. None, if there is nothing to
+    /// compare.
+    pub fn run_to_compare(&self, segment: u64, first: u32, run_pages: u32) -> Option<Run> {
+        let (found, members, is_all) = self.next_to_compare(segment)?;
+        let count = (self.segment_pages() as u32).saturating_sub(first).min(run_pages);
+        let run = Run { segment, first, count, members, is_all };
+        (found == segment && count > 0).then_some(run)
+    }
+
     /// What of a report stands, now that the inspection is over. A member that has left the group
     /// meanwhile has got no writes since, and one that has come was not asked.
     pub fn uphold(&self, inspection: &Inspection, report: Report) -> Report {

@@ -380,17 +380,6 @@ impl Space {
         }
     }
 
-    /// A page of the segment came damaged from that donor. If another one has a copy, this one's is
-    /// given up, and made anew; false if there is no other.
-    pub fn distrust(&self, segment: u64, giver: DonorIndex) -> bool {
-        match self.whereabouts(segment) {
-            Whereabouts::Held(group) => {
-                group.at(giver).is_some_and(|member| self.desert(segment, member.place))
-            }
-            Whereabouts::Nowhere | Whereabouts::Lost(_) => false,
-        }
-    }
-
     /// A member has missed something, or is waited for in vain: see [`Map::desert`].
     pub(crate) fn desert(&self, segment: u64, place: Place) -> bool {
         let deserted = self.map().desert(segment, place);

@@ -2,11 +2,12 @@
 //! mended.
 
 use crate::group::Place;
-use crate::scrub::{Ask, Cursor, Inspection, Known, Report};
+use crate::scrub::{Ask, Cursor, Inspection, Known, Report, Run};
 use crate::{ScrubStatus, Space, SpaceError};
-use hecaton_memory::{PAGE_SIZE, ZERO_PAGE_SUM};
+use hecaton_memory::{PAGE_SIZE, PageNo, ZERO_PAGE_SUM};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{FillSource, PageState, Request};
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tracing::{debug, error, warn};
 
@@ -14,11 +15,15 @@ use tracing::{debug, error, warn};
 /// reads in about a millisecond.
 const RUN_PAGES: u32 = 1024;
 
+/// Most runs that wait to be compared out of turn. What is beyond waits for its turn.
+const MAX_SUSPECTS: usize = 64;
+
 /// How far the scrub has come, and what it has found.
 #[derive(Default)]
 pub(crate) struct Scrub {
-    /// Held while a run is compared: one at a time.
     cursor: Mutex<Cursor>,
+    /// Segments and first pages of runs that are to be compared out of turn.
+    suspects: Mutex<VecDeque<(u64, u32)>>,
     found: Mutex<Found>,
 }
 
@@ -32,6 +37,10 @@ struct Found {
 impl Scrub {
     pub(crate) fn status(&self) -> ScrubStatus {
         self.found().status
+    }
+
+    fn suspects(&self) -> MutexGuard<'_, VecDeque<(u64, u32)>> {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn found(&self) -> MutexGuard<'_, Found> {
@@ -55,15 +64,42 @@ impl Space {
     /// `known` says what the caller knows to be stored for a page, if that is certain: acknowledged,
     /// and not being written or discarded.
     pub fn scrub(&self, known: Known<'_>) -> Option<u64> {
-        let mut cursor = self.scrub.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_fenced() {
             return None;
         }
+        let mut cursor = self.scrub.cursor.lock().unwrap_or_else(PoisonError::into_inner);
         let run = cursor.next(&self.map(), RUN_PAGES);
-        let Some(run) = run else {
+        if run.is_none() {
             self.scrub.round_is_over();
-            return None;
-        };
+        }
+        drop(cursor);
+        run.map(|run| self.inspect(run, known))
+    }
+
+    /// A page came from a donor, and was not what its reader knows to be stored: its copies are to be
+    /// compared out of turn.
+    pub fn suspect(&self, page: PageNo) {
+        let segment = self.segment_of(page);
+        let within = (page - segment * self.segment_pages()) as u32;
+        let run = (segment, within / RUN_PAGES * RUN_PAGES);
+        let mut suspects = self.scrub.suspects();
+        if suspects.len() < MAX_SUSPECTS && !suspects.contains(&run) {
+            suspects.push_back(run);
+        }
+    }
+
+    /// As [`Space::scrub`], for a run with a page that is suspected. Does nothing if there is none.
+    pub fn scrub_suspects(&self, known: Known<'_>) {
+        let next = self.scrub.suspects().pop_front();
+        let run =
+            next.and_then(|(segment, first)| self.map().run_to_compare(segment, first, RUN_PAGES));
+        if let Some(run) = run.filter(|_| !self.is_fenced()) {
+            self.inspect(run, known);
+        }
+    }
+
+    /// Compares a run of pages. Says how many bytes donors have read.
+    fn inspect(&self, run: Run, known: Known<'_>) -> u64 {
         let mut inspection = Inspection::new(run, self.segment_pages(), ZERO_PAGE_SUM);
         let segment = inspection.segment();
         let report = loop {
@@ -93,7 +129,7 @@ impl Space {
             }
         };
         self.note(segment, report);
-        Some(report.pages * PAGE_SIZE as u64)
+        report.pages * PAGE_SIZE as u64
     }
 
     fn note(&self, segment: u64, report: Report) {

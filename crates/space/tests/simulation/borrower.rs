@@ -179,6 +179,8 @@ pub(crate) struct Borrower {
     cursor: Cursor,
     /// What is being compared, and whether a donor is asked for it.
     inspection: Option<(Inspection, bool)>,
+    /// Segments and first pages of runs to compare out of turn.
+    suspects: Vec<(u64, u32)>,
     /// Segments of which a member was given up.
     deserted: Vec<u64>,
 }
@@ -279,6 +281,7 @@ impl Borrower {
             copies_left: 0,
             cursor: Cursor::default(),
             inspection: None,
+            suspects: Vec::new(),
             deserted: Vec::new(),
         }
     }
@@ -305,13 +308,13 @@ impl Borrower {
         std::mem::take(&mut self.told)
     }
 
-    /// As `Lane::read`.
+    /// As `Lane::read_avoiding`.
     pub(crate) fn read(
         &mut self,
         lane: usize,
         token: u64,
         segment: u64,
-        pages: &[u32],
+        (pages, avoid): (&[u32], &[DonorIndex]),
         net: &mut Network,
         dice: &mut Dice,
     ) {
@@ -329,7 +332,7 @@ impl Borrower {
             Whereabouts::Held(group) => {
                 let pages = pages.iter().copied();
                 let requests = &mut self.lanes[lane].requests;
-                let donor = requests.read(token, segment, &group, pages, net.now);
+                let donor = requests.read(token, (segment, &group), pages, avoid, net.now);
                 self.flush(lane, donor.0 as usize, net, dice);
                 self.connect_where_needed(lane, net, dice);
             }
@@ -466,14 +469,9 @@ impl Borrower {
         }
     }
 
-    /// As `Space::distrust`.
-    pub(crate) fn distrust(&mut self, segment: u64, giver: DonorIndex) {
-        if let Whereabouts::Held(group) = self.map.whereabouts(segment)
-            && let Some(member) = group.at(giver)
-        {
-            self.deserted.push(segment);
-            let _ = self.map.desert(segment, member.place);
-        }
+    /// As `Space::suspect`.
+    pub(crate) fn suspect(&mut self, segment: u64, page: u32) {
+        self.suspects.push((segment, page / SCRUB_PAGES * SCRUB_PAGES));
     }
 
     /// As `Space::scrub`, one question at a time. Says what came of a run that is over, and when a round
@@ -488,9 +486,11 @@ impl Borrower {
             return None;
         }
         if self.inspection.is_none() {
-            let Some(run) = self.cursor.next(&self.map, SCRUB_PAGES) else {
-                return Some(Scrubbed::Round);
-            };
+            let suspect = self.suspects.pop();
+            let suspect = suspect
+                .and_then(|(segment, first)| self.map.run_to_compare(segment, first, SCRUB_PAGES));
+            let run = suspect.or_else(|| self.cursor.next(&self.map, SCRUB_PAGES));
+            let Some(run) = run else { return Some(Scrubbed::Round) };
             self.inspection = Some((Inspection::new(run, SEGMENT_PAGES, sum_of(0)), false));
         }
         let (inspection, is_asking) = self.inspection.as_mut()?;

@@ -39,7 +39,7 @@ const DEFAULT_SEEDS: u64 = 2000;
 /// What the workload has under way.
 #[derive(Clone, Debug)]
 enum Pending {
-    Read { key: u64, segment: u64, pages: Vec<u32> },
+    Read { key: u64, segment: u64, pages: Vec<u32>, avoid: Vec<DonorIndex> },
     Write { segment: u64, pages: Vec<u32>, values: Vec<Value> },
     Free { segment: u64 },
     Discard { segment: u64, first: u32, count: u32 },
@@ -105,8 +105,8 @@ struct World {
     decays: bool,
     /// Segments with pages that have gone bad with their sums.
     wholly_decayed: BTreeSet<u64>,
-    /// Pages that came damaged, and are to be read again.
-    to_read_again: Vec<(u64, u32)>,
+    /// Pages that came damaged, and are to be read again from others.
+    to_read_again: Vec<(u64, u32, Vec<DonorIndex>)>,
     /// The owner was told everything and nobody else can write any more.
     settled: bool,
     tally: Tally,
@@ -257,9 +257,9 @@ impl World {
         self.tally.expired += expired.len() as u64;
         expired.into_iter().for_each(|segment| self.note_loss(segment));
         self.hear();
-        for (segment, page) in std::mem::take(&mut self.to_read_again) {
+        for (segment, page, avoid) in std::mem::take(&mut self.to_read_again) {
             if self.oracle.may_read(segment * SEGMENT_PAGES + u64::from(page)) {
-                self.read_pages(segment, vec![page]);
+                self.read_pages(segment, vec![page], avoid);
             }
         }
     }
@@ -524,23 +524,22 @@ impl World {
         held.collect()
     }
 
-    /// Pages came damaged from a donor. As the pager does: they are read from another one.
-    fn came_damaged(&mut self, segment: u64, pages: Vec<u32>, giver: Option<DonorIndex>) {
-        let giver = giver.expect("pages of zeros that no donor has");
-        self.owner().distrust(segment, giver);
-        for page in pages {
-            let Whereabouts::Held(group) = self.owner().map.whereabouts(segment) else { continue };
-            let places: Vec<Place> = group.whole().collect();
-            let is_decayed = |place: &Place| {
-                let donor = &mut self.donors[place.donor.0 as usize];
-                donor.stored(place.extent, page).value & DECAYED != 0
-            };
-            if places.iter().all(is_decayed) {
-                self.tally.decayed_everywhere += 1;
-                self.oracle.decayed(segment * SEGMENT_PAGES + u64::from(page));
-            } else {
-                self.to_read_again.push((segment, page));
-            }
+    /// A page came damaged from a donor. As the pager does: it is read from others.
+    fn came_damaged(&mut self, segment: u64, page: u32, mut avoid: Vec<DonorIndex>) {
+        self.owner().suspect(segment, page);
+        let Whereabouts::Held(group) = self.owner().map.whereabouts(segment) else { return };
+        let is_decayed = |place: Place| {
+            let donor = &mut self.donors[place.donor.0 as usize];
+            donor.stored(place.extent, page).value & DECAYED != 0
+        };
+        if group.whole().all(is_decayed) {
+            self.tally.decayed_everywhere += 1;
+            self.oracle.decayed(segment * SEGMENT_PAGES + u64::from(page));
+        } else {
+            // Only those that have sent it since one was mended.
+            let surplus = (avoid.len() + 1).saturating_sub(usize::from(self.copies));
+            avoid.drain(..surplus);
+            self.to_read_again.push((segment, page, avoid));
         }
     }
 
@@ -641,19 +640,20 @@ impl World {
         let mut pages = self.some_pages();
         pages.retain(|page| self.oracle.may_read(segment * SEGMENT_PAGES + u64::from(*page)));
         if !pages.is_empty() {
-            self.read_pages(segment, pages);
+            self.read_pages(segment, pages, Vec::new());
         }
     }
 
-    fn read_pages(&mut self, segment: u64, pages: Vec<u32>) {
+    fn read_pages(&mut self, segment: u64, pages: Vec<u32>, avoid: Vec<DonorIndex>) {
         let numbers: Vec<u64> =
             pages.iter().map(|page| segment * SEGMENT_PAGES + u64::from(*page)).collect();
         let key = self.oracle.read_begins(&numbers);
-        let token = self.token(Pending::Read { key, segment, pages: pages.clone() });
+        let token =
+            self.token(Pending::Read { key, segment, pages: pages.clone(), avoid: avoid.clone() });
         let lane = self.dice.below(LANES as u64) as usize;
         let World { borrowers, net, dice, .. } = self;
         let owner = borrowers.last_mut().expect("there is always an owner");
-        owner.read(lane, token, segment, &pages, net, dice);
+        owner.read(lane, token, segment, (&pages, &avoid), net, dice);
         self.hear();
     }
 
@@ -766,7 +766,10 @@ impl World {
             None => {}
         }
         match (pending, told) {
-            (Pending::Read { key, segment, pages }, Told::Shown { from, values, giver, .. }) => {
+            (
+                Pending::Read { key, segment, pages, avoid },
+                Told::Shown { from, values, giver, .. },
+            ) => {
                 let mut damaged = Vec::new();
                 for (at, value) in (from..).zip(values) {
                     match value & DECAYED {
@@ -778,8 +781,9 @@ impl World {
                 if ended {
                     self.oracle.read_ends(key);
                 }
-                if by_owner && !damaged.is_empty() {
-                    self.came_damaged(segment, damaged, giver);
+                for page in damaged.into_iter().filter(|_| by_owner) {
+                    let avoid = avoid.iter().copied().chain(giver).collect();
+                    self.came_damaged(segment, page, avoid);
                 }
             }
             (Pending::Read { key, .. }, _) => self.oracle.read_ends(key),
@@ -931,7 +935,7 @@ impl World {
                 .filter(|page| self.oracle.may_read(segment * SEGMENT_PAGES + u64::from(*page)))
                 .collect();
             if !pages.is_empty() {
-                self.read_pages(segment, pages);
+                self.read_pages(segment, pages, Vec::new());
             }
         }
         self.drain();

@@ -302,8 +302,10 @@ mod tests {
         stats.pool.extents_bytes = 4 << 30;
         stats.pool.degraded_bytes = 1 << 30;
         stats.pool.to_move_bytes = 2 << 30;
+        stats.pool.scrub.lost_pages = 3;
         let text = render("http://m", &status);
-        let line = "sort-9: of 4G, 1G lacks a copy, 2G is to be copied or moved";
+        let line = "sort-9: of 4G, 1G lacks a copy, 2G is to be copied or moved, 3 pages are damaged \
+                    in every copy";
         assert!(text.contains(line), "{text}");
     }
 

@@ -232,18 +232,22 @@ mod tests {
         let held_by = [("a".to_owned(), bytes)].into();
         let range = RangeUse { start: 0, end: 2 * bytes, donors: vec!["b".into()], held_by };
         let donor = DonorUse { name: "a".into(), bytes, ..DonorUse::default() };
+        let no_scrub = ScrubUse::default();
         let shown = pool(&PoolUse {
             copies: 2,
             extents_bytes: bytes,
             to_move_bytes: bytes,
             donors: vec![donor],
             ranges: vec![range],
+            scrub: ScrubUse { rounds: 4, verified_bytes: bytes, repaired_pages: 2, ..no_scrub },
             ..PoolUse::default()
         });
         assert!(shown.contains("pool: 1G in extents, copies of each page: 2; a (1G)"), "{shown}");
         assert!(shown.contains("RAM 0-2G: for b; with a (1G)"), "{shown}");
         assert!(shown.contains("to be copied or moved: 1G"), "{shown}");
-        assert!(pool(&PoolUse::default()).contains("nobody yet"));
+        assert!(shown.contains("copies compared 4 times: 2 pages repaired, 0 copies"), "{shown}");
+        let shown = pool(&PoolUse::default());
+        assert!(shown.contains("nobody yet") && !shown.contains("compared"), "{shown}");
     }
 
     #[test]

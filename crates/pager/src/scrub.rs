@@ -2,7 +2,8 @@
 //!
 //! What a page must be is known here, by its record: the sum that it was written with, once donors have
 //! acknowledged it; unless pages leave sealed. Then donors' pages are compared with the sums that the donors
-//! keep, and no more: one that was altered together with its sum is found when it is read. (See [`hecaton_space::scrub`] for what is done about copies that differ.)
+//! keep, and no more: one that was altered together with its sum is found when it is read. (See
+//! [`hecaton_space::scrub`] for what is done about copies that differ.)
 
 use crate::state::record::Record;
 use hecaton_memory::PageSum;

@@ -8,10 +8,10 @@
 use crate::group::{DonorIndex, Place};
 use crate::{Space, SpaceError};
 use hecaton_memory::{ExtentId, random_u64};
-use hecaton_transport::client::{Connection, ConnectionError, Outcome};
+use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{MAX_HELD, Refusal, Request};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
@@ -20,12 +20,17 @@ use tracing::{debug, info};
 pub(crate) enum Persistence {
     /// On the connection that is there, or one new one.
     Once,
+    /// The same, for no longer than the space's failover time: others can be asked instead.
+    Brief,
     /// On new connections, until the space's patience has run out.
     Patient,
 }
 
 /// Between two attempts to reach a donor that does not answer.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Between two looks whether a connection is free.
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// A donor, with the space's control connections to it: one for what is done at once, and one for
 /// copies that take long.
@@ -75,6 +80,19 @@ impl Donor {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The control connection, unless somebody waits for its answer for all of that time.
+    pub(crate) fn link_within(&self, limit: Duration) -> Option<MutexGuard<'_, Link>> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.link.try_lock() {
+                Ok(link) => return Some(link),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(GLANCE),
+            }
+        }
+    }
+
     /// The connection for copies.
     pub(crate) fn bulk_link(&self) -> MutexGuard<'_, Link> {
         self.bulk.lock().unwrap_or_else(PoisonError::into_inner)
@@ -93,12 +111,16 @@ impl Link {
         persistence: Persistence,
     ) -> Result<Answered, SpaceError> {
         let began = Instant::now();
+        let within = match persistence {
+            Persistence::Brief => Within(Some(began + space.config().failover)),
+            Persistence::Once | Persistence::Patient => Within(None),
+        };
         let mut fresh = 0;
         loop {
             if space.is_fenced() {
                 return Err(space.fenced_error());
             }
-            let attempt = self.attempt(space, donor, expected, request, &mut fresh);
+            let attempt = self.attempt(space, donor, expected, request, within, &mut fresh);
             let error = match attempt {
                 Ok(answered) => return Ok(answered),
                 Err(Attempt::Final(error)) => return Err(error),
@@ -109,10 +131,13 @@ impl Link {
             let patience = space.config().patience;
             let spent = match persistence {
                 Persistence::Once => fresh > 0,
+                Persistence::Brief => fresh > 0 || within.is_over(),
                 Persistence::Patient => began.elapsed() >= patience,
             };
             if spent {
-                space.map().silent(donor.index);
+                if persistence != Persistence::Brief {
+                    space.map().silent(donor.index);
+                }
                 return Err(SpaceError::Unreachable {
                     donor: donor.name.clone(),
                     patience: began.elapsed(),
@@ -130,11 +155,13 @@ impl Link {
         donor: &Donor,
         expected: Option<(u64, Place)>,
         request: Request<'_>,
+        within: Within,
         fresh: &mut u32,
     ) -> Result<Answered, Attempt> {
+        let Options { answer, .. } = space.config().connection;
         if self.open.is_none() {
             *fresh += 1;
-            self.open = Some(introduce(space, donor, self.lane)?);
+            self.open = Some(introduce(space, donor, self.lane, within)?);
         }
         let Some(Open { connection, boot, begun }) = &mut self.open else {
             return Err(Attempt::Again(ConnectionError::Closed));
@@ -143,9 +170,13 @@ impl Link {
         if let Some((segment, place)) = expected
             && place.boot != boot
         {
+            if space.map().donor(donor.index).boot != Some(boot) {
+                // Nobody has used the connection since the donor's life before.
+                return Err(Attempt::Again(ConnectionError::Closed));
+            }
             return Err(Attempt::Final(space.lost_error(segment, donor.index)));
         }
-        let outcome = connection.call(request, &[])?;
+        let outcome = connection.call_within(within.at_most(answer), request, &[])?;
         if !space.map().heard(donor.index, boot, connection.load(), begun, space.now()) {
             // An answer from an earlier life of the donor.
             return Err(Attempt::Again(ConnectionError::Closed));
@@ -154,6 +185,21 @@ impl Link {
             return Err(Attempt::Final(space.fence()));
         }
         Ok(Answered { outcome, boot })
+    }
+}
+
+/// When a call is to be over, if that is sooner than a connection's own limits.
+#[derive(Clone, Copy)]
+struct Within(Option<Instant>);
+
+impl Within {
+    fn at_most(self, limit: Duration) -> Duration {
+        let left = self.0.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(limit, |left| left.min(limit))
+    }
+
+    fn is_over(self) -> bool {
+        self.0.is_some_and(|until| until <= Instant::now())
     }
 }
 
@@ -171,10 +217,12 @@ impl From<ConnectionError> for Attempt {
 
 /// Opens the control connection: raises the donor's fence to this borrower's epoch, so that an
 /// earlier borrower is refused from here on, and learns what the donor already holds.
-fn introduce(space: &Space, donor: &Donor, lane: u64) -> Result<Open, Attempt> {
+fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<Open, Attempt> {
     let begun = space.now();
     let hello = space.hello(lane);
-    let opened = Connection::open(donor.address(), &hello, &space.config().connection);
+    let mut options = space.config().connection;
+    options.connect = within.at_most(options.connect);
+    let opened = Connection::open(donor.address(), &hello, &options);
     let mut connection = match opened {
         Err(ConnectionError::Refused(Refusal::StaleEpoch(_))) => {
             return Err(Attempt::Final(space.fence()));
@@ -188,7 +236,7 @@ fn introduce(space: &Space, donor: &Donor, lane: u64) -> Result<Open, Attempt> {
     let Some(boot) = connection.welcome().map(|welcome| welcome.boot) else {
         return Err(Attempt::Again(ConnectionError::Closed));
     };
-    match connection.call(Request::Fence, &[])? {
+    match connection.call_within(within.at_most(options.answer), Request::Fence, &[])? {
         Outcome::Done => {}
         Outcome::Refused(Refusal::StaleEpoch(_)) => return Err(Attempt::Final(space.fence())),
         Outcome::Refused(refusal) => {
@@ -201,7 +249,9 @@ fn introduce(space: &Space, donor: &Donor, lane: u64) -> Result<Open, Attempt> {
     if to_list {
         let mut from = ExtentId(0);
         loop {
-            let Outcome::Held(lines) = connection.call(Request::List { from }, &[])? else {
+            let limit = within.at_most(options.answer);
+            let listed = connection.call_within(limit, Request::List { from }, &[])?;
+            let Outcome::Held(lines) = listed else {
                 return Err(Attempt::Again(ConnectionError::Closed));
             };
             held.extend_from_slice(&lines);

@@ -537,7 +537,12 @@ impl Lane {
         let link = &mut self.links[donor.0 as usize];
         let address = self.space.donor(donor).address();
         let hello = self.space.hello(link.lane);
-        match Connection::start(address, &hello, &self.space.config().connection) {
+        let mut options = self.space.config().connection;
+        if self.copies > 1 {
+            // Who takes nothing of what is sent is as silent as who does not answer.
+            options.stall = options.stall.min(self.space.config().failover);
+        }
+        match Connection::start(address, &hello, &options) {
             Ok(connection) => {
                 link.connection = Some(connection);
                 link.begun = now;
@@ -599,6 +604,7 @@ impl Lane {
         }
         if self.copies > 1 {
             for donor in self.requests.flights.silent(now, failover) {
+                self.space.map().overdue(donor);
                 self.broke(donor, &ConnectionError::TimedOut("answer", failover), now);
             }
         }

@@ -44,6 +44,10 @@ pub enum Declined {
     Full,
     /// It did not answer. It may have set the extent aside all the same.
     Silent,
+    /// It has not answered in the time that there was. It may do so yet.
+    Late,
+    /// It was not asked, because others have waited too long for its answers already.
+    Busy,
 }
 
 /// What a successor knows of a segment in which its predecessor had stored pages.
@@ -103,6 +107,9 @@ pub struct Donor {
     pub heard_at: Duration,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
+    /// It is waited for at this moment, for longer than usual. What it has is as good as before, but
+    /// it is asked for no further extents until it is heard.
+    pub is_overdue: bool,
     /// Extents of this space that it holds.
     pub extents: u64,
     listed: Option<u64>,
@@ -210,6 +217,7 @@ impl Map {
             load: Load::default(),
             heard_at: Duration::ZERO,
             reachable: false,
+            is_overdue: false,
             extents: 0,
             listed: None,
         });
@@ -304,6 +312,7 @@ impl Map {
         }
         self.now = self.now.max(now);
         known.reachable = true;
+        known.is_overdue = false;
         let began_to_drain = load.draining && !known.load.draining;
         known.load = load;
         known.heard_at = now;
@@ -329,6 +338,11 @@ impl Map {
     /// A donor did not answer. It is not asked for extents until it is heard again.
     pub fn silent(&mut self, donor: DonorIndex) {
         self.donors[donor.0 as usize].reachable = false;
+    }
+
+    /// The donor is waited for, for longer than usual.
+    pub fn overdue(&mut self, donor: DonorIndex) {
+        self.donors[donor.0 as usize].is_overdue = true;
     }
 
     /// Whether the donor has told in this life what it holds. It need not do so again: what it gives
@@ -502,6 +516,11 @@ impl Map {
         match why {
             // It said itself how much it has left, which may be a lot in smaller pieces.
             Declined::Full => {}
+            Declined::Busy => self.overdue(donor),
+            Declined::Late => {
+                self.overdue(donor);
+                self.strays.insert((donor, segment));
+            }
             Declined::Silent => {
                 self.silent(donor);
                 self.strays.insert((donor, segment));
@@ -559,6 +578,7 @@ impl Map {
                 Candidate {
                     free_pages: donor.load.free_pages,
                     in_service: donor.reachable
+                        && !donor.is_overdue
                         && !tried.contains(&index)
                         && !members.contains(&index)
                         && !self.strays.contains(&(index, segment))

@@ -1,6 +1,6 @@
 //! A space with sockets: what its threads share.
 
-use crate::config::{Directory, SpaceConfig};
+use crate::config::{Directory, Redundancy, SpaceConfig};
 use crate::control::{Answered, Donor, Persistence};
 use crate::group::{DonorIndex, Group, Place};
 use crate::lookup::{Lookup, Whereabouts};
@@ -422,7 +422,14 @@ impl Space {
                     map.begin(segment)
                 }
                 Take::Ask(donor, generation) => {
-                    let next = self.ask_for_extent(segment, &self.donor(donor), generation);
+                    // A donor that says nothing is not waited for while another one may have room: it
+                    // is the fault path that waits here.
+                    let persistence = match self.config.redundancy {
+                        Redundancy::Mirror(_) if !asked_directory => Persistence::Brief,
+                        _ => Persistence::Once,
+                    };
+                    let donor = self.donor(donor);
+                    let next = self.ask_for_extent(segment, &donor, generation, persistence);
                     self.taken.notify_all();
                     next?
                 }
@@ -435,10 +442,10 @@ impl Space {
         segment: u64,
         donor: &Donor,
         generation: Generation,
+        persistence: Persistence,
     ) -> Result<Take, SpaceError> {
-        match self
-            .allocate(segment, donor, generation, |place| self.map().allocated(segment, place))
-        {
+        let given = |place| self.map().allocated(segment, place);
+        match self.allocate(segment, donor, generation, persistence, given) {
             Ok(Ok(take)) => Ok(take),
             Ok(Err(declined)) => Ok(self.map().declined(segment, donor.index, declined)),
             Err(error) => {
@@ -454,16 +461,23 @@ impl Space {
         segment: u64,
         donor: &Donor,
         generation: Generation,
+        persistence: Persistence,
         given: impl FnOnce(Place) -> R,
     ) -> Result<Result<R, Declined>, SpaceError> {
         let order = self.config.segment_order;
         let request = Request::Allocate { segment, member: 0, order, generation };
         // Held until the map knows, so that nobody frees the extent as a stray in between.
-        let mut link = donor.link();
+        let link = match persistence {
+            Persistence::Brief => donor.link_within(self.config.failover),
+            Persistence::Once | Persistence::Patient => Some(donor.link()),
+        };
+        let Some(mut link) = link else {
+            return Ok(Err(Declined::Busy));
+        };
         if self.released.load(Ordering::SeqCst) {
             return Ok(Err(Declined::Full));
         }
-        match link.call(self, donor, None, request, Persistence::Once) {
+        match link.call(self, donor, None, request, persistence) {
             Ok(Answered { outcome: Outcome::Allocated(extent), boot }) => {
                 debug!(segment, donor = donor.name, %extent, "extent taken");
                 Ok(Ok(given(Place { donor: donor.index, boot, extent })))
@@ -475,7 +489,8 @@ impl Space {
             Err(error @ SpaceError::Fenced { .. }) => Err(error),
             Err(error) => {
                 warn!(segment, donor = donor.name, %error, "no extent");
-                Ok(Err(Declined::Silent))
+                let is_brief = persistence == Persistence::Brief;
+                Ok(Err(if is_brief { Declined::Late } else { Declined::Silent }))
             }
         }
     }

@@ -77,7 +77,7 @@ impl Space {
                     let donor = self.donor(index);
                     let filling = hecaton_memory::Generation::FILLING;
                     let given = |place| self.map().join(segment, place);
-                    match self.allocate(segment, &donor, filling, given)? {
+                    match self.allocate(segment, &donor, filling, Persistence::Once, given)? {
                         Ok(true) => changed = true,
                         Ok(false) => return Ok(changed),
                         Err(why) => {

@@ -28,6 +28,24 @@ fn some_pages() -> Vec<u64> {
     (0..SEGMENTS).map(|segment| segment * SEGMENT_PAGES + segment).collect()
 }
 
+/// What is on its way when the plan changes still passes: a byte.
+fn to_be_silenced() -> Plan {
+    Plan { grain_bytes: 1, ..Plan::default() }
+}
+
+/// From now on nothing that is sent either way arrives, and nobody is told.
+fn silence(chaos: &Chaos) {
+    chaos.set_plan(Plan { dropped: 1_000_000, ..Plan::default() });
+    chaos.set_deaf(true);
+}
+
+fn end_silence(chaos: &Chaos) {
+    chaos.set_plan(Plan::default());
+    chaos.set_deaf(false);
+    // What was sent on them is incomplete.
+    chaos.cut_all();
+}
+
 #[test]
 fn each_page_is_with_two_donors_and_all_of_it_comes_back() {
     let donors = ["a", "b", "c"].map(|name| Lent::start(name, 8));
@@ -79,7 +97,7 @@ fn a_donor_that_dies_is_replaced_and_nothing_waits_for_it() {
 #[test]
 fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     let donors = ["a", "b"].map(|name| Lent::start(name, 16));
-    let chaos = Chaos::before(donors[1].address(), Plan::default(), 1).unwrap();
+    let chaos = Chaos::before(donors[1].address(), to_be_silenced(), 1).unwrap();
     let known = cluster(&[&donors[0]]);
     known.set("b", chaos.address());
     let mut config = mirrored(2);
@@ -90,7 +108,7 @@ fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     for page in some_pages() {
         assert_written(&mut lane, &[page], 1);
     }
-    chaos.set_deaf(true);
+    silence(&chaos);
     // Each would wait for a minute if it waited for the silent donor.
     let began = Instant::now();
     for page in some_pages() {
@@ -100,14 +118,69 @@ fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     }
     assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
     // It comes back, and what it missed is not read from it.
-    chaos.set_deaf(false);
-    chaos.cut_all();
+    end_silence(&chaos);
     tend_until(&space, "whole again", is_whole);
     for page in some_pages() {
         for _ in 0..20 {
             assert_reads(&mut lane, &[page], 2);
         }
     }
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+/// The connection for copies is idle for long times, and may lead to a donor's life before.
+#[test]
+fn a_donor_that_comes_back_empty_is_filled_again() {
+    let mut donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    for _ in 0..2 {
+        let address = donors[0].stop();
+        donors[0] = Lent::start_at("a", 16, address);
+        space.renew();
+        assert_eq!(space.status().segments_degraded, SEGMENTS);
+        tend_until(&space, "whole again", is_whole);
+        for page in some_pages() {
+            assert_reads(&mut lane, &[page], 1);
+        }
+    }
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+/// Segments that have no extents yet are another matter: those are asked for on a connection that
+/// others wait on, too.
+#[test]
+fn a_silent_donor_does_not_hold_up_segments_that_are_new() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let chaos = Chaos::before(donors[1].address(), to_be_silenced(), 1).unwrap();
+    let known = cluster(&[&donors[0]]);
+    known.set("b", chaos.address());
+    let mut config = mirrored(2);
+    config.patience = Duration::from_secs(60);
+    config.connection.connect = Duration::from_secs(60);
+    config.connection.answer = Duration::from_secs(60);
+    let space = Space::create(config, known).unwrap();
+    let mut lane = space.lane().unwrap();
+    silence(&chaos);
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        // It has the connection, and waits for as long as the connection lets it.
+        let renewing = scope.spawn(|| space.renew());
+        for page in some_pages() {
+            assert_written(&mut lane, &[page], 1);
+            assert_reads(&mut lane, &[page], 1);
+        }
+        assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
+        end_silence(&chaos);
+        renewing.join().unwrap();
+    });
+    space.renew();
+    tend_until(&space, "whole", is_whole);
     space.release().unwrap();
     donors.iter().for_each(Lent::assert_all_comes_back);
 }

@@ -291,19 +291,29 @@ impl Connection {
         request: Request<'_>,
         data: &[&[u8]],
     ) -> Result<Outcome, ConnectionError> {
+        self.call_within(self.options.answer, request, data)
+    }
+
+    /// The same with another limit.
+    pub fn call_within(
+        &mut self,
+        limit: Duration,
+        request: Request<'_>,
+        data: &[&[u8]],
+    ) -> Result<Outcome, ConnectionError> {
         const TAG: u64 = u64::MAX;
         let pages_asked = match request {
             Request::Read { pages, .. } => pages.len(),
             _ => 0,
         };
-        let deadline = Instant::now() + self.options.answer;
+        let deadline = Instant::now() + limit;
         self.submit(TAG, request, data)?;
         let (mut all_sums, mut all_data) = (Vec::new(), Vec::new());
         let mut outcome = None;
         while outcome.is_none() {
             if !self.has_undelivered() && !wait_readable(self.as_fd(), deadline)? {
                 self.phase = Phase::Broken;
-                return Err(ConnectionError::TimedOut("answer", self.options.answer));
+                return Err(ConnectionError::TimedOut("answer", limit));
             }
             self.progress(&mut |tag, event| {
                 if tag != TAG {

@@ -21,6 +21,11 @@ pub(crate) struct PoolArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     donor_patience: u64,
+    /// Seconds that donors keep the memory without hearing from this host: for so long it may be cut
+    /// off from them and lose nothing, and so long they wait for their memory if it is gone
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(8..=86_400))]
+    lease: u64,
     /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
     /// nor alter them
     #[arg(long)]
@@ -97,6 +102,7 @@ impl PoolArgs {
             donors: self.donors.clone(),
             ranges,
             donor_patience_s: Some(self.donor_patience),
+            lease_s: Some(self.lease),
             encrypt: self.encrypt,
             scrub_bytes_per_s: Some(self.scrub.0),
         })

@@ -102,6 +102,9 @@ pub struct Wanted {
     /// machine stopped; a minute if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub donor_patience_s: Option<u64>,
+    /// Seconds that donors keep the memory without hearing from its host; a minute if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
     /// Donors get pages only encrypted, and cannot alter them unnoticed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypt: bool,

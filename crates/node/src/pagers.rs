@@ -35,8 +35,9 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a pager that was told to end may take before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// How long donors keep a space whose pager is silent: long enough for a pager to be started again
-/// on a host that is short of everything, short enough that a lost host's pages do not stay.
+/// How long donors keep a space whose pager is silent, if the launcher does not say: long enough for a
+/// pager to be started again on a host that is short of everything, short enough that a lost host's
+/// pages do not stay.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// How long a donor may be away before a consumer is ended that wants a page of it, if the launcher
@@ -312,7 +313,7 @@ impl Pagers {
             donors: Vec::new(),
             placement: wish.wanted.clone().or(self.0.copies),
             node: Some(self.0.paths.control_socket()),
-            lease: LEASE,
+            lease: wish.wanted.lease_s.map_or(LEASE, Duration::from_secs),
             guest: wish.guest.clone(),
             encrypt: wish.wanted.encrypt,
             donor_patience: wish

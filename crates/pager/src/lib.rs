@@ -62,7 +62,7 @@ pub use config::{
 pub use hecaton_policy::site::Site;
 pub use placement::{Placement, PoolUse, RamRange};
 pub use stats::{Latency, Stats};
-pub use worker::PANICKED;
+pub use worker::{COPYING_BYTES_PER_S, PANICKED};
 
 use hecaton_space::SpaceError;
 use rustix::net::SocketType;

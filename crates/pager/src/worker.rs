@@ -23,7 +23,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Descriptors that the first pager of a consumer opened, and each further one gets from the node.
 /// They stay open as long as the process lives.
@@ -58,6 +58,11 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     space_config.redundancy = Redundancy::of_copies(config.placement.copies)?;
     space_config.site = config.site.clone();
     space_config.lease = config.lease;
+    let longest = longest_silence(config.lease);
+    let connection = &mut space_config.connection;
+    for limit in [&mut connection.connect, &mut connection.answer, &mut connection.stall] {
+        *limit = longest.min(*limit);
+    }
     space_config.give_up = config.donor_patience;
     space_config.patience = space_config.patience.min(config.donor_patience);
     let directory = Arc::new(NodeDirectory::new(config));
@@ -121,7 +126,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     let pool = Pool { space: space.clone(), placement: config.placement.clone() };
     spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
 
-    let tended = space.clone();
+    let (renewed, tended) = (space.clone(), space.clone());
+    spawn("leases", move || keep_leases(&renewed));
     spawn("upkeep", move || upkeep(&tended));
     if config.placement.copies > 1 {
         let scrubbed = space.clone();
@@ -155,18 +161,28 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     released.map_err(PagerError::from)
 }
 
-/// Renews the space's leases, makes copies that are missing, and moves those that are in the wrong
-/// place, as long as the process runs.
-fn upkeep(space: &Space) {
+/// Renews the space's leases as long as the process runs. A thread of its own: a donor that says nothing
+/// is waited for, and copies are to be made meanwhile.
+fn keep_leases(space: &Space) {
     let renewal = space.renew_interval().min(LOOK_AROUND);
-    let mut renewed = Instant::now();
     loop {
+        std::thread::sleep(renewal);
         // Donors that come, that come back, or that want their memory back are noticed here too.
-        if renewed.elapsed() >= renewal {
-            renewed = Instant::now();
-            space.renew();
-        }
-        if !space.tend(UPKEEP, UPKEEP_BYTES_PER_S) {
+        space.renew();
+    }
+}
+
+/// How long a connection may be silent at most, for a renewal not to wait for one donor until the
+/// lease at the others has run out. It waits for an answer, a new connection, and two answers on that.
+fn longest_silence(lease: Duration) -> Duration {
+    lease / 8
+}
+
+/// Makes copies that are missing, and moves those that are in the wrong place, as long as the process
+/// runs.
+fn upkeep(space: &Space) {
+    loop {
+        if !space.tend(UPKEEP, COPYING_BYTES_PER_S) {
             std::thread::sleep(UPKEEP);
         }
     }
@@ -176,8 +192,9 @@ fn upkeep(space: &Space) {
 const LOOK_AROUND: Duration = Duration::from_secs(3);
 /// How often it is looked whether copies are missing.
 const UPKEEP: Duration = Duration::from_millis(250);
-/// What copying between donors may take of their networks: half of what 10 Gbit/s carry.
-const UPKEEP_BYTES_PER_S: u64 = 600 << 20;
+/// What copying between donors for a consumer may take of their networks, in bytes a second: half of
+/// what 10 Gbit/s carry.
+pub const COPYING_BYTES_PER_S: u64 = 600 << 20;
 
 /// Why a consumer is ended whose programs cannot be given back their memory.
 const LOST: &str = "its pager was killed after the node had stopped holding what belongs to it: the \

@@ -1,11 +1,16 @@
 //! Threads that write and verify memory of their own at random, and hand pages to each other.
 //!
 //! `verify-threads THREADS PAGES MILLISECONDS`: pages are per thread; the time is the least that it
-//! runs. Threads also grow, shrink and free memory, so mappings come, move and go.
+//! runs. Without the time it runs until its standard input ends. Threads also grow, shrink and free
+//! memory, so mappings come, move and go.
 
 use hecaton_e2e::{Checked, Random, number_argument};
 use std::{
-    sync::mpsc,
+    io::Read as _,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -16,11 +21,24 @@ const PARCEL_PAGES: usize = 64;
 /// Steps between two looks at the clock.
 const STEPS: usize = 256;
 
+static INPUT_ENDED: AtomicBool = AtomicBool::new(false);
+
 fn main() {
     let threads = number_argument(1);
     let pages = number_argument(2);
-    let least = Duration::from_millis(number_argument(3) as u64);
     let start = Instant::now();
+    let least = std::env::args().nth(3).map(|_| Duration::from_millis(number_argument(3) as u64));
+    if least.is_none() {
+        thread::spawn(|| {
+            let mut rest = [0; 64];
+            while std::io::stdin().read(&mut rest).is_ok_and(|count| count > 0) {}
+            INPUT_ENDED.store(true, Ordering::Relaxed);
+        });
+    }
+    let is_time = move || match least {
+        Some(least) => start.elapsed() >= least,
+        None => INPUT_ENDED.load(Ordering::Relaxed),
+    };
 
     // A ring: each thread verifies what its neighbour sends, writes to it, and sends it on.
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..threads).map(|_| mpsc::channel()).unzip();
@@ -61,7 +79,7 @@ fn main() {
                         // The neighbour may have finished: then the parcel ends here.
                         let _ = sender.send(parcel);
                     }
-                    if start.elapsed() >= least && steps >= pages {
+                    if is_time() && steps >= pages {
                         memory.verify_all();
                         return steps;
                     }

@@ -41,14 +41,30 @@ pub(crate) fn hecaton() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// What the daemons of a cluster log goes to this file of its directory.
+const LOG: &str = "log";
+
+/// A directory for a cluster.
+pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
+    let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
+    // Whoever a prefix makes of us writes here.
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777))?;
+    Ok(scratch)
+}
+
+/// Where a daemon is to log.
+pub(crate) fn log_in(scratch: &tempfile::TempDir) -> anyhow::Result<fs::File> {
+    Ok(fs::File::options().create(true).append(true).open(scratch.path().join(LOG))?)
+}
+
 /// A cluster; it is stopped when it goes out of scope.
 pub(crate) struct Cluster {
     pub(crate) hecaton: PathBuf,
     pub(crate) url: String,
     /// What every command begins with.
     prefix: Vec<OsString>,
-    /// Before the directory that it is in.
-    dev: Running,
+    /// The node that commands start programs through. Before the directory that it is in.
+    node: Running,
     scratch: tempfile::TempDir,
 }
 
@@ -59,32 +75,43 @@ impl Cluster {
 
     /// The same, and all commands on it, with `prefix` before each.
     pub(crate) fn start_as(prefix: Vec<OsString>, donors: u32, lend: &str) -> anyhow::Result<Self> {
-        let hecaton = hecaton()?;
-        let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
-        // Whoever the prefix makes of us writes here.
-        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777))?;
+        let scratch = scratch()?;
         let dir = scratch.path().join("node");
-        let log = fs::File::create(scratch.path().join("log"))?;
         let mut dev = Running::spawn(
-            prefixed(&prefix, &hecaton)
+            prefixed(&prefix, &hecaton()?)
                 .args(["dev", "--json", "--donors", &donors.to_string(), "--lend", lend, "--dir"])
                 .arg(&dir)
                 .env_remove("HECATON_MANAGER")
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
-                .stderr(log),
+                .stderr(log_in(&scratch)?),
         )?;
         let ready = ready_line(&mut dev).map_err(|_| {
-            let log = fs::read_to_string(scratch.path().join("log")).unwrap_or_default();
+            let log = fs::read_to_string(scratch.path().join(LOG)).unwrap_or_default();
             anyhow!("`hecaton dev` does not come up: {}", log.trim())
         })?;
         let url = ready["manager"].as_str().context("the cluster has no manager")?.to_owned();
-        let cluster = Self { hecaton, url, prefix, dev, scratch };
-        cluster.eventually("all donors serve", PATIENCE, |status| {
-            let donors_up = all(status, "donors").filter(|donor| donor["state"] == "serving");
-            Ok(donors_up.count() == donors as usize)
-        })?;
+        let cluster = Self::of(url, prefix, dev, scratch)?;
+        cluster.wait_for_donors(donors as usize)?;
         Ok(cluster)
+    }
+
+    /// The cluster of a manager and nodes that were started one by one. Programs are started through
+    /// `node`; it and the others log to [`log_in`] the same directory.
+    pub(crate) fn of(
+        url: String,
+        prefix: Vec<OsString>,
+        node: Running,
+        scratch: tempfile::TempDir,
+    ) -> anyhow::Result<Self> {
+        Ok(Self { hecaton: hecaton()?, url, prefix, node, scratch })
+    }
+
+    pub(crate) fn wait_for_donors(&self, count: usize) -> anyhow::Result<()> {
+        self.eventually("all donors serve", PATIENCE, |status| {
+            let donors_up = all(status, "donors").filter(|donor| donor["state"] == "serving");
+            Ok(donors_up.count() == count)
+        })
     }
 
     /// Tries the smallest program; the command's own words are the reason if this machine does not
@@ -101,7 +128,7 @@ impl Cluster {
 
     /// SIGKILL for the node, which is the manager, too.
     pub(crate) fn kill_node(&self) {
-        kill_dead(self.dev.id());
+        kill_dead(self.node.id());
     }
 
     /// A directory for a test's programs to write to.
@@ -117,9 +144,14 @@ impl Cluster {
         self.scratch.path().join(name)
     }
 
+    /// Where a further daemon is to log.
+    pub(crate) fn log(&self) -> anyhow::Result<fs::File> {
+        log_in(&self.scratch)
+    }
+
     /// The end of what the cluster's processes logged.
     pub(crate) fn log_tail(&self) -> String {
-        let log = fs::read_to_string(self.scratch.path().join("log")).unwrap_or_default();
+        let log = fs::read_to_string(self.scratch.path().join(LOG)).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(12)..].join("\n    ")
     }

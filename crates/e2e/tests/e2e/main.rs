@@ -12,6 +12,7 @@ mod encrypted;
 mod fork;
 mod guest;
 mod harness;
+mod hosts;
 mod integrity;
 mod life;
 mod limit;
@@ -92,6 +93,9 @@ const TESTS: &[Test<Cluster>] = tests![
     mirror::a_program_uses_the_donors_that_are_named,
     mirror::pages_that_go_bad_in_a_donor_are_mended,
     mirror::ranges_of_a_machine_move,
+    hosts::they_fail_one_after_another,
+    hosts::both_copies_are_lost,
+    hosts::who_outsleeps_the_lease_is_fenced,
     vm::what_cannot_be_paged_is_said_before_it_starts,
     vm::a_guest_verifies_its_memory,
     vm::debians_own_qemu,

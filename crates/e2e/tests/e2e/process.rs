@@ -104,6 +104,22 @@ pub(crate) fn signal(id: u32, signal: Signal) {
     let _ = kill_process(pid(id), signal);
 }
 
+/// A process that is stopped, and goes on when this is dropped: also one that a failed test leaves.
+pub(crate) struct Stopped(u32);
+
+impl Stopped {
+    pub(crate) fn stop(id: u32) -> Self {
+        signal(id, Signal::STOP);
+        Self(id)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
+    }
+}
+
 /// Runs a command to its end and collects what it says.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> anyhow::Result<Ended> {
     run_watched(command, limit, |_| Ok(()))

@@ -1,0 +1,364 @@
+//! Hosts that fail: each in a network namespace of its own, with its own node. Their processes are
+//! killed and stopped, and the hosts cut off, while programs use their memory.
+
+use crate::{
+    cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+    harness::{Outcome, TestResult},
+    process::{Running, Stopped, kill_dead, missing, run},
+};
+use anyhow::{Context as _, bail, ensure};
+use hecaton_netns::{Cut, NetError, Network, cluster};
+use serde_json::Value;
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{ChildStdout, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Where the programs run. It lends nothing.
+const BORROWER: usize = 0;
+/// Who lends.
+const DONORS: [usize; 3] = [1, 2, 3];
+const MANAGER: usize = 4;
+
+const LEND_BYTES: u64 = 400 << 20;
+
+/// The shortest lease that `hecaton run` takes, in seconds.
+const LEASE: &str = "8";
+
+/// How long extents may stay after it has run out unnoticed.
+const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
+
+/// Longer than a donor is waited for when there is another copy.
+const SILENCE: Duration = Duration::from_millis(1500);
+
+/// A cluster of one borrower, three donors and the manager, each on its host.
+struct Hosts {
+    // Dropped in this order: nodes, then the manager, then the hosts.
+    donors: Vec<Running>,
+    cluster: Cluster,
+    runtime: PathBuf,
+    _manager: Running,
+    network: Network,
+}
+
+impl Hosts {
+    /// The hosts; or why there are none here.
+    fn start() -> anyhow::Result<Result<Hosts, String>> {
+        if let Some(reason) = missing("nsenter") {
+            return Ok(Err(reason));
+        }
+        let network = match Network::new(MANAGER + 1) {
+            Ok(network) => network,
+            Err(error @ (NetError::NotPermitted(_) | NetError::Missing { .. })) => {
+                return Ok(Err(format!("no network namespaces: {error}")));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let scratch = scratch()?;
+        let runtime = scratch.path().to_owned();
+        let mut command =
+            cluster::manager(&hecaton()?, network.host(MANAGER), &at(&runtime, MANAGER)?);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_in(&scratch)?);
+        let mut manager = Running::spawn(&mut command)?;
+        ready_line(&mut manager)?;
+        let node = |host| start_node(&network, &runtime, host, log_in(&scratch)?);
+        let donors = DONORS.into_iter().map(node).collect::<Result<_, _>>()?;
+        let borrower = node(BORROWER)?;
+        let url = cluster::manager_url(network.host(MANAGER));
+        let prefix = cluster::prefix(network.host(BORROWER), &at(&runtime, BORROWER)?);
+        let cluster = Cluster::of(url, prefix, borrower, scratch)?;
+        let hosts = Hosts { donors, cluster, runtime, _manager: manager, network };
+        hosts.cluster.wait_for_donors(DONORS.len())?;
+        // It is told of the donors with the answer to its next heartbeat.
+        let since = hosts.cluster.status()?["uptime_ms"].as_u64();
+        hosts.cluster.eventually("the borrower knows the donors", PATIENCE, |status| {
+            let silent_ms = hosts.node(status, BORROWER)["silent_ms"].as_u64();
+            let now_ms = status["uptime_ms"].as_u64();
+            Ok(now_ms.zip(silent_ms).map(|(now_ms, silent_ms)| now_ms - silent_ms) > since)
+        })?;
+        Ok(Ok(hosts))
+    }
+
+    /// What the status says of a host's node.
+    fn node<'a>(&self, status: &'a Value, host: usize) -> &'a Value {
+        let name = self.network.host(host).name();
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        nodes.find(|node| node["name"] == *name).unwrap_or(&Value::Null)
+    }
+
+    /// A program that verifies what it reads, and goes on until it is told to end.
+    fn verifier(&self, name: &str, options: &[&str]) -> anyhow::Result<Program> {
+        let mut command = self.cluster.command("run");
+        command.args(["--local", "16M", "--mirror", "2", "--name", name]).args(options).arg("--");
+        command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "12000"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut running = Running::spawn(&mut command)?;
+        let output = running.child_mut().stdout.take().context("no output")?;
+        let mut program = Program { running, output, name: name.to_owned() };
+        let started = self.cluster.eventually("the program uses the pool", PATIENCE, |status| {
+            Ok(program.pool(status)["extents_bytes"].as_u64() > Some(32 << 20))
+        });
+        started.or_else(|error| program.expect_running().and(Err(error)))?;
+        self.until_whole(&program)?;
+        Ok(program)
+    }
+
+    /// Waits until there are copies of everything, as told after this was called.
+    fn until_whole(&self, program: &Program) -> anyhow::Result<()> {
+        // The pager tells its node once a second, and the node the manager.
+        thread::sleep(Duration::from_millis(2200));
+        self.cluster.eventually("each page has its copies", PATIENCE, |status| {
+            let pool = program.pool(status);
+            let is_zero = |name: &str| pool[name].as_u64() == Some(0);
+            Ok(is_zero("degraded_bytes") && is_zero("to_move_bytes"))
+        })
+    }
+
+    /// The donor's process.
+    fn donor(&self, host: usize) -> anyhow::Result<u32> {
+        let status = self.cluster.status()?;
+        let pid = self.node(&status, host)["donors"][0]["pid"].as_u64();
+        Ok(u32::try_from(pid.context("the donor has no process")?)?)
+    }
+
+    /// Kills the node, and with it its donor and all memory that it had lent.
+    fn kill_node(&mut self, host: usize) -> anyhow::Result<()> {
+        let donor = self.donor(host)?;
+        let node = &mut self.donors[host - DONORS[0]];
+        kill_dead(node.id());
+        kill_dead(donor);
+        node.wait(PATIENCE, || Ok(()))?;
+        Ok(())
+    }
+
+    /// A node in place of one that was killed.
+    fn restart_node(&mut self, host: usize) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        loop {
+            let log = self.cluster.log()?;
+            let mut node = start_node(&self.network, &self.runtime, host, log)?;
+            // The manager refuses it as long as it takes the one before for alive: five seconds.
+            while node.child_mut().try_wait()?.is_none() {
+                let status = self.cluster.status()?;
+                let reported = self.node(&status, host);
+                let serves = reported["donors"][0]["state"] == "serving";
+                if serves && reported["pid"].as_u64() == Some(node.id().into()) {
+                    self.donors[host - DONORS[0]] = node;
+                    return Ok(());
+                }
+                ensure!(begun.elapsed() < PATIENCE, "the node does not come back");
+                thread::sleep(Duration::from_millis(50));
+            }
+            ensure!(begun.elapsed() < PATIENCE, "the node ends again and again");
+            thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Pages that donors other than `except` have lent to the consumer.
+    fn lent_to(&self, consumer: &str, except: usize) -> anyhow::Result<u64> {
+        let (status, except) = (self.cluster.status()?, self.network.host(except).name());
+        let others = all(&status, "donors").filter(|donor| donor["name"] != *except);
+        let spaces = others.flat_map(|donor| donor["stats"]["spaces"].as_array()).flatten();
+        let its = spaces.filter(|space| space["consumer"] == consumer);
+        Ok(its.filter_map(|space| space["pages"].as_u64()).sum())
+    }
+}
+
+/// A program on the pool.
+struct Program {
+    running: Running,
+    output: ChildStdout,
+    name: String,
+}
+
+impl Program {
+    /// How the pool holds its memory; null while that is not known.
+    fn pool<'a>(&self, status: &'a Value) -> &'a Value {
+        let mine = all(status, "consumers").find(|one| one["name"] == *self.name);
+        mine.map_or(&Value::Null, |one| &one["stats"]["pool"])
+    }
+
+    fn pager(&self, cluster: &Cluster) -> anyhow::Result<u32> {
+        let status = cluster.status()?;
+        let mine = all(&status, "consumers").find(|one| one["name"] == *self.name);
+        let pid = mine.and_then(|one| one["pid"].as_u64());
+        Ok(u32::try_from(pid.context("the program has no pager")?)?)
+    }
+
+    fn expect_running(&mut self) -> anyhow::Result<()> {
+        let Some(status) = self.running.child_mut().try_wait()? else { return Ok(()) };
+        let complaint = self.complaint()?;
+        bail!("{} has ended with {status}: {complaint}", self.name)
+    }
+
+    /// It was still running, and all that it reads last is as it was written.
+    fn has_verified(mut self, cluster: &Cluster) -> anyhow::Result<()> {
+        self.expect_running()?;
+        drop(self.running.child_mut().stdin.take());
+        let status = self.running.wait(LONG, || Ok(()))?;
+        let mut said = String::new();
+        self.output.read_to_string(&mut said)?;
+        ensure!(
+            status.success() && said.starts_with("verified"),
+            "it ended with {status} and said {said:?} and {:?}\n    {}",
+            self.complaint()?,
+            cluster.log_tail()
+        );
+        Ok(())
+    }
+
+    /// It ends by itself, for one of these reasons, without having seen a wrong byte: it would have
+    /// ended with another status, and said so.
+    fn was_ended_because(mut self, reasons: &[&str]) -> anyhow::Result<()> {
+        let status = self.running.wait(LONG, || Ok(()))?;
+        let (mut said, complaint) = (String::new(), self.complaint()?);
+        self.output.read_to_string(&mut said)?;
+        ensure!(status.code() == Some(137) && said.is_empty(), "{status}: {said:?}, {complaint:?}");
+        let has_segment = complaint.contains("segment ") && complaint.contains(" of space ");
+        let has_reason = reasons.iter().any(|reason| complaint.contains(reason));
+        ensure!(has_segment && has_reason, "the reason is not told: {complaint:?}");
+        Ok(())
+    }
+
+    /// What it and `hecaton run` have said on their standard error. They have ended.
+    fn complaint(&mut self) -> anyhow::Result<String> {
+        let mut complaint = String::new();
+        if let Some(mut stderr) = self.running.child_mut().stderr.take() {
+            stderr.read_to_string(&mut complaint)?;
+        }
+        Ok(complaint)
+    }
+}
+
+fn start_node(
+    network: &Network,
+    runtime: &Path,
+    host: usize,
+    log: fs::File,
+) -> anyhow::Result<Running> {
+    let lend = DONORS.contains(&host).then_some(LEND_BYTES);
+    let directory = at(runtime, host)?;
+    let manager = network.host(MANAGER);
+    let mut command = cluster::node(&hecaton()?, network.host(host), &directory, manager, lend);
+    Running::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log))
+}
+
+/// A host's own directory.
+fn at(runtime: &Path, host: usize) -> anyhow::Result<PathBuf> {
+    let directory = runtime.join(format!("host-{host}"));
+    fs::create_dir_all(&directory)?;
+    Ok(directory)
+}
+
+/// One donor after the other is killed, stopped, cut off in every way, loses its memory and is
+/// drained, and the borrower is cut off itself: with two copies, the program never notices.
+pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
+    let mut hosts = match Hosts::start()? {
+        Ok(hosts) => hosts,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let [first, second, third] = DONORS;
+    let program = hosts.verifier("verifier", &[])?;
+
+    kill_dead(hosts.donor(first)?);
+    hosts.until_whole(&program).context("killed")?;
+
+    let stopped = Stopped::stop(hosts.donor(second)?);
+    thread::sleep(SILENCE);
+    drop(stopped);
+    hosts.until_whole(&program).context("stopped")?;
+
+    for (host, cut) in [(third, Cut::Off), (first, Cut::Deaf), (second, Cut::Mute)] {
+        let outage = hosts.network.cut(host, cut)?;
+        thread::sleep(SILENCE);
+        outage.heal()?;
+        hosts.until_whole(&program).with_context(|| format!("{cut:?}"))?;
+    }
+
+    hosts.kill_node(third)?;
+    thread::sleep(SILENCE);
+    hosts.restart_node(third)?;
+    hosts.until_whole(&program).context("back without its memory")?;
+
+    // It finds everything when it is back within its lease.
+    let outage = hosts.network.cut(BORROWER, Cut::Off)?;
+    thread::sleep(SILENCE * 2);
+    outage.heal()?;
+    hosts.until_whole(&program).context("the borrower cut off")?;
+
+    let name = hosts.network.host(first).name();
+    let mut drain = hosts.cluster.command("node");
+    let ended = run(drain.args(["drain", &name, "--json", "--deadline", "60"]), LONG)?;
+    ended.expect_success("hecaton node drain")?;
+    let outcome: Value = serde_json::from_slice(&ended.stdout)?;
+    ensure!(outcome["left_bytes"] == 0, "{outcome}");
+
+    let pool = program.pool(&hosts.cluster.status()?).clone();
+    ensure!(pool["copied_bytes"].as_u64() > Some(0), "no copy was ever made anew: {pool}");
+    program.has_verified(&hosts.cluster)?;
+    hosts.cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
+/// When both donors of a segment are gone, the program is ended with the segment's, the space's and
+/// a donor's name, and has seen no wrong byte until then.
+pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
+    let mut hosts = match Hosts::start()? {
+        Ok(hosts) => hosts,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let [first, second, third] = DONORS;
+
+    // They come back empty.
+    let program = hosts.verifier("loser", &["--lease", LEASE])?;
+    hosts.kill_node(first)?;
+    hosts.kill_node(second)?;
+    hosts.restart_node(first)?;
+    hosts.restart_node(second)?;
+    program.was_ended_because(&["is lost with donor host-1", "is lost with donor host-2"])?;
+    hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
+
+    // They do not come back in time.
+    let program = hosts.verifier("waiter", &["--lease", LEASE, "--donor-patience", "3"])?;
+    let outages = [hosts.network.cut(second, Cut::Off)?, hosts.network.cut(third, Cut::Off)?];
+    program.was_ended_because(&[
+        "donor host-2 has not answered for",
+        "donor host-3 has not answered for",
+    ])?;
+    for outage in outages {
+        outage.heal()?;
+    }
+    hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
+    Ok(Outcome::Passed)
+}
+
+/// A pager and a donor are stopped until the lease has run out and the memory is another program's.
+/// When they go on, neither does harm: the pager's program is ended, the other one reads what it
+/// has written.
+pub(crate) fn who_outsleeps_the_lease_is_fenced(_: &Cluster) -> TestResult {
+    let hosts = match Hosts::start()? {
+        Ok(hosts) => hosts,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let sleeper = hosts.verifier("sleeper", &["--lease", LEASE])?;
+    let awake = hosts.verifier("awake", &["--lease", LEASE])?;
+    let [stopped, ..] = DONORS;
+    let asleep = [hosts.donor(stopped)?, sleeper.pager(&hosts.cluster)?].map(Stopped::stop);
+    hosts.cluster.eventually("the sleeper's lease has run out", AFTER_SHORT_LEASE, |_| {
+        Ok(hosts.lent_to("sleeper", stopped)? == 0)
+    })?;
+    // Its extents become theirs.
+    let heir = hosts.verifier("heir", &["--lease", LEASE])?;
+    drop(asleep);
+
+    sleeper.was_ended_because(&["is lost with donor"])?;
+    hosts.until_whole(&awake)?;
+    awake.has_verified(&hosts.cluster)?;
+    heir.has_verified(&hosts.cluster)?;
+    hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
+    Ok(Outcome::Passed)
+}

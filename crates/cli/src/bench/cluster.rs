@@ -8,7 +8,7 @@ use hecaton_node::{NodePaths, client::NodeClient};
 use hecaton_space::{DonorAddress, Site};
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -19,17 +19,22 @@ const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 
 const DONORS: u32 = 3;
 
-/// What donors get of a program's memory.
+/// How a program's memory is held in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PoolMemory {
+    /// As the cluster does it.
     Plain,
     Encrypted,
+    /// In so many copies.
+    Copies(u8),
 }
 
 /// Programs started through it run on its memory.
 pub(super) struct Cluster {
     hecaton: PathBuf,
     manager: String,
+    /// What its commands begin with.
+    prefix: Vec<OsString>,
     embedded: Option<Embedded>,
 }
 
@@ -49,7 +54,7 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let hecaton = this_program()?;
         if let Some(url) = manager.map(str::to_owned).or_else(|| env::var(MANAGER_VARIABLE).ok()) {
-            let cluster = Self { hecaton, manager: url, embedded: None };
+            let cluster = Self { hecaton, manager: url, prefix: Vec::new(), embedded: None };
             cluster.status()?;
             return Ok(cluster);
         }
@@ -73,13 +78,22 @@ impl Cluster {
         let ready = ready.context("the embedded cluster does not come up")?;
         let Ready { manager, .. } = serde_json::from_str(&ready)?;
         let embedded = Embedded { _process: embedded, dir: dir.to_owned() };
-        let cluster = Self { hecaton, manager, embedded: Some(embedded) };
-        eventually(Duration::from_secs(30), || {
-            let serving = cluster.donors()?.len();
-            anyhow::ensure!(serving == donors as usize, "only {serving} of {donors} donors serve");
-            Ok(())
-        })?;
+        let cluster = Self { hecaton, manager, prefix: Vec::new(), embedded: Some(embedded) };
+        cluster.wait_for_donors(donors as usize)?;
         Ok(cluster)
+    }
+
+    /// One that somebody else has started and ends, with what is to be put before its commands.
+    pub(super) fn of(manager: String, prefix: Vec<OsString>) -> anyhow::Result<Self> {
+        Ok(Self { hecaton: this_program()?, manager, prefix, embedded: None })
+    }
+
+    pub(super) fn wait_for_donors(&self, donors: usize) -> anyhow::Result<()> {
+        eventually(Duration::from_secs(30), || {
+            let serving = self.donors()?.len();
+            anyhow::ensure!(serving == donors, "only {serving} of {donors} donors serve");
+            Ok(())
+        })
     }
 
     /// The node of a cluster that was started here.
@@ -103,7 +117,7 @@ impl Cluster {
         Ok(command)
     }
 
-    fn status(&self) -> anyhow::Result<ClusterStatus> {
+    pub(super) fn status(&self) -> anyhow::Result<ClusterStatus> {
         let output = self.command("status").arg("--json").output()?;
         let complaint = String::from_utf8_lossy(&output.stderr);
         anyhow::ensure!(output.status.success(), "{}", complaint.trim());
@@ -122,9 +136,11 @@ impl Cluster {
         Ok(donors.map(known).collect())
     }
 
-    fn command(&self, subcommand: &str) -> Command {
-        let mut command = Command::new(&self.hecaton);
-        command.arg(subcommand).env(MANAGER_VARIABLE, &self.manager);
+    pub(super) fn command(&self, subcommand: &str) -> Command {
+        let words = self.prefix.iter().map(OsString::as_os_str);
+        let mut words = words.chain([self.hecaton.as_os_str()]);
+        let mut command = Command::new(words.next().expect("there is the program at least"));
+        command.args(words).arg(subcommand).env(MANAGER_VARIABLE, &self.manager);
         command
     }
 
@@ -139,8 +155,10 @@ impl Cluster {
     ) -> Command {
         let mut command = self.command("run");
         command.arg("--local").arg(whole_pages(local));
-        if pool == PoolMemory::Encrypted {
-            command.arg("--encrypt");
+        match pool {
+            PoolMemory::Plain => {}
+            PoolMemory::Encrypted => drop(command.arg("--encrypt")),
+            PoolMemory::Copies(copies) => drop(command.args(["--mirror", &copies.to_string()])),
         }
         if let Some(stats) = stats {
             command.arg("--stats").arg(stats);

@@ -209,6 +209,19 @@ pub(super) fn quiet(
     Run { cluster, wire, pages, samples, pool: PoolMemory::Plain }.quiet()
 }
 
+/// Medians in microseconds, with so many copies of each page: of faults while nothing is evicted,
+/// and while pages are.
+pub(super) fn medians(
+    cluster: &Cluster,
+    wire: SocketAddr,
+    pages: u64,
+    samples: u64,
+    copies: u8,
+) -> anyhow::Result<(f64, f64)> {
+    let run = Run { cluster, wire, pages, samples, pool: PoolMemory::Copies(copies) };
+    Ok((run.quiet()?.fault.p50_us, run.evicting()?.fault.p50_us))
+}
+
 struct Run<'a> {
     cluster: &'a Cluster,
     wire: SocketAddr,

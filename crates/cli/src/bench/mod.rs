@@ -7,7 +7,9 @@
 mod app;
 mod busy;
 mod cluster;
+mod failover;
 mod fault;
+mod hosts;
 mod interrupt;
 mod limited;
 mod pool;
@@ -34,6 +36,9 @@ pub(crate) enum Bench {
     App(app::Args),
     /// Virtual machines beside plain memory and disk swap: copying, a database, faults, fair shares.
     Vm(vm::Args),
+    /// How long faults stall when donors of a mirrored program fail; what rebuilding, draining and
+    /// mirroring cost.
+    Failover(failover::Args),
     /// The pool through the page protocol alone: data stored on the donors, read back, verified.
     /// Needs no userfaultfd.
     Pool(pool::Args),
@@ -102,6 +107,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Fault(args) => fault::run(&args),
         Bench::Stream(args) => stream::run(&args),
         Bench::App(args) => app::run(&args),
+        Bench::Failover(args) => failover::run(&args),
         Bench::Vm(args) => vm::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Limited(args) => limited::run(&args),

@@ -33,10 +33,15 @@ pub(super) enum Ends {
 /// What one read or write call moves on either side of a stream.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Answers on a loopback port until the process ends. One thread for each connection, blocking.
+/// Answers on a loopback port until the process ends: one thread for each connection, blocking.
 pub(super) fn serve() -> anyhow::Result<SocketAddr> {
+    serve_at(Ipv4Addr::LOCALHOST)
+}
+
+/// Answers on a port of that address.
+pub(super) fn serve_at(address: Ipv4Addr) -> anyhow::Result<SocketAddr> {
     let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
+        TcpListener::bind((address, 0)).with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr()?;
     thread::Builder::new().name("wire".into()).spawn(move || {
         for stream in listener.incoming().flatten() {

@@ -6,6 +6,7 @@
 
 pub(super) mod guest;
 pub(super) mod quicksort;
+pub(super) mod steady;
 pub(super) mod sweep;
 pub(super) mod touch;
 
@@ -16,6 +17,8 @@ use serde::Serialize;
 pub(crate) enum Program {
     /// Random faults beside round trips of plain TCP.
     Touch(touch::Args),
+    /// Random accesses without end, told of on request.
+    Steady(steady::Args),
     /// Sequential sweeps beside a stream of plain TCP.
     Sweep(sweep::Args),
     /// Fills an array of integers at random and sorts it.
@@ -27,6 +30,7 @@ pub(crate) enum Program {
 pub(super) fn run(program: Program) -> anyhow::Result<()> {
     match program {
         Program::Touch(args) => report(&touch::run(&args)?),
+        Program::Steady(args) => steady::run(&args),
         Program::Sweep(args) => report(&sweep::run(&args)?),
         Program::Quicksort(args) => report(&quicksort::run(&args)?),
         Program::Guest(guest::Args {}) => guest::run(),

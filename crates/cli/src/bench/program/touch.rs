@@ -57,7 +57,7 @@ pub(in crate::bench) struct Report {
 }
 
 /// The first word of a page tells page and generation; the rest is noise.
-const fn stamp(page: u64, generation: u64) -> u64 {
+pub(super) const fn stamp(page: u64, generation: u64) -> u64 {
     page << 20 | generation
 }
 

@@ -1,0 +1,257 @@
+//! `bench failover`: what a program notices when its donors fail, and when copies are made.
+//!
+//! A program with two copies of each page touches its memory all the time, while donors are killed,
+//! stopped and cut off one after the other. What counts is the longest of its accesses, beside the
+//! longest of as long a time without a failure.
+//!
+//! Each node is on a host of its own, a network namespace, where the machine allows that. Elsewhere an
+//! embedded cluster takes their place: no host can be cut off then, and none can lose its memory.
+
+mod copying;
+mod failing;
+mod mirroring;
+mod stalls;
+mod steady;
+
+use super::{
+    Common,
+    cluster::Cluster,
+    hosts::{HOSTS, Hosts, LENDERS},
+    process::eventually,
+    stats::Spread,
+    wire::{self, Wire},
+};
+use crate::table::Table;
+use anyhow::{Context as _, ensure};
+use copying::Copying;
+use failing::{Donor, Failure};
+use hecaton_memory::{Size, pages_for_bytes};
+use hecaton_netns::{NetError, Network};
+use mirroring::Mirroring;
+use serde::Serialize;
+use stalls::Stalls;
+use std::{net::SocketAddr, path::Path, time::Duration};
+use steady::Steady;
+
+/// Arguments of `bench failover`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How often a donor fails in each way.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    failures: u16,
+    /// Memory of the program; half of it may be local.
+    #[arg(long, default_value = "512M")]
+    size: Size,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// Whether each node was on a host of its own.
+    on_hosts: bool,
+    region_bytes: u64,
+    copies: u8,
+    killed: Stalls,
+    stopped: Stalls,
+    cut_off: Option<Stalls>,
+    rebuild: Option<Copying>,
+    drain: Copying,
+    /// One plain TCP stream between two donors' hosts, median.
+    tcp_gbps: f64,
+    mirroring: Mirroring,
+    /// What was not measured, and why.
+    skipped: Vec<String>,
+}
+
+/// How long a donor that was killed may take to be back.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where it is measured.
+struct Site {
+    // Before the hosts that it is on.
+    cluster: Cluster,
+    hosts: Option<Hosts>,
+}
+
+impl Site {
+    fn start(network: Option<Network>, lend_bytes: u64, dir: &Path) -> anyhow::Result<Self> {
+        let Some(network) = network else {
+            let donors = LENDERS.len() as u64;
+            let cluster = Cluster::start(donors as u32, lend_bytes * donors, &dir.join("cluster"))?;
+            return Ok(Self { cluster, hosts: None });
+        };
+        let hosts = Hosts::start(network, lend_bytes, dir)?;
+        Ok(Self { cluster: hosts.cluster()?, hosts: Some(hosts) })
+    }
+
+    /// The donors, when all of them have a process. What is known of them may be a second old.
+    fn donors(&self) -> anyhow::Result<Vec<Donor>> {
+        eventually(PATIENCE, || {
+            let nodes = self.cluster.status()?.nodes;
+            let donors: Vec<_> = nodes
+                .into_iter()
+                .flat_map(|node| node.report.donors)
+                .filter_map(|donor| Some(Donor { name: donor.name, pid: donor.pid? }))
+                .filter(|donor| Path::new(&format!("/proc/{}", donor.pid)).exists())
+                .collect();
+            ensure!(donors.len() == LENDERS.len(), "only {} donors have a process", donors.len());
+            Ok(donors)
+        })
+    }
+
+    /// Answers plain TCP, where the first donor is.
+    fn wire(&self) -> anyhow::Result<SocketAddr> {
+        let Some(hosts) = &self.hosts else { return wire::serve() };
+        let host = hosts.network.host(LENDERS[0]);
+        host.namespace().enter(|| wire::serve_at(host.address()))
+    }
+
+    /// Asks for plain TCP, where the second donor is.
+    fn ask(&self, wire: SocketAddr) -> anyhow::Result<Wire> {
+        let Some(hosts) = &self.hosts else { return Wire::connect(wire) };
+        hosts.network.host(LENDERS[1]).namespace().enter(|| Wire::connect(wire))
+    }
+}
+
+/// What one look at the plain stream moves, and how many there are.
+const STREAM_BYTES: u64 = 512 << 20;
+const STREAMS: usize = 5;
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let common = &args.common;
+    ensure!(
+        common.manager.is_none(),
+        "`bench failover` kills donors of a cluster that it starts itself: leave --manager out"
+    );
+    let size = if common.quick { Size(args.size.0.min(128 << 20)) } else { args.size };
+    let failures = usize::from(if common.quick { args.failures.min(3) } else { args.failures });
+    let mut skipped = Vec::new();
+    let network = match Network::new(HOSTS) {
+        Ok(network) => Some(network),
+        Err(error @ (NetError::NotPermitted(_) | NetError::Missing { .. })) => {
+            for what in ["cut_off", "rebuild"] {
+                skipped.push(format!("{what}: {error}"));
+                common.say(&format!("SKIPPED: {what}: {error}"));
+            }
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let scratch = common.scratch()?;
+    // Two copies of everything, on two of three donors, and what is not given back yet.
+    let mut site = Site::start(network, size.0 * 2, scratch.path())?;
+    let wire = site.wire()?;
+
+    common.say("one plain TCP stream");
+    let mut stream = site.ask(wire)?;
+    let mut streams = Vec::new();
+    for _ in 0..STREAMS {
+        streams.push(STREAM_BYTES as f64 / stream.ask(STREAM_BYTES)?.as_secs_f64() / 1e9);
+    }
+    let tcp_gbps = Spread::of(&streams).context("no stream")?.median;
+
+    let mut program = Steady::start(&site.cluster, pages_for_bytes(size.0))?;
+    let mut stalls = |what: &str, failure| {
+        common.say(&format!("{failures} times: a donor is {what}"));
+        stalls::measure(&site, &mut program, failure, failures)
+    };
+    let killed = stalls("killed", Failure::Killed)?;
+    let stopped = stalls("stopped", Failure::Stopped)?;
+    let is_on_hosts = site.hosts.is_some();
+    let cut_off = is_on_hosts.then(|| stalls("cut off", Failure::CutOff)).transpose()?;
+    common.say("a donor drains");
+    let drain = copying::drain(&site, &mut program, tcp_gbps)?;
+    common.say("a donor is lost with its memory");
+    let rebuild =
+        is_on_hosts.then(|| copying::rebuild(&mut site, &mut program, tcp_gbps)).transpose()?;
+    program.end()?;
+
+    common.say("faults with one copy and with two");
+    let mirroring = mirroring::measure(&site.cluster, wire, size, common.quick)?;
+    let report = Report {
+        on_hosts: is_on_hosts,
+        region_bytes: size.0,
+        copies: 2,
+        killed,
+        stopped,
+        cut_off,
+        rebuild,
+        drain,
+        tcp_gbps,
+        mirroring,
+        skipped,
+    };
+    match common.json {
+        true => println!("{}", serde_json::to_string_pretty(&report)?),
+        false => show(&report),
+    }
+    Ok(())
+}
+
+fn show(report: &Report) {
+    let ms = |value: f64| format!("{value:.1}");
+    let mut table = Table::figures([
+        "longest stall, ms",
+        "failures",
+        "p50",
+        "p99",
+        "max",
+        "aim",
+        "quiet p50",
+        "quiet p99",
+        "quiet max",
+    ]);
+    let stalls = [
+        ("a donor is killed", Some(&report.killed)),
+        ("a donor is stopped", Some(&report.stopped)),
+        ("a donor is cut off", report.cut_off.as_ref()),
+    ];
+    for (name, of) in stalls.into_iter().filter_map(|(name, of)| Some((name, of?))) {
+        table.row([
+            name.to_owned(),
+            of.failures.to_string(),
+            ms(of.p50_ms),
+            ms(of.p99_ms),
+            ms(of.max_ms),
+            format!("{:.0}", of.aim_max_ms),
+            ms(of.quiet_p50_ms),
+            ms(of.quiet_p99_ms),
+            ms(of.quiet_max_ms),
+        ]);
+    }
+    println!("{table}");
+
+    let mut table = Table::figures([
+        "copying",
+        "MB",
+        "GB/s",
+        "to TCP",
+        "aim",
+        "to its limit",
+        "fault p50 µs",
+        "quiet p50 µs",
+        "to quiet",
+        "aim",
+    ]);
+    let copying = [("after a loss", report.rebuild.as_ref()), ("draining", Some(&report.drain))];
+    for (name, of) in copying.into_iter().filter_map(|(name, of)| Some((name, of?))) {
+        table.row([
+            name.to_owned(),
+            format!("{:.0}", of.bytes as f64 / 1e6),
+            format!("{:.2}", of.gbps),
+            format!("{:.2} ×", of.to_tcp),
+            format!("{:.1} ×", of.aim_to_tcp),
+            format!("{:.2} ×", of.to_limit),
+            format!("{:.1}", of.fault_p50_us),
+            format!("{:.1}", of.quiet_fault_p50_us),
+            format!("{:.2} ×", of.fault_ratio),
+            format!("{:.1} ×", of.aim_fault_ratio),
+        ]);
+    }
+    println!("{table}");
+    mirroring::show(&report.mirroring);
+    for what in &report.skipped {
+        println!("\nnot measured: {what}");
+    }
+}

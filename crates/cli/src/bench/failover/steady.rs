@@ -34,7 +34,8 @@ pub(super) struct Steady {
 impl Steady {
     /// Starts it with so many pages, and half of that local; it is filled, and all copies are there.
     pub(super) fn start(cluster: &Cluster, pages: u64) -> anyhow::Result<Self> {
-        let mut command = cluster.run_own(pages_to_bytes(pages / 2), PoolMemory::Copies(2), "steady");
+        let mut command =
+            cluster.run_own(pages_to_bytes(pages / 2), PoolMemory::Copies(2), "steady");
         command.args(["--pages", &pages.to_string()]);
         let mut guarded = Guarded::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (lines, input) = (guarded.lines()?, guarded.input()?);

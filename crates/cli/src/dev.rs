@@ -101,6 +101,8 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
         donors: donors.collect(),
         manager_url: manager.url(),
         command: node::child_command(log_json)?,
+        // Manager and node are one process here, and what it started ends with it.
+        adopt_within: None,
     })?;
     announce(&args, &manager, &node)?;
     runtime.block_on(async {

@@ -1,15 +1,20 @@
 //! `hecaton donor`: the process that lends memory and serves pages. Started by the node, with a
 //! socket as its standard input: down it come what the donor is to be and the memory of the process
 //! before it, up go its own memory, to be kept, and once a second how it is.
+//!
+//! When that socket ends without an order the node was killed. The donor serves on, and when another
+//! node adopts it the same is said again, on the connection to that one.
 
 use anyhow::{Context as _, anyhow};
 use hecaton_donor::{ARENA_LABEL, Donor, DonorConfig, DonorFds, LEDGER_LABEL, Serving};
 use hecaton_memory::Size;
+use hecaton_node::adoption::{AdoptionSocket, Answer, NodeStream};
 use hecaton_node::channel::{self, Receiver};
 use hecaton_node::donors::{DonorEvent, DonorOrder, DonorStart, LISTENER};
+use serde::Serialize;
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::thread;
@@ -19,63 +24,134 @@ use std::time::Duration;
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
-    let node = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let mut receiver = Receiver::new(node.try_clone()?);
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut receiver = Receiver::new(stream.try_clone()?);
     let start: Option<DonorStart> = receiver.receive().unwrap_or_default();
     let start = start.context("this command is started by `hecaton node`, with a socket to it")?;
     let fds = receiver.take_fds(start.labels.len())?;
-    let (donor, serving) = match serve(&node, &start, fds) {
-        Ok(serving) => serving,
+    let node = NodeStream { stream, receiver };
+    let process = match Process::start(&node, start, fds) {
+        Ok(process) => process,
         Err(error) => {
             // The node says it.
-            channel::send(&node, &DonorEvent::Failed(format!("{error:#}")), &[])?;
+            channel::send(&node.stream, &DonorEvent::Failed(format!("{error:#}")), &[])?;
             return Ok(ExitCode::FAILURE);
         }
     };
-    // Until the node closes its end, at which the donor ends too.
-    while let Some(order) = receiver.receive()? {
-        match order {
-            DonorOrder::Drain(draining) => donor.set_draining(draining),
-            DonorOrder::Limit(limit_bytes) => donor.set_limit(limit_bytes.map(Size)),
-        }
-    }
-    serving.stop();
+    process.run(node)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn serve(
-    node: &UnixStream,
-    start: &DonorStart,
-    fds: Vec<OwnedFd>,
-) -> anyhow::Result<(Donor, Serving)> {
-    let mut listener = None;
-    let mut held = Vec::new();
-    for (label, fd) in start.labels.iter().zip(fds) {
-        match label.as_str() {
-            LISTENER => listener = Some(TcpListener::from(fd)),
-            label => held.push((label.to_owned(), fd)),
+/// A donor that serves.
+struct Process {
+    donor: Donor,
+    serving: Serving,
+    listener: TcpListener,
+    memory: DonorFds,
+    /// What another process in this one's place would be told.
+    start: DonorStart,
+    /// `None` if it is to end with the node.
+    adoption: Option<AdoptionSocket>,
+}
+
+/// Why a node is not listened to any more.
+enum Over {
+    /// It wants the donor to end.
+    Stop,
+    /// It was killed.
+    NodeGone,
+}
+
+impl Process {
+    fn start(
+        node: &NodeStream,
+        mut start: DonorStart,
+        fds: Vec<OwnedFd>,
+    ) -> anyhow::Result<Process> {
+        let mut listener = None;
+        let mut held = Vec::new();
+        for (label, fd) in start.labels.drain(..).zip(fds) {
+            match label.as_str() {
+                LISTENER => listener = Some(TcpListener::from(fd)),
+                _ => held.push((label, fd)),
+            }
+        }
+        let listener = listener.ok_or_else(|| anyhow!("the node sent no listening socket"))?;
+        let config = DonorConfig {
+            numa_node: start.memory.numa_node,
+            huge_pages: start.memory.huge_pages,
+            keep_free: start.keep_free_bytes.map(Size),
+            ..DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes))
+        };
+        let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;
+        donor.set_draining(start.draining);
+        donor.set_limit(start.limit_bytes.map(Size));
+        let adoption = start.outlive.as_ref().map(AdoptionSocket::listen).transpose();
+        let adoption = adoption.context("cannot listen for another node")?;
+        let memory = donor.fds()?;
+        start.labels = [LISTENER, ARENA_LABEL, LEDGER_LABEL].map(str::to_owned).into();
+        // Before the first page is served, so that none is lost with this process.
+        let held = DonorEvent::HoldFds(start.labels[1..].to_vec());
+        say(node, &held, &[memory.arena.as_fd(), memory.ledger.as_fd()]);
+        let serving = donor.serve(listener.try_clone()?)?;
+        Ok(Process { donor, serving, listener, memory, start, adoption })
+    }
+
+    /// Serves until a node says that it is enough, or none has come for too long.
+    fn run(mut self, mut node: NodeStream) -> anyhow::Result<()> {
+        loop {
+            say(&node, &DonorEvent::Serving, &[]);
+            let (stream, reported) = (node.stream.try_clone()?, self.donor.clone());
+            let report = move || report(&stream, &reported);
+            thread::Builder::new().name("donor-reports".into()).spawn(report)?;
+            match self.obey(&mut node.receiver) {
+                Over::Stop => break,
+                Over::NodeGone => {}
+            }
+            let Some(adoption) = &mut self.adoption else { break };
+            let (donor, patience) = (&self.start.name, adoption.outlive().patience);
+            tracing::warn!(donor, ?patience, "the node is gone; serving on until another comes");
+            let Some(next) = adoption.wait(Some(patience))? else {
+                tracing::warn!(donor, "no node has come; giving the memory back");
+                break;
+            };
+            node = next;
+            self.start.outlive = Some(adoption.outlive().clone());
+            let DonorFds { arena, ledger } = &self.memory;
+            let fds = [self.listener.as_fd(), arena.as_fd(), ledger.as_fd()];
+            say(&node, &Answer::Adopted(&self.start), &fds);
+        }
+        self.serving.stop();
+        Ok(())
+    }
+
+    fn obey(&mut self, receiver: &mut Receiver) -> Over {
+        loop {
+            match receiver.receive() {
+                Ok(Some(DonorOrder::Drain(draining))) => {
+                    self.start.draining = draining;
+                    self.donor.set_draining(draining);
+                }
+                Ok(Some(DonorOrder::Limit(limit_bytes))) => {
+                    self.start.limit_bytes = limit_bytes;
+                    self.donor.set_limit(limit_bytes.map(Size));
+                }
+                Ok(Some(DonorOrder::Stop)) => return Over::Stop,
+                Ok(None) => return Over::NodeGone,
+                Err(error) => {
+                    tracing::warn!(%error, "what the node says is not understood");
+                    return Over::NodeGone;
+                }
+            }
         }
     }
-    let listener = listener.ok_or_else(|| anyhow!("the node sent no listening socket"))?;
-    let config = DonorConfig {
-        numa_node: start.memory.numa_node,
-        huge_pages: start.memory.huge_pages,
-        keep_free: start.keep_free_bytes.map(Size),
-        ..DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes))
-    };
-    let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;
-    donor.set_draining(start.draining);
-    donor.set_limit(start.limit_bytes.map(Size));
-    let DonorFds { arena, ledger } = donor.fds()?;
-    // Before the first page is served, so that none is lost with this process.
-    let labels = vec![ARENA_LABEL.to_owned(), LEDGER_LABEL.to_owned()];
-    channel::send(node, &DonorEvent::HoldFds(labels), &[arena.as_fd(), ledger.as_fd()])?;
-    let serving = donor.serve(listener)?;
-    channel::send(node, &DonorEvent::Serving, &[])?;
-    let node = node.try_clone()?;
-    let reported = donor.clone();
-    thread::Builder::new().name("donor-reports".into()).spawn(move || report(&node, &reported))?;
-    Ok((donor, serving))
+}
+
+/// A node that does not take it has been killed, which is seen when it is listened to.
+fn say(node: &NodeStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) {
+    if let Err(error) = channel::send(&node.stream, what, fds) {
+        tracing::debug!(%error, "the node did not take what the donor had to say");
+    }
 }
 
 /// Reports until the node is gone.

@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// Arguments of `hecaton node`.
@@ -71,6 +72,10 @@ struct Daemon {
     /// Takes addresses that other hosts can reach, though nothing is encrypted or authenticated
     #[arg(long)]
     insecure: bool,
+    /// How long donors and pagers go on without the node when it is killed, for another one that is
+    /// started in its directory to adopt them; with 0, donors end with their node
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    adopt_within: u64,
     /// The directory for the node's sockets [default: $XDG_RUNTIME_DIR/hecaton, or
     /// /tmp/hecaton-UID]
     #[arg(long, value_name = "DIR")]
@@ -117,6 +122,7 @@ fn run_daemon(args: Daemon, name: String, log_json: bool) -> anyhow::Result<Exit
         donors,
         manager_url,
         command: child_command(log_json)?,
+        adopt_within: Some(Duration::from_secs(args.adopt_within)),
     })?);
     let served = serve(&runtime, &node, args.metrics, &mut signals);
     node.stop();

@@ -1,21 +1,32 @@
 //! A child process, from its start until it and all that it started are reaped.
 //!
-//! Children end with the node without being told: each has a stream from the node as its standard
-//! input and ends (a donor), or starts to end (a pager), when that stream does. `PR_SET_PDEATHSIG`
-//! was rejected: it fires when the *thread* that forked ends, and it would take a pager from under
-//! a running program. Each child leads a process group, so that a Ctrl-C at the terminal reaches
-//! only the node, which ends the children in its own order.
+//! Each child has a stream from the node as its standard input. When that ends without a word, the
+//! node was killed: then the child waits for another node, or ends, as it was told at its start.
+//! `PR_SET_PDEATHSIG` was rejected: it fires when the *thread* that forked ends, and it would take a
+//! pager from under a running program. Each child leads a process group, so that a Ctrl-C at the
+//! terminal reaches only the node, which ends the children in its own order.
 //!
 //! A child has ended when the last process of its group has: nothing of it is left then that could
-//! act beside another that is started in its place.
+//! act beside another that is started in its place. One that was adopted from a node before this
+//! one has another parent, and so neither group nor exit status are ours to ask for: it is known by
+//! a descriptor of the process, and why it ended, by its own last word.
 
+use crate::channel::Receiver;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitIdStatus, pidfd_open, pidfd_send_signal,
+    waitid,
+};
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// How the node runs the other roles of its own executable.
 #[derive(Clone, Debug)]
@@ -36,7 +47,7 @@ impl ChildCommand {
             .stdout(stdout)
             .process_group(0)
             .spawn()?;
-        Ok(RunningChild { group: Group(Pid::from_child(&child)), child })
+        Ok(RunningChild { group: Pid::from_child(&child), child })
     }
 }
 
@@ -51,19 +62,54 @@ pub fn adopt_orphans() -> io::Result<()> {
 pub struct RunningChild {
     /// The process, for its standard input and output.
     pub child: Child,
-    group: Group,
+    group: Pid,
 }
 
-/// The process group of a child. Valid until [`RunningChild::wait`] has returned: the kernel gives
-/// a group's number to no other process while the group has a member that is not reaped.
-#[derive(Clone, Copy, Debug)]
-pub struct Group(Pid);
+/// A child of a node before this one.
+#[derive(Debug)]
+pub struct AdoptedChild {
+    pid: Pid,
+    process: Arc<OwnedFd>,
+}
 
-impl Group {
-    /// Sends `signal` to all its members.
-    pub fn signal(self, signal: Signal) {
+/// A child, from whichever node it comes.
+#[derive(Debug)]
+pub enum Running {
+    /// This node has started it.
+    Started(RunningChild),
+    /// A node before this one has.
+    Adopted(AdoptedChild),
+}
+
+/// A child, and the stream to it.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    /// The process.
+    pub(crate) process: Running,
+    /// The way down.
+    pub(crate) stream: UnixStream,
+    /// What comes up.
+    pub(crate) receiver: Receiver,
+}
+
+/// Something to signal a child by.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A process group. Valid until [`RunningChild::wait`] has returned: the kernel gives a group's
+    /// number to no other process while the group has a member that is not reaped.
+    Group(Pid),
+    /// A process that is somebody else's child.
+    Process(Arc<OwnedFd>),
+}
+
+impl Target {
+    /// Sends `signal`.
+    pub fn signal(&self, signal: Signal) {
         // Fails when all have ended, which is as well.
-        let _ = rustix::process::kill_process_group(self.0, signal);
+        let _ = match self {
+            Target::Group(group) => rustix::process::kill_process_group(*group, signal),
+            Target::Process(process) => pidfd_send_signal(process, signal),
+        };
     }
 }
 
@@ -74,12 +120,15 @@ pub enum End {
     Exited(i32),
     /// This signal killed it.
     Killed(i32),
+    /// Only its parent was told, which is not this node.
+    Unknown,
 }
 
 impl End {
-    /// Whether the process did not mean to end: a signal killed it, or it panicked.
+    /// Whether the process did not mean to end: a signal killed it, or it panicked. One that means
+    /// to says so before, and so an end of which nothing is known is none that was meant.
     pub fn is_crash(self) -> bool {
-        matches!(self, End::Killed(_) | End::Exited(hecaton_pager::PANICKED))
+        matches!(self, End::Killed(_) | End::Exited(hecaton_pager::PANICKED) | End::Unknown)
     }
 }
 
@@ -90,15 +139,15 @@ impl RunningChild {
     }
 
     /// Something to signal it by.
-    pub fn group(&self) -> Group {
-        self.group
+    pub fn target(&self) -> Target {
+        Target::Group(self.group)
     }
 
     /// Waits until the whole group has ended, and tells how the last of it did.
     pub fn wait(self) -> io::Result<End> {
         let mut last = None;
         loop {
-            match waitid(WaitId::Pgid(Some(self.group.0)), WaitIdOptions::EXITED) {
+            match waitid(WaitId::Pgid(Some(self.group)), WaitIdOptions::EXITED) {
                 Ok(status) => last = status.as_ref().and_then(end).or(last),
                 Err(Errno::INTR) => {}
                 Err(Errno::CHILD) => {
@@ -106,6 +155,54 @@ impl RunningChild {
                 }
                 Err(errno) => return Err(errno.into()),
             }
+        }
+    }
+}
+
+impl AdoptedChild {
+    /// The process `pid`. The caller hears from it after this, and so knows that the number was not
+    /// another's by now.
+    pub fn open(pid: Pid) -> io::Result<AdoptedChild> {
+        let process = Arc::new(pidfd_open(pid, PidfdFlags::empty())?);
+        Ok(AdoptedChild { pid, process })
+    }
+
+    /// Waits until it has ended, or time is up; `true` in the first case.
+    pub fn wait_for(&self, patience: Option<Duration>) -> io::Result<bool> {
+        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        loop {
+            let mut polled = [PollFd::new(&*self.process, PollFlags::IN)];
+            match poll(&mut polled, patience.as_ref()) {
+                Ok(events) => return Ok(events > 0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+impl Running {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        match self {
+            Running::Started(child) => child.pid(),
+            Running::Adopted(child) => child.pid.as_raw_nonzero().get().unsigned_abs(),
+        }
+    }
+
+    /// Something to signal it by.
+    pub fn target(&self) -> Target {
+        match self {
+            Running::Started(child) => child.target(),
+            Running::Adopted(child) => Target::Process(Arc::clone(&child.process)),
+        }
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(self) -> io::Result<End> {
+        match self {
+            Running::Started(child) => child.wait(),
+            Running::Adopted(child) => child.wait_for(None).map(|_| End::Unknown),
         }
     }
 }
@@ -120,6 +217,7 @@ impl std::fmt::Display for End {
         match self {
             End::Exited(status) => write!(f, "it ended with status {status}"),
             End::Killed(signal) => write!(f, "it was killed by signal {signal}"),
+            End::Unknown => write!(f, "it ended without a word"),
         }
     }
 }
@@ -158,8 +256,22 @@ mod tests {
     #[test]
     fn a_signal_reaches_the_whole_group() {
         let (child, second) = two_processes();
-        child.group().signal(Signal::KILL);
+        child.target().signal(Signal::KILL);
         assert_eq!(child.wait().expect("waited"), End::Killed(9));
         assert!(test_kill_process(second).is_err(), "it is reaped");
+    }
+
+    #[test]
+    fn an_adopted_one_is_waited_for_and_signalled_without_being_a_child() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "read x"]).stdin(Stdio::piped());
+        let mut other = command.spawn().expect("spawned");
+        let adopted = AdoptedChild::open(Pid::from_child(&other)).expect("it is there");
+        assert!(!adopted.wait_for(Some(Duration::from_millis(1))).expect("waited"));
+        let running = Running::Adopted(adopted);
+        assert_eq!(running.pid(), other.id());
+        running.target().signal(Signal::KILL);
+        assert_eq!(running.wait().expect("waited"), End::Unknown);
+        assert_eq!(other.wait().expect("reaped").code(), None);
     }
 }

@@ -7,11 +7,12 @@ use crate::message::{
 use crate::report::NodeReport;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A connection to a node on this host.
 #[derive(Debug)]
 pub struct NodeClient {
+    socket: PathBuf,
     stream: UnixStream,
     receiver: Receiver,
 }
@@ -38,7 +39,12 @@ impl NodeClient {
     pub fn connect(path: &Path) -> io::Result<NodeClient> {
         let stream = UnixStream::connect(path)?;
         let receiver = Receiver::new(stream.try_clone()?);
-        Ok(NodeClient { stream, receiver })
+        Ok(NodeClient { socket: path.to_owned(), stream, receiver })
+    }
+
+    /// Where the node, and the one after it, is reached.
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// The node and all that it runs.
@@ -61,6 +67,15 @@ impl NodeClient {
     /// Starts a virtual machine's pager; as [`NodeClient::start_pager`].
     pub fn start_vm(&mut self, wish: StartVm) -> Result<PagerAddress, ClientError> {
         match self.ask(&Request::StartVm(wish))? {
+            Answer::Pager(address) => Ok(address),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Makes this connection the launch line of a pager that was started over another one, to a node
+    /// that was killed since.
+    pub fn resume(&mut self, known: &PagerAddress) -> Result<PagerAddress, ClientError> {
+        match self.ask(&Request::Resume(known.clone()))? {
             Answer::Pager(address) => Ok(address),
             _ => Err(ClientError::Unexpected),
         }

@@ -5,17 +5,17 @@
 
 use crate::causes::with_causes;
 use crate::channel::{self, Receiver};
-use crate::message::{Answer, PagerEnd, Request, StartPager, StartVm};
+use crate::message::{Answer, PagerAddress, PagerEnd, Request, StartPager, StartVm};
 use crate::node::Inner;
 use crate::pager_control;
+use crate::pagers::OnEnd;
 use hecaton_pager::Guest;
-use rustix::net::sockopt::socket_peercred;
 use std::collections::HashMap;
 use std::error::Error;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -40,9 +40,9 @@ struct Connections {
 }
 
 impl ControlServer {
-    /// Listens at `path`. The server ends by itself when the node is dropped.
-    pub(crate) fn start(path: &Path, node: Weak<Inner>) -> io::Result<ControlServer> {
-        let listener = Arc::new(UnixListener::bind(path)?);
+    /// Answers who comes to `listener`. The server ends by itself when the node is dropped.
+    pub(crate) fn start(listener: UnixListener, node: Weak<Inner>) -> io::Result<ControlServer> {
+        let listener = Arc::new(listener);
         let connections = Arc::new(Connections::default());
         let acceptor = thread::Builder::new().name("control".into()).spawn({
             let (listener, connections) = (Arc::clone(&listener), Arc::clone(&connections));
@@ -104,17 +104,12 @@ fn accept(listener: &UnixListener, connections: &Arc<Connections>, node: &Weak<I
 }
 
 fn admit(stream: UnixStream, connections: &Arc<Connections>, node: &Weak<Inner>) -> io::Result<()> {
-    let peer = socket_peercred(&stream)?;
-    let user = rustix::process::geteuid();
     stream.set_write_timeout(Some(WRITE_PATIENCE))?;
     let refuse = |reason: String| {
         let _ = channel::send(&stream, &Answer::Refused(reason.clone()), &[]);
         io::Error::other(reason)
     };
-    if peer.uid != user && !peer.uid.is_root() {
-        let (theirs, ours) = (peer.uid.as_raw(), user.as_raw());
-        return Err(refuse(format!("this node serves user {ours} and root, not user {theirs}")));
-    }
+    let peer = channel::check_peer(&stream).map_err(|error| refuse(error.to_string()))?;
     let Some(id) = connections.enter(&stream)? else {
         return Err(refuse(format!("the node has {MAX_CONNECTIONS} connections; try again later")));
     };
@@ -122,7 +117,7 @@ fn admit(stream: UnixStream, connections: &Arc<Connections>, node: &Weak<Inner>)
         let (connections, node) = (Arc::clone(connections), node.clone());
         move || {
             if let Err(error) = serve(stream, &node) {
-                tracing::debug!(%error, pid = peer.pid.as_raw_nonzero(), "control connection");
+                tracing::debug!(%error, pid = peer.as_raw_nonzero(), "control connection");
             }
             connections.leave(id);
         }
@@ -141,22 +136,42 @@ fn write(writer: &Writer, answer: &Answer) -> io::Result<()> {
     channel::send(&lock(writer), answer, &[])
 }
 
+/// What tells the launcher on this connection of its pager's end.
+fn tell_end(writer: &Writer) -> OnEnd {
+    let writer = Arc::clone(writer);
+    Box::new(move |end: PagerEnd| {
+        // A launcher that has gone needs no telling.
+        let _ = write(&writer, &Answer::PagerEnded(Box::new(end)));
+    })
+}
+
 /// Starts a pager, answers, and leaves behind what will tell the pager's end on the same stream.
 fn start_pager(
     node: &Inner,
     writer: &Writer,
     wish: StartPager,
+    monitor: Option<PathBuf>,
     launched: &mut Vec<String>,
 ) -> io::Result<()> {
     // Held until the answer is out, so that the end of a short-lived pager comes after it.
     let line = lock(writer);
-    let end_line = Arc::clone(writer);
-    let on_end = Box::new(move |end: PagerEnd| {
-        // A launcher that has gone needs no telling.
-        let _ = write(&end_line, &Answer::PagerEnded(Box::new(end)));
-    });
-    let answer = told(node.pagers.start(&wish, on_end), |address| {
+    let answer = told(node.pagers.start(&wish, monitor, tell_end(writer)), |address| {
         launched.push(wish.name);
+        Answer::Pager(address)
+    });
+    channel::send(&line, &answer, &[])
+}
+
+/// The connection is the launch line of a pager that a node before this one started.
+fn resume(
+    node: &Inner,
+    writer: &Writer,
+    known: &PagerAddress,
+    launched: &mut Vec<String>,
+) -> io::Result<()> {
+    let line = lock(writer);
+    let answer = told(node.pagers.resume(known, tell_end(writer)), |address| {
+        launched.push(known.name.clone());
         Answer::Pager(address)
     });
     channel::send(&line, &answer, &[])
@@ -174,14 +189,14 @@ fn start_vm(
         Err(error) => return write(writer, &Answer::Refused(with_causes(&error))),
     };
     let before = launched.len();
-    let name = wish.name.clone();
+    let (name, monitor) = (wish.name.clone(), wish.monitor);
     let pager = StartPager {
         name: wish.name,
         local_bytes: wish.local_bytes,
         guest: Some(wish.guest.unwrap_or(Guest::Qemu)),
         wanted: wish.wanted,
     };
-    let answered = start_pager(node, writer, pager, launched);
+    let answered = start_pager(node, writer, pager, monitor, launched);
     if launched.len() > before {
         node.vms.follow(&name, number);
     } else {
@@ -224,11 +239,15 @@ fn answer_all(
             Request::Status => Answer::Status(Box::new(node.report())),
             Request::Donors => Answer::Donors(node.directory.all()),
             Request::StartPager(wish) => {
-                start_pager(&node, writer, wish, launched)?;
+                start_pager(&node, writer, wish, None, launched)?;
                 continue;
             }
             Request::StartVm(wish) => {
                 start_vm(&node, writer, wish, launched)?;
+                continue;
+            }
+            Request::Resume(known) => {
+                resume(&node, writer, &known, launched)?;
                 continue;
             }
             Request::ResizeLocal(wish) => {
@@ -280,7 +299,7 @@ mod tests {
         let parent = tempfile::tempdir().expect("a directory");
         let dir = NodeDir::claim(&parent.path().join("node")).expect("claimed");
         let socket = dir.paths().control_socket();
-        let script = "read config; echo ready; exec cat >/dev/null";
+        let script = "read config; echo ready; read over";
         let node = Node::start(NodeConfig {
             copies: 1,
             name: "a".to_owned(),
@@ -288,6 +307,7 @@ mod tests {
             dir,
             donors: Vec::new(),
             manager_url: "http://127.0.0.1:1".to_owned(),
+            adopt_within: None,
             command: ChildCommand {
                 program: "/bin/sh".into(),
                 args: vec!["-c".into(), script.into()],

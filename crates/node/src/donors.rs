@@ -7,14 +7,21 @@
 //! listener that was never closed.
 //!
 //! Node and donor talk over the socket that is the donor's standard input: [`DonorStart`] goes
-//! down, [`DonorEvent`]s come up. When the node closes it, or dies, the donor ends.
+//! down, and [`DonorOrder`]s; [`DonorEvent`]s come up. The node ends a donor by an order. When the
+//! socket ends without one the node was killed: the donor goes on, as [`DonorStart::outlive`] says,
+//! and answers the node that adopts it ([`crate::adopt`]) with the [`DonorStart`] that another process
+//! in its place would be given, descriptors included. So the donors of both kinds are alike from
+//! then on.
 
+use crate::adopt::Adopted;
 use crate::channel::{self, Receiver};
-use crate::child::{ChildCommand, Group, RunningChild};
+use crate::child::{ChildCommand, Conversation, Running, Target};
 use crate::held::HeldFds;
 use crate::restart::Backoff;
 use crate::stop::Stop;
 use hecaton_donor::Snapshot;
+use hecaton_memory::Size;
+use hecaton_pager::adoption::Outlive;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -74,6 +81,12 @@ pub struct DonorStart {
     /// Most bytes that it lends at present, if it was told to lend less.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
+    /// How often it was started again.
+    #[serde(default)]
+    pub restarts: u64,
+    /// How it outlives the node; it ends with the node if nothing is said.
+    #[serde(default)]
+    pub outlive: Option<Outlive>,
     /// [`LISTENER`], then whatever the process before it has sent up.
     pub labels: Vec<String>,
 }
@@ -86,6 +99,8 @@ pub enum DonorOrder {
     Drain(bool),
     /// Lend no more than so many bytes, or again all that it has.
     Limit(Option<u64>),
+    /// End.
+    Stop,
 }
 
 /// A line from a donor process.
@@ -150,7 +165,12 @@ struct Shared {
     command: ChildCommand,
     spec: DonorSpec,
     listener: TcpListener,
+    outlive: Option<Outlive>,
+    /// A node before this one has started it.
+    is_adopted: bool,
     stop: Stop,
+    /// The process is not ended with this node, and not waited for.
+    left_alone: Stop,
     status: Mutex<Status>,
     changed: Condvar,
 }
@@ -169,12 +189,37 @@ struct Status {
 #[derive(Debug)]
 struct Process {
     stream: UnixStream,
-    group: Group,
+    target: Target,
+}
+
+/// Why a donor that was left is not this node's.
+#[derive(Debug, thiserror::Error)]
+pub enum OrphanError {
+    /// It is not as this node's donor is to be.
+    #[error(
+        "the node before this one has left it {left}, and it is to be {wanted}: start the node as \
+         that one was started, or kill process {pid} and lose what it has lent"
+    )]
+    Different {
+        /// What it is.
+        left: String,
+        /// What it should be.
+        wanted: String,
+        /// Its process.
+        pid: u32,
+    },
+    /// Its descriptors did not come, or not all.
+    #[error("what the node before this one has left of it cannot be taken over")]
+    Io(#[from] io::Error),
 }
 
 impl Donor {
     /// Binds the donor's port and starts its process; [`Donor::wait_serving`] tells how that went.
-    pub fn start(command: &ChildCommand, spec: DonorSpec) -> io::Result<Donor> {
+    pub fn start(
+        command: &ChildCommand,
+        spec: DonorSpec,
+        outlive: Option<Outlive>,
+    ) -> io::Result<Donor> {
         let listener = TcpListener::bind(spec.listen)?;
         let report = DonorReport {
             name: spec.name.clone(),
@@ -183,24 +228,83 @@ impl Donor {
             memory: spec.memory,
             ..DonorReport::default()
         };
+        let status = Status {
+            report,
+            held: HeldFds::default(),
+            process: None,
+            has_served: false,
+            draining: false,
+            limit_bytes: None,
+        };
+        Donor::supervised(command, spec, outlive, listener, status, None)
+    }
+
+    /// Goes on with a donor that a node before this one has left.
+    pub(crate) fn adopt(
+        command: &ChildCommand,
+        spec: DonorSpec,
+        outlive: Outlive,
+        mut orphan: Adopted<DonorStart>,
+    ) -> Result<Donor, OrphanError> {
+        let mut fds = orphan.child.receiver.take_fds(orphan.word.labels.len())?;
+        let (running, start) = orphan.settled()?;
+        let at = start.labels.iter().position(|label| label == LISTENER);
+        let at = at.ok_or_else(|| io::Error::other("its listening socket did not come"))?;
+        let listener = TcpListener::from(fds.remove(at));
+        let address = listener.local_addr()?;
+        if let Some((left, wanted)) = difference(&spec, &start, address) {
+            return Err(OrphanError::Different { left, wanted, pid: running.process.pid() });
+        }
+        let mut labels = start.labels;
+        labels.remove(at);
+        let mut held = HeldFds::default();
+        held.hold(labels, fds).map_err(io::Error::other)?;
+        let report = DonorReport {
+            name: spec.name.clone(),
+            state: DonorState::Serving,
+            address: Some(address),
+            lend_bytes: spec.lend_bytes,
+            memory: spec.memory,
+            restarts: start.restarts,
+            ..DonorReport::default()
+        };
+        let status = Status {
+            report,
+            held,
+            process: None,
+            has_served: true,
+            draining: start.draining,
+            limit_bytes: start.limit_bytes,
+        };
+        Ok(Donor::supervised(command, spec, Some(outlive), listener, status, Some(running))?)
+    }
+
+    fn supervised(
+        command: &ChildCommand,
+        spec: DonorSpec,
+        outlive: Option<Outlive>,
+        listener: TcpListener,
+        mut status: Status,
+        running: Option<Conversation>,
+    ) -> io::Result<Donor> {
+        if let Some(running) = &running {
+            // Before anybody can ask for the process.
+            status.enter(running)?;
+        }
         let shared = Arc::new(Shared {
             command: command.clone(),
             spec,
             listener,
+            outlive,
+            is_adopted: running.is_some(),
             stop: Stop::default(),
-            status: Mutex::new(Status {
-                report,
-                held: HeldFds::default(),
-                process: None,
-                has_served: false,
-                draining: false,
-                limit_bytes: None,
-            }),
+            left_alone: Stop::default(),
+            status: Mutex::new(status),
             changed: Condvar::new(),
         });
         let supervisor = thread::Builder::new().name("donor-supervisor".into()).spawn({
             let shared = Arc::clone(&shared);
-            move || supervise(&shared)
+            move || supervise(&shared, running)
         })?;
         Ok(Donor { shared, supervisor })
     }
@@ -257,8 +361,19 @@ impl Donor {
         self.shared.stop.set();
         let mut status = self.shared.lock();
         status.report.state = DonorState::Stopping;
-        if let Some(process) = &status.process {
-            let _ = process.stream.shutdown(Shutdown::Write);
+        status.order(DonorOrder::Stop);
+    }
+
+    /// Leaves a donor that was adopted to the node after this one; [`Donor::join`] then does not
+    /// wait for it. For a node that does not come to be.
+    pub(crate) fn leave_if_adopted(&self) {
+        if !self.shared.is_adopted {
+            return;
+        }
+        self.shared.left_alone.set();
+        self.shared.stop.set();
+        if let Some(process) = &self.shared.lock().process {
+            let _ = process.stream.shutdown(Shutdown::Both);
         }
     }
 
@@ -276,7 +391,7 @@ impl Donor {
             )
             .expect("no thread panics with the status");
         if let Some(process) = &status.process {
-            process.group.signal(Signal::KILL);
+            process.target.signal(Signal::KILL);
         }
         drop(status);
         // A supervisor that panicked has said so on stderr already.
@@ -293,6 +408,37 @@ impl Status {
             tracing::debug!(%error, "donor process took no order");
         }
     }
+
+    fn enter(&mut self, running: &Conversation) -> io::Result<()> {
+        let Conversation { process, stream, .. } = running;
+        self.report.pid = Some(process.pid());
+        self.process = Some(Process { stream: stream.try_clone()?, target: process.target() });
+        Ok(())
+    }
+}
+
+/// What a donor that was left is, and what it should be, if that is not the same. Pure.
+fn difference(
+    spec: &DonorSpec,
+    left: &DonorStart,
+    address: SocketAddr,
+) -> Option<(String, String)> {
+    let what = |bytes: u64, memory: DonorMemory, keep_free: Option<u64>, address: SocketAddr| {
+        let node = memory.numa_node.map_or("all".to_owned(), |node| node.to_string());
+        let pages = if memory.huge_pages { "huge pages" } else { "pages" };
+        let kept = keep_free.map(|kept| format!(" that keeps {} free", Size(kept)));
+        let kept = kept.unwrap_or_default();
+        format!("lending {} of {pages} of NUMA node {node}{kept} at {address}", Size(bytes))
+    };
+    let same_place = spec.listen.ip() == address.ip()
+        && (spec.listen.port() == 0 || spec.listen.port() == address.port());
+    let same_memory = spec.lend_bytes == left.lend_bytes
+        && spec.memory == left.memory
+        && spec.keep_free_bytes == left.keep_free_bytes;
+    (!same_place || !same_memory).then(|| {
+        let left = what(left.lend_bytes, left.memory, left.keep_free_bytes, address);
+        (left, what(spec.lend_bytes, spec.memory, spec.keep_free_bytes, spec.listen))
+    })
 }
 
 impl Shared {
@@ -306,14 +452,17 @@ impl Shared {
     }
 }
 
-/// Runs the donor's processes, one after the other, until the node stops. One that never served is
-/// not started again: what keeps it from serving does not go away, and the node does not start.
-fn supervise(shared: &Shared) {
+/// Runs the donor's processes, one after the other, until the node stops; the first of them may run
+/// already. One that never served is not started again: what keeps it from serving does not go
+/// away, and the node does not start.
+fn supervise(shared: &Shared, mut running: Option<Conversation>) {
     let mut backoff = Backoff::default();
     let donor = &shared.spec.name;
     loop {
         let born = Instant::now();
-        let end = run_once(shared).unwrap_or_else(|error| format!("cannot run it: {error}"));
+        let process = running.take().map_or_else(|| start(shared), Ok);
+        let end = process.and_then(|process| follow(shared, process));
+        let end = end.unwrap_or_else(|error| format!("cannot run it: {error}"));
         if shared.stop.is_set() {
             return;
         }
@@ -333,64 +482,69 @@ fn supervise(shared: &Shared) {
     }
 }
 
-/// Runs one process to its end, and says why it ended.
-fn run_once(shared: &Shared) -> io::Result<String> {
+/// Starts a process, and tells it what it is to be.
+fn start(shared: &Shared) -> io::Result<Conversation> {
     let (ours, theirs) = UnixStream::pair()?;
-    let running =
+    let receiver = Receiver::new(ours.try_clone()?);
+    let process =
         shared.command.spawn("donor", Stdio::from(OwnedFd::from(theirs)), Stdio::null())?;
-    let process = Process { stream: ours.try_clone()?, group: running.group() };
-    shared.update(|status| {
-        status.report.pid = Some(running.pid());
-        status.process = Some(process);
-    });
-    // A stop that came before the process was known has closed nothing.
-    if shared.stop.is_set() {
-        ours.shutdown(Shutdown::Write)?;
+    let running = Conversation { process: Running::Started(process), stream: ours, receiver };
+    let mut status = shared.lock();
+    status.enter(&running)?;
+    let mut labels = vec![LISTENER.to_owned()];
+    let mut fds = vec![shared.listener.as_fd()];
+    for (label, fd) in status.held.iter() {
+        labels.push(label.to_owned());
+        fds.push(fd);
     }
-    let conversation = converse(shared, ours);
-    if conversation.is_err() {
-        running.group().signal(Signal::KILL);
+    let start = DonorStart {
+        name: shared.spec.name.clone(),
+        lend_bytes: shared.spec.lend_bytes,
+        memory: shared.spec.memory,
+        keep_free_bytes: shared.spec.keep_free_bytes,
+        draining: status.draining,
+        limit_bytes: status.limit_bytes,
+        restarts: status.report.restarts,
+        outlive: shared.outlive.clone(),
+        labels,
+    };
+    if let Err(error) = channel::send(&running.stream, &start, &fds) {
+        // It died at once; how, its exit status says.
+        tracing::debug!(%error, "donor process took no start line");
     }
-    let end = reap(shared, running)?;
-    Ok(conversation?.unwrap_or(end))
+    drop(status);
+    shared.changed.notify_all();
+    Ok(running)
 }
 
-fn reap(shared: &Shared, running: RunningChild) -> io::Result<String> {
-    let end = running.wait().map(|end| end.to_string());
+/// Follows one process to its end, and says why it ended.
+fn follow(shared: &Shared, running: Conversation) -> io::Result<String> {
+    let Conversation { process, receiver, .. } = running;
+    // A stop that came before the process was known has told nobody.
+    if shared.stop.is_set() {
+        shared.lock().order(DonorOrder::Stop);
+    }
+    let last_word = listen(shared, receiver);
+    if shared.left_alone.is_set() {
+        shared.update(|status| status.process = None);
+        return Ok("it is left alone".to_owned());
+    }
+    if last_word.is_err() {
+        process.target().signal(Signal::KILL);
+    }
+    let end = process.wait().map(|end| end.to_string());
     shared.update(|status| {
         status.report.pid = None;
         status.process = None;
     });
-    end
+    let end = end?;
+    Ok(last_word?.unwrap_or(end))
 }
 
-/// Starts the donor and listens to it until it closes its end, which it does by ending. Gives the
-/// donor's own word on why, if it had one.
-fn converse(shared: &Shared, stream: UnixStream) -> io::Result<Option<String>> {
-    {
-        let status = shared.lock();
-        let mut labels = vec![LISTENER.to_owned()];
-        let mut fds = vec![shared.listener.as_fd()];
-        for (label, fd) in status.held.iter() {
-            labels.push(label.to_owned());
-            fds.push(fd);
-        }
-        let start = DonorStart {
-            name: shared.spec.name.clone(),
-            lend_bytes: shared.spec.lend_bytes,
-            memory: shared.spec.memory,
-            keep_free_bytes: shared.spec.keep_free_bytes,
-            draining: status.draining,
-            limit_bytes: status.limit_bytes,
-            labels,
-        };
-        if let Err(error) = channel::send(&stream, &start, &fds) {
-            // It died at once; how, its exit status says.
-            tracing::debug!(%error, "donor process took no start line");
-        }
-    }
+/// Listens to the donor until it closes its end, which it does by ending. Gives the donor's own word
+/// on why, if it had one.
+fn listen(shared: &Shared, mut receiver: Receiver) -> io::Result<Option<String>> {
     let mut failure = None;
-    let mut receiver = Receiver::new(stream);
     while let Some(event) = receiver.receive()? {
         match event {
             DonorEvent::HoldFds(labels) => {
@@ -432,13 +586,13 @@ mod tests {
             keep_free_bytes: None,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
         };
-        Donor::start(&command, spec).expect("bound")
+        Donor::start(&command, spec, None).expect("bound")
     }
 
     const GOOD: &str = r#"
         read start
         echo '"serving"' >&0
-        exec cat >/dev/null"#;
+        read stop"#;
 
     fn wait_until(donor: &Donor, what: impl Fn(&DonorReport) -> bool) -> DonorReport {
         let deadline = Instant::now() + PATIENCE;

@@ -5,6 +5,7 @@
 //! children and connections, descriptors passed along, and waits for processes, none of which an
 //! async runtime makes simpler.
 
+pub mod adopt;
 mod causes;
 pub mod child;
 pub mod client;
@@ -13,6 +14,7 @@ pub mod donor_directory;
 pub mod donors;
 pub mod heartbeat;
 pub mod held;
+pub mod launcher;
 pub mod message;
 pub mod metrics;
 pub mod node;
@@ -25,6 +27,6 @@ pub mod stop;
 pub mod vms;
 
 pub use causes::with_causes;
-pub use hecaton_pager::channel;
+pub use hecaton_pager::{adoption, channel};
 pub use node::{Node, NodeConfig, NodeError};
 pub use node_dir::{DirectoryError, NodeDir, NodePaths};

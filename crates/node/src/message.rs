@@ -12,6 +12,7 @@
 //!     {"pager":{"name":"db","socket":"/run/user/1000/hecaton/pager-2.sock","pid":421}}
 //! {"resize_local":{"consumer":"db","bytes":3221225472}}           "done"
 //! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        "done"
+//! {"resume":{"name":"sort-417","socket":"...","pid":420}}         {"pager":{"name":"sort-417",...}}
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}
 //! "status"                                     {"status":{"name":"a",...}}
 //! ```
@@ -36,6 +37,9 @@ pub enum Request {
     /// [`Request::StartPager`]. It is the launcher who asks (`hecaton vm run`), or `libhecaton.so` in
     /// a QEMU that somebody else has started.
     StartVm(StartVm),
+    /// Be the launch line of a pager that was started over another one, to a node that was killed
+    /// since. Answered with [`Answer::Pager`].
+    Resume(PagerAddress),
     /// Change a consumer's local memory. Answered when no more than that is local.
     ResizeLocal(ResizeLocal),
     /// Use other donors for a consumer from now on, and move what is elsewhere.

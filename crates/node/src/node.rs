@@ -1,19 +1,21 @@
 //! A node: its donors, its pagers, its control socket and its heartbeats, started and stopped as
 //! one. `hecaton node` is this and nothing else; `hecaton dev` puts a manager beside it.
 
+use crate::adopt::{AdoptError, Adopted, adopt};
 use crate::child::{ChildCommand, adopt_orphans};
 use crate::control::ControlServer;
 use crate::donor_directory::DonorDirectory;
-use crate::donors::{Donor, DonorSpec};
+use crate::donors::{Donor, DonorSpec, DonorStart, OrphanError};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
 use crate::node_dir::{DirectoryError, NodeDir};
 use crate::pagers::Pagers;
 use crate::report::{DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, check_name};
 use crate::vms::Vms;
-use hecaton_memory::random_u64;
 use hecaton_pager::Site;
+use hecaton_pager::adoption::Outlive;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -41,6 +43,9 @@ pub struct NodeConfig {
     pub manager_url: String,
     /// How its children are started.
     pub command: ChildCommand,
+    /// How long its children outlive it when it is killed, for another node to adopt them; they do
+    /// not if nothing is said, and then it adopts none either.
+    pub adopt_within: Option<Duration>,
 }
 
 /// Why a node does not start.
@@ -70,6 +75,17 @@ pub enum NodeError {
         /// What is known.
         reason: String,
     },
+    /// A donor of the node before this one is there, and not as it should be.
+    #[error("donor `{donor}` is not taken over")]
+    Orphan {
+        /// The donor.
+        donor: String,
+        /// Why.
+        source: OrphanError,
+    },
+    /// Something of the node before this one is there and cannot be taken over.
+    #[error(transparent)]
+    Adopt(#[from] AdoptError),
     /// The manager refuses the node.
     #[error(transparent)]
     Manager(HeartbeatError),
@@ -119,8 +135,9 @@ pub(crate) struct Inner {
 }
 
 impl Node {
-    /// Starts the donors, waits until they serve, and opens the control socket. On failure nothing
-    /// of it is left.
+    /// Adopts the donors that the node before this one has left, starts the others, waits until they
+    /// serve, and opens the control socket. On failure nothing of it is left but what was adopted,
+    /// which is left as it was.
     pub fn start(config: NodeConfig) -> Result<Node, NodeError> {
         check_name(&config.name)?;
         if config.donors.len() > MAX_DONORS {
@@ -131,7 +148,7 @@ impl Node {
         }
         adopt_orphans()?;
         raise_descriptor_limit()?;
-        let boot = random_u64();
+        let boot = config.dir.boot(&config.name)?;
         let mut donors = Vec::new();
         let started = start_donors(&config, &mut donors);
         let own = donors.iter().filter_map(|donor| {
@@ -146,8 +163,13 @@ impl Node {
         let site = Site { host: config.name.clone(), location: config.location.clone() };
         let directory = Arc::new(DonorDirectory::new(site, own.collect()));
         let paths = config.dir.paths().clone();
-        let pagers =
-            Pagers::new(config.command, paths.clone(), Arc::clone(&directory), config.copies);
+        let pagers = Pagers::new(
+            config.command,
+            paths,
+            Arc::clone(&directory),
+            config.copies,
+            config.adopt_within,
+        );
         let vms = Vms::new(pagers.clone());
         let inner = Arc::new(Inner {
             name: config.name,
@@ -164,6 +186,8 @@ impl Node {
         match opened {
             Ok(()) => Ok(node),
             Err(error) => {
+                // What others have at donors that were adopted is not this node's to give up.
+                node.inner.lock_donors().iter().for_each(Donor::leave_if_adopted);
                 node.stop();
                 Err(error)
             }
@@ -214,8 +238,13 @@ impl Node {
         }
         self.inner.dir.write_manager_file(manager_url)?;
         let path = self.inner.dir.paths().control_socket();
-        let control = ControlServer::start(&path, Arc::downgrade(&self.inner));
-        let control = control.map_err(|source| NodeError::ControlSocket { path, source })?;
+        let listener = UnixListener::bind(&path);
+        let listener = listener.map_err(|source| NodeError::ControlSocket { path, source })?;
+        // With the socket bound, whose launchers wait there, and before any of them is answered.
+        for machine in self.inner.pagers.adopt_left(&self.inner.dir) {
+            self.inner.vms.adopt(machine);
+        }
+        let control = ControlServer::start(listener, Arc::downgrade(&self.inner))?;
         self.lock_open().control = Some(control);
         let news = self.inner.pagers.news();
         let heartbeats = Heartbeats::start(link, news, Arc::downgrade(&self.inner))?;
@@ -268,15 +297,44 @@ fn raise_descriptor_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
-/// Starts all donors, then waits for all: they take their time side by side.
+/// Adopts donors that are there and starts the others, then waits for all: they take their time side
+/// by side.
 fn start_donors(config: &NodeConfig, donors: &mut Vec<Donor>) -> Result<(), NodeError> {
+    let mut left = match config.adopt_within {
+        Some(patience) => left_donors(&config.dir, patience)?,
+        None => Vec::new(),
+    };
+    let mut numbers = 1..;
     for spec in &config.donors {
-        let started = Donor::start(&config.command, spec.clone());
+        let name = &spec.name;
+        if let Some(at) = left.iter().position(|(_, orphan)| orphan.word.name == *name) {
+            let (outlive, orphan) = left.swap_remove(at);
+            let pid = orphan.child.process.pid();
+            let adopted = Donor::adopt(&config.command, spec.clone(), outlive, orphan);
+            donors
+                .push(adopted.map_err(|source| NodeError::Orphan { donor: name.clone(), source })?);
+            tracing::info!(donor = name, pid, "took over the donor of the node before");
+            continue;
+        }
+        let outlive = config.adopt_within.map(|patience| {
+            let paths = config.dir.paths();
+            let free = numbers.by_ref().map(|number| paths.donor_socket(number));
+            let socket = free.into_iter().find(|socket| !socket.exists());
+            Outlive { socket: socket.expect("numbers do not end"), patience }
+        });
+        let started = Donor::start(&config.command, spec.clone(), outlive);
         donors.push(started.map_err(|source| NodeError::Listen {
             donor: spec.name.clone(),
             address: spec.listen,
             source,
         })?);
+    }
+    for (_, orphan) in left {
+        tracing::warn!(
+            donor = orphan.word.name,
+            pid = orphan.child.process.pid(),
+            "a donor of the node before is none of this one's: it is left alone, and ends by itself"
+        );
     }
     for (donor, spec) in donors.iter().zip(&config.donors) {
         donor
@@ -284,4 +342,18 @@ fn start_donors(config: &NodeConfig, donors: &mut Vec<Donor>) -> Result<(), Node
             .map_err(|reason| NodeError::Donor { donor: spec.name.clone(), reason })?;
     }
     Ok(())
+}
+
+/// The donors that the node before this one has left, each with the way in which it outlives this one.
+fn left_donors(
+    dir: &NodeDir,
+    patience: Duration,
+) -> Result<Vec<(Outlive, Adopted<DonorStart>)>, AdoptError> {
+    let mut left = Vec::new();
+    for socket in dir.donor_sockets().into_iter().take(MAX_DONORS) {
+        if let Some(orphan) = adopt(&socket, patience)? {
+            left.push((Outlive { socket, patience }, orphan));
+        }
+    }
+    Ok(left)
 }

@@ -1,12 +1,18 @@
-//! The directory that a node lives in: `manager.json`, `node.sock` and the sockets of its pagers.
+//! The directory that a node lives in: `manager.json`, `node.sock` and the sockets of its children.
 //!
 //! One node per directory. The claim is a `flock` on the directory itself rather than on a file in
 //! it: the kernel drops it however the owner ends, there is no pid file to go stale, and a
 //! directory that a killed node left behind is told from one in use without guessing.
+//!
+//! What a killed node has left is removed by the next, except what belongs to children that
+//! outlive their node: they listen there, and are adopted ([`crate::adopt`]) or go on without.
 
+use hecaton_memory::random_u64;
+use hecaton_pager::adoption::is_listened_to;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,6 +21,11 @@ use std::path::{Path, PathBuf};
 
 const CONTROL_SOCKET: &str = "node.sock";
 const MANAGER_FILE: &str = "manager.json";
+const LIFE_FILE: &str = "node.json";
+const DONOR_PREFIX: &str = "donor-";
+const SOCKET_SUFFIX: &str = ".sock";
+/// Of the socket at which a pager waits for a node, beside the one at which programs attach.
+const ADOPTION_SUFFIX: &str = ".sock.node";
 const PAGER_PREFIX: &str = "pager-";
 const MONITOR_PREFIX: &str = "vm-";
 const MONITOR_SUFFIX: &str = ".qmp";
@@ -92,6 +103,13 @@ pub struct ManagerFile {
     pub pid: u32,
 }
 
+/// What `node.json` holds: which node lives here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Life {
+    name: String,
+    boot: u64,
+}
+
 /// The names of the things in a node's directory; claims nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePaths {
@@ -128,9 +146,23 @@ impl NodePaths {
         self.dir.join(MANAGER_FILE)
     }
 
+    /// Where the `number`th donor waits for a node to adopt it.
+    pub fn donor_socket(&self, number: usize) -> PathBuf {
+        self.dir.join(format!("{DONOR_PREFIX}{number}{SOCKET_SUFFIX}"))
+    }
+
+    fn life_file(&self) -> PathBuf {
+        self.dir.join(LIFE_FILE)
+    }
+
     /// The socket of the `number`th pager that the node started.
     pub fn pager_socket(&self, number: u32) -> PathBuf {
         self.dir.join(format!("{PAGER_PREFIX}{number}.sock"))
+    }
+
+    /// Where that pager waits for a node to adopt it.
+    pub fn pager_adoption(&self, number: u32) -> PathBuf {
+        self.dir.join(format!("{PAGER_PREFIX}{number}{ADOPTION_SUFFIX}"))
     }
 
     /// The monitor of the virtual machine `name`. Fails if the kernel would not take the path.
@@ -185,40 +217,102 @@ impl NodeDir {
 
     /// Writes `manager.json`; a reader sees the old file or the new one, never half of one.
     pub fn write_manager_file(&self, url: &str) -> Result<(), DirectoryError> {
-        let path = self.paths.manager_file();
         let file = ManagerFile { url: url.to_owned(), pid: std::process::id() };
-        let unfinished = path.with_extension("json.new");
-        let written = serde_json::to_vec(&file)
-            .map_err(io::Error::from)
-            .and_then(|bytes| fs::write(&unfinished, bytes))
-            .and_then(|()| fs::rename(&unfinished, &path));
-        written.map_err(|source| io_error(&path, source))
+        write_whole(&self.paths.manager_file(), &file)
     }
 
-    /// Removes what the node put there, and the directory if that leaves it empty.
+    /// Which life of the node `name` this is: that of the one that was killed here, if it had the
+    /// same name. To the manager it is the same node, back again; another node that takes the name has
+    /// another directory, and so is told from it.
+    pub fn boot(&self, name: &str) -> Result<u64, DirectoryError> {
+        let path = self.paths.life_file();
+        // One that cannot be read is none: the node then waits until its predecessor is forgotten.
+        let known = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        if let Some(Life { boot, .. }) = known.filter(|life: &Life| life.name == name) {
+            return Ok(boot);
+        }
+        let life = Life { name: name.to_owned(), boot: random_u64() };
+        write_whole(&path, &life)?;
+        Ok(life.boot)
+    }
+
+    /// Numbers of the pagers that the node before this one has left, or that have sockets here.
+    pub(crate) fn pager_numbers(&self) -> BTreeSet<u32> {
+        self.names().filter_map(|name| pager_number(&name)).collect()
+    }
+
+    /// Where donors may be that the node before this one has left.
+    pub(crate) fn donor_sockets(&self) -> Vec<PathBuf> {
+        let is_donors =
+            |name: &str| name.starts_with(DONOR_PREFIX) && name.ends_with(SOCKET_SUFFIX);
+        self.names().filter(|name| is_donors(name)).map(|name| self.paths.dir.join(name)).collect()
+    }
+
+    /// Removes what the node put there, and the directory if that leaves it empty. While a child
+    /// waits there for another node, that one is still the same to the manager.
     pub fn clear(&self) {
-        self.remove_our_files();
+        if !self.remove_our_files() {
+            let _ = fs::remove_file(self.paths.life_file());
+        }
         // Not empty: somebody else keeps files here.
         let _ = fs::remove_dir(self.paths.dir());
     }
 
-    fn remove_our_files(&self) {
-        let Ok(entries) = fs::read_dir(self.paths.dir()) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let Some(name) = name.to_str() else { continue };
-            let is_pager_socket = name.starts_with(PAGER_PREFIX) && name.contains(".sock");
-            let is_monitor = name.starts_with(MONITOR_PREFIX) && name.ends_with(MONITOR_SUFFIX);
-            if is_pager_socket
-                || is_monitor
-                || name == CONTROL_SOCKET
-                || name.starts_with(MANAGER_FILE)
-            {
+    /// Removes what a node has put there and no child listens to, except which node it was. True if
+    /// some child does listen.
+    fn remove_our_files(&self) -> bool {
+        let pagers = self.pager_numbers().into_iter();
+        let pagers: BTreeSet<u32> =
+            pagers.filter(|&number| is_listened_to(&self.paths.pager_adoption(number))).collect();
+        let mut is_waited = false;
+        for name in self.names().filter(|name| is_ours(name)) {
+            let path = self.paths.dir.join(&name);
+            let is_childs = match pager_number(&name) {
+                Some(number) => pagers.contains(&number),
+                // A machine's monitor is a child's, too, of somebody else's child.
+                None => !is_nodes(&name) && is_listened_to(&path),
+            };
+            is_waited |= is_childs;
+            if !is_childs {
                 // What cannot be removed here fails again, and is reported, where it is bound.
-                let _ = fs::remove_file(entry.path());
+                let _ = fs::remove_file(path);
             }
         }
+        is_waited
     }
+
+    fn names(&self) -> impl Iterator<Item = String> {
+        let entries = fs::read_dir(self.paths.dir()).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok())
+    }
+}
+
+/// Whether files of this name come of a node.
+fn is_ours(name: &str) -> bool {
+    let is_child = |prefix| name.starts_with(prefix) && name.contains(SOCKET_SUFFIX);
+    let is_monitor = name.starts_with(MONITOR_PREFIX) && name.ends_with(MONITOR_SUFFIX);
+    is_child(PAGER_PREFIX) || is_child(DONOR_PREFIX) || is_monitor || is_nodes(name)
+}
+
+/// Whether they are the node's own, and not its children's. Which node it was, outlives it.
+fn is_nodes(name: &str) -> bool {
+    let is_half_written = name.strip_suffix(".new").is_some_and(|name| name == LIFE_FILE);
+    name == CONTROL_SOCKET || name.starts_with(MANAGER_FILE) || is_half_written
+}
+
+/// Which pager has a socket of this name.
+fn pager_number(name: &str) -> Option<u32> {
+    name.strip_prefix(PAGER_PREFIX)?.split_once(SOCKET_SUFFIX)?.0.parse().ok()
+}
+
+/// Writes a file of JSON; a reader sees the old one or the new one, never half of one.
+fn write_whole(path: &Path, what: &impl Serialize) -> Result<(), DirectoryError> {
+    let unfinished = path.with_extension("json.new");
+    let written = serde_json::to_vec(what)
+        .map_err(io::Error::from)
+        .and_then(|bytes| fs::write(&unfinished, bytes))
+        .and_then(|()| fs::rename(&unfinished, path));
+    written.map_err(|source| io_error(path, source))
 }
 
 impl Drop for NodeDir {
@@ -317,6 +411,7 @@ mod tests {
             "manager.json",
             "pager-7.sock",
             "pager-7.sock.ctl",
+            "donor-1.sock",
             "vm-a.qmp",
             "notes.txt",
         ] {
@@ -330,6 +425,49 @@ mod tests {
         assert_eq!(names(), ["notes.txt"]);
         drop(dir);
         assert_eq!(names(), ["notes.txt"]);
+    }
+
+    #[test]
+    fn who_still_listens_is_left_there() {
+        let parent = parent();
+        let path = parent.path().join("node");
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        let bind = |name| std::os::unix::net::UnixListener::bind(path.join(name)).unwrap();
+        let children = ["donor-1.sock", "pager-3.sock.node", "vm-a.qmp"].map(bind);
+        for name in ["pager-3.sock", "pager-3.sock.ctl", "pager-4.sock", "pager-4.sock.node"] {
+            fs::write(path.join(name), "").unwrap();
+        }
+        let dir = NodeDir::claim(&path).expect("reused");
+        let boot = dir.boot("a").expect("written");
+        dir.clear();
+        assert_eq!(dir.boot("a").expect("read"), boot);
+        assert_eq!(dir.donor_sockets(), [path.join("donor-1.sock")]);
+        assert_eq!(dir.pager_numbers(), BTreeSet::from([3]));
+        for name in ["pager-3.sock", "pager-3.sock.ctl", "pager-3.sock.node", "vm-a.qmp"] {
+            assert!(path.join(name).exists(), "{name}");
+        }
+        drop(children);
+        drop(dir);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_killed_nodes_life_goes_on_under_its_name() {
+        let parent = parent();
+        let path = parent.path().join("node");
+        let dir = NodeDir::claim(&path).expect("claimed");
+        let boot = dir.boot("a").expect("written");
+        // As if it had been killed: nothing is removed, the claim is dropped.
+        let left = fs::read(path.join(LIFE_FILE)).unwrap();
+        drop(dir);
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        fs::write(path.join(LIFE_FILE), left).unwrap();
+        let dir = NodeDir::claim(&path).expect("reused");
+        assert_eq!(dir.boot("a").expect("read"), boot);
+        assert_ne!(dir.boot("b").expect("written"), boot);
+        assert_ne!(dir.boot("a").expect("written"), boot);
+        fs::write(path.join(LIFE_FILE), "{").unwrap();
+        assert_ne!(dir.boot("a").expect("written"), boot);
     }
 
     #[test]

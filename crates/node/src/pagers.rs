@@ -1,11 +1,13 @@
 //! The pagers: one process per consumer, started on request. How each is kept running is the
 //! supervisor's affair.
 
+mod orphans;
 mod supervisor;
 #[cfg(test)]
 mod tests;
 
-use crate::child::{ChildCommand, Group};
+use crate::channel;
+use crate::child::{ChildCommand, Running, Target};
 use crate::donor_directory::DonorDirectory;
 use crate::held::HeldFds;
 use crate::message::{PagerAddress, PagerEnd, PagerStats, StartPager};
@@ -13,18 +15,21 @@ use crate::node_dir::NodePaths;
 use crate::report::check_name;
 use crate::stop::{Bell, Stop};
 use hecaton_memory::{SpaceId, random_u64};
-use hecaton_pager::{PagerConfig, Placement, Stats};
+use hecaton_pager::adoption::Outlive;
+use hecaton_pager::{PagerConfig, PagerOrder, Placement, Stats};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
+
+pub(crate) use orphans::LeftVm;
 
 /// Most consumers of one node.
 pub const MAX_PAGERS: usize = 256;
@@ -115,6 +120,16 @@ pub enum PagerError {
 /// Called once, when the pager has ended.
 pub type OnEnd = Box<dyn FnOnce(PagerEnd) + Send>;
 
+/// Who is to be told that the pager has ended; nobody is when its launcher was another node's.
+#[derive(Default)]
+struct Launcher(Option<OnEnd>);
+
+impl fmt::Debug for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "there" } else { "none" })
+    }
+}
+
 /// All pagers of a node.
 #[derive(Clone, Debug)]
 pub struct Pagers(Arc<Shared>);
@@ -126,6 +141,8 @@ struct Shared {
     donors: Arc<DonorDirectory>,
     /// Copies of each page where nothing is said of them.
     copies: u8,
+    /// How long pagers outlive this node, if they do.
+    adopt_within: Option<Duration>,
     table: Mutex<Table>,
     /// Notified when an entry of the table changes or goes.
     changed: Condvar,
@@ -145,20 +162,52 @@ struct Pager {
     config: PagerConfig,
     report: ConsumerReport,
     held: HeldFds,
-    group: Option<Group>,
+    target: Option<Target>,
     /// The pager's standard input.
     launch_line: Option<UnixStream>,
     launch_over: bool,
-    /// The pager's own word on why it ends.
-    failure: Option<String>,
+    launcher: Launcher,
+    /// The pager's own word on its end.
+    last_word: LastWord,
+}
+
+/// What a pager says of its end, before it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum LastWord {
+    /// Nothing.
+    #[default]
+    None,
+    /// It ends in peace.
+    Peace,
+    /// It does not, and why.
+    Failure(String),
+}
+
+impl Table {
+    fn check_free(&self, name: &str) -> Result<(), PagerError> {
+        if self.pagers.contains_key(name) {
+            return Err(PagerError::NameTaken(name.to_owned()));
+        }
+        if self.pagers.len() >= MAX_PAGERS {
+            return Err(PagerError::TooMany);
+        }
+        Ok(())
+    }
 }
 
 impl Pager {
-    /// Tells the process that no further program comes; the other direction stays open.
-    fn hang_up(&self) {
-        if let Some(line) = &self.launch_line {
-            // Fails when the process has ended, which is as well.
-            let _ = line.shutdown(Shutdown::Write);
+    fn enter(&mut self, process: &Running) {
+        self.target = Some(process.target());
+        self.report.pid = Some(process.pid());
+    }
+
+    /// Tells the process that no further program comes.
+    fn say_launch_over(&self) {
+        if let Some(line) = &self.launch_line
+            && let Err(error) = channel::send(line, &PagerOrder::LaunchOver, &[])
+        {
+            // It has ended; another that is started is told anew.
+            tracing::debug!(%error, "pager process took no order");
         }
     }
 }
@@ -170,12 +219,14 @@ impl Pagers {
         paths: NodePaths,
         donors: Arc<DonorDirectory>,
         copies: u8,
+        adopt_within: Option<Duration>,
     ) -> Pagers {
         Pagers(Arc::new(Shared {
             command,
             paths,
             donors,
             copies,
+            adopt_within,
             table: Mutex::default(),
             changed: Condvar::new(),
             stop: Stop::default(),
@@ -183,14 +234,20 @@ impl Pagers {
         }))
     }
 
-    /// Starts a pager and waits until it listens. `on_end` is called if and only if this succeeds.
-    pub fn start(&self, wish: &StartPager, on_end: OnEnd) -> Result<PagerAddress, PagerError> {
+    /// Starts a pager and waits until it listens; `monitor` is that of its machine. `on_end` is
+    /// called if and only if this succeeds.
+    pub fn start(
+        &self,
+        wish: &StartPager,
+        monitor: Option<PathBuf>,
+        on_end: OnEnd,
+    ) -> Result<PagerAddress, PagerError> {
         check_name(&wish.name)?;
-        let config = self.reserve(wish)?;
+        let config = self.reserve(wish, monitor, Launcher(Some(on_end)))?;
         let (decided, outcome) = mpsc::sync_channel(1);
         let supervisor = {
             let (pagers, name) = (self.clone(), wish.name.clone());
-            move || pagers.supervise(&name, &decided, on_end)
+            move || pagers.supervise(&name, None, &decided)
         };
         let spawned = thread::Builder::new().name("pager-supervisor".into()).spawn(supervisor);
         if let Err(error) = spawned {
@@ -214,7 +271,7 @@ impl Pagers {
     pub fn launch_over(&self, name: &str) {
         if let Some(pager) = self.table().pagers.get_mut(name) {
             pager.launch_over = true;
-            pager.hang_up();
+            pager.say_launch_over();
             pager.report.state = PagerState::Ending;
         }
     }
@@ -291,18 +348,18 @@ impl Pagers {
     }
 
     /// Enters a starting pager in the table, so that nobody else takes the name.
-    fn reserve(&self, wish: &StartPager) -> Result<PagerConfig, PagerError> {
+    fn reserve(
+        &self,
+        wish: &StartPager,
+        monitor: Option<PathBuf>,
+        launcher: Launcher,
+    ) -> Result<PagerConfig, PagerError> {
         let space = SpaceId(random_u64());
         let mut table = self.table();
         if self.0.stop.is_set() {
             return Err(PagerError::Stopping);
         }
-        if table.pagers.contains_key(&wish.name) {
-            return Err(PagerError::NameTaken(wish.name.clone()));
-        }
-        if table.pagers.len() >= MAX_PAGERS {
-            return Err(PagerError::TooMany);
-        }
+        table.check_free(&wish.name)?;
         table.started += 1;
         let config = PagerConfig {
             consumer: wish.name.clone(),
@@ -316,6 +373,8 @@ impl Pagers {
             lease: wish.wanted.lease_s.map_or(LEASE, Duration::from_secs),
             guest: wish.guest.clone(),
             encrypt: wish.wanted.encrypt,
+            monitor,
+            outlive: self.outlive(table.started),
             donor_patience: wish
                 .wanted
                 .donor_patience_s
@@ -336,13 +395,19 @@ impl Pagers {
             config: config.clone(),
             report,
             held: HeldFds::default(),
-            group: None,
+            target: None,
             launch_line: None,
             launch_over: false,
-            failure: None,
+            launcher,
+            last_word: LastWord::None,
         };
         table.pagers.insert(wish.name.clone(), pager);
         Ok(config)
+    }
+
+    fn outlive(&self, number: u32) -> Option<Outlive> {
+        let socket = self.0.paths.pager_adoption(number);
+        self.0.adopt_within.map(|patience| Outlive { socket, patience })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -364,14 +429,15 @@ impl Pagers {
     }
 
     fn signal(&self, name: &str, signal: Signal) {
-        if let Some(group) = self.table().pagers.get(name).and_then(|pager| pager.group) {
-            group.signal(signal);
+        if let Some(target) = self.table().pagers.get(name).and_then(|pager| pager.target.as_ref())
+        {
+            target.signal(signal);
         }
     }
 
     fn signal_all(&self, signal: Signal) {
-        for group in self.table().pagers.values().filter_map(|pager| pager.group) {
-            group.signal(signal);
+        for target in self.table().pagers.values().filter_map(|pager| pager.target.as_ref()) {
+            target.signal(signal);
         }
     }
 }

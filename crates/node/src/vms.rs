@@ -2,7 +2,8 @@
 //!
 //! A machine is followed by one thread from the moment its pager listens until its pager has
 //! ended. The thread talks to QEMU's monitor, and to nobody else: it is on no path of a page, and
-//! when it or the node dies the machine goes on.
+//! when it or the node dies the machine goes on. The next node follows it again: what it must know for
+//! that, the pager has kept.
 //!
 //! When pages are lost beyond repair the pager says so in its statistics and leaves the faults on
 //! those pages unanswered. The machine is then stopped through its monitor, with the reason in its
@@ -11,8 +12,9 @@
 //! anything else than what it wrote.
 
 use crate::message::StartVm;
-use crate::pagers::{PagerError, Pagers};
+use crate::pagers::{LeftVm, PagerError, Pagers};
 use crate::stop::Stop;
+use hecaton_pager::Stats;
 use hecaton_vm::qmp::{Monitor, RunState};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -98,6 +100,8 @@ struct Machine {
     /// next is entered.
     number: u64,
     report: VmReport,
+    /// A node before this one has followed it.
+    was_left: bool,
 }
 
 impl Vms {
@@ -113,19 +117,15 @@ impl Vms {
         if known && self.0.pagers.report(&wish.name).is_ok() {
             return Err(PagerError::NameTaken(wish.name.clone()));
         }
-        let report = VmReport {
-            name: wish.name.clone(),
-            state: VmState::Waiting,
-            run_state: None,
-            reason: None,
-            pid: None,
-            memory_bytes: None,
-            monitor: wish.monitor.clone(),
-        };
-        table.entered += 1;
-        let number = table.entered;
-        table.machines.insert(wish.name.clone(), Machine { number, report });
-        Ok(number)
+        Ok(table.enter(wish.name.clone(), wish.monitor.clone(), VmState::Waiting, false))
+    }
+
+    /// Follows a machine whose pager was taken over.
+    pub(crate) fn adopt(&self, left: LeftVm) {
+        let LeftVm { name, monitor, leaving } = left;
+        let state = if leaving { VmState::Leaving } else { VmState::Waiting };
+        let number = self.table().enter(name.clone(), monitor, state, true);
+        self.follow(&name, number);
     }
 
     /// Follows a machine whose pager listens, until the pager has ended.
@@ -184,6 +184,30 @@ impl Vms {
     }
 }
 
+impl Table {
+    fn enter(
+        &mut self,
+        name: String,
+        monitor: Option<PathBuf>,
+        state: VmState,
+        was_left: bool,
+    ) -> u64 {
+        let report = VmReport {
+            name: name.clone(),
+            state,
+            run_state: None,
+            reason: None,
+            pid: None,
+            memory_bytes: None,
+            monitor,
+        };
+        self.entered += 1;
+        let number = self.entered;
+        self.machines.insert(name, Machine { number, report, was_left });
+        number
+    }
+}
+
 /// The thread that follows one machine.
 struct Follower {
     vms: Vms,
@@ -236,10 +260,20 @@ impl Follower {
                 self.halt(reason);
             } else if self.monitor.is_some() {
                 self.look();
+                if self.monitor.is_some() && self.left_before(consumer.stats.as_ref()) {
+                    self.set_state(VmState::Detached);
+                }
             } else if consumer.stats.as_ref().is_some_and(|stats| stats.local_bytes > 0) {
                 self.set_state(VmState::Running);
             }
         }
+    }
+
+    /// Whether a machine that runs had left the pool before this node came to follow it.
+    fn left_before(&self, stats: Option<&Stats>) -> bool {
+        let table = self.vms.table();
+        let was_left = table.machines.get(&self.name).is_some_and(|machine| machine.was_left);
+        was_left && stats.is_some_and(|stats| stats.processes == 0 && stats.local_peak_bytes > 0)
     }
 
     fn connect(&mut self) {

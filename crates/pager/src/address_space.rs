@@ -1,6 +1,7 @@
 //! One program's (or forked child's, or hypervisor's) memory: its userfaultfd, its helper, its
 //! mappings.
 
+use crate::guard::{helper_label, uffd_label};
 use crate::guest::{FilePlace, Ram};
 use crate::helper::{self, Helper};
 use crate::mappings::read_mappings;
@@ -195,12 +196,12 @@ impl AddressSpace {
         }
     }
 
-    /// Every descriptor that is held for the address space.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        let guest = self.guest.as_ref().map(Ram::descriptors).unwrap_or_default();
-        let helper = self.helper.map(|helper| helper.socket);
-        let uffd = Some(self.uffd.0).filter(|&fd| fd >= 0);
-        uffd.into_iter().chain(helper).chain(guest).collect()
+    /// Every descriptor of the address space, with the label under which the node holds it.
+    pub(crate) fn held(&self) -> Vec<(String, RawFd)> {
+        let uffd = Some(self.uffd.0).filter(|&fd| fd >= 0).map(|fd| (uffd_label(self.serial), fd));
+        let connection = self.connection().map(|fd| (helper_label(self.serial), fd));
+        let files = self.guest.as_ref().map(Ram::held).unwrap_or_default();
+        uffd.into_iter().chain(connection).chain(files).collect()
     }
 
     /// Whether the process has given up its memory.

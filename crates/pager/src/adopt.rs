@@ -15,7 +15,7 @@ use crate::guest::Ram;
 use crate::state::{MAX_SPACES, State};
 use crate::worker::Held;
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 /// Descriptors by their labels.
 pub(crate) type Labelled = Vec<(String, OwnedFd)>;
@@ -24,7 +24,7 @@ pub(crate) type Labelled = Vec<(String, OwnedFd)>;
 ///
 /// May be cut short by a kill and done again by the next pager: it goes by labels and serial
 /// numbers alone, which it does not change.
-pub(crate) fn adopt(held: Labelled, node: RawFd) -> Result<(Held, Vec<String>), PagerError> {
+pub(crate) fn adopt(held: Labelled) -> Result<(Held, Vec<String>), PagerError> {
     let mut held: HashMap<String, OwnedFd> = held.into_iter().collect();
     let mut take = |label: &str| {
         let fd = held.remove(label).map(IntoRawFd::into_raw_fd);
@@ -37,7 +37,7 @@ pub(crate) fn adopt(held: Labelled, node: RawFd) -> Result<(Held, Vec<String>), 
     let firecracker = held.remove(guard::FIRECRACKER).map(IntoRawFd::into_raw_fd);
     let lost = renumber(&state, &mut held);
     let strays = held.into_keys().collect();
-    Ok((Held { state: state_fd, listener, control, firecracker, node, lost }, strays))
+    Ok((Held { state: state_fd, listener, control, firecracker, lost }, strays))
 }
 
 /// Enters the numbers under which the descriptors came, and takes those out of `held`. True if a

@@ -6,10 +6,12 @@
 //! them to bytes of the stream and not to lines.
 
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use rustix::process::Pid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
@@ -117,6 +119,19 @@ impl Receiver {
         self.unread.extend_from_slice(&bytes[..message.bytes]);
         Ok(message.bytes > 0)
     }
+}
+
+/// The process at the other end, if it is one that may be spoken to: of this process's user, or
+/// root's.
+pub fn check_peer(stream: &UnixStream) -> io::Result<Pid> {
+    let peer = socket_peercred(stream)?;
+    let user = rustix::process::geteuid();
+    if peer.uid != user && !peer.uid.is_root() {
+        let (theirs, ours) = (peer.uid.as_raw(), user.as_raw());
+        let reason = format!("this process serves user {ours} and root, not user {theirs}");
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
+    Ok(peer.pid)
 }
 
 /// Writes `message` as one line, with `fds` beside it.

@@ -1,14 +1,19 @@
 //! What a pager and whoever starts it (the node) say to each other.
 //!
-//! - Standard input is a socket. Down it comes one [`PagerStart`]; then it stays open in that
-//!   direction as long as further programs may be started on the pager. At its end the pager waits
-//!   until no process uses it any more, gives all extents back and ends with status 0. Up it go
-//!   [`PagerEvent`]s. If the pager is killed, or ends with status 101 (it panicked), another one is
-//!   started with what it had handed over; any other end is meant.
+//! - Standard input is a socket. Down it comes one [`PagerStart`], and when no further program will
+//!   be started on the pager, [`PagerOrder::LaunchOver`]. Then the pager waits until no process uses
+//!   it any more, gives all extents back and ends with status 0. Up it go [`PagerEvent`]s. If the
+//!   pager is killed, or ends with status 101 (it panicked), another one is started with what it had
+//!   handed over; any other end is meant.
+//! - When that socket ends without the order, the node was killed. The pager pages on, and answers
+//!   the node that adopts it (see [`crate::adoption`]) with [`PagerLeft`]; if none comes within
+//!   [`Outlive::patience`], and at once if it is not to outlive its node, the end is as good as the
+//!   order.
 //! - On standard output it says the line "ready" once the sockets listen.
 //! - At [`PagerConfig::node`] statistics are pushed each second, and a last time before the end;
 //!   donors are asked for there.
 
+use crate::adoption::Outlive;
 use crate::placement::Placement;
 use hecaton_policy::site::Site;
 use serde::{Deserialize, Serialize};
@@ -53,6 +58,13 @@ pub struct PagerConfig {
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
     pub guest: Option<Guest>,
+    /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node that
+    /// adopts it.
+    #[serde(default)]
+    pub monitor: Option<PathBuf>,
+    /// How the pager outlives its node; without it no other node finds it.
+    #[serde(default)]
+    pub outlive: Option<Outlive>,
 }
 
 /// How a virtual machine's memory is handed over.
@@ -103,6 +115,28 @@ pub struct PagerStart {
     pub held: usize,
 }
 
+/// A further line to a pager process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PagerOrder {
+    /// No further program will be started on it.
+    LaunchOver,
+}
+
+/// What a pager tells the node that adopts it. [`PagerStart::held`] descriptors follow, with
+/// [`PagerEvent::HoldFds`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PagerLeft {
+    /// What another process in its place would be told; it names no donors.
+    pub start: PagerStart,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// Whether no further program will be started on it.
+    pub launch_over: bool,
+    /// Whether a virtual machine is leaving the pool.
+    pub leaving: bool,
+}
+
 /// A line from a pager process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -114,4 +148,6 @@ pub enum PagerEvent {
     DropFds(Vec<String>),
     /// Why the pager ends otherwise than in peace.
     Failed(String),
+    /// The pager ends in peace.
+    Over,
 }

@@ -36,7 +36,7 @@ const EVICTION_PATIENCE: Duration = Duration::from_secs(30);
 const MAX_REQUEST: u64 = 64 << 10;
 
 /// Serves whoever comes within `wait`.
-pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &mut Pool, wait: Duration) {
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &Pool, wait: Duration) {
     let until = Instant::now() + wait;
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -55,7 +55,7 @@ pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &mut Pool, w
     }
 }
 
-fn answer(stream: UnixStream, shared: &Shared, pool: &mut Pool) -> std::io::Result<()> {
+fn answer(stream: UnixStream, shared: &Shared, pool: &Pool) -> std::io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
@@ -67,7 +67,7 @@ fn answer(stream: UnixStream, shared: &Shared, pool: &mut Pool) -> std::io::Resu
     writeln!(&stream, "{answer}")
 }
 
-fn perform(request: &Request, shared: &Shared, pool: &mut Pool) -> Value {
+fn perform(request: &Request, shared: &Shared, pool: &Pool) -> Value {
     let done = match *request {
         Request::Place(ref placement) => place(placement, pool),
         Request::Stats => Ok(()),
@@ -80,7 +80,7 @@ fn perform(request: &Request, shared: &Shared, pool: &mut Pool) -> Value {
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
             shared.lock().resize(pages);
-            evict_down_to(shared, pages)
+            evict_down_to(shared, pages).inspect(|()| pool.config().local_bytes = bytes)
         }
         Request::Detach => match available_bytes() {
             Ok(bytes) => {
@@ -98,14 +98,15 @@ fn perform(request: &Request, shared: &Shared, pool: &mut Pool) -> Value {
     }
 }
 
-fn place(placement: &Placement, pool: &mut Pool) -> Result<(), String> {
+fn place(placement: &Placement, pool: &Pool) -> Result<(), String> {
     placement.check().map_err(|error| error.to_string())?;
-    let copies = pool.placement.copies;
+    let mut config = pool.config();
+    let copies = config.placement.copies;
     if placement.copies != copies {
         return Err(format!("{copies} copies of each page are kept, which does not change"));
     }
-    placement.apply(&pool.space, &pool.placement);
-    pool.placement = placement.clone();
+    placement.apply(&pool.space, &config.placement);
+    config.placement = placement.clone();
     Ok(())
 }
 

@@ -29,6 +29,7 @@ use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
 use hecaton_space::group::DonorIndex;
 use hecaton_uffd::Uffd;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A fault as the kernel reports it.
@@ -81,7 +82,7 @@ pub(crate) type OwnDrop = HashMap<Key, u32>;
 /// All that is under the lock.
 pub(crate) struct Core {
     pub(crate) state: State,
-    pub(crate) guard: Guard,
+    pub(crate) guard: Arc<Guard>,
     pub(crate) epoll: EpollSet,
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
@@ -153,7 +154,7 @@ pub(crate) fn reserve(limit: u64) -> u64 {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, guard: Guard, limit: u64) -> Core {
+    pub(crate) fn new(state: State, guard: Arc<Guard>, limit: u64) -> Core {
         let tables = Tables::load(&state);
         let capacity = limit as usize;
         Core {
@@ -394,9 +395,9 @@ impl Core {
         self.guard.release(space.serial);
         if let Some(ram) = &space.guest {
             ram.erase(&self.state);
-            self.guard.release_labels(ram.labels());
+            self.guard.release_labels(ram.held().into_iter().map(|(label, _)| label).collect());
         }
-        for fd in space.descriptors() {
+        for (_, fd) in space.held() {
             self.epoll.forget(fd);
             close(fd);
         }

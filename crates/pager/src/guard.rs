@@ -10,12 +10,14 @@
 //! node here, and a node that is slow, or stopped, costs nothing.
 //!
 //! A node that has died holds nothing. Then the pager goes on unguarded: if it is killed after that,
-//! the helpers in its programs see the connection end, and end the programs.
+//! the helpers in its programs see the connection end, and end the programs. The node that adopts the
+//! pager ([`crate::lifeline`]) is handed all of it anew, with the tables locked: what comes or goes
+//! after that is told to that node like any other change.
 
-use crate::channel;
-use crate::config::PagerEvent;
-use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
+use crate::adoption::Answer;
+use crate::channel::{self, MAX_FDS_PER_LINE};
+use crate::config::{PagerEvent, PagerLeft};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -53,18 +55,42 @@ pub(crate) fn helper_label(serial: u64) -> String {
 
 /// The way up to the node.
 pub(crate) struct Guard {
-    /// Closed by nobody: the process's end is the node's sign to start another. `None` once the
-    /// node is gone.
-    node: Mutex<Option<ManuallyDrop<UnixStream>>>,
+    /// `None` once the node is gone. The stream stays open as long as the process lives, whatever
+    /// becomes of this descriptor: its end is the node's sign to start another.
+    node: Mutex<Option<UnixStream>>,
 }
 
 impl Guard {
     /// On a socket to the node that stays open as long as this process lives.
     pub(crate) fn new(node: RawFd) -> std::io::Result<Guard> {
-        // SAFETY: the caller leaves the descriptor open, and nothing here closes it.
-        let stream = ManuallyDrop::new(unsafe { UnixStream::from_raw_fd(node) });
+        // SAFETY: the caller leaves the descriptor open.
+        let stream = unsafe { BorrowedFd::borrow_raw(node) };
+        let stream = UnixStream::from(stream.try_clone_to_owned()?);
         stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Guard { node: Mutex::new(Some(stream)) })
+    }
+
+    /// From now on it is another node, which is told what it has adopted and given all that is to
+    /// be held. The caller keeps everybody from changing that meanwhile.
+    pub(crate) fn hand_over(
+        &self,
+        stream: UnixStream,
+        left: PagerLeft,
+        held: &[(String, RawFd)],
+    ) -> std::io::Result<()> {
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut node = self.node.lock().expect("no thread panics with it");
+        *node = None;
+        channel::send(&stream, &Answer::Adopted(left), &[])?;
+        for held in held.chunks(MAX_FDS_PER_LINE) {
+            let labels = held.iter().map(|(label, _)| label.clone()).collect();
+            // SAFETY: the caller has them open.
+            let fds = held.iter().map(|&(_, fd)| unsafe { BorrowedFd::borrow_raw(fd) });
+            let fds: Vec<_> = fds.collect();
+            channel::send(&stream, &PagerEvent::HoldFds(labels), &fds)?;
+        }
+        *node = Some(stream);
+        Ok(())
     }
 
     /// Hands descriptors over; what was held under the same labels is replaced.
@@ -97,6 +123,11 @@ impl Guard {
         self.send(&PagerEvent::Failed(words), &[]);
     }
 
+    /// Says that the pager is about to end in peace.
+    pub(crate) fn say_over(&self) {
+        self.send(&PagerEvent::Over, &[]);
+    }
+
     fn send(&self, event: &PagerEvent, fds: &[BorrowedFd<'_>]) {
         let mut node = self.node.lock().expect("no thread panics with it");
         let Some(stream) = &*node else { return };
@@ -114,19 +145,18 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::{AsRawFd, IntoRawFd};
+    use crate::config::{PagerConfig, PagerStart};
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_descriptor_that_was_sent_outlives_its_sender() {
         let (ours, nodes) = UnixStream::pair().expect("a socket pair");
-        let (ours, mut file) = (ours.into_raw_fd(), tempfile::tempfile().expect("a file"));
+        let mut file = tempfile::tempfile().expect("a file");
         std::io::Write::write_all(&mut file, b"kept").expect("written");
-        let guard = Guard::new(ours).expect("a guard");
+        let guard = Guard::new(ours.as_raw_fd()).expect("a guard");
         guard.hold(vec![uffd_label(7)], &[file.as_raw_fd()]);
         guard.release(6);
-        drop(file);
-        // SAFETY: opened above, and not used any more.
-        drop(unsafe { UnixStream::from_raw_fd(ours) });
+        drop((file, guard, ours));
 
         let mut receiver = channel::Receiver::new(nodes);
         let held = receiver.receive::<PagerEvent>().expect("read");
@@ -149,6 +179,63 @@ mod tests {
         for _ in 0..2 {
             guard.hold(vec![STATE.into()], &[0]);
             guard.release(1);
+        }
+    }
+
+    #[test]
+    fn another_node_is_handed_all_of_it_and_told_what_changes() {
+        let (first, nodes) = UnixStream::pair().expect("a socket pair");
+        let guard = Guard::new(first.as_raw_fd()).expect("a guard");
+        drop(nodes);
+        guard.release(1);
+        let (ours, nodes) = UnixStream::pair().expect("a socket pair");
+        let file = tempfile::tempfile().expect("a file");
+        let many = 2 * MAX_FDS_PER_LINE + 3;
+        let held: Vec<_> = (0..many).map(|i| (uffd_label(i as u64), file.as_raw_fd())).collect();
+        let reader = std::thread::spawn(move || {
+            let mut receiver = channel::Receiver::new(nodes);
+            let answer = receiver.receive::<Answer<PagerLeft>>().expect("read").expect("said");
+            let Answer::Adopted(left) = answer else { panic!("{answer:?}") };
+            let mut labels = Vec::new();
+            while labels.len() < left.start.held {
+                let event = receiver.receive().expect("read").expect("said");
+                let PagerEvent::HoldFds(more) = event else { panic!("{event:?}") };
+                receiver.take_fds(more.len()).expect("they came");
+                labels.extend(more);
+            }
+            let event = receiver.receive().expect("read");
+            assert_eq!(event, Some(PagerEvent::DropFds(vec!["uffd-6".into(), "helper-6".into()])));
+            labels
+        });
+        let left = PagerLeft {
+            start: PagerStart { config: config(), held: many },
+            restarts: 2,
+            launch_over: false,
+            leaving: false,
+        };
+        guard.hand_over(ours, left, &held).expect("handed over");
+        guard.release(6);
+        let labels = reader.join().expect("joined");
+        assert!(labels.into_iter().eq(held.into_iter().map(|(label, _)| label)));
+    }
+
+    fn config() -> PagerConfig {
+        PagerConfig {
+            consumer: "a".into(),
+            site: Default::default(),
+            space: 1,
+            local_bytes: 1 << 24,
+            socket: "/nowhere".into(),
+            donors: Vec::new(),
+            placement: crate::Placement::default(),
+            node: None,
+            lease: Duration::ZERO,
+            donor_patience: Duration::ZERO,
+            encrypt: false,
+            scrub_bytes_per_s: 0,
+            guest: None,
+            monitor: None,
+            outlive: None,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! What is done now and then: forked children, memory mapped behind our back, statistics.
 
+use crate::config::PagerConfig;
 use crate::control;
 use crate::core::Core;
 use crate::helper;
 use crate::mappings::read_mappings;
 use crate::node::NodeLine;
-use crate::placement::Placement;
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::worker::TERMINATED;
@@ -13,23 +13,25 @@ use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::{Command, Op, Range};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
 
 /// The consumer's part of the pool, and how it is to be.
+#[derive(Clone)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
-    pub(crate) placement: Placement,
+    /// As another process in this one's place would be told it.
+    pub(crate) config: Arc<Mutex<PagerConfig>>,
 }
 
 /// Runs as long as the process.
-pub(crate) fn run(shared: Arc<Shared>, mut pool: Pool, mut node: NodeLine, control: UnixListener) {
+pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: UnixListener) {
     let mut reported = Instant::now();
     loop {
-        control::serve(&control, &shared, &mut pool, TICK);
+        control::serve(&control, &shared, &pool, TICK);
         if TERMINATED.load(Ordering::Relaxed) {
             shared.lock().terminate("the node is stopping");
         }
@@ -45,8 +47,16 @@ impl Pool {
     /// What the pager has counted, and how the pool holds the memory.
     pub(crate) fn stats(&self, shared: &Shared) -> Stats {
         let mut stats = shared.lock().snapshot();
-        stats.pool = self.placement.in_use(&self.space);
+        stats.pool = self.config().placement.in_use(&self.space);
         stats
+    }
+
+    pub(crate) fn config(&self) -> MutexGuard<'_, PagerConfig> {
+        self.config.lock().expect("no thread panics with it")
+    }
+
+    pub(crate) fn node_line(&self) -> NodeLine {
+        NodeLine::new(&self.config())
     }
 }
 

@@ -221,7 +221,7 @@ pub(crate) mod tests {
         // SAFETY: just created, never closed.
         let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap();
         let guard = Guard::new(connection()).unwrap();
-        let mut core = Core::new(state, guard, 1 << 14);
+        let mut core = Core::new(state, std::sync::Arc::new(guard), 1 << 14);
         let mut space = AddressSpace::new(Uffd(-1), Helper::only_connection(-1));
         space.pid = Some(std::process::id() as i32);
         space.stage = Stage::Live;

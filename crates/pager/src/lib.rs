@@ -6,6 +6,7 @@
 //! | module | what it is about |
 //! |---|---|
 //! | [`guard`], [`adopt`], [`channel`] | what the node holds for the pager, and gives to the next one |
+//! | [`adoption`], [`lifeline`] | how a child that has outlived its node is taken over by the next one |
 //! | [`worker`] | the pager process: its threads, its beginning and end |
 //! | [`serve`], [`source`] | the fault loop: kernel messages and arriving pages |
 //! | [`fault`], [`event`] | what is done about each of them |
@@ -20,6 +21,7 @@
 
 mod address_space;
 mod adopt;
+pub mod adoption;
 mod attach;
 pub mod channel;
 pub mod config;
@@ -36,6 +38,7 @@ mod guest;
 mod helper;
 mod housekeeping;
 mod inherit;
+mod lifeline;
 mod mappings;
 mod node;
 pub mod placement;
@@ -57,7 +60,8 @@ mod worker;
 mod write_out;
 
 pub use config::{
-    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerStart,
+    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerLeft, PagerOrder,
+    PagerStart,
 };
 pub use hecaton_policy::site::Site;
 pub use placement::{Placement, PoolUse, RamRange};
@@ -67,9 +71,10 @@ pub use worker::{COPYING_BYTES_PER_S, PANICKED};
 use hecaton_space::SpaceError;
 use rustix::net::SocketType;
 use std::io::Write;
-use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Why a pager ends otherwise than in peace.
 #[derive(Debug, thiserror::Error)]
@@ -107,13 +112,16 @@ pub enum PagerError {
 /// See [`PagerError`].
 pub fn run() -> Result<(), PagerError> {
     let node = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let (config, held) = receive_start(&node)?;
-    page(&config, held, node.into_raw_fd())
+    let mut receiver = channel::Receiver::new(node.try_clone()?.into());
+    let (config, held) = receive_start(&mut receiver)?;
+    let guard = Arc::new(guard::Guard::new(node.into_raw_fd())?);
+    page(&config, held, &guard, receiver).inspect_err(|error| guard.say_why(error))
 }
 
 /// What the pager is to be, and what the pager before it had handed over.
-fn receive_start(node: &OwnedFd) -> Result<(PagerConfig, adopt::Labelled), PagerError> {
-    let mut receiver = channel::Receiver::new(node.try_clone()?.into());
+fn receive_start(
+    receiver: &mut channel::Receiver,
+) -> Result<(PagerConfig, adopt::Labelled), PagerError> {
     let start: Option<PagerStart> = receiver.receive().unwrap_or_default();
     let PagerStart { config, held: count } = start.ok_or(PagerError::NotStarted)?;
     let mut held = Vec::new();
@@ -125,43 +133,51 @@ fn receive_start(node: &OwnedFd) -> Result<(PagerConfig, adopt::Labelled), Pager
     Ok((config, held))
 }
 
-fn page(config: &PagerConfig, held: adopt::Labelled, node: RawFd) -> Result<(), PagerError> {
+fn page(
+    config: &PagerConfig,
+    held: adopt::Labelled,
+    guard: &Arc<guard::Guard>,
+    receiver: channel::Receiver,
+) -> Result<(), PagerError> {
     if config.local_bytes < MIN_LOCAL_BYTES {
         return Err(PagerError::LocalTooSmall(config.local_bytes));
     }
     let control_path = control_socket(&config.socket);
-    let guard = guard::Guard::new(node)?;
     let held = if held.is_empty() {
         let listener = listen(&config.socket, SocketType::SEQPACKET)?;
         let control = listen(&control_path, SocketType::STREAM)?;
         let state = state::State::create()?;
-        let labels = [guard::STATE, guard::LISTENER, guard::CONTROL].map(String::from);
-        guard.hold(labels.into(), &[state, listener, control]);
         let firecracker = match &config.guest {
             Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
-        if let Some(listener) = firecracker {
-            guard.hold(vec![guard::FIRECRACKER.into()], &[listener]);
-        }
-        worker::Held { state, listener, control, firecracker, node, lost: false }
+        let held = worker::Held { state, listener, control, firecracker, lost: false };
+        let (labels, fds): (_, Vec<RawFd>) = held.labelled().into_iter().unzip();
+        guard.hold(labels, &fds);
+        held
     } else {
-        let (held, strays) = adopt::adopt(held, node)?;
+        let (held, strays) = adopt::adopt(held)?;
         for strays in strays.chunks(channel::MAX_FDS_PER_LINE) {
             guard.release_labels(strays.to_vec());
         }
         held
     };
+    let adoption = config.outlive.as_ref().map(adoption::AdoptionSocket::listen).transpose()?;
     let mut out = std::io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
 
-    let ended = worker::run(config, held);
+    let ways = worker::NodeWays { guard: guard.clone(), receiver, adoption };
+    let ended = worker::run(config, held, ways);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
     if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
         let _ = std::fs::remove_file(socket);
     }
-    ended.inspect_err(|error| guard.say_why(error))
+    if let Some(outlive) = &config.outlive {
+        // The thread that listens at it is not waited for.
+        let _ = std::fs::remove_file(&outlive.socket);
+    }
+    ended.inspect(|()| guard.say_over())
 }
 
 /// The control socket of the pager whose programs attach at `socket`.

@@ -1,14 +1,17 @@
 //! The process that pages: sets up the threads, and ends when the consumer has.
 
 use crate::PagerError;
+use crate::adoption::AdoptionSocket;
+use crate::channel::Receiver;
 use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
 use crate::evict::Evictor;
 use crate::fork;
 use crate::give_back;
-use crate::guard::Guard;
+use crate::guard::{self, Guard};
 use crate::guest;
 use crate::housekeeping::{self, Pool};
+use crate::lifeline::Lifeline;
 use crate::node::{NodeDirectory, NodeLine};
 use crate::placement::Placement;
 use crate::scrub;
@@ -20,8 +23,8 @@ use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
 use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -34,14 +37,38 @@ pub(crate) struct Held {
     pub(crate) control: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
-    /// Up to the node.
-    pub(crate) node: RawFd,
     /// A program ran on memory whose userfaultfd is gone: see [`crate::adopt`].
     pub(crate) lost: bool,
 }
 
+impl Held {
+    /// All of them, with the labels under which the node holds them.
+    pub(crate) fn labelled(&self) -> Vec<(String, RawFd)> {
+        let firecracker = self.firecracker.map(|fd| (guard::FIRECRACKER, fd));
+        [
+            (guard::STATE, self.state),
+            (guard::LISTENER, self.listener),
+            (guard::CONTROL, self.control),
+        ]
+        .into_iter()
+        .chain(firecracker)
+        .map(|(label, fd)| (label.to_owned(), fd))
+        .collect()
+    }
+}
+
+/// The ways from and to the node.
+pub(crate) struct NodeWays {
+    /// Up.
+    pub(crate) guard: Arc<Guard>,
+    /// Down.
+    pub(crate) receiver: Receiver,
+    /// Where another node finds the pager, if it is to be found.
+    pub(crate) adoption: Option<AdoptionSocket>,
+}
+
 /// Pages until no process is left.
-pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
+pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<(), PagerError> {
     end_on_panic();
     // SAFETY: it is never closed.
     let (state, is_successor) = State::open(unsafe { BorrowedFd::borrow_raw(held.state) })?;
@@ -67,9 +94,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     space_config.patience = space_config.patience.min(config.donor_patience);
     let directory = Arc::new(NodeDirectory::new(config));
 
-    let guard = Guard::new(held.node)?;
     let sealing = config.encrypt.then(|| Sealing::new(state.seals));
-    let mut core = Core::new(state, guard, pages_for_bytes(config.local_bytes));
+    let mut core = Core::new(state, node.guard, pages_for_bytes(config.local_bytes));
     core.stats.encrypted = config.encrypt;
     if config.guest.is_some() {
         core.on_loss = OnLoss::Report;
@@ -123,12 +149,6 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
     let (housekeepers, line) = (shared.clone(), NodeLine::new(config));
-    let pool = Pool { space: space.clone(), placement: config.placement.clone() };
-    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
-
-    let (renewed, tended) = (space.clone(), space.clone());
-    spawn("leases", move || keep_leases(&renewed));
-    spawn("upkeep", move || upkeep(&tended));
     if config.placement.copies > 1 {
         let scrubbed = space.clone();
         // What donors have of sealed pages has other sums than those of the records.
@@ -136,10 +156,26 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
         let bytes_per_s = config.scrub_bytes_per_s;
         spawn("scrub", move || scrub::run(&scrubbed, records, bytes_per_s));
     }
+    let config = Arc::new(Mutex::new(config.clone()));
+    let pool = Pool { space: space.clone(), config: config.clone() };
+    let last_look = pool.clone();
+    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
 
-    let launcher_gone = launcher_watch();
+    let (renewed, tended) = (space.clone(), space.clone());
+    spawn("leases", move || keep_leases(&renewed));
+    spawn("upkeep", move || upkeep(&tended));
+
+    let launch_over = Arc::new(AtomicBool::new(false));
+    let lifeline = Lifeline {
+        shared: shared.clone(),
+        config,
+        own: held,
+        launch_over: launch_over.clone(),
+        adoption: node.adoption,
+    };
+    spawn("node", move || lifeline.run(node.receiver));
     server.run(|core| {
-        let no_more = launcher_gone.load(Relaxed) || core.failed.is_some();
+        let no_more = launch_over.load(Relaxed) || core.failed.is_some();
         no_more && core.fork_requests.is_empty() && core.live_spaces().next().is_none()
     })?;
     shared.lock().over = true;
@@ -151,10 +187,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held) -> Result<(), PagerError> {
             unreachable!("a thread that panics ends the process");
         }
     }
-    let mut stats = shared.lock().snapshot();
-    stats.pool = config.placement.in_use(&space);
+    let stats = last_look.stats(&shared);
     let released = space.release();
-    NodeLine::new(config).report(&stats);
+    last_look.node_line().report(&stats);
     if let Some(error) = stats.error {
         return Err(PagerError::ConsumerEnded(error));
     }
@@ -227,17 +262,4 @@ fn end_on_sigterm() {
     }
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::signal(libc::SIGTERM, note as *const () as libc::sighandler_t) };
-}
-
-/// Set once the node says that no further program comes: by the end of standard input.
-fn launcher_watch() -> Arc<AtomicBool> {
-    let gone = Arc::new(AtomicBool::new(false));
-    let flag = gone.clone();
-    spawn("launcher", move || {
-        let mut byte = 0u8;
-        // SAFETY: one byte is read into one byte. The loop ends at end of file or an error.
-        while unsafe { libc::read(libc::STDIN_FILENO, (&raw mut byte).cast(), 1) } > 0 {}
-        flag.store(true, Relaxed);
-    });
-    gone
 }

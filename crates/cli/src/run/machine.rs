@@ -76,7 +76,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         .args(&arguments)
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
-    session.run(command, &args.command, &pager.name)
+    session.run(command, &args.command, pager)
 }
 
 fn edit(args: &Args, monitor: &Path) -> anyhow::Result<Vec<OsString>> {

@@ -71,7 +71,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         .args(&args.command[1..])
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
-    session.run(command, &args.command, &pager.name)
+    session.run(command, &args.command, pager)
 }
 
 /// What is to be started, and on what terms.

@@ -10,10 +10,12 @@ use crate::failure::usage;
 use anyhow::Context as _;
 use hecaton_memory::Size;
 use hecaton_node::client::{ClientError, NodeClient};
-use hecaton_node::message::PagerEnd;
+use hecaton_node::launcher::Launched;
+use hecaton_node::message::{PagerAddress, PagerEnd};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Instant;
@@ -57,11 +59,12 @@ impl Session {
         self,
         mut command: Command,
         words: &[OsString],
-        pager: &str,
+        pager: PagerAddress,
     ) -> anyhow::Result<ExitCode> {
         let Session { client, mut embedded, signals, stats } = self;
         signals.release_in(&mut command);
-        let outcome = watch(command, client, &signals);
+        let name = pager.name.clone();
+        let outcome = watch(command, client, pager, &signals);
         if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {
             embedded.leave();
         }
@@ -72,7 +75,7 @@ impl Session {
             stats.write(words, &outcome)?;
         }
         if let Some(error) = outcome.pager.as_ref().and_then(|end| end.error.as_ref()) {
-            eprintln!("hecaton: the pager of `{pager}` failed: {error}");
+            eprintln!("hecaton: the pager of `{name}` failed: {error}");
         }
         Ok(exit::code(outcome.status))
     }
@@ -89,16 +92,20 @@ pub(super) struct Outcome {
 /// Runs the program, and then waits until the pager has given back what it held.
 fn watch(
     mut command: Command,
-    mut client: NodeClient,
+    client: NodeClient,
+    pager: PagerAddress,
     signals: &Signals,
 ) -> anyhow::Result<Outcome> {
-    let launch_line = client.launch_line()?;
+    let launched = Arc::new(Launched::new(&client, pager)?);
     let (told, pager_end) = mpsc::channel();
-    thread::Builder::new().name("pager-end".into()).spawn(move || {
-        let end = client.wait_end();
-        // Nobody listens any more when a signal has ended the wait.
-        let _ = told.send(end);
-        signals::wake();
+    thread::Builder::new().name("pager-end".into()).spawn({
+        let launched = Arc::clone(&launched);
+        move || {
+            let end = launched.wait_end(client);
+            // Nobody listens any more when a signal has ended the wait.
+            let _ = told.send(end);
+            signals::wake();
+        }
     })?;
     let started = Instant::now();
     let spawned = command.spawn();
@@ -107,7 +114,8 @@ fn watch(
     let mut ended = None;
     let status = wait_program(&mut child, signals, &pager_end, &mut ended)?;
     let seconds = started.elapsed().as_secs_f64();
-    if launch_line.over().is_ok() && ended.is_none() {
+    launched.over();
+    if ended.is_none() {
         wait_pager(signals, &pager_end, &mut ended);
     }
     let pager = match ended {

@@ -6,13 +6,15 @@ use crate::placement::{PoolArgs, RangeArgs};
 use crate::run::library;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
-use hecaton_node::client::NodeClient;
+use hecaton_node::client::{ClientError, NodeClient};
+use hecaton_node::launcher::Launched;
 use hecaton_node::message::StartVm;
 use hecaton_pager::Guest;
 use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -82,7 +84,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let pager = client.start_vm(wish)?;
     let needs = match guest {
         Guest::Firecracker { socket, .. } => Needs { name: &pager.name, library: None, socket },
-        Guest::Qemu => Needs { name: &pager.name, library: Some(library), socket: pager.socket },
+        Guest::Qemu => {
+            Needs { name: &pager.name, library: Some(library), socket: pager.socket.clone() }
+        }
     };
     if args.json {
         println!("{}", serde_json::to_string(&needs)?);
@@ -94,33 +98,35 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     // Until its machine has come, the pager waits for it; from then on it must not wait for
     // another when this one has ended.
-    let launch_line = client.launch_line()?;
-    let mut watching = args.cluster.need_local_node()?;
-    let name = pager.name.clone();
-    thread::spawn(move || {
-        if has_come(&mut watching, &name)
-            && let Err(error) = launch_line.over()
-        {
-            tracing::debug!(%error, "the node is gone");
+    let launched = Arc::new(Launched::new(&client, pager.clone())?);
+    thread::spawn({
+        let (launched, socket) = (Arc::clone(&launched), client.socket().to_owned());
+        move || {
+            if has_come(&socket, &pager.name) {
+                launched.over();
+            }
         }
     });
-    let end = client.wait_end()?;
+    let end = launched.wait_end(client)?;
     if let Some(error) = end.error {
         bail!("the pager of `{}` failed: {error}", end.name);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until a machine has handed its memory over; `false` if its pager ends before.
-fn has_come(node: &mut NodeClient, name: &str) -> bool {
+/// Waits until a machine has handed its memory over; `false` if its pager ends before. While there is
+/// no node, nothing is known of either.
+fn has_come(node: &Path, name: &str) -> bool {
     loop {
-        let Ok(report) = node.status() else { return false };
-        let consumer = report.consumers.iter().find(|consumer| consumer.name == name);
-        let Some(consumer) = consumer else { return false };
-        let stats = consumer.stats.as_ref();
-        // One that has come and gone since the last look has left its mark.
-        if stats.is_some_and(|stats| stats.processes > 0 || stats.local_peak_bytes > 0) {
-            return true;
+        let report = NodeClient::connect(node).map_err(ClientError::from);
+        if let Ok(report) = report.and_then(|mut node| node.status()) {
+            let consumer = report.consumers.iter().find(|consumer| consumer.name == name);
+            let Some(consumer) = consumer else { return false };
+            let stats = consumer.stats.as_ref();
+            // One that has come and gone since the last look has left its mark.
+            if stats.is_some_and(|stats| stats.processes > 0 || stats.local_peak_bytes > 0) {
+                return true;
+            }
         }
         thread::sleep(INTERVAL);
     }

@@ -3,4 +3,5 @@
 mod cluster;
 mod common;
 mod memory;
+mod restart;
 mod usage;

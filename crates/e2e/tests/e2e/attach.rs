@@ -37,14 +37,14 @@ pub(crate) fn of_qemu(cluster: &Cluster) -> TestResult {
 }
 
 /// The test client that hands its memory over as Firecracker does.
-struct Firecracker {
+pub(crate) struct Firecracker {
     running: Running,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Firecracker {
-    fn start(socket: &str, image: &std::path::Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(socket: &str, image: &std::path::Path) -> anyhow::Result<Self> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firecracker-client"));
         command.arg(socket).arg(image).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
@@ -54,13 +54,13 @@ impl Firecracker {
     }
 
     /// Waits until it has done what it was last told.
-    fn is_done(&mut self) -> anyhow::Result<bool> {
+    pub(crate) fn is_done(&mut self) -> anyhow::Result<bool> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         Ok(line == "done\n")
     }
 
-    fn round(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn round(&mut self) -> anyhow::Result<()> {
         self.begin()?;
         ensure!(self.is_done()?, "the client has found wrong data, or was ended");
         Ok(())
@@ -70,7 +70,7 @@ impl Firecracker {
         Ok(writeln!(self.input.as_ref().context("it has no input")?, "round")?)
     }
 
-    fn end(mut self) -> anyhow::Result<()> {
+    pub(crate) fn end(mut self) -> anyhow::Result<()> {
         self.input = None;
         let status = self.running.wait(PATIENCE, || Ok(()))?;
         ensure!(status.success(), "the client ended with {status}");

@@ -194,7 +194,7 @@ pub(crate) fn of_all_who_serve_a_family(_: &Cluster) -> TestResult {
 }
 
 /// Neither gone nor a zombie.
-fn is_running(id: u32) -> bool {
+pub(crate) fn is_running(id: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
     state.is_some_and(|state| state != 'Z')

@@ -21,6 +21,7 @@ mod pool;
 mod process;
 mod programs;
 mod redis;
+mod restart;
 mod traffic;
 mod unprivileged;
 mod usage;
@@ -85,6 +86,9 @@ const TESTS: &[Test<Cluster>] = tests![
     crash::of_a_pager_in_a_storm,
     encrypted::donors_can_read_nothing,
     encrypted::donors_can_change_nothing,
+    restart::of_everything_in_any_order,
+    restart::of_a_node_whose_program_ends_meanwhile,
+    restart::of_a_node_under_a_machine,
     mirror::silent_donors_are_done_without,
     mirror::pagers_die_while_a_donor_is_silent,
     mirror::a_donor_is_emptied_under_a_program,

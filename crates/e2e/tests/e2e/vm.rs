@@ -480,6 +480,7 @@ pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
     let lender = || {
         let mut node = cluster.command("node");
         node.args(["--name", "fragile", "--lend", "2G", "--listen", &format!("127.0.0.1:{port}")]);
+        node.args(["--adopt-within", "0"]);
         Running::spawn(node.arg("--dir").arg(cluster.file("fragile")).stdout(Stdio::null()))
     };
     let is_fragile =

@@ -7,20 +7,20 @@
 //! or cannot go on.
 //!
 //! A pager's standard input is a socket. Down it go the configuration and what the pager before it
-//! had handed over, and then nothing: when the node closes that direction, the launcher will start
-//! no further program, and the pager ends as soon as nothing uses it. Up it come descriptors to be
-//! held. All of them are taken in before the next pager is started: a descriptor that the dead one
-//! has sent is as good as held.
+//! had handed over, and at last that the launcher will start no further program: then the pager ends
+//! as soon as nothing uses it. Up it come descriptors to be held. All of them are taken in before the
+//! next pager is started: a descriptor that the dead one has sent is as good as held.
 
-use super::{OnEnd, PagerState, Pagers};
+use super::{LastWord, PagerState, Pagers};
 use crate::channel::{self, MAX_FDS_PER_LINE, Receiver};
-use crate::child::End;
+use crate::child::{Conversation, End, Running};
 use crate::message::PagerEnd;
 use crate::report::DonorAddress;
 use crate::restart::CrashLimit;
 use hecaton_pager::{Donor, PagerEvent, PagerStart};
 use rustix::process::Signal;
 use std::io::{self, BufRead, BufReader};
+use std::mem;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -32,13 +32,36 @@ use std::time::{Duration, Instant};
 /// before whatever keeps the executable from being run has passed.
 const START_PAUSE: Duration = Duration::from_millis(400);
 
+/// What the end of a process means for its consumer.
+#[derive(Debug, PartialEq, Eq)]
+enum Meaning {
+    /// All was released.
+    Peace,
+    /// It cannot go on, and why.
+    Failure(String),
+    /// It did not mean to end.
+    Crash(String),
+}
+
+/// Of one that was not started by this node nothing is known but what it said.
+fn meaning(end: End, said: LastWord) -> Meaning {
+    match (end, said) {
+        (End::Exited(0), _) | (End::Unknown, LastWord::Peace) => Meaning::Peace,
+        (End::Unknown, LastWord::Failure(why)) => Meaning::Failure(why),
+        (end, _) if end.is_crash() => Meaning::Crash(end.to_string()),
+        (_, LastWord::Failure(why)) => Meaning::Failure(why),
+        (end, _) => Meaning::Failure(end.to_string()),
+    }
+}
+
 impl Pagers {
-    /// Runs a pager until it ends in peace, or has nothing to come back for.
+    /// Runs a pager until it ends in peace, or has nothing to come back for. The first of its
+    /// processes may run already.
     pub(super) fn supervise(
         &self,
         name: &str,
+        mut running: Option<Conversation>,
         decided: &SyncSender<Result<u32, String>>,
-        on_end: OnEnd,
     ) {
         let mut limit = CrashLimit::default();
         let mut served = false;
@@ -49,13 +72,12 @@ impl Pagers {
                 served = true;
                 wanted
             };
-            let (reason, pause) = match self.run_once(name, listening) {
-                Ok(End::Exited(0)) => break None,
-                Ok(end) if !end.is_crash() => {
-                    let own_word = self.with(name, |pager| pager.failure.take()).ok().flatten();
-                    break Some(own_word.unwrap_or_else(|| end.to_string()));
-                }
-                Ok(end) => (end.to_string(), Duration::ZERO),
+            let end = self.run_once(name, running.take(), listening);
+            let said = self.with(name, |pager| mem::take(&mut pager.last_word)).unwrap_or_default();
+            let (reason, pause) = match end.map(|end| meaning(end, said)) {
+                Ok(Meaning::Peace) => break None,
+                Ok(Meaning::Failure(why)) => break Some(why),
+                Ok(Meaning::Crash(how)) => (how, Duration::ZERO),
                 Err(error) => (error.to_string(), START_PAUSE),
             };
             let holds = self.with(name, |pager| !pager.held.is_empty()).unwrap_or(false);
@@ -74,55 +96,74 @@ impl Pagers {
                 break Some("the node is stopping".to_owned());
             }
         };
-        let Some(pager) = self.forget(name) else { return };
+        let Some(mut pager) = self.forget(name) else { return };
         if !served {
             let reason = error.unwrap_or_else(|| "it ended before it listened".to_owned());
             // The launcher may have given up waiting.
             let _ = decided.send(Err(reason));
             return;
         }
-        on_end(PagerEnd { name: name.to_owned(), error, stats: pager.report.stats.clone() });
+        let stats = pager.report.stats.clone();
+        match (pager.launcher.0.take(), error) {
+            (Some(on_end), error) => on_end(PagerEnd { name: name.to_owned(), error, stats }),
+            (None, Some(error)) => tracing::error!(consumer = name, error, "pager ended"),
+            (None, None) => {}
+        }
         // Only now: the launcher has been told, and kills what still uses the descriptors.
         drop(pager);
     }
 
-    /// Runs one process to its end. `listening` is told its pid once it listens, and says whether
-    /// anybody still wants it.
-    fn run_once(&self, name: &str, listening: impl FnOnce(u32) -> bool) -> io::Result<End> {
+    /// Starts a process; whether it listens is the second value.
+    fn start_process(&self, name: &str) -> io::Result<(Conversation, io::Result<()>)> {
         let (ours, theirs) = UnixStream::pair()?;
+        let receiver = Receiver::new(ours.try_clone()?);
         let stdin = Stdio::from(OwnedFd::from(theirs));
-        let mut running = self.0.command.spawn("pager", stdin, Stdio::piped())?;
-        let pid = running.pid();
-        let group = running.group();
-        let output = running.child.stdout.take().expect("its output is a pipe");
+        let mut process = self.0.command.spawn("pager", stdin, Stdio::piped())?;
+        let output = process.child.stdout.take().expect("its output is a pipe");
+        let child = Conversation { process: Running::Started(process), stream: ours, receiver };
         let _ = self.with(name, |pager| {
-            pager.group = Some(group);
-            pager.report.pid = Some(pid);
+            pager.enter(&child.process);
             pager.config.donors = self.donors_now();
         });
         // One that died at once takes no start line; how it died, its end says.
         let started =
-            self.send_start(name, &ours).and_then(|()| wait_ready(BufReader::new(output)));
-        let launch_line = ours.try_clone()?;
+            self.send_start(name, &child.stream).and_then(|()| wait_ready(BufReader::new(output)));
+        Ok((child, started))
+    }
+
+    /// Runs one process to its end, which may have been started before. `listening` is told its pid
+    /// once it listens, and says whether anybody still wants it.
+    fn run_once(
+        &self,
+        name: &str,
+        running: Option<Conversation>,
+        listening: impl FnOnce(u32) -> bool,
+    ) -> io::Result<End> {
+        let (child, started) = match running {
+            Some(child) => (child, Ok(())),
+            None => self.start_process(name)?,
+        };
+        let Conversation { process, stream, receiver } = child;
+        let launch_line = stream.try_clone()?;
         // Before the launcher is told: it may be done with launching at once.
         let _ = self.with(name, |pager| {
             pager.launch_line = Some(launch_line);
             if pager.launch_over {
-                pager.hang_up();
+                pager.say_launch_over();
                 pager.report.state = PagerState::Ending;
             } else if started.is_ok() {
                 pager.report.state = PagerState::Serving;
             }
         });
         self.0.news.ring();
-        let wanted = started.is_ok() && listening(pid);
+        let wanted = started.is_ok() && listening(process.pid());
         if !wanted || self.0.stop.is_set() {
-            group.signal(Signal::TERM);
+            process.target().signal(Signal::TERM);
         }
-        self.hold_what_comes(name, ours);
-        let end = running.wait();
+        self.hold_what_comes(name, &stream, receiver);
+        let end = process.wait();
         let _ = self.with(name, |pager| {
-            pager.group = None;
+            pager.target = None;
             pager.launch_line = None;
             pager.report.pid = None;
         });
@@ -150,9 +191,7 @@ impl Pagers {
     }
 
     /// Takes in the descriptors that a pager sends, until it has ended.
-    pub(super) fn hold_what_comes(&self, name: &str, stream: UnixStream) {
-        let Ok(writing) = stream.try_clone() else { return };
-        let mut receiver = Receiver::new(stream);
+    pub(super) fn hold_what_comes(&self, name: &str, stream: &UnixStream, mut receiver: Receiver) {
         let mut take_in = || -> io::Result<bool> {
             let Some(event) = receiver.receive()? else { return Ok(false) };
             let held = match event {
@@ -161,7 +200,11 @@ impl Pagers {
                     self.with(name, |pager| pager.held.hold(labels, fds))
                 }
                 PagerEvent::Failed(reason) => self.with(name, |pager| {
-                    pager.failure = Some(reason);
+                    pager.last_word = LastWord::Failure(reason);
+                    Ok(())
+                }),
+                PagerEvent::Over => self.with(name, |pager| {
+                    pager.last_word = LastWord::Peace;
                     Ok(())
                 }),
                 PagerEvent::DropFds(labels) => self.with(name, |pager| {
@@ -179,7 +222,7 @@ impl Pagers {
                 Err(error) => {
                     tracing::error!(consumer = name, %error, "cannot hold what the pager gives");
                     // The pager learns of it when it sends the next.
-                    let _ = writing.shutdown(Shutdown::Read);
+                    let _ = stream.shutdown(Shutdown::Read);
                     return;
                 }
             }
@@ -205,5 +248,27 @@ fn wait_ready(mut output: BufReader<ChildStdout>) -> io::Result<()> {
     match line.trim_end() {
         "ready" => Ok(()),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn ends_are_told_apart_by_status_and_by_what_was_said() {
+        let failure = || LastWord::Failure("no memory".to_owned());
+        let failed = || Meaning::Failure("no memory".to_owned());
+        assert_eq!(meaning(End::Exited(0), LastWord::None), Meaning::Peace);
+        assert_eq!(meaning(End::Exited(1), failure()), failed());
+        assert!(matches!(meaning(End::Exited(3), LastWord::None), Meaning::Failure(_)));
+        for end in [End::Killed(9), End::Exited(hecaton_pager::PANICKED)] {
+            for said in [LastWord::None, LastWord::Peace, failure()] {
+                assert!(matches!(meaning(end, said), Meaning::Crash(_)), "{end}");
+            }
+        }
+        assert_eq!(meaning(End::Unknown, LastWord::Peace), Meaning::Peace);
+        assert_eq!(meaning(End::Unknown, failure()), failed());
+        assert!(matches!(meaning(End::Unknown, LastWord::None), Meaning::Crash(_)));
     }
 }

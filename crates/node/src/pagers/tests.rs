@@ -21,11 +21,12 @@ fn pagers(script: &str) -> Pagers {
         NodePaths::new("/nowhere"),
         Arc::new(DonorDirectory::new(Site::unplaced("a"), vec![])),
         1,
+        None,
     )
 }
 
 /// A pager that ends in peace at the end of its input.
-const GOOD: &str = "read config; echo ready; exec cat >/dev/null";
+const GOOD: &str = "read config; echo ready; read over";
 
 fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> {
     let (told, end) = mpsc::channel();
@@ -36,7 +37,7 @@ fn start(pagers: &Pagers, name: &str) -> Result<Receiver<PagerEnd>, PagerError> 
         guest: None,
         wanted: Wanted::default(),
     };
-    pagers.start(&wish, on_end).map(|_| end)
+    pagers.start(&wish, None, on_end).map(|_| end)
 }
 
 fn kill(pagers: &Pagers) {
@@ -86,7 +87,7 @@ fn with_held_descriptors_it_is_started_again_and_given_them() {
         r#"read config
         case "$config" in *'"held":2'*) read labels; echo "$labels" >{} ;; esac
         echo ready
-        exec cat >/dev/null"#,
+        read over"#,
         seen.path().display()
     );
     let pagers = pagers(&script);
@@ -112,7 +113,8 @@ fn what_a_pager_sent_is_held_before_the_next_is_started() {
     send(PagerEvent::HoldFds(labels(&["a", "b"])), &[file.as_fd(), file.as_fd()]);
     send(PagerEvent::DropFds(labels(&["a"])), &[]);
     drop(theirs);
-    pagers.hold_what_comes("a", ours);
+    let receiver = channel::Receiver::new(ours.try_clone().expect("a descriptor"));
+    pagers.hold_what_comes("a", &ours, receiver);
     assert_eq!(pagers.reports()[0].held_fds, 1);
     pagers.launch_over("a");
     assert_eq!(end.recv_timeout(PATIENCE).expect("ended").error, None);
@@ -139,7 +141,7 @@ fn one_that_keeps_dying_is_given_up_with_the_reason() {
 
 #[test]
 fn a_launcher_that_is_done_while_it_restarts_is_not_forgotten() {
-    let pagers = pagers("read config; sleep 0.2; echo ready; exec cat >/dev/null");
+    let pagers = pagers("read config; sleep 0.2; echo ready; read over");
     let end = start(&pagers, "a").expect("started");
     hold(&pagers, "state");
     kill(&pagers);

@@ -7,7 +7,7 @@ use crate::address_space::Mapped;
 use crate::guard::ram_label;
 use crate::state::{CHUNK_PAGES, REGION_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -228,11 +228,11 @@ impl Ram {
         self.regions.iter().for_each(|region| Region::erase(state, region.saved_at));
     }
 
-    /// What the node holds the files under.
-    pub(crate) fn labels(&self) -> Vec<String> {
-        let serials: BTreeSet<u64> =
-            self.regions.iter().filter(|r| r.file.is_some()).map(|region| region.serial).collect();
-        serials.into_iter().map(ram_label).collect()
+    /// The files, with the labels under which the node holds them.
+    pub(crate) fn held(&self) -> Vec<(String, RawFd)> {
+        let file = |region: &Region| Some((region.serial, region.file?.0));
+        let files: BTreeMap<u64, RawFd> = self.regions.iter().filter_map(file).collect();
+        files.into_iter().map(|(serial, fd)| (ram_label(serial), fd)).collect()
     }
 
     /// The files have other numbers now: `number` gives them by serial number, as far as they are
@@ -257,15 +257,6 @@ impl Ram {
             }
         }
         renumbered
-    }
-
-    /// Every descriptor that is held for it.
-    pub(crate) fn descriptors(&self) -> Vec<RawFd> {
-        let files = self.regions.iter().filter_map(|region| region.file.map(|file| file.0));
-        let mut all: Vec<RawFd> = self.socket.into_iter().chain(files).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
     }
 
     /// What is there of `count` pages from `vpn` on. Whether they are write-protected the kernel does

@@ -99,7 +99,7 @@ fn hold_what_comes(node: &Mutex<Node>, stream: UnixStream) {
                 node.held.extend(labels.into_iter().zip(fds));
             }
             PagerEvent::DropFds(labels) => labels.iter().for_each(|l| drop(node.held.remove(l))),
-            PagerEvent::Failed(_) => {}
+            PagerEvent::Failed(_) | PagerEvent::Over => {}
         }
     }
 }
@@ -143,6 +143,8 @@ impl World {
             encrypt: false,
             scrub_bytes_per_s: 0,
             guest: Some(guest(dir.path())),
+            monitor: None,
+            outlive: None,
         };
         let (_, placeholder) = UnixStream::pair().unwrap();
         let (held, launch) = (BTreeMap::new(), Some(placeholder));

@@ -1,0 +1,331 @@
+//! A cluster of `hecaton manager` and two `hecaton node`, all of whose processes are killed and
+//! started again under a program. Those of `hecaton dev` end together: see `crash`.
+
+use crate::{
+    attach::Firecracker,
+    cluster::{Cluster, LONG, PATIENCE, all, ready_line},
+    harness::{Outcome, TestResult},
+    life::program_of,
+    process::{Running, kill_dead, run},
+};
+use anyhow::{Context as _, ensure};
+use hecaton_e2e::Random;
+use serde_json::Value;
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What is killed, one after the other, each when the one before is back.
+const KILLS: usize = 14;
+
+/// Long enough for a test, and no longer for what a failed one leaves.
+const ADOPT_WITHIN: &str = "120";
+
+/// The nodes; the program borrows through the first.
+const NODES: [&str; 2] = ["a", "b"];
+
+/// A cluster whose daemons can be started again.
+struct Daemons {
+    hecaton: PathBuf,
+    url: String,
+    scratch: tempfile::TempDir,
+    manager: Running,
+    nodes: Vec<Running>,
+}
+
+/// What can be killed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Victim {
+    Manager,
+    Node(usize),
+    Donor(usize),
+    Pager,
+}
+
+const VICTIMS: [Victim; 6] = [
+    Victim::Manager,
+    Victim::Node(0),
+    Victim::Node(1),
+    Victim::Donor(0),
+    Victim::Donor(1),
+    Victim::Pager,
+];
+
+impl Daemons {
+    fn start(hecaton: &Path) -> anyhow::Result<Self> {
+        let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
+        let (manager, url) = start_manager(hecaton, "127.0.0.1:0")?;
+        let mut daemons =
+            Self { hecaton: hecaton.to_owned(), url, scratch, manager, nodes: Vec::new() };
+        for name in NODES {
+            let node = daemons.start_node(name)?;
+            daemons.nodes.push(node);
+        }
+        daemons.eventually("both nodes serve", |status| {
+            Ok(all(status, "donors").filter(|donor| donor["state"] == "serving").count() == 2)
+        })?;
+        // They learn of each other's donor with their next heartbeats.
+        thread::sleep(Duration::from_secs(2));
+        Ok(daemons)
+    }
+
+    fn start_node(&self, name: &str) -> anyhow::Result<Running> {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.file("log"))?;
+        Running::spawn(
+            Command::new(&self.hecaton)
+                .args(["node", "--name", name, "--lend", "256M", "--manager", &self.url])
+                .args(["--adopt-within", ADOPT_WITHIN, "--dir"])
+                .arg(self.file(name))
+                .env("HECATON_LOG", "info")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log),
+        )
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    fn on_pool(&self, program: &str) -> Command {
+        let mut command = Command::new(&self.hecaton);
+        command.args(["run", "--local", "24M", "--dir"]).arg(self.file(NODES[0]));
+        command.arg("--").arg(program).stdin(Stdio::null());
+        command
+    }
+
+    fn status(&self) -> anyhow::Result<Value> {
+        let mut command = Command::new(&self.hecaton);
+        let ended = run(command.args(["status", "--json", "--manager", &self.url]), PATIENCE)?;
+        ended.expect_success("hecaton status --json")?;
+        serde_json::from_slice(&ended.stdout).context("the status is no JSON")
+    }
+
+    fn eventually(
+        &self,
+        what: &str,
+        condition: impl Fn(&Value) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if let Ok(status) = &status
+                && condition(status)?
+            {
+                return Ok(());
+            }
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "still not: {what}\n    {status:?}\n{}",
+                self.log()
+            );
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.file("log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n    ")
+    }
+
+    /// The process in the part of the status that is about the victim.
+    fn process_of(&self, victim: Victim) -> anyhow::Result<u32> {
+        match victim {
+            Victim::Manager => return Ok(self.manager.id()),
+            Victim::Node(number) => return Ok(self.nodes[number].id()),
+            Victim::Donor(_) | Victim::Pager => {}
+        }
+        let status = self.status()?;
+        let pid = part_of(&status, victim).and_then(|part| part["pid"].as_u64());
+        Ok(u32::try_from(pid.with_context(|| format!("no {victim:?}: {status}"))?)?)
+    }
+
+    /// Kills it, starts it again if nobody else does, and waits until it is back.
+    fn kill(&mut self, victim: Victim) -> anyhow::Result<()> {
+        let killed = self.process_of(victim)?;
+        kill_dead(killed);
+        match victim {
+            Victim::Manager => {
+                self.manager.wait(PATIENCE, || Ok(()))?;
+                let address = self.url.trim_start_matches("http://").to_owned();
+                (self.manager, _) = start_manager(&self.hecaton, &address)?;
+            }
+            Victim::Node(number) => {
+                self.nodes[number].wait(PATIENCE, || Ok(()))?;
+                self.nodes[number] = self.start_node(NODES[number])?;
+            }
+            Victim::Donor(_) | Victim::Pager => {}
+        }
+        self.eventually(&format!("{victim:?} is back after {killed}"), |status| {
+            let is_new =
+                |part: &Value| part["pid"].as_u64().is_some_and(|pid| pid != u64::from(killed));
+            let serves = |part: &Value| part["state"] == "serving";
+            let is_back = match victim {
+                Victim::Manager => true,
+                _ => part_of(status, victim).is_some_and(is_new),
+            };
+            // Whatever was killed, in the end everything is there.
+            let donors = all(status, "donors").filter(|donor| serves(donor)).count();
+            let consumers: Vec<_> = all(status, "consumers").collect();
+            // One whose machine has come is ending, as nothing further comes.
+            let paged = consumers.len() == 1
+                && consumers[0]["state"] != "starting"
+                && consumers[0]["held_fds"].as_u64() > Some(0);
+            Ok(is_back && donors == NODES.len() && paged)
+        })
+    }
+
+    /// Ends all of it as a person would; nothing may be left.
+    fn end(self) -> anyhow::Result<()> {
+        let status = self.status()?;
+        let donors: Vec<u64> =
+            all(&status, "donors").filter_map(|one| one["pid"].as_u64()).collect();
+        ensure!(donors.len() == NODES.len(), "donors are missing: {status}");
+        for mut node in self.nodes {
+            node.signal(rustix::process::Signal::TERM);
+            let ended = node.wait(PATIENCE, || Ok(()))?;
+            ensure!(ended.success(), "a node ended with {ended}");
+        }
+        for pid in donors {
+            let is_there = crate::crash::is_running(u32::try_from(pid)?);
+            ensure!(!is_there, "the donor process {pid} is left");
+        }
+        for name in NODES {
+            ensure!(!self.scratch.path().join(name).exists(), "the directory of {name} is left");
+        }
+        Ok(())
+    }
+}
+
+fn start_manager(hecaton: &Path, address: &str) -> anyhow::Result<(Running, String)> {
+    let mut manager = Running::spawn(
+        Command::new(hecaton)
+            .args(["manager", "--json", "--listen", address])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null()),
+    )?;
+    let ready = ready_line(&mut manager)?;
+    let url = ready["manager"].as_str().context("no URL")?.to_owned();
+    Ok((manager, url))
+}
+
+fn part_of(status: &Value, victim: Victim) -> Option<&Value> {
+    let node = |number: usize| {
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        nodes.find(|node| node["name"] == NODES[number])
+    };
+    match victim {
+        Victim::Manager => None,
+        Victim::Node(number) => node(number),
+        Victim::Donor(number) => node(number)?["donors"].get(0),
+        Victim::Pager => node(0)?["consumers"].get(0),
+    }
+}
+
+/// Node daemons, manager, donor processes and the pager are killed in a random order, each when the
+/// one before is back. No byte may be wrong, and nothing may be left.
+pub(crate) fn of_everything_in_any_order(cluster: &Cluster) -> TestResult {
+    let mut daemons = Daemons::start(&cluster.hecaton)?;
+    let mut command = daemons.on_pool(env!("CARGO_BIN_EXE_verify-threads"));
+    command.args(["3", "6000", "16000"]).stdout(Stdio::piped());
+    let mut running = Running::spawn(&mut command)?;
+    let mut output = running.child_mut().stdout.take().context("no output")?;
+    program_of(&running)?;
+    daemons.eventually("its memory is in the pool", |status| {
+        let pages = |donor: &Value| donor["stats"]["lent_pages"].as_u64().unwrap_or(0);
+        Ok(all(status, "donors").map(pages).sum::<u64>() > 0)
+    })?;
+    let mut random = Random(4);
+    let mut order = Vec::new();
+    while order.len() < KILLS {
+        // All of them once, and then any.
+        let at = random.below(VICTIMS.len());
+        let victim = VICTIMS[at];
+        if order.len() < VICTIMS.len() && order.contains(&victim) {
+            continue;
+        }
+        if running.child_mut().try_wait()?.is_some() {
+            break;
+        }
+        order.push(victim);
+        let killed = daemons.kill(victim);
+        if running.child_mut().try_wait()?.is_some() {
+            // It ended while it was looked for, as its time was over.
+            break;
+        }
+        killed.with_context(|| format!("after {order:?}"))?;
+    }
+    let status = running.wait(LONG, || Ok(()))?;
+    let mut said = String::new();
+    output.read_to_string(&mut said)?;
+    ensure!(status.success(), "after {order:?} it ended with {status}\n    {}", daemons.log());
+    ensure!(said.starts_with("verified"), "the program said {said:?}");
+    ensure!(order.len() >= VICTIMS.len(), "only {order:?} were killed while it ran");
+    daemons.eventually("all extents are back", |status| {
+        let lent = all(status, "donors").all(|donor| donor["stats"]["lent_pages"] == 0);
+        Ok(lent && all(status, "consumers").count() == 0)
+    })?;
+    daemons.end()?;
+    Ok(Outcome::Passed)
+}
+
+/// A program that ends while there is no node has its exit status, and gives back what it had.
+pub(crate) fn of_a_node_whose_program_ends_meanwhile(cluster: &Cluster) -> TestResult {
+    let mut daemons = Daemons::start(&cluster.hecaton)?;
+    let mut command = daemons.on_pool("sh");
+    command.args(["-c", "sleep 2; exit 7"]).stdout(Stdio::null());
+    let mut running = Running::spawn(&mut command)?;
+    let program = program_of(&running)?;
+    kill_dead(daemons.nodes[0].id());
+    daemons.nodes[0].wait(PATIENCE, || Ok(()))?;
+    let start = Instant::now();
+    while crate::crash::is_running(program) {
+        ensure!(start.elapsed() < PATIENCE, "the program does not end");
+        thread::sleep(Duration::from_millis(20));
+    }
+    daemons.nodes[0] = daemons.start_node(NODES[0])?;
+    let status = running.wait(PATIENCE, || Ok(()))?;
+    ensure!(status.code() == Some(7), "it ended with {status}");
+    daemons.eventually("its pager ends", |status| Ok(all(status, "consumers").count() == 0))?;
+    daemons.end()?;
+    Ok(Outcome::Passed)
+}
+
+/// The next node follows the machines of the one before, and starts their pagers again.
+pub(crate) fn of_a_node_under_a_machine(cluster: &Cluster) -> TestResult {
+    let mut daemons = Daemons::start(&cluster.hecaton)?;
+    let (image, socket) = (daemons.file("snapshot"), daemons.file("firecracker.sock"));
+    let mut random = Random(12);
+    let bytes: Vec<u8> = (0..32 << 20).map(|_| random.below(256) as u8).collect();
+    fs::write(&image, bytes)?;
+    let mut command = Command::new(&daemons.hecaton);
+    command.args(["vm", "attach", "micro", "--local", "64M", "--json"]);
+    command.arg("--firecracker").arg(&socket).arg("--image").arg(&image);
+    command.arg("--dir").arg(daemons.file(NODES[0])).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut attachment = Running::spawn(&mut command)?;
+    ready_line(&mut attachment)?;
+    let mut client = Firecracker::start(socket.to_str().context("a path")?, &image)?;
+    ensure!(client.is_done()?, "the client hands nothing over");
+    client.round()?;
+    for victim in [Victim::Node(0), Victim::Pager, Victim::Node(0)] {
+        daemons.kill(victim)?;
+        client.round()?;
+    }
+    daemons.eventually("the machine is followed", |status| {
+        let vms: Vec<_> = all(status, "vms").collect();
+        Ok(vms.len() == 1 && vms[0]["name"] == "micro" && vms[0]["state"] == "running")
+    })?;
+    client.end()?;
+    let ended = attachment.wait(PATIENCE, || Ok(()))?;
+    ensure!(ended.success(), "`hecaton vm attach` ended with {ended}");
+    daemons.eventually("nothing borrows", |status| Ok(all(status, "consumers").count() == 0))?;
+    daemons.end()?;
+    Ok(Outcome::Passed)
+}

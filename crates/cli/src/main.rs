@@ -19,6 +19,7 @@ mod pager;
 mod placement;
 mod recall;
 mod run;
+mod simulate;
 mod status;
 mod table;
 mod vm;
@@ -63,6 +64,9 @@ enum Command {
     /// Measures what Hecaton costs, beside something everyone knows
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Simulates clusters on the code that decides in real ones
+    #[command(subcommand)]
+    Simulate(simulate::Simulate),
     /// Prints the completion script of a shell
     Completion(completion::Args),
     /// Prints the manual page, or writes those of all commands
@@ -88,6 +92,7 @@ fn main() -> ExitCode {
         Command::Manager(args) => manager::run(&args),
         Command::Node(args) => node::run(args, cli.log_json),
         Command::Bench(bench) => bench::run(bench).map(|()| ExitCode::SUCCESS),
+        Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Completion(args) => completion::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Donor => donor::run(),

@@ -1,0 +1,232 @@
+//! What runs: the paper's scenarios (table IV), and two that it does not have.
+//!
+//! The programs are *modelled after* the paper's description, not recorded from them: how their footprint grows, whether it stays,
+//! and how much of it they touch. Sizes are chosen so that the machines of a node want what the paper's results imply:
+//! somewhat more than the node's 1 GiB of pool in scenario 1, two to three times as much in the others.
+
+use super::machine::{MIB, Machine, Phase};
+use crate::cluster::{ConsumerId, NodeId};
+use serde::Serialize;
+
+/// RAM that a guest's system needs for itself, out of the table's sizes.
+const GUEST_SYSTEM_MIB: u64 = 128;
+
+/// Something that happens to the cluster, and in which second.
+pub(super) type Event = (u64, Happening);
+
+/// What can happen to a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Happening {
+    /// A node leaves in good order.
+    Leaves(NodeId),
+    /// It joins again.
+    Joins(NodeId),
+    /// A node is gone at once.
+    Crashes(NodeId),
+    /// It starts again after a crash.
+    Returns(NodeId),
+    /// The manager starts again, and knows nothing.
+    ManagerRestarts,
+}
+
+/// One of the built-in scenarios.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scenario {
+    /// Three machines run in-memory analytics twice.
+    S1,
+    /// Three machines run graph analytics once.
+    S2,
+    /// Two machines run graph analytics twice, one in-memory analytics.
+    S3,
+    /// Graph analytics beside a data-caching client and its server.
+    S4,
+    /// Machines whose bursts of demand take turns. Not in the paper.
+    Turns,
+    /// Graph analytics while one lender leaves and joins again, another fails and comes back, and the manager
+    /// restarts. Not in the paper.
+    Churn,
+}
+
+/// A node of a scenario, with what runs on it.
+pub(super) struct NodePlan {
+    pub(super) pool_pages: u64,
+    pub(super) machines: Vec<Machine>,
+}
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Scenario; 6] =
+        [Scenario::S1, Scenario::S2, Scenario::S3, Scenario::S4, Scenario::Turns, Scenario::Churn];
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scenario::S1 => "1",
+            Scenario::S2 => "2",
+            Scenario::S3 => "3",
+            Scenario::S4 => "4",
+            Scenario::Turns => "turns",
+            Scenario::Churn => "churn",
+        }
+    }
+
+    /// In a few words.
+    pub fn description(self) -> &'static str {
+        match self {
+            Scenario::S1 => "three machines a node: in-memory analytics, twice",
+            Scenario::S2 => "three machines a node: graph analytics, once",
+            Scenario::S3 => {
+                "graph analytics twice on two machines, in-memory analytics twice on one"
+            }
+            Scenario::S4 => "graph analytics, data-caching client, data-caching server",
+            Scenario::Turns => "four machines a node whose bursts take turns",
+            Scenario::Churn => {
+                "scenario 2, while lenders leave, fail and return, and the manager restarts"
+            }
+        }
+    }
+
+    /// The nodes that machines run on, all alike; the others only lend.
+    pub fn busy_nodes(self) -> [NodeId; 2] {
+        [NodeId(3), NodeId(4)]
+    }
+
+    /// The nodes from node 1 on. `seed` shifts the machines' starts by up to two seconds and their speeds by up to
+    /// three percent, as no two runs of a real program are alike.
+    pub(super) fn nodes(self, seed: u64) -> Vec<NodePlan> {
+        let nodes = if self == Scenario::Churn { 6 } else { 4 };
+        let mut random = SplitMix(seed);
+        let plan = |id: u32| {
+            let busy = self.busy_nodes().contains(&NodeId(id));
+            let machines = if busy { self.machines(id, &mut random) } else { Vec::new() };
+            let pool_mib = if self == Scenario::Churn && !busy { 768 } else { 1024 };
+            NodePlan { pool_pages: pool_mib * MIB, machines }
+        };
+        (1..=nodes).map(plan).collect()
+    }
+
+    /// What happens, in order of time.
+    pub(super) fn events(self) -> Vec<Event> {
+        match self {
+            Scenario::Churn => vec![
+                (20, Happening::Leaves(NodeId(5))),
+                (35, Happening::Crashes(NodeId(6))),
+                (50, Happening::ManagerRestarts),
+                (65, Happening::Returns(NodeId(6))),
+                (80, Happening::Joins(NodeId(5))),
+            ],
+            _ => Vec::new(),
+        }
+    }
+
+    fn machines(self, node: u32, random: &mut SplitMix) -> Vec<Machine> {
+        use Program::{Burst, CachingClient, CachingServer, Graph, InMemory};
+        let twice = |program| vec![program, program];
+        // (RAM in MiB, programs, seconds of sleep in between), as in table IV.
+        let plans: Vec<(u64, Vec<Program>, f64)> = match self {
+            Scenario::S1 => vec![
+                (768, twice(InMemory), 5.0),
+                (1024, twice(InMemory), 5.0),
+                (1024, twice(InMemory), 5.0),
+            ],
+            Scenario::S2 | Scenario::Churn => {
+                vec![(768, vec![Graph], 0.0), (768, vec![Graph], 0.0), (768, vec![Graph], 0.0)]
+            }
+            Scenario::S3 => vec![
+                (768, twice(Graph), 0.0),
+                (768, twice(Graph), 0.0),
+                (1024, twice(InMemory), 0.0),
+            ],
+            Scenario::S4 => vec![
+                (768, vec![Graph], 0.0),
+                (512, vec![CachingClient], 0.0),
+                (512, vec![CachingServer], 0.0),
+            ],
+            Scenario::Turns => vec![(512, vec![Burst; 4], 60.0); 4],
+        };
+        let mut machines = Vec::new();
+        for (at, (ram_mib, programs, sleep_s)) in plans.into_iter().enumerate() {
+            let shift_s = match self {
+                Scenario::Turns => 20.0 * at as f64,
+                _ => 0.0,
+            };
+            let mut phases = vec![Phase::Sleep { seconds: shift_s + 2.0 * random.unit() }];
+            for (run, program) in programs.into_iter().enumerate() {
+                if run > 0 && sleep_s > 0.0 {
+                    phases.push(Phase::Sleep { seconds: sleep_s });
+                }
+                let pace = 0.97 + 0.06 * random.unit();
+                phases.push(Phase::Begin);
+                phases.extend(program.phases().iter().map(|&(work_s, mib, touches_per_s)| {
+                    let footprint_pages = mib * MIB;
+                    Phase::Work { work_s: work_s * pace, footprint_pages, touches_per_s }
+                }));
+                phases.push(Phase::End);
+            }
+            // The paper's numbering: its VM1 is Dom0 in the figures.
+            let name = format!("VM{}", at + 2);
+            let id = ConsumerId(u64::from(node) * 100 + at as u64);
+            let ram_pages = (ram_mib - GUEST_SYSTEM_MIB) * MIB;
+            machines.push(Machine::new(id, name, ram_pages, true, phases));
+        }
+        machines
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Program {
+    InMemory,
+    Graph,
+    CachingClient,
+    CachingServer,
+    Burst,
+}
+
+impl Program {
+    /// Seconds of work, MiB at the end, pages touched in a second of work.
+    fn phases(self) -> &'static [(f64, u64, f64)] {
+        match self {
+            // Loads ratings, then trains: each pass makes intermediate results and drops them.
+            Program::InMemory => &[
+                (15.0, 900, 500.0),
+                (8.0, 1350, 1500.0),
+                (6.0, 1100, 1500.0),
+                (8.0, 1400, 1500.0),
+                (6.0, 1150, 1500.0),
+                (8.0, 1400, 1500.0),
+                (4.0, 1000, 1000.0),
+            ],
+            // Builds the graph quickly, then walks all of it over and over.
+            Program::Graph => &[
+                (12.0, 1100, 1000.0),
+                (5.0, 1600, 3000.0),
+                (25.0, 1600, 6000.0),
+                (3.0, 1300, 3000.0),
+            ],
+            Program::CachingClient => {
+                &[(5.0, 350, 200.0), (10.0, 620, 1500.0), (35.0, 620, 2000.0)]
+            }
+            Program::CachingServer => &[(10.0, 800, 500.0), (45.0, 850, 2500.0)],
+            Program::Burst => &[(3.0, 400, 500.0), (3.0, 1400, 2000.0), (10.0, 1400, 4000.0)],
+        }
+    }
+}
+
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to 1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}

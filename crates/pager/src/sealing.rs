@@ -73,7 +73,9 @@ fn keep_off_disk<T: ?Sized>(key: &T) {
     if let Err(error) = unsafe { rustix::mm::mlock(at, bytes) } {
         tracing::warn!(%error, "the key of this space cannot be locked into memory: it may be swapped");
     }
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    // Less than any dump has, and the one limit with which the kernel does not start the handler either
+    // that /proc/sys/kernel/core_pattern may name: with 0 it would.
+    let none = Rlimit { current: Some(1), maximum: Some(1) };
     if let Err(error) = setrlimit(Resource::Core, none) {
         tracing::warn!(%error, "the key of this space would be in a core dump of its pager");
     }

@@ -12,6 +12,7 @@ mod fault;
 mod hosts;
 mod interrupt;
 mod limited;
+mod policy;
 mod pool;
 mod process;
 mod program;
@@ -42,6 +43,8 @@ pub(crate) enum Bench {
     /// The pool through the page protocol alone: data stored on the donors, read back, verified.
     /// Needs no userfaultfd.
     Pool(pool::Args),
+    /// What deciding who may hold how much costs in a large cluster, beside one pass over its statistics.
+    Policy(policy::Args),
     /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
     Limited(limited::Args),
     /// The programs that the benches run.
@@ -110,6 +113,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Failover(args) => failover::run(&args),
         Bench::Vm(args) => vm::run(&args),
         Bench::Pool(args) => pool::run(&args),
+        Bench::Policy(args) => policy::run(&args),
         Bench::Limited(args) => limited::run(&args),
         Bench::Program(_) => unreachable!("returned above"),
     }

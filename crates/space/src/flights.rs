@@ -338,6 +338,18 @@ impl Flights {
         link.broken || self.waited_since(link).is_some_and(|since| since + failover <= now)
     }
 
+    /// Whether it is worth asking a donor: it may be down only because nobody has wanted a connection
+    /// since the last one broke.
+    pub fn may_answer(&self, donor: DonorIndex, now: Duration, failover: Duration) -> bool {
+        let Some(link) = self.links.get(donor.0 as usize) else { return true };
+        match link.state {
+            State::Closed { not_before } => not_before <= now,
+            State::Opening { .. } | State::Open { .. } => {
+                self.waited_since(link).is_none_or(|since| now < since + failover)
+            }
+        }
+    }
+
     /// Donors whose connection has been waited for longer than `failover`.
     pub fn silent(&self, now: Duration, failover: Duration) -> Vec<DonorIndex> {
         let is_silent =

@@ -438,10 +438,13 @@ impl Requests {
         let Whereabouts::Held(mut group) = groups.whereabouts(entry.segment) else { return false };
         let asked = entry.attempts.iter().map(|attempt| &attempt.place).chain(&entry.tried);
         asked.for_each(|place| group.remove(*place));
-        let Some(place) = self.best_of(&group, now) else { return false };
-        if whom == Whom::Reachable && self.flights.is_down(place.donor, now, self.failover) {
-            return false;
+        if whom == Whom::Reachable {
+            let is_hopeless =
+                |place: &Place| !self.flights.may_answer(place.donor, now, self.failover);
+            let hopeless: Vec<Place> = group.whole().filter(is_hopeless).collect();
+            hopeless.into_iter().for_each(|place| group.remove(place));
         }
+        let Some(place) = self.best_of(&group, now) else { return false };
         self.attempt(key, place, now);
         true
     }

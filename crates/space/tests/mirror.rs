@@ -129,6 +129,38 @@ fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     donors.iter().for_each(Lent::assert_all_comes_back);
 }
 
+/// Nobody has wanted anything of the other donor since its connection broke, so that it is not known to
+/// be there again.
+#[test]
+fn reads_of_a_silent_donor_go_to_one_that_was_away_before() {
+    let mut donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let chaos = Chaos::before(donors[1].address(), to_be_silenced(), 1).unwrap();
+    let known = cluster(&[&donors[0]]);
+    known.set("b", chaos.address());
+    let mut config = mirrored(2);
+    config.patience = Duration::from_secs(60);
+    config.connection.answer = Duration::from_secs(60);
+    let space = Space::create(config, known).unwrap();
+    let mut lane = space.lane().unwrap();
+    for page in some_pages() {
+        assert_written(&mut lane, &[page], 1);
+    }
+    let address = donors[0].stop();
+    for page in some_pages() {
+        assert_reads(&mut lane, &[page], 1);
+    }
+    donors[0].serve_again(address);
+    silence(&chaos);
+    let began = Instant::now();
+    for page in some_pages() {
+        assert_reads(&mut lane, &[page], 1);
+    }
+    assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
+    end_silence(&chaos);
+    space.release().unwrap();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
 /// The connection for copies is idle for long times, and may lead to a donor's life before.
 #[test]
 fn a_donor_that_comes_back_empty_is_filled_again() {

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, Policy, anticipating, tlp};
 use hecaton_policy::simulation::{self, scenario::Scenario};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -85,11 +86,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         std::fs::write(file, html::page(&report))
             .with_context(|| format!("cannot write the report to {}", file.display()))?;
     }
-    if args.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        print!("{}", text(&report));
-    }
+    let out = match args.json {
+        true => serde_json::to_string(&report)? + "\n",
+        false => text(&report),
+    };
+    std::io::stdout().write_all(out.as_bytes()).context("cannot write the results")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -97,7 +98,9 @@ impl Args {
     fn policies(&self) -> anyhow::Result<Vec<(String, Policy)>> {
         let pages = |what: &str, size: Size| match size.0 % PAGE_SIZE as u64 {
             0 => Ok(size.0 / PAGE_SIZE as u64),
-            _ => Err(Usage(format!("{what} {size} is not a multiple of a page, {PAGE_SIZE}"))),
+            bytes => Err(Usage(format!(
+                "{what} has {bytes} bytes beyond a multiple of the page, {PAGE_SIZE}; say 4M, for example"
+            ))),
         };
         let threshold_pages = pages("--threshold", self.threshold)?;
         let reserve_pages = pages("--reserve", self.reserve)?;

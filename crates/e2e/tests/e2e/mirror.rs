@@ -301,8 +301,11 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended(_: &Cluster) -> TestResult
                 Ok(scrub(status, "rounds") >= Some(1))
             })?;
         }
-        let mut random = Random(5);
-        let donor = a_donor_in_use(&cluster, &mut random)?.context("no donor is used")?;
+        // Donors tell once a second what they have lent.
+        cluster.eventually("a donor is used", PATIENCE, |_| {
+            Ok(a_donor_in_use(&cluster, &mut Random(5))?.is_some())
+        })?;
+        let donor = a_donor_in_use(&cluster, &mut Random(5))?.context("no donor is used")?;
         let damaged = damage(donor, 50)?;
         ensure!(damaged > 0, "the donor has no page");
         if is_scrubbed {

@@ -317,6 +317,14 @@ impl Flights {
         told
     }
 
+    /// A request takes the place of another one that nothing has come of, and is not waited for any
+    /// longer than that.
+    pub fn waits_as_long_as(&mut self, slot: Slot, other: Slot) {
+        let since = self.flights[other.0 as usize].since;
+        let flight = &mut self.flights[slot.0 as usize];
+        flight.since = flight.since.min(since);
+    }
+
     /// Nobody wants to hear of the request any more. It is not begun if it has not been, nor repeated.
     pub fn abandon(&mut self, slot: Slot) {
         let donor = self.flights[slot.0 as usize].place.donor;

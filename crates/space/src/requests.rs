@@ -352,9 +352,13 @@ impl Requests {
                     let is_asked_elsewhere = entry.attempts.len() > 1;
                     if is_asked_elsewhere || self.read_elsewhere(key, Whom::Reachable, groups, now)
                     {
-                        self.flights.abandon(attempt.slot);
                         let entry = &mut self.entries[index as usize];
                         entry.attempts.retain(|other| other.slot != attempt.slot);
+                        // Or it could go to and fro between donors that are all away, for ever.
+                        for other in &entry.attempts {
+                            self.flights.waits_as_long_as(other.slot, attempt.slot);
+                        }
+                        self.flights.abandon(attempt.slot);
                     }
                 }
                 Doing::Write { .. } => self.judge(key, groups, now),

@@ -129,6 +129,37 @@ fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     donors.iter().for_each(Lent::assert_all_comes_back);
 }
 
+/// Two donors that say nothing: a read does not go to and fro between them for ever.
+#[test]
+fn a_read_fails_when_all_who_have_the_page_are_silent() {
+    let donors = ["a", "b"].map(|name| Lent::start(name, 16));
+    let chaos =
+        donors.each_ref().map(|donor| Chaos::before(donor.address(), to_be_silenced(), 1).unwrap());
+    let known = cluster(&[]);
+    known.set("a", chaos[0].address());
+    known.set("b", chaos[1].address());
+    let mut config = mirrored(2);
+    config.patience = Duration::from_secs(2);
+    config.connection.answer = Duration::from_millis(300);
+    config.connection.connect = Duration::from_millis(300);
+    let space = Space::create(config, known).unwrap();
+    let mut lane = space.lane().unwrap();
+    assert_written(&mut lane, &some_pages()[..1], 1);
+    chaos.iter().for_each(silence);
+    lane.read(5, &some_pages()[..1]).unwrap();
+    let (began, mut failure) = (Instant::now(), None);
+    while failure.is_none() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is waited for still");
+        lane.progress(Some(Duration::from_millis(100)), &mut |completion| match completion {
+            Completion::Failed { error, .. } => failure = Some(error),
+            other => panic!("{other:?}"),
+        });
+    }
+    assert!(matches!(failure, Some(SpaceError::Unreachable { .. })), "{failure:?}");
+    chaos.iter().for_each(end_silence);
+    space.release().unwrap();
+}
+
 /// Nobody has wanted anything of the other donor since its connection broke, so that it is not known to
 /// be there again.
 #[test]

@@ -28,6 +28,8 @@ depmod       kmod          demo-vm,test     the guest of virtual machines
 xz           xz-utils      demo-vm,test     the guest of virtual machines
 virsh        libvirt-clients test           virtual machines of libvirt
 libvirtd     libvirt-daemon-system test     virtual machines of libvirt
+bridge       iproute2      test,bench       hosts in network namespaces, which are cut off
+nsenter      util-linux    test,bench       hosts in network namespaces, which are cut off
 zramctl      util-linux    bench            zram, to compare with
 nbdkit       nbdkit        bench            nbdkit swap, to compare with
 nbdfuse      libnbd-bin    bench            nbdkit swap, to compare with

@@ -3,8 +3,7 @@
 //! The manager has it drain; it lends nothing more, and tells each of its borrowers so with its
 //! answers; they move what they have there to other donors. This command only looks on.
 
-use crate::cluster::ClusterArgs;
-use crate::giving_back;
+use crate::giving_back::{self, WatchArgs};
 use anyhow::bail;
 use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_node::donors::DonorReport;
@@ -13,29 +12,21 @@ use std::process::ExitCode;
 /// Arguments of `hecaton node drain`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The donor; that of `hecaton node` has the node's name
-    name: String,
-    /// Gives up waiting after so many seconds, with exit status 1; the donor goes on draining
-    #[arg(long, value_name = "SECONDS", conflicts_with = "cancel")]
-    deadline: Option<u64>,
     /// Has the donor lend again; what has moved stays where it is
     #[arg(long)]
     cancel: bool,
-    /// Prints one JSON object at the end
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    watch: WatchArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let Args { name, json, .. } = args;
-    let manager = args.cluster.need_manager()?;
+    let WatchArgs { name, json, cluster, .. } = &args.watch;
+    let manager = cluster.need_manager()?;
     manager.drain(name, !args.cancel)?;
     if args.cancel {
         return Ok(ExitCode::SUCCESS);
     }
-    let outcome = giving_back::watch(&manager, name, args.deadline, *json, lent_bytes)?;
+    let outcome = giving_back::watch(&manager, &args.watch, lent_bytes)?;
     if *json {
         println!("{}", serde_json::to_string(&outcome)?);
     } else if outcome.left_bytes == 0 {

@@ -1,7 +1,7 @@
 //! Looks on while the borrowers of a donor take away what it is to have back. How far they are stands on
 //! standard error: in one line that changes on a terminal, in a line now and then elsewhere.
 
-use crate::cluster::Manager;
+use crate::cluster::{ClusterArgs, Manager};
 use anyhow::bail;
 use hecaton_memory::Size;
 use hecaton_node::donors::DonorReport;
@@ -15,6 +15,21 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Without a terminal, a line now and then.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Whom it is about, and how long and in what form it is shown.
+#[derive(clap::Args)]
+pub(crate) struct WatchArgs {
+    /// The donor; that of `hecaton node` has the node's name
+    pub(crate) name: String,
+    /// Gives up waiting after so many seconds, with exit status 1; the donor goes on with it
+    #[arg(long, value_name = "SECONDS", conflicts_with = "cancel")]
+    deadline: Option<u64>,
+    /// Prints one JSON object at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+}
+
 /// What `--json` prints.
 #[derive(Serialize)]
 pub(crate) struct Outcome<'a> {
@@ -24,18 +39,16 @@ pub(crate) struct Outcome<'a> {
     pub(crate) elapsed_s: f64,
 }
 
-/// Waits until nothing is left, or for so many seconds. `left` says how many bytes a donor is still to
+/// Waits until nothing is left, or till the deadline. `left` says how many bytes a donor is still to
 /// have back; `None` as long as it has not said that it was told.
 pub(crate) fn watch<'a>(
     manager: &Manager,
-    donor: &'a str,
-    deadline: Option<u64>,
-    quiet: bool,
+    args: &'a WatchArgs,
     left: impl Fn(&DonorReport) -> Option<u64>,
 ) -> anyhow::Result<Outcome<'a>> {
-    let began = Instant::now();
-    let deadline = deadline.map(Duration::from_secs);
-    let mut progress = Progress::new(quiet);
+    let (began, donor) = (Instant::now(), args.name.as_str());
+    let deadline = args.deadline.map(Duration::from_secs);
+    let mut progress = Progress::new(args.json);
     let left_bytes = loop {
         let status = manager.status()?;
         let mut donors = status.nodes.iter().flat_map(|node| &node.report.donors);

@@ -3,9 +3,8 @@
 //! The manager tells the donor its limit; the donor tells each of its borrowers how many extents it
 //! wants back, and they choose which, and move them to other donors. This command only looks on.
 
-use crate::cluster::ClusterArgs;
 use crate::failure::usage;
-use crate::giving_back;
+use crate::giving_back::{self, WatchArgs};
 use anyhow::bail;
 use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_node::donors::DonorReport;
@@ -14,27 +13,19 @@ use std::process::ExitCode;
 /// Arguments of `hecaton node recall`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The donor; that of `hecaton node` has the node's name
-    name: String,
     /// Most memory that it lends from now on
     #[arg(long, value_name = "SIZE", required_unless_present = "cancel")]
     to: Option<Size>,
-    /// Gives up waiting after so many seconds, with exit status 1; the donor goes on wanting it back
-    #[arg(long, value_name = "SECONDS", conflicts_with = "cancel")]
-    deadline: Option<u64>,
     /// Has the donor lend again all that it has; what has moved stays where it is
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
-    /// Prints one JSON object at the end
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    watch: WatchArgs,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let Args { name, json, .. } = args;
-    let manager = args.cluster.need_manager()?;
+    let WatchArgs { name, json, cluster, .. } = &args.watch;
+    let manager = cluster.need_manager()?;
     let Some(to) = args.to else {
         manager.limit(name, None)?;
         return Ok(ExitCode::SUCCESS);
@@ -49,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     manager.limit(name, Some(to))?;
     let left = |donor: &DonorReport| above(donor, to);
-    let outcome = giving_back::watch(&manager, name, args.deadline, *json, left)?;
+    let outcome = giving_back::watch(&manager, &args.watch, left)?;
     if *json {
         println!("{}", serde_json::to_string(&outcome)?);
     } else if outcome.left_bytes == 0 {

@@ -15,12 +15,14 @@ pub mod meminfo;
 pub mod numa;
 mod random;
 pub mod size;
+mod split_mix;
 pub mod words;
 
 pub use checksum::{PageSum, ZERO_PAGE_SUM, is_zero, page_sum};
 pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
 pub use random::random_u64;
 pub use size::{ParseSizeError, Size};
+pub use split_mix::SplitMix;
 
 /// Bytes in a page, the unit of fault and transfer.
 pub const PAGE_SIZE: usize = 4096;

@@ -7,6 +7,7 @@
 //! generator seeded by the proxy's seed, the connection's number and the direction. Fates depend on
 //! the place in the stream only, not on how the kernel happened to cut it up.
 
+use hecaton_memory::SplitMix;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -174,7 +175,8 @@ fn join_ends(near: TcpStream, number: u64, shared: &Arc<Shared>) -> io::Result<(
     lock(&shared.streams).extend([near.try_clone()?, far.try_clone()?]);
     let ends = [(near.try_clone()?, far.try_clone()?), (far, near)];
     for (direction, (from, to)) in ends.into_iter().enumerate() {
-        let dice = Dice(shared.seed ^ (number * 2 + direction as u64).wrapping_mul(0x9e37_79b9));
+        let seed = shared.seed ^ (number * 2 + direction as u64).wrapping_mul(0x9e37_79b9);
+        let dice = Dice(SplitMix::new(seed));
         let shared_too = shared.clone();
         let pump = thread::Builder::new().name("chaos-pump".into()).spawn(move || {
             // An error of either end ends both, which is all that a proxy can do about it.
@@ -243,25 +245,17 @@ fn pump(
     }
 }
 
-/// SplitMix64: small, seeded, and good enough for fates.
-struct Dice(u64);
+/// What befalls each grain.
+struct Dice(SplitMix);
 
 impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     fn bit(&mut self, plan: &Plan) -> usize {
-        self.next() as usize % (plan.grain_bytes.max(1) * 8)
+        self.0.draw() as usize % (plan.grain_bytes.max(1) * 8)
     }
 
     fn fate(&mut self, plan: &Plan) -> Fate {
         let bit = self.bit(plan);
-        let mut roll = (self.next() % 1_000_000) as u32;
+        let mut roll = (self.0.draw() % 1_000_000) as u32;
         for (rate, fate) in [
             (plan.cut, Fate::Cut),
             (plan.dropped, Fate::Drop),

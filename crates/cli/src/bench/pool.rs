@@ -6,14 +6,15 @@
 use super::{
     Common,
     cluster::Cluster,
-    region::{noise, splitmix},
+    region::noise,
     stats::{Latencies, Percentiles, Spread},
     wire::{self, Wire},
 };
 use crate::table::Table;
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::{
-    Epoch, PAGE_SIZE, PageNo, PageSum, Size, SpaceId, page_sum, pages_for_bytes, pages_to_bytes,
+    Epoch, PAGE_SIZE, PageNo, PageSum, Size, SpaceId, SplitMix, page_sum, pages_for_bytes,
+    pages_to_bytes,
 };
 use hecaton_space::{Completion, Directory, DonorAddress, Lane, Space, SpaceConfig};
 use hecaton_transport::protocol::MAX_PAGES;
@@ -202,9 +203,9 @@ fn read_singles(
     sums: &[PageSum],
 ) -> anyhow::Result<(Percentiles, Percentiles)> {
     let (mut reads, mut round_trips) = (Latencies::new(), Latencies::new());
-    let mut state = sums.len() as u64;
+    let mut random = SplitMix::new(sums.len() as u64);
     for _ in 0..SINGLES {
-        let page = splitmix(&mut state) % sums.len() as u64;
+        let page = random.draw() % sums.len() as u64;
         let mut matches = false;
         let start = Instant::now();
         lane.read(page, &[page])?;

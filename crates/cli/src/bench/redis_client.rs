@@ -4,11 +4,9 @@
 //! redis-benchmark writes one and the same value to every key, which any compressing peer would make
 //! vanish, and compares nothing. The keys have the names that it asks for.
 
-use crate::bench::{
-    interrupt,
-    region::{noise, splitmix},
-};
+use crate::bench::{interrupt, region::noise};
 use anyhow::{Context as _, bail, ensure};
+use hecaton_memory::SplitMix;
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
@@ -107,14 +105,14 @@ impl Client {
         &mut self,
         keys: Range<u64>,
         count: u64,
-        state: &mut u64,
+        random: &mut SplitMix,
     ) -> anyhow::Result<Duration> {
         ensure!(!keys.is_empty(), "no keys to read");
         let start = Instant::now();
         let mut left = count;
         while left > 0 {
             let batch: Vec<_> = (0..left.min(QUERY_BATCH))
-                .map(|_| keys.start + splitmix(state) % (keys.end - keys.start))
+                .map(|_| keys.start + random.draw() % (keys.end - keys.start))
                 .collect();
             let mut commands = Vec::new();
             for number in &batch {
@@ -123,9 +121,8 @@ impl Client {
             self.stream.get_mut().write_all(&commands)?;
             for number in &batch {
                 let found = self.value()?;
-                let mut seed = *number;
                 ensure!(
-                    found[..8] == splitmix(&mut seed).to_le_bytes(),
+                    found[..8] == SplitMix::new(*number).draw().to_le_bytes(),
                     "redis-server has another value for {} than was set",
                     key(*number)
                 );

@@ -4,7 +4,7 @@
 //! if the program touched it, and its address says nothing about its neighbours.
 
 use anyhow::Context as _;
-use hecaton_memory::{PAGE_SIZE, pages_to_bytes};
+use hecaton_memory::{PAGE_SIZE, SplitMix, pages_to_bytes};
 use std::{fs::File, os::unix::fs::FileExt as _, ptr::NonNull};
 
 const WORDS: usize = PAGE_SIZE / size_of::<u64>();
@@ -117,19 +117,10 @@ fn is_present(entry: [u8; 8]) -> bool {
     u64::from_ne_bytes(entry) >> 63 == 1
 }
 
-/// A page that does not compress: the words of a splitmix64 sequence.
+/// A page that does not compress: the words of a random sequence.
 pub(super) fn noise(seed: u64) -> [u64; WORDS] {
-    let mut state = seed;
-    std::array::from_fn(|_| splitmix(&mut state))
-}
-
-/// Vigna's splitmix64, good enough to choose pages and to fill them.
-pub(super) fn splitmix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut word = *state;
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
+    let mut random = SplitMix::new(seed);
+    std::array::from_fn(|_| random.draw())
 }
 
 #[cfg(test)]

@@ -57,6 +57,29 @@ pub(crate) fn log_in(scratch: &tempfile::TempDir) -> anyhow::Result<fs::File> {
     Ok(fs::File::options().create(true).append(true).open(scratch.path().join(LOG))?)
 }
 
+/// Waits for a condition of a cluster's status, which may be out of reach for a while.
+pub(crate) fn eventually(
+    status: impl Fn() -> anyhow::Result<Value>,
+    what: &str,
+    limit: Duration,
+    condition: impl Fn(&Value) -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let start = Instant::now();
+    loop {
+        let status = status();
+        if let Ok(status) = &status
+            && condition(status)?
+        {
+            return Ok(());
+        }
+        if start.elapsed() > limit {
+            let now = status.map_or_else(|error| format!("{error:#}"), |now| in_short(&now));
+            bail!("after {} s, still not: {what}\n    {now}", limit.as_secs());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// A cluster; it is stopped when it goes out of scope.
 pub(crate) struct Cluster {
     pub(crate) hecaton: PathBuf,
@@ -183,20 +206,7 @@ impl Cluster {
         limit: Duration,
         condition: impl Fn(&Value) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if let Ok(status) = &status
-                && condition(status)?
-            {
-                return Ok(());
-            }
-            if start.elapsed() > limit {
-                let now = status.map_or_else(|error| format!("{error:#}"), |now| in_short(&now));
-                bail!("after {} s, still not: {what}\n    {now}", limit.as_secs());
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
+        eventually(|| self.status(), what, limit, condition)
     }
 
     /// Nothing borrows, and the donors have all of their memory back.

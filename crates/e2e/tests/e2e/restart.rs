@@ -3,7 +3,7 @@
 
 use crate::{
     attach::Firecracker,
-    cluster::{Cluster, LONG, PATIENCE, all, ready_line},
+    cluster::{Cluster, LONG, PATIENCE, all, eventually, ready_line},
     harness::{Outcome, TestResult},
     life::program_of,
     process::{Running, kill_dead, run},
@@ -111,21 +111,7 @@ impl Daemons {
         what: &str,
         condition: impl Fn(&Value) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if let Ok(status) = &status
-                && condition(status)?
-            {
-                return Ok(());
-            }
-            ensure!(
-                start.elapsed() < PATIENCE,
-                "still not: {what}\n    {status:?}\n{}",
-                self.log()
-            );
-            thread::sleep(Duration::from_millis(100));
-        }
+        eventually(|| self.status(), what, PATIENCE, condition).with_context(|| self.log())
     }
 
     fn log(&self) -> String {

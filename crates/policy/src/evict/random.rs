@@ -1,28 +1,25 @@
 //! Random eviction: no memory of anything, and so nothing that a loop can defeat.
 
 use super::{Installed, Order};
+use hecaton_memory::SplitMix;
 use std::collections::HashMap;
 
 /// Evicts pages drawn by a seeded generator.
 pub struct Random {
     pages: Vec<u32>,
     places: HashMap<u32, u32>,
-    state: u64,
+    numbers: SplitMix,
 }
 
 impl Random {
     /// An empty order. The same `seed` and calls give the same victims.
     pub fn new(seed: u64) -> Self {
-        Self { pages: Vec::new(), places: HashMap::new(), state: seed }
+        Self { pages: Vec::new(), places: HashMap::new(), numbers: SplitMix::new(seed) }
     }
 
-    /// splitmix64 (Steele, Lea, Flood, 2014), reduced to `0..bound` by multiplication.
+    /// Reduced to `0..bound` by multiplication.
     fn draw(&mut self, bound: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * bound as u128) >> 64) as usize
+        ((u128::from(self.numbers.draw()) * bound as u128) >> 64) as usize
     }
 
     fn take(&mut self, at: usize) -> u32 {

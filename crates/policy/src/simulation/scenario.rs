@@ -6,6 +6,7 @@
 
 use super::machine::{MIB, Machine, Phase};
 use crate::cluster::{ConsumerId, NodeId};
+use hecaton_memory::SplitMix;
 use serde::Serialize;
 
 /// RAM that a guest's system needs for itself, out of the table's sizes.
@@ -96,7 +97,7 @@ impl Scenario {
     /// three percent, as no two runs of a real program are alike.
     pub(super) fn nodes(self, seed: u64) -> Vec<NodePlan> {
         let nodes = if self == Scenario::Churn { 6 } else { 4 };
-        let mut random = SplitMix(seed);
+        let mut random = SplitMix::new(seed);
         let plan = |id: u32| {
             let busy = self.busy_nodes().contains(&NodeId(id));
             let machines = if busy { self.machines(id, &mut random) } else { Vec::new() };
@@ -151,12 +152,12 @@ impl Scenario {
                 Scenario::Turns => 20.0 * at as f64,
                 _ => 0.0,
             };
-            let mut phases = vec![Phase::Sleep { seconds: shift_s + 2.0 * random.unit() }];
+            let mut phases = vec![Phase::Sleep { seconds: shift_s + 2.0 * unit(random) }];
             for (run, program) in programs.into_iter().enumerate() {
                 if run > 0 && sleep_s > 0.0 {
                     phases.push(Phase::Sleep { seconds: sleep_s });
                 }
-                let pace = 0.97 + 0.06 * random.unit();
+                let pace = 0.97 + 0.06 * unit(random);
                 phases.push(Phase::Begin);
                 phases.extend(program.phases().iter().map(|&(work_s, mib, touches_per_s)| {
                     let footprint_pages = mib * MIB;
@@ -213,20 +214,7 @@ impl Program {
     }
 }
 
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
+/// From 0 to 1.
+fn unit(random: &mut SplitMix) -> f64 {
+    (random.draw() >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -1,19 +1,17 @@
 //! The only source of chance in the simulation.
 
-/// SplitMix64.
-pub(crate) struct Dice(u64);
+use hecaton_memory::SplitMix;
+
+/// A sequence of choices.
+pub(crate) struct Dice(SplitMix);
 
 impl Dice {
     pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed)
+        Dice(SplitMix::new(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     pub(crate) fn below(&mut self, bound: u64) -> u64 {

@@ -4,9 +4,9 @@ use super::{redis::Redis, setup::Setup};
 use crate::bench::{
     cluster::this_program,
     process::{Guarded, describe, require},
-    region::splitmix,
 };
 use anyhow::{Context as _, bail, ensure};
+use hecaton_memory::SplitMix;
 use std::{
     fs::{self, File},
     hash::{DefaultHasher, Hasher as _},
@@ -150,13 +150,13 @@ pub(super) fn write_lines(path: &Path, bytes: u64) -> anyhow::Result<()> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
     let mut file = BufWriter::with_capacity(1 << 20, file);
-    let (mut state, mut written) = (bytes, 0);
+    let (mut random, mut written) = (SplitMix::new(bytes), 0);
     let mut line = Vec::with_capacity(1024);
     while written < bytes {
         line.clear();
-        let length = 64 + splitmix(&mut state) as usize % 897;
+        let length = 64 + random.draw() as usize % 897;
         while line.len() < length {
-            let word = splitmix(&mut state);
+            let word = random.draw();
             line.extend((0..10).map(|at| ALPHABET[(word >> (6 * at)) as usize & 63]));
         }
         line.truncate(length);

@@ -7,10 +7,11 @@
 use crate::bench::{
     process::{Guarded, eventually},
     redis_client::Client,
-    region::{Region, noise, splitmix},
+    region::{Region, noise},
     stats::{Latencies, Percentiles},
 };
 use anyhow::{Context as _, bail, ensure};
+use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};
 use std::{
     io::{BufRead as _, Write as _},
@@ -117,8 +118,7 @@ struct Guest {
     filled: Option<Filled>,
     storm: Option<Storm>,
     redis: Option<Redis>,
-    /// Of the random choices.
-    state: u64,
+    random: SplitMix,
 }
 
 struct Filled {
@@ -141,7 +141,7 @@ impl Guest {
             Request::Available => return available_bytes().map(Answer::Available),
             Request::Fill { pages } => {
                 self.filled = None;
-                self.filled = Some(Filled::new(pages, &mut self.state)?);
+                self.filled = Some(Filled::new(pages, &mut self.random)?);
             }
             Request::Touch { samples } => {
                 let filled = self.filled.as_mut().context("nothing is filled")?;
@@ -157,9 +157,9 @@ impl Guest {
             }
             Request::Keys(keys) => self.redis = Some(Redis::start(keys)?),
             Request::Query { keys, count } => {
-                let state = &mut self.state;
+                let random = &mut self.random;
                 let redis = self.redis.as_mut().context("there is no database")?;
-                let took = redis.client.query(keys, count, state)?;
+                let took = redis.client.query(keys, count, random)?;
                 return Ok(Answer::Queried { seconds: took.as_secs_f64() });
             }
             Request::Compare => {
@@ -190,7 +190,7 @@ fn available_bytes() -> anyhow::Result<u64> {
 }
 
 impl Filled {
-    fn new(pages: u64, state: &mut u64) -> anyhow::Result<Self> {
+    fn new(pages: u64, random: &mut SplitMix) -> anyhow::Result<Self> {
         ensure!(pages > 0, "a region of no pages");
         let mut region = Region::new(pages)?;
         let mut block = noise(pages);
@@ -200,7 +200,7 @@ impl Filled {
         }
         let mut untouched: Vec<u32> = (0..u32::try_from(pages)?).collect();
         for last in (1..untouched.len()).rev() {
-            let other = splitmix(state) % (last as u64 + 1);
+            let other = random.draw() % (last as u64 + 1);
             untouched.swap(last, other as usize);
         }
         Ok(Self { region, pages, untouched })
@@ -262,11 +262,11 @@ impl Storm {
                 (0..share).for_each(|page| region.fill(page, &block));
                 let _ = filled.send(());
                 drop(filled);
-                let mut state = u64::from(number);
+                let mut random = SplitMix::new(u64::from(number));
                 while !over.load(Ordering::Relaxed) {
                     for _ in 0..64 {
-                        let page = splitmix(&mut state) % share;
-                        region.write(page, state);
+                        let word = random.draw();
+                        region.write(word % share, word);
                     }
                     written.fetch_add(64, Ordering::Relaxed);
                 }

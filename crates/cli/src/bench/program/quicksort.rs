@@ -1,8 +1,8 @@
 //! Quicksort of random integers, the application of the MemX paper (section 5): little work per
 //! byte, large strides while partitioning, and a working set that shrinks level by level.
 
-use crate::bench::region::splitmix;
 use anyhow::ensure;
+use hecaton_memory::SplitMix;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -23,9 +23,9 @@ pub(super) struct Report {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
     let start = Instant::now();
-    let mut state = args.count as u64;
+    let mut random = SplitMix::new(args.count as u64);
     let mut numbers = Vec::with_capacity(args.count);
-    numbers.extend((0..args.count).map(|_| splitmix(&mut state)));
+    numbers.extend((0..args.count).map(|_| random.draw()));
     let sum = total(&numbers);
     let fill_s = start.elapsed().as_secs_f64();
 

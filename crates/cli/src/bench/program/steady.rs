@@ -6,10 +6,11 @@
 
 use super::touch::stamp;
 use crate::bench::{
-    region::{Region, Residency, noise, splitmix},
+    region::{Region, Residency, noise},
     stats::{Latencies, Percentiles},
 };
 use anyhow::{Context as _, ensure};
+use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};
 use std::{
     io::BufRead as _,
@@ -65,9 +66,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 
     let mut faults = Latencies::new();
     let mut longest = Duration::ZERO;
-    let mut state = args.pages;
+    let mut random = SplitMix::new(args.pages);
     while !ENDED.load(Ordering::Relaxed) {
-        let page = splitmix(&mut state) % args.pages;
+        let page = random.draw() % args.pages;
         let is_resident = residency.is_resident(&region, page)?;
         let generation = &mut generations[page as usize];
         let expected = stamp(page, u64::from(*generation));

@@ -5,11 +5,12 @@
 //! guessed from their duration.
 
 use crate::bench::{
-    region::{Region, Residency, noise, splitmix},
+    region::{Region, Residency, noise},
     stats::{Latencies, Percentiles},
     wire::{Ends, Wire},
 };
 use anyhow::{bail, ensure};
+use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, time::Instant};
 
@@ -161,26 +162,27 @@ struct Order {
     pages: Vec<u32>,
     next: usize,
     once: bool,
-    state: u64,
+    random: SplitMix,
 }
 
 impl Order {
     fn new(pages: u64, once: bool) -> Self {
-        let mut order = Self { pages: (0..pages as u32).collect(), next: 0, once, state: pages };
+        let random = SplitMix::new(pages);
+        let mut order = Self { pages: (0..pages as u32).collect(), next: 0, once, random };
         order.shuffle();
         order
     }
 
     fn shuffle(&mut self) {
         for last in (1..self.pages.len()).rev() {
-            let other = splitmix(&mut self.state) % (last as u64 + 1);
+            let other = self.random.draw() % (last as u64 + 1);
             self.pages.swap(last, other as usize);
         }
     }
 
     fn next(&mut self) -> Option<u64> {
         if !self.once {
-            let at = splitmix(&mut self.state) % self.pages.len() as u64;
+            let at = self.random.draw() % self.pages.len() as u64;
             return Some(at);
         }
         let page = self.pages.get(self.next)?;

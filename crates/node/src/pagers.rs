@@ -40,19 +40,6 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a pager that was told to end may take before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// How long donors keep a space whose pager is silent, if the launcher does not say: long enough for a
-/// pager to be started again on a host that is short of everything, short enough that a lost host's
-/// pages do not stay.
-const LEASE: Duration = Duration::from_secs(60);
-
-/// How long a donor may be away before a consumer is ended that wants a page of it, if the launcher
-/// does not say. When the donor comes back after the lease, it may have given the pages up.
-const DONOR_PATIENCE: Duration = LEASE;
-
-/// How fast the copies of a consumer's pages are compared, if the launcher does not say: 1 GiB in two
-/// copies once a minute.
-const SCRUB_BYTES_PER_S: u64 = 32 << 20;
-
 /// What a pager is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -361,25 +348,21 @@ impl Pagers {
         }
         table.check_free(&wish.name)?;
         table.started += 1;
+        let socket = self.0.paths.pager_socket(table.started);
+        let config = PagerConfig::new(wish.name.clone(), space.0, wish.local_bytes, socket);
+        let seconds = |wished: Option<u64>, or| wished.map_or(or, Duration::from_secs);
         let config = PagerConfig {
-            consumer: wish.name.clone(),
-            space: space.0,
-            local_bytes: wish.local_bytes,
-            socket: self.0.paths.pager_socket(table.started),
             site: self.0.donors.site().clone(),
-            donors: Vec::new(),
             placement: wish.wanted.clone().or(self.0.copies),
             node: Some(self.0.paths.control_socket()),
-            lease: wish.wanted.lease_s.map_or(LEASE, Duration::from_secs),
-            guest: wish.guest.clone(),
             encrypt: wish.wanted.encrypt,
+            lease: seconds(wish.wanted.lease_s, config.lease),
+            donor_patience: seconds(wish.wanted.donor_patience_s, config.donor_patience),
+            scrub_bytes_per_s: wish.wanted.scrub_bytes_per_s.unwrap_or(config.scrub_bytes_per_s),
+            guest: wish.guest.clone(),
             monitor,
             outlive: self.outlive(table.started),
-            donor_patience: wish
-                .wanted
-                .donor_patience_s
-                .map_or(DONOR_PATIENCE, Duration::from_secs),
-            scrub_bytes_per_s: wish.wanted.scrub_bytes_per_s.unwrap_or(SCRUB_BYTES_PER_S),
+            ..config
         };
         let report = ConsumerReport {
             name: wish.name.clone(),

@@ -67,6 +67,42 @@ pub struct PagerConfig {
     pub outlive: Option<Outlive>,
 }
 
+/// How long donors keep a space whose pager is silent, if the launcher does not say: long enough for a
+/// pager to be started again on a host that is short of everything, short enough that a lost host's
+/// pages do not stay.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// How long a donor may be away before a consumer is ended that wants a page of it, if the launcher
+/// does not say. When the donor comes back after the lease, it may have given the pages up.
+const DONOR_PATIENCE: Duration = LEASE;
+
+/// How fast the copies of a consumer's pages are compared, if the launcher does not say: 1 GiB in two
+/// copies once a minute.
+const SCRUB_BYTES_PER_S: u64 = 32 << 20;
+
+impl PagerConfig {
+    /// One copy of each page at any donor, for a program that nobody but its pager's parent looks after.
+    pub fn new(consumer: String, space: u64, local_bytes: u64, socket: PathBuf) -> PagerConfig {
+        PagerConfig {
+            consumer,
+            space,
+            local_bytes,
+            socket,
+            site: Site::default(),
+            donors: Vec::new(),
+            placement: Placement::default(),
+            node: None,
+            encrypt: false,
+            lease: LEASE,
+            donor_patience: DONOR_PATIENCE,
+            scrub_bytes_per_s: SCRUB_BYTES_PER_S,
+            guest: None,
+            monitor: None,
+            outlive: None,
+        }
+    }
+}
+
 /// How a virtual machine's memory is handed over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]

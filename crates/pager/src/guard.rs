@@ -220,22 +220,6 @@ mod tests {
     }
 
     fn config() -> PagerConfig {
-        PagerConfig {
-            consumer: "a".into(),
-            site: Default::default(),
-            space: 1,
-            local_bytes: 1 << 24,
-            socket: "/nowhere".into(),
-            donors: Vec::new(),
-            placement: crate::Placement::default(),
-            node: None,
-            lease: Duration::ZERO,
-            donor_patience: Duration::ZERO,
-            encrypt: false,
-            scrub_bytes_per_s: 0,
-            guest: None,
-            monitor: None,
-            outlive: None,
-        }
+        PagerConfig::new("a".into(), 1, 1 << 24, "/nowhere".into())
     }
 }

@@ -28,6 +28,16 @@ fn some_pages() -> Vec<u64> {
     (0..SEGMENTS).map(|segment| segment * SEGMENT_PAGES + segment).collect()
 }
 
+/// Writes a page of each segment.
+fn assert_all_written(lane: &mut hecaton_space::Lane, turn: u64) {
+    some_pages().iter().for_each(|page| assert_written(lane, &[*page], turn));
+}
+
+/// Reads a page of each segment.
+fn assert_all_read(lane: &mut hecaton_space::Lane, turn: u64) {
+    some_pages().iter().for_each(|page| assert_reads(lane, &[*page], turn));
+}
+
 /// What is on its way when the plan changes still passes: a byte.
 fn to_be_silenced() -> Plan {
     Plan { grain_bytes: 1, ..Plan::default() }
@@ -71,9 +81,7 @@ fn a_donor_that_dies_is_replaced_and_nothing_waits_for_it() {
     let mut donors = ["a", "b", "c"].map(|name| Lent::start(name, 16));
     let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
     let mut lane = space.lane().unwrap();
-    for page in some_pages() {
-        assert_written(&mut lane, &[page], 1);
-    }
+    assert_all_written(&mut lane, 1);
     donors[0].stop();
     for page in some_pages() {
         assert_reads(&mut lane, &[page], 1);
@@ -105,9 +113,7 @@ fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     config.connection.answer = Duration::from_secs(60);
     let space = Space::create(config, known).unwrap();
     let mut lane = space.lane().unwrap();
-    for page in some_pages() {
-        assert_written(&mut lane, &[page], 1);
-    }
+    assert_all_written(&mut lane, 1);
     silence(&chaos);
     // Each would wait for a minute if it waited for the silent donor.
     let began = Instant::now();
@@ -173,19 +179,13 @@ fn reads_of_a_silent_donor_go_to_one_that_was_away_before() {
     config.connection.answer = Duration::from_secs(60);
     let space = Space::create(config, known).unwrap();
     let mut lane = space.lane().unwrap();
-    for page in some_pages() {
-        assert_written(&mut lane, &[page], 1);
-    }
+    assert_all_written(&mut lane, 1);
     let address = donors[0].stop();
-    for page in some_pages() {
-        assert_reads(&mut lane, &[page], 1);
-    }
+    assert_all_read(&mut lane, 1);
     donors[0].serve_again(address);
     silence(&chaos);
     let began = Instant::now();
-    for page in some_pages() {
-        assert_reads(&mut lane, &[page], 1);
-    }
+    assert_all_read(&mut lane, 1);
     assert!(began.elapsed() < Duration::from_secs(50), "{:?}", began.elapsed());
     end_silence(&chaos);
     space.release().unwrap();
@@ -198,18 +198,14 @@ fn a_donor_that_comes_back_empty_is_filled_again() {
     let mut donors = ["a", "b"].map(|name| Lent::start(name, 16));
     let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
     let mut lane = space.lane().unwrap();
-    for page in some_pages() {
-        assert_written(&mut lane, &[page], 1);
-    }
+    assert_all_written(&mut lane, 1);
     for _ in 0..2 {
         let address = donors[0].stop();
         donors[0] = Lent::start_at("a", 16, address);
         space.renew();
         assert_eq!(space.status().segments_degraded, SEGMENTS);
         tend_until(&space, "whole again", is_whole);
-        for page in some_pages() {
-            assert_reads(&mut lane, &[page], 1);
-        }
+        assert_all_read(&mut lane, 1);
     }
     space.release().unwrap();
     donors.iter().for_each(Lent::assert_all_comes_back);
@@ -301,9 +297,7 @@ fn segments_follow_the_donors_that_are_named() {
     (SEGMENTS / 2..SEGMENTS).for_each(|segment| space.assign(segment, 1).unwrap());
     space.set_zones(vec![vec!["a".into()], vec!["b".into(), "c".into()]]);
     let mut lane = space.lane().unwrap();
-    for page in some_pages() {
-        assert_written(&mut lane, &[page], 1);
-    }
+    assert_all_written(&mut lane, 1);
     assert_eq!(space.donors_of_zone(0), BTreeMap::from([("a".into(), 3)]));
     assert_eq!(space.donors_of_zone(1).values().sum::<u64>(), 3);
     space.set_zones(vec![vec!["c".into()], vec!["a".into()]]);
@@ -313,9 +307,7 @@ fn segments_follow_the_donors_that_are_named() {
         only(0, "c") && only(1, "a")
     };
     tend_until(&space, "moved", moved);
-    for page in some_pages() {
-        assert_reads(&mut lane, &[page], 1);
-    }
+    assert_all_read(&mut lane, 1);
     space.release().unwrap();
     donors.iter().for_each(Lent::assert_all_comes_back);
 }
@@ -325,9 +317,7 @@ fn without_its_last_copy_a_segment_is_lost_by_name_and_no_other() {
     let mut donors = ["a", "b", "c"].map(|name| Lent::start(name, 16));
     let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
     let mut lane = space.lane().unwrap();
-    for page in some_pages() {
-        assert_written(&mut lane, &[page], 1);
-    }
+    assert_all_written(&mut lane, 1);
     // Both come back without their memory.
     for at in [0, 1] {
         let address = donors[at].stop();

@@ -199,30 +199,14 @@ mod tests {
     use super::*;
     use crate::channel::{self, Receiver};
     use crate::child::{AdoptedChild, Conversation, Running};
-    use hecaton_pager::{PagerConfig, PagerStart, Placement};
+    use hecaton_pager::{PagerConfig, PagerStart};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     /// A pager that says that it holds `held` descriptors, and the other end of its stream.
     fn left(held: usize) -> (Adopted<PagerLeft>, UnixStream) {
         let (stream, pagers) = UnixStream::pair().expect("a socket pair");
-        let config = PagerConfig {
-            consumer: "a".into(),
-            site: Default::default(),
-            space: 1,
-            local_bytes: 1 << 24,
-            socket: "/nowhere".into(),
-            donors: Vec::new(),
-            placement: Placement::default(),
-            node: None,
-            lease: Duration::ZERO,
-            donor_patience: Duration::ZERO,
-            encrypt: false,
-            scrub_bytes_per_s: 0,
-            guest: None,
-            monitor: None,
-            outlive: None,
-        };
+        let config = PagerConfig::new("a".into(), 1, 1 << 24, "/nowhere".into());
         let start = PagerStart { config, held };
         let word = PagerLeft { start, restarts: 0, launch_over: false, leaving: false };
         let process = AdoptedChild::open(rustix::process::getpid()).expect("it is there");

@@ -125,26 +125,14 @@ impl World {
         let serving = donor.serve(listen(config.listen).unwrap()).unwrap();
         let socket = dir.path().join("pager.sock");
         let config = PagerConfig {
-            consumer: "machine".into(),
-            space: 7,
-            local_bytes: LOCAL,
-            socket: socket.clone(),
-            site: hecaton_pager::Site::default(),
             donors: vec![hecaton_pager::Donor {
                 name: "d1".into(),
                 node: "n1".into(),
                 location: None,
                 address: serving.address(),
             }],
-            placement: hecaton_pager::Placement::default(),
-            node: None,
-            lease: Duration::from_secs(60),
-            donor_patience: Duration::from_secs(60),
-            encrypt: false,
-            scrub_bytes_per_s: 0,
             guest: Some(guest(dir.path())),
-            monitor: None,
-            outlive: None,
+            ..PagerConfig::new("machine".into(), 7, LOCAL, socket.clone())
         };
         let (_, placeholder) = UnixStream::pair().unwrap();
         let (held, launch) = (BTreeMap::new(), Some(placeholder));

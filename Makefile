@@ -39,5 +39,6 @@ bench: ## bench fault, stream and app; BENCH_ARGS=--quick for small sizes
 fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-simulate: ## spaces and donors under simulated failures, SEEDS runs of it (default 10000); says how a failure is repeated
-	@HECATON_SEEDS=$(SEEDS) $(CARGO) test --release --locked -p hecaton-space --test simulation -- --nocapture
+simulate: ## whole clusters, spaces alone, and a host's memory, under simulated failures, SEEDS runs of each (default 10000); says how a failure is repeated
+	@HECATON_SEEDS=$(SEEDS) $(CARGO) test --release --locked -p hecaton-simulation --test simulation -- --nocapture
+	@HECATON_SEEDS=$(SEEDS) $(CARGO) test --release --locked -p hecaton-broker --test simulation -- --nocapture

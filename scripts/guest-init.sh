@@ -7,9 +7,17 @@ mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs tmp /tmp
-[ ! -e /lib/modules/order ] || while read -r module; do
-    insmod "/lib/modules/$module" 2>/dev/null
-done </lib/modules/order
+cat >/bin/load <<'EOF'
+#!/bin/sh
+# load [NAME...]: those that every guest has, or these and what they need.
+for order in "${@:-}"; do
+    while read -r module; do
+        insmod "/lib/modules/$module" 2>/dev/null
+    done <"/lib/modules/order${order:+.$order}"
+done
+EOF
+chmod 755 /bin/load
+load
 ip link set lo up
 # The console must not cut or fold lines that the host reads.
 stty -echo cols 1000 2>/dev/null

@@ -8,7 +8,8 @@
 #
 # The guest's kernel takes a script from its command line (`hecaton.script=` and the script in
 # base64, at most some 1,500 characters), runs it on the serial console, prints `guest: exit N` and
-# powers off. Without a script it prints `guest: ready` and waits on a shell.
+# powers off. Without a script it prints `guest: ready` and waits on a shell. `load xfs nbd` loads
+# modules that not every guest needs.
 #
 # In the directory: `vmlinuz`, `initramfs`, and `qemu-10/` with `usr/bin/qemu-system-x86_64` and
 # the firmware directories that QEMU is told of by -L.
@@ -21,8 +22,10 @@ cd "$(dirname "$0")/.."
 SUITE=bookworm-backports
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 MODULES="virtio_mem virtio_balloon virtio_blk ext4 zram"
+# Each is loaded by `load NAME`.
+MODULES_ON_DEMAND="xfs nbd virtio_net ublk_drv"
 # name:package, each copied with the libraries that it needs.
-PROGRAMS="stress-ng:stress-ng memtester:memtester mbw:mbw redis-server:redis-server redis-benchmark:redis-tools redis-cli:redis-tools"
+PROGRAMS="stress-ng:stress-ng memtester:memtester mbw:mbw redis-server:redis-server redis-benchmark:redis-tools redis-cli:redis-tools mkfs.ext4:e2fsprogs e2fsck:e2fsprogs mkfs.xfs:xfsprogs xfs_repair:xfsprogs nbd-client:nbd-client"
 
 what=${1:-guest}
 dir="${CARGO_TARGET_DIR:-target}/guest"
@@ -130,7 +133,7 @@ copy_program() {
 }
 
 build_initramfs() {
-    local root="$dir/root" entry program path version
+    local root="$dir/root" entry program path version order
     rm -rf "$root" && mkdir -p "$root"/{bin,dev,proc,sys,tmp,root,etc,mnt}
     fetch "$dir/busybox" busybox-static
     install -m 755 "$dir/busybox/bin/busybox" "$root/bin/busybox"
@@ -149,7 +152,9 @@ build_initramfs() {
     mv "$dir/modules-$$" "$dir/modules-tree/lib/modules/$version"
     PATH="$PATH:/sbin:/usr/sbin" depmod -b "$dir/modules-tree" "$version"
     # In the order in which they must be loaded.
-    for entry in $MODULES; do
+    for entry in $MODULES $MODULES_ON_DEMAND; do
+        order="$root/lib/modules/order"
+        case " $MODULES " in *" $entry "*) ;; *) order="$order.$entry" ;; esac
         { PATH="$PATH:/sbin:/usr/sbin" modprobe -d "$dir/modules-tree" -S "$version" \
             --show-depends "$entry" 2>/dev/null || true; } | awk '$1 == "insmod" { print $2 }' |
             while read -r path; do
@@ -159,8 +164,7 @@ build_initramfs() {
                 *) cp "$path" "$root/lib/modules/" ;;
                 esac
                 path=$(basename "${path%.xz}")
-                grep -qsx "$path" "$root/lib/modules/order" ||
-                    echo "$path" >>"$root/lib/modules/order"
+                grep -qsx "$path" "$order" || echo "$path" >>"$order"
             done
     done
     rm -rf "$dir/modules-tree"

@@ -18,8 +18,16 @@ losetup      mount         demo,demo-vm,test,bench  disk swap and nbdkit swap, t
 mkswap       util-linux    demo,demo-vm,test,bench  disk swap, to compare with
 python3      python3       test             the Python programs of the end-to-end tests
 stress-ng    stress-ng     demo-vm,test     the stress-ng end-to-end tests, and the guest of virtual machines
+qemu-img     qemu-utils    test             tests of volumes with the clients of QEMU
+nbdcopy      libnbd-bin    test             tests of volumes with the clients of libnbd
+nbdsh        python3-libnbd test            tests of volumes with the clients of libnbd
+fio          fio           test,bench       tests and bench of volumes with fio
 redis-server redis-server  demo-vm,test,bench the Redis tests and bench, and the guest of virtual machines
 redis-benchmark redis-tools demo-vm,test,bench the Redis tests and bench, and the guest of virtual machines
+mkfs.ext4    e2fsprogs    demo-vm,test     the guest of virtual machines
+mkfs.xfs     xfsprogs     demo-vm,test     the guest of virtual machines
+nbd-client   nbd-client   demo-vm,test     the guest of virtual machines
+shellcheck   shellcheck    test             a check of the scripts
 mbw          mbw           demo-vm,test,bench the mbw bench, and the guest of virtual machines
 memtester    memtester     demo-vm,test     the guest of virtual machines
 qemu-system-x86_64 qemu-system-x86 demo-vm,test virtual machines
@@ -28,10 +36,14 @@ depmod       kmod          demo-vm,test     the guest of virtual machines
 xz           xz-utils      demo-vm,test     the guest of virtual machines
 virsh        libvirt-clients test           virtual machines of libvirt
 libvirtd     libvirt-daemon-system test     virtual machines of libvirt
+chromium     chromium      test             the test of the dashboard in a browser
+chromedriver chromium-driver test           the test of the dashboard in a browser
+etcd         etcd-server   test             the end-to-end test of several managers
 bridge       iproute2      test,bench       hosts in network namespaces, which are cut off
 nsenter      util-linux    test,bench       hosts in network namespaces, which are cut off
 zramctl      util-linux    bench            zram, to compare with
-nbdkit       nbdkit        bench            nbdkit swap, to compare with
+nbdkit       nbdkit        bench            nbdkit swap and its memory as a disk, to compare with
+qemu-storage-daemon qemu-system-common bench a disk of QEMU, to compare with
 nbdfuse      libnbd-bin    bench            nbdkit swap, to compare with
 fusermount3  fuse3         bench            nbdkit swap, to compare with
 '

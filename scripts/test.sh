@@ -69,7 +69,12 @@ suite() {
         -e 's/^test \(.*\) \.\.\. ignored$/\1: ignored in the source/p' "$log")
     while read -r line; do
         failures+=("$name: $line")
-    done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
+    done < <(awk '
+        # With what the end-to-end suite says below it, or where a unit test panicked.
+        name != "" && /^ +[^ ]/ { sub(/^ +/, ""); print name ": " $0; name = ""; next }
+        name != "" { print name; name = "" }
+        /^test .* \.\.\. FAILED$/ { name = $2 }
+        END { if (name != "") print name }' "$log")
     if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1
         failures+=("$name: ended with status $status and no failed test: see its output above")
@@ -92,6 +97,11 @@ have_deny() {
     cargo install --locked --quiet cargo-deny
 }
 
+if command -v shellcheck >/dev/null; then
+    single "scripts" shellcheck scripts/*.sh .ci/run
+else
+    skip "scripts" "shellcheck is not installed; run: make setup"
+fi
 single "format" cargo fmt --all --check
 single "clippy" cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 

@@ -2,24 +2,39 @@
 //! `hecaton dev` or `hecaton node` wrote where the manager is.
 
 use crate::failure::usage;
+use crate::tls::TlsArgs;
 use anyhow::{Context as _, anyhow, bail};
 use hecaton_manager::ClusterStatus;
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
 use hecaton_node::client::NodeClient;
+use hecaton_node::endpoints::{Endpoints, Tried, check_urls};
 use hecaton_node::report::Host;
+use hecaton_pki::Credentials;
+use hecaton_policy::cluster::choice::Choice;
+use serde::de::DeserializeOwned;
 use std::env;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 use ureq::Body;
-use ureq::http::Response;
+use ureq::http::header::RETRY_AFTER;
+use ureq::http::{Response, StatusCode};
 
 /// The variable that names the manager.
 const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 
 /// How long a manager may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a command goes on trying while no manager leads: twice the time in which another one does
+/// when the one that led has died.
+const ELECTION_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Time between two tries.
+const ELECTION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Longest refusal that is read.
 const MAX_REFUSAL_BYTES: u64 = 4 << 10;
@@ -30,43 +45,64 @@ const MAX_STATUS_BYTES: u64 = 256 << 20;
 /// Which cluster is meant.
 #[derive(clap::Args)]
 pub(crate) struct ClusterArgs {
-    /// The manager of the cluster, such as http://127.0.0.1:7070
-    #[arg(long, value_name = "URL")]
+    /// The manager of the cluster, such as http://127.0.0.1:7070; of several, all, with commas between
+    #[arg(long, value_name = "URL,...")]
     manager: Option<String>,
     /// The directory of the node on this host
     #[arg(long, value_name = "DIR", conflicts_with = "manager")]
     dir: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsArgs,
 }
 
-/// A manager's base URL, and where it was found.
+/// A manager's base URL, or those of several, and where they were found.
 #[derive(Debug)]
 pub(crate) struct Manager {
-    /// The base URL.
+    /// As it was written.
     pub(crate) url: String,
+    managers: Endpoints,
     origin: String,
+    credentials: Option<Arc<Credentials>>,
+}
+
+/// Why one manager has not done what it was asked.
+enum Unanswered {
+    /// It will not.
+    Refused(anyhow::Error),
+    /// It cannot; another one may.
+    Away(anyhow::Error),
+    /// Another one leads, or none does yet.
+    NotLeading(anyhow::Error),
 }
 
 impl ClusterArgs {
     /// The manager, if anything names one.
     pub(crate) fn manager(&self) -> anyhow::Result<Option<Manager>> {
         if let Some(url) = &self.manager {
-            return Manager::new(url, "--manager".to_owned()).map(Some);
+            return Manager::new(url, "--manager".to_owned(), &self.tls).map(Some);
         }
         // A directory that was named counts more than the environment.
         let variable = env::var(MANAGER_VARIABLE).ok().filter(|url| !url.is_empty());
         if let (Some(url), None) = (variable, &self.dir) {
-            return Manager::new(&url, MANAGER_VARIABLE.to_owned()).map(Some);
+            return Manager::new(&url, MANAGER_VARIABLE.to_owned(), &self.tls).map(Some);
         }
         let paths = self.paths();
         let file = paths.manager_file();
         let read = paths.read_manager_file();
         let read = read.with_context(|| format!("cannot read {}", file.display()))?;
-        read.map(|found| Manager::new(&found.url, file.display().to_string())).transpose()
+        let known = |url: &str| Manager::new(url, file.display().to_string(), &self.tls);
+        read.map(|found| known(&found.url)).transpose()
     }
 
     /// The manager; fails if nothing names one.
     pub(crate) fn need_manager(&self) -> anyhow::Result<Manager> {
-        self.manager()?.with_context(|| self.none_found())
+        if let Some(manager) = self.manager()? {
+            return Ok(manager);
+        }
+        if self.paths().control_socket().exists() {
+            bail!("the node in {} has no manager, and this needs one", self.dir().display());
+        }
+        bail!("{}", self.none_found())
     }
 
     /// The node on this host through which the cluster is reached; `None` if there is no cluster.
@@ -118,62 +154,118 @@ impl ClusterArgs {
 }
 
 impl Manager {
-    fn new(url: &str, origin: String) -> anyhow::Result<Manager> {
+    fn new(url: &str, origin: String, tls: &TlsArgs) -> anyhow::Result<Manager> {
         check_url(url, &origin)?;
-        Ok(Manager { url: url.trim_end_matches('/').to_owned(), origin })
+        let credentials = tls.for_url(url)?;
+        let url = url.trim_end_matches('/').to_owned();
+        Ok(Manager { managers: Endpoints::new(&url), url, origin, credentials })
     }
 
     /// Asks for the state of the cluster.
     pub(crate) fn status(&self) -> anyhow::Result<ClusterStatus> {
-        let agent =
-            ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).build().new_agent();
-        let asked = agent.get(format!("{}/v1/status", self.url)).call();
-        let answered = asked.and_then(|mut response| {
-            response.body_mut().with_config().limit(MAX_STATUS_BYTES).read_json()
-        });
-        answered.map_err(|error| self.unreachable(&error))
+        self.get("v1/status")
+    }
+
+    /// Asks for what is at `path`.
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        let mut response = self.ask(|agent, url| agent.get(format!("{url}/{path}")).call())?;
+        let read = response.body_mut().with_config().limit(MAX_STATUS_BYTES).read_json();
+        read.map_err(|error| self.unreachable(&self.url, &error))
     }
 
     /// Has a donor drain, or lend again.
     pub(crate) fn drain(&self, donor: &str, draining: bool) -> anyhow::Result<()> {
-        let url = format!("{}/v1/donors/{donor}/drain", self.url);
-        self.order(|agent| match draining {
-            true => agent.post(&url).send_empty(),
-            false => agent.delete(&url).call(),
-        })
+        let path = format!("v1/donors/{donor}/drain");
+        let asked = self.ask(|agent, url| match draining {
+            true => agent.post(format!("{url}/{path}")).send_empty(),
+            false => agent.delete(format!("{url}/{path}")).call(),
+        });
+        asked.map(drop)
+    }
+
+    /// Has a node forgotten that is gone.
+    pub(crate) fn remove(&self, node: &str) -> anyhow::Result<()> {
+        let path = format!("v1/nodes/{node}/remove");
+        self.ask(|agent, url| agent.post(format!("{url}/{path}")).send_empty()).map(drop)
     }
 
     /// Has a donor lend no more than so many bytes, or again all that it has.
     pub(crate) fn limit(&self, donor: &str, limit: Option<Size>) -> anyhow::Result<()> {
-        let url = format!("{}/v1/donors/{donor}/limit", self.url);
-        self.order(|agent| match limit {
-            Some(Size(bytes)) => agent.put(format!("{url}?bytes={bytes}")).send_empty(),
-            None => agent.delete(&url).call(),
+        let path = format!("v1/donors/{donor}/limit");
+        let asked = self.ask(|agent, url| match limit {
+            Some(Size(bytes)) => agent.put(format!("{url}/{path}?bytes={bytes}")).send_empty(),
+            None => agent.delete(format!("{url}/{path}")).call(),
+        });
+        asked.map(drop)
+    }
+
+    /// Has the pool divided by a policy, or by none.
+    pub(crate) fn choose(&self, choice: Option<Choice>) -> anyhow::Result<()> {
+        let asked = self.ask(|agent, url| match &choice {
+            Some(choice) => agent.put(format!("{url}/v1/policy")).send_json(choice),
+            None => agent.delete(format!("{url}/v1/policy")).call(),
+        });
+        asked.map(drop)
+    }
+
+    /// The answer of the manager that leads, unless it is a refusal. While managers answer that none of them
+    /// leads, or not yet, they are asked again: whatever is asked may be asked twice.
+    fn ask(
+        &self,
+        send: impl Fn(&ureq::Agent, &str) -> Result<Response<Body>, ureq::Error>,
+    ) -> anyhow::Result<Response<Body>> {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            .build();
+        let agent = hecaton_pki::agent(config, self.credentials.clone());
+        let begun = Instant::now();
+        loop {
+            let mut will_pass = false;
+            let answer = self.managers.ask(|url| match self.ask_one(url, &agent, &send) {
+                Ok(response) => Tried::Answer(Ok(response)),
+                Err(Unanswered::Refused(error)) => Tried::Answer(Err(error)),
+                Err(Unanswered::Away(error)) => Tried::Next(Err(error)),
+                Err(Unanswered::NotLeading(error)) => {
+                    will_pass = true;
+                    Tried::Next(Err(error))
+                }
+            });
+            if answer.is_ok() || !will_pass || begun.elapsed() > ELECTION_PATIENCE {
+                return answer;
+            }
+            thread::sleep(ELECTION_INTERVAL);
+        }
+    }
+
+    fn ask_one(
+        &self,
+        url: &str,
+        agent: &ureq::Agent,
+        send: impl Fn(&ureq::Agent, &str) -> Result<Response<Body>, ureq::Error>,
+    ) -> Result<Response<Body>, Unanswered> {
+        let sent = send(agent, url);
+        let mut response = sent.map_err(|error| Unanswered::Away(self.unreachable(url, &error)))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let text = response.body_mut().with_config().limit(MAX_REFUSAL_BYTES).read_to_string();
+        let text = text.unwrap_or_else(|_| response.status().to_string());
+        let refusal = anyhow!("the manager at {url} refuses: {}", text.trim_end());
+        Err(match response.status() {
+            StatusCode::SERVICE_UNAVAILABLE if response.headers().contains_key(RETRY_AFTER) => {
+                Unanswered::NotLeading(refusal)
+            }
+            // It cannot write its registry.
+            StatusCode::SERVICE_UNAVAILABLE => Unanswered::Away(refusal),
+            _ => Unanswered::Refused(refusal),
         })
     }
 
-    fn order(
-        &self,
-        send: impl FnOnce(&ureq::Agent) -> Result<Response<Body>, ureq::Error>,
-    ) -> anyhow::Result<()> {
-        let agent = ureq::Agent::config_builder()
-            .timeout_global(Some(PATIENCE))
-            .http_status_as_error(false)
-            .build()
-            .new_agent();
-        let mut response = send(&agent).map_err(|error| self.unreachable(&error))?;
-        if !response.status().is_success() {
-            let text = response.body_mut().with_config().limit(MAX_REFUSAL_BYTES).read_to_string();
-            bail!("{}", text.unwrap_or_else(|_| response.status().to_string()));
-        }
-        Ok(())
-    }
-
-    fn unreachable(&self, error: &ureq::Error) -> anyhow::Error {
+    fn unreachable(&self, url: &str, error: &ureq::Error) -> anyhow::Error {
         anyhow!(
-            "no manager answers at {} (from {}): {error}; start one with `hecaton dev` or \
+            "no manager answers at {url} (from {}): {error}; start one with `hecaton dev` or \
              `hecaton manager`, or name another one with --manager",
-            self.url,
             self.origin
         )
     }
@@ -202,40 +294,34 @@ impl Manager {
     }
 }
 
-/// Refuses what cannot be a manager's URL.
-pub(crate) fn check_url(url: &str, origin: &str) -> anyhow::Result<()> {
-    let host = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
-    if host.is_none_or(|host| host.is_empty() || host.contains(['/', '?', '#', ' ', '@'])) {
-        usage!("`{url}` (from {origin}) is no manager: write http://HOST:PORT");
+/// Refuses what cannot be a manager's URL, or several with a comma between any two.
+pub(crate) fn check_url(urls: &str, origin: &str) -> anyhow::Result<()> {
+    if let Err(error) = check_urls(urls, &["http", "https"]) {
+        usage!("{origin}: {error}");
     }
     Ok(())
 }
 
-/// The manager that a node is told of: `--manager`, else `HECATON_MANAGER`.
-pub(crate) fn manager_for_node(option: Option<String>) -> anyhow::Result<String> {
+/// The manager that a node is told of: `--manager`, else `HECATON_MANAGER`. One that announces what
+/// it lends may do without.
+pub(crate) fn manager_for_node(
+    option: Option<String>,
+    announces: bool,
+) -> anyhow::Result<Option<String>> {
     let Some(url) = option.or_else(|| env::var(MANAGER_VARIABLE).ok()) else {
-        usage!("the node needs a manager: give --manager URL or set {MANAGER_VARIABLE}");
+        if announces {
+            return Ok(None);
+        }
+        usage!(
+            "the node needs a manager: give --manager URL or set {MANAGER_VARIABLE}, or let it find \
+             donors with --announce"
+        );
     };
     check_url(&url, "--manager")?;
-    Ok(url)
+    Ok(Some(url))
 }
 
 /// The directory that is meant.
 pub(crate) fn dir_or_default(dir: Option<&Path>) -> PathBuf {
     dir.map_or_else(NodePaths::default_dir, Path::to_path_buf)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_are_checked() {
-        for good in ["http://127.0.0.1:7070", "http://manager:80/", "http://[::1]:1"] {
-            assert!(check_url(good, "a test").is_ok(), "{good}");
-        }
-        for bad in ["", "127.0.0.1:7070", "https://x", "http://", "http://a/b", "ftp://a"] {
-            assert!(check_url(bad, "a test").is_err(), "{bad}");
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! `hecaton completion`: scripts by which shells complete the command line.
 
+use crate::out;
 use clap::CommandFactory;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Arguments of `hecaton completion`.
@@ -14,6 +14,6 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::Cli::command(), "hecaton", &mut script);
-    io::stdout().write_all(&script)?;
+    out::write_bytes(&script);
     Ok(ExitCode::SUCCESS)
 }

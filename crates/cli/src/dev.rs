@@ -5,11 +5,11 @@
 //! cluster: then it lives until that command is gone and nothing uses the pool any more.
 
 use crate::cluster::dir_or_default;
-use crate::lending::{self, MIN_LEND_BYTES, MemoryArgs};
+use crate::lending::{self, MIN_LEND_BYTES, MemoryArgs, ParkArgs};
 use crate::lifetime;
-use crate::{listen, node};
+use crate::{listen, node, out};
 use anyhow::Context as _;
-use hecaton_manager::ManagerServer;
+use hecaton_manager::{Keep, ManagerServer};
 use hecaton_memory::Size;
 use hecaton_node::donors::DonorSpec;
 use hecaton_node::report::Host;
@@ -44,6 +44,8 @@ pub(crate) struct Args {
     mirror: u8,
     #[command(flatten)]
     memory: MemoryArgs,
+    #[command(flatten)]
+    park: ParkArgs,
     /// The directory for the cluster's sockets [default: $XDG_RUNTIME_DIR/hecaton, or
     /// /tmp/hecaton-UID]
     #[arg(long, value_name = "DIR")]
@@ -83,14 +85,17 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     let host = Host::here().context("cannot read /proc")?;
     let lend = lend(&args, &host)?;
     let memory = args.memory.check(lend, args.donors)?;
+    let park = args.park.check()?;
     let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
-    let manager = runtime.block_on(ManagerServer::start(args.listen))?;
+    let manager = runtime.block_on(ManagerServer::start(args.listen, Keep::InMemory, None))?;
     let donors = (1..=args.donors).map(|number| DonorSpec {
         name: format!("donor-{number}"),
         lend_bytes: lend.0,
         memory,
         keep_free_bytes: None,
+        park: park.clone(),
+        tls_dir: None,
         listen: (Ipv4Addr::LOCALHOST, 0).into(),
     });
     let node = Node::start(NodeConfig {
@@ -99,10 +104,13 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
         copies: args.mirror,
         dir,
         donors: donors.collect(),
-        manager_url: manager.url(),
+        manager_url: Some(manager.url()),
+        announce: None,
+        credentials: None,
         command: node::child_command(log_json)?,
         // Manager and node are one process here, and what it started ends with it.
         adopt_within: None,
+        agent: None,
     })?;
     announce(&args, &manager, &node)?;
     runtime.block_on(async {
@@ -145,7 +153,7 @@ fn announce(args: &Args, manager: &ManagerServer, node: &Node) -> anyhow::Result
             lend_bytes: donor.lend_bytes,
         });
         let ready = Ready { manager: manager.url(), dir, donors: donors.collect() };
-        println!("{}", serde_json::to_string(&ready)?);
+        out::announce(format_args!("{}", serde_json::to_string(&ready)?));
         return Ok(());
     }
     let lend: u64 = report.donors.iter().map(|donor| donor.lend_bytes).sum();
@@ -153,14 +161,15 @@ fn announce(args: &Args, manager: &ManagerServer, node: &Node) -> anyhow::Result
         Some(dir) => format!(" --dir {}", dir.display()),
         None => String::new(),
     };
-    println!(
+    out::announce(format_args!(
         "The cluster is ready: {} donors lend {}; the manager is at {}.\n    \
          hecaton run{option} -- COMMAND    runs a program on it\n    \
-         hecaton status{option}            shows what it holds\n\
+         hecaton status{option}            shows what it holds\n    \
+         hecaton top{option}               shows it live; so does that address in a browser\n\
          Ctrl-C ends it.",
         report.donors.len(),
         Size(lend),
         manager.url(),
-    );
+    ));
     Ok(())
 }

@@ -6,7 +6,7 @@
 //! node adopts it the same is said again, on the connection to that one.
 
 use anyhow::{Context as _, anyhow};
-use hecaton_donor::{ARENA_LABEL, Donor, DonorConfig, DonorFds, LEDGER_LABEL, Serving};
+use hecaton_donor::{Donor, DonorConfig, DonorFds, ParkConfig, Serving};
 use hecaton_memory::Size;
 use hecaton_node::adoption::{AdoptionSocket, Answer, NodeStream};
 use hecaton_node::channel::{self, Receiver};
@@ -17,6 +17,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -81,6 +82,11 @@ impl Process {
             numa_node: start.memory.numa_node,
             huge_pages: start.memory.huge_pages,
             keep_free: start.keep_free_bytes.map(Size),
+            tls_dir: start.tls_dir.clone(),
+            park: start.park.as_ref().map(|park| ParkConfig {
+                limit: park.limit_bytes.map(Size),
+                ..ParkConfig::new(&park.dir)
+            }),
             ..DonorConfig::new(&start.name, listener.local_addr()?, Size(start.lend_bytes))
         };
         let donor = Donor::open(&config, DonorFds::from_labelled(held)?)?;
@@ -89,10 +95,11 @@ impl Process {
         let adoption = start.outlive.as_ref().map(AdoptionSocket::listen).transpose();
         let adoption = adoption.context("cannot listen for another node")?;
         let memory = donor.fds()?;
-        start.labels = [LISTENER, ARENA_LABEL, LEDGER_LABEL].map(str::to_owned).into();
+        let (labels, fds): (Vec<_>, Vec<_>) =
+            memory.labelled().map(|(label, fd)| (label.to_owned(), fd)).unzip();
+        start.labels = [vec![LISTENER.to_owned()], labels.clone()].concat();
         // Before the first page is served, so that none is lost with this process.
-        let held = DonorEvent::HoldFds(start.labels[1..].to_vec());
-        say(node, &held, &[memory.arena.as_fd(), memory.ledger.as_fd()]);
+        say(node, &DonorEvent::HoldFds(labels), &fds);
         let serving = donor.serve(listener.try_clone()?)?;
         Ok(Process { donor, serving, listener, memory, start, adoption })
     }
@@ -102,9 +109,10 @@ impl Process {
         loop {
             say(&node, &DonorEvent::Serving, &[]);
             let (stream, reported) = (node.stream.try_clone()?, self.donor.clone());
-            let report = move || report(&stream, &reported);
+            let (obeyed, news) = mpsc::channel();
+            let report = move || report(&stream, &reported, &news);
             thread::Builder::new().name("donor-reports".into()).spawn(report)?;
-            match self.obey(&mut node.receiver) {
+            match self.obey(&mut node.receiver, &obeyed) {
                 Over::Stop => break,
                 Over::NodeGone => {}
             }
@@ -117,15 +125,16 @@ impl Process {
             };
             node = next;
             self.start.outlive = Some(adoption.outlive().clone());
-            let DonorFds { arena, ledger } = &self.memory;
-            let fds = [self.listener.as_fd(), arena.as_fd(), ledger.as_fd()];
+            let memory = self.memory.labelled().map(|(_, fd)| fd);
+            let fds: Vec<_> = [self.listener.as_fd()].into_iter().chain(memory).collect();
             say(&node, &Answer::Adopted(&self.start), &fds);
         }
         self.serving.stop();
         Ok(())
     }
 
-    fn obey(&mut self, receiver: &mut Receiver) -> Over {
+    /// Does what the node says, and says each time that it was done.
+    fn obey(&mut self, receiver: &mut Receiver, obeyed: &Sender<()>) -> Over {
         loop {
             match receiver.receive() {
                 Ok(Some(DonorOrder::Drain(draining))) => {
@@ -143,6 +152,8 @@ impl Process {
                     return Over::NodeGone;
                 }
             }
+            // Without anybody who reports the node is gone, which is seen when it is listened to.
+            let _ = obeyed.send(());
         }
     }
 }
@@ -154,9 +165,11 @@ fn say(node: &NodeStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) {
     }
 }
 
-/// Reports until the node is gone.
-fn report(node: &UnixStream, donor: &Donor) {
+/// Reports until the node is gone, now and then and whenever there is news.
+fn report(node: &UnixStream, donor: &Donor, news: &mpsc::Receiver<()>) {
     while channel::send(node, &DonorEvent::Stats(Box::new(donor.snapshot())), &[]).is_ok() {
-        thread::sleep(REPORT_INTERVAL);
+        if news.recv_timeout(REPORT_INTERVAL) == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
     }
 }

@@ -3,7 +3,8 @@
 
 use crate::cluster::{ClusterArgs, Manager};
 use anyhow::bail;
-use hecaton_memory::Size;
+use hecaton_donor::ParkSnapshot;
+use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_node::donors::DonorReport;
 use serde::Serialize;
 use std::io::{IsTerminal, Write as _};
@@ -36,6 +37,11 @@ pub(crate) struct Outcome<'a> {
     pub(crate) donor: &'a str,
     /// Bytes that borrowers still are to take away.
     pub(crate) left_bytes: u64,
+    /// Bytes that the donor has in its file instead of in memory.
+    pub(crate) parked_bytes: u64,
+    /// Why the donor parks nothing more, if it should and cannot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) trouble: Option<String>,
     pub(crate) elapsed_s: f64,
 }
 
@@ -49,23 +55,34 @@ pub(crate) fn watch<'a>(
     let (began, donor) = (Instant::now(), args.name.as_str());
     let deadline = args.deadline.map(Duration::from_secs);
     let mut progress = Progress::new(args.json);
-    let left_bytes = loop {
+    let (left_bytes, park) = loop {
         let status = manager.status()?;
         let mut donors = status.nodes.iter().flat_map(|node| &node.report.donors);
         let Some(report) = donors.find(|known| known.name == donor) else {
             bail!("the donor `{donor}` is gone: its node has left the cluster");
         };
+        let park = report.stats.as_ref().and_then(|stats| stats.park.as_ref());
         match left(report) {
-            Some(0) => break 0,
+            Some(0) => break (0, park.cloned()),
             Some(left) if deadline.is_some_and(|deadline| began.elapsed() >= deadline) => {
-                break left;
+                break (left, park.cloned());
             }
-            left => progress.show(donor, left, began.elapsed()),
+            left => progress.show(donor, left, park, began.elapsed()),
         }
         std::thread::sleep(INTERVAL);
     };
     progress.end();
-    Ok(Outcome { donor, left_bytes, elapsed_s: began.elapsed().as_secs_f64() })
+    let (parked_bytes, trouble) = match park {
+        Some(park) => (pages_to_bytes(park.parked_pages), park.trouble),
+        None => (0, None),
+    };
+    Ok(Outcome {
+        donor,
+        left_bytes,
+        parked_bytes,
+        trouble,
+        elapsed_s: began.elapsed().as_secs_f64(),
+    })
 }
 
 /// How far it is, and how long it may take.
@@ -82,7 +99,7 @@ impl Progress {
         Progress { quiet, is_terminal, first: None, shown: None }
     }
 
-    fn show(&mut self, name: &str, left: Option<u64>, now: Duration) {
+    fn show(&mut self, name: &str, left: Option<u64>, park: Option<&ParkSnapshot>, now: Duration) {
         let due = self.is_terminal || self.shown.is_none_or(|at| now >= at + LINE_INTERVAL);
         if self.quiet || !due {
             return;
@@ -98,6 +115,10 @@ impl Progress {
                     None => format!("{name}: {left_text} left"),
                 }
             }
+        };
+        let text = match park.and_then(|park| park.trouble.as_ref()) {
+            Some(trouble) => format!("{text}; it cannot be parked: {trouble}"),
+            None => text,
         };
         match self.is_terminal {
             true => eprint!("\r{text}\x1b[K"),

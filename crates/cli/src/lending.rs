@@ -3,8 +3,9 @@
 use crate::failure::usage;
 use anyhow::Context as _;
 use hecaton_memory::{Size, huge_pages};
-use hecaton_node::donors::DonorMemory;
+use hecaton_node::donors::{DonorMemory, DonorPark};
 use hecaton_node::report::Host;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The least that a donor lends: one segment of a small space, and some to spare.
@@ -21,6 +22,30 @@ pub(crate) struct MemoryArgs {
     /// are taken and given back with whole extents
     #[arg(long, requires = "lend")]
     huge_pages: bool,
+}
+
+/// Arguments that say where to park what is to be given back and nobody can take.
+#[derive(clap::Args)]
+pub(crate) struct ParkArgs {
+    /// Parks in a file there what it is to give back while no other donor has room for it and it is
+    /// the only copy; it is served from the file, and comes back when there is memory again
+    #[arg(long, value_name = "DIR", requires = "lend", conflicts_with = "huge_pages")]
+    park: Option<PathBuf>,
+    /// Most that each donor parks [default: as much as the file system has room for]
+    #[arg(long, value_name = "SIZE", requires = "park")]
+    park_limit: Option<Size>,
+}
+
+impl ParkArgs {
+    /// Where donors park, if they do.
+    pub(crate) fn check(&self) -> anyhow::Result<Option<DonorPark>> {
+        let Some(dir) = &self.park else { return Ok(None) };
+        let dir = std::path::absolute(dir).with_context(|| format!("--park {}", dir.display()))?;
+        if !dir.is_dir() {
+            usage!("--park {}: there is no such directory", dir.display());
+        }
+        Ok(Some(DonorPark { dir, limit_bytes: self.park_limit.map(|limit| limit.0) }))
+    }
 }
 
 /// Which NUMA nodes' memory.

@@ -1,8 +1,8 @@
 //! How long `hecaton dev`, `node` and `manager` run: until a signal, or until whoever started them
 //! is gone.
 //!
-//! The programs that use a node's memory cannot go on without it. So the first signal waits for
-//! them, and only the second one ends them.
+//! The programs that use a node's memory, or its volumes, cannot go on without it. So the first signal
+//! waits for them, and only the second one ends them.
 
 use anyhow::Context as _;
 use hecaton_node::Node;
@@ -72,6 +72,15 @@ pub(crate) async fn stdin_closed() {
 
 /// Waits for the node's consumers to end, or for one more signal.
 pub(crate) async fn drain(node: &Node, signals: &mut EndSignals) {
+    let volumes = node.volumes().in_use();
+    if !volumes.is_empty() {
+        eprintln!(
+            "hecaton: waiting for the clients of {} volume(s): {}; interrupt once more to \
+             disconnect them",
+            volumes.len(),
+            volumes.join(", ")
+        );
+    }
     let count = node.pagers().count();
     if count > 0 {
         let names: Vec<_> = node.pagers().reports().into_iter().map(|one| one.name).collect();
@@ -87,9 +96,9 @@ pub(crate) async fn drain(node: &Node, signals: &mut EndSignals) {
     }
 }
 
-/// Resolves when the node has no consumers.
+/// Resolves when the node has no consumers, and nobody is connected to its volumes.
 pub(crate) async fn no_consumers(node: &Node) {
-    while node.pagers().count() > 0 {
+    while node.pagers().count() > 0 || !node.volumes().in_use().is_empty() {
         tokio::time::sleep(DRAIN_POLL).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Which addresses may be listened on.
 //!
-//! Neither the page protocol nor the HTTP API authenticates yet. On loopback the users of this
-//! host can reach them, beyond it everybody can: that takes a word from the administrator.
+//! The page protocol does not authenticate, nor does the HTTP API without certificates. On loopback the
+//! users of this host can reach them, beyond it everybody can: that takes a word from the administrator.
 
 use crate::failure::usage;
 use std::net::SocketAddr;

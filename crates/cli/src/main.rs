@@ -1,6 +1,13 @@
 //! The `hecaton` command.
 
+// Before all others, whose `println!` is this one's.
+#[macro_use]
+mod out;
+
+mod agent;
+mod announcing;
 mod bench;
+mod cgroup;
 mod cluster;
 mod completion;
 mod dev;
@@ -8,6 +15,7 @@ mod donor;
 mod drain;
 mod failure;
 mod giving_back;
+mod host;
 mod lending;
 mod lifetime;
 mod listen;
@@ -15,14 +23,23 @@ mod logging;
 mod man;
 mod manager;
 mod node;
+mod node_list;
 mod pager;
+mod pki;
 mod placement;
+mod policy;
 mod recall;
 mod run;
 mod simulate;
 mod status;
+mod swap_device;
 mod table;
+mod tls;
+mod tools;
+mod top;
 mod vm;
+mod volume;
+mod volume_server;
 
 use clap::{Parser, Subcommand};
 use failure::Usage;
@@ -35,6 +52,7 @@ use std::process::ExitCode;
 #[command(after_help = "\
 Commands find their cluster by --manager URL, else HECATON_MANAGER, else in the directory where \
 `hecaton dev` or `hecaton node` left it (--dir).\n\
+HECATON_TLS names the directory of certificates for a manager with https (--tls-dir).\n\
 HECATON_LOG sets what is logged: error, warn, info, debug, trace, or a filter such as \
 hecaton_node=debug.")]
 struct Cli {
@@ -52,15 +70,29 @@ enum Command {
     /// Runs a program, with the memory that does not fit here in the pool
     #[command(after_help = run::access::help())]
     Run(run::Args),
-    /// Runs virtual machines on pool memory, and shows those that run
+    /// Runs virtual machines, on pool memory or on this host's, and shows those that run
     #[command(subcommand)]
     Vm(vm::Vm),
+    /// Shows who has which part of this host's memory
+    #[command(subcommand)]
+    Host(host::Host),
+    /// Serves pool memory as disks
+    #[command(subcommand)]
+    Volume(volume::Volume),
     /// Shows what the cluster holds
     Status(status::Args),
+    /// Shows the cluster live, in the terminal
+    Top(top::Args),
     /// Runs the manager of a real cluster
     Manager(manager::Args),
     /// Lends this host's memory, and borrows for the programs on it
-    Node(node::Args),
+    Node(Box<node::Args>),
+    /// Says who may hold how much of the pool
+    #[command(subcommand)]
+    Policy(policy::Policy),
+    /// Makes the certificates by which a cluster's parts know each other
+    #[command(subcommand)]
+    Pki(pki::Pki),
     /// Measures what Hecaton costs, beside something everyone knows
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -77,9 +109,19 @@ enum Command {
     /// Pages for one consumer; started by the node
     #[command(hide = true)]
     Pager,
+    /// Serves one volume; started by the node
+    #[command(hide = true)]
+    VolumeServer,
+    /// Keeps the swap of one program; started by `hecaton run`
+    #[command(hide = true)]
+    SwapKeeper,
 }
 
 fn main() -> ExitCode {
+    out::while_read(run)
+}
+
+fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return failure::explain_arguments(&error),
@@ -88,15 +130,22 @@ fn main() -> ExitCode {
         Command::Dev(args) => dev::run(args, cli.log_json),
         Command::Run(args) => run::run(args),
         Command::Vm(vm) => vm::run(vm),
+        Command::Host(host) => host::run(&host),
+        Command::Volume(volume) => volume::run(volume),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Manager(args) => manager::run(&args),
-        Command::Node(args) => node::run(args, cli.log_json),
+        Command::Node(args) => node::run(*args, cli.log_json),
+        Command::Policy(policy) => policy::run(&policy),
+        Command::Pki(pki) => pki::run(&pki),
         Command::Bench(bench) => bench::run(bench).map(|()| ExitCode::SUCCESS),
         Command::Simulate(simulate) => simulate::run(&simulate),
         Command::Completion(args) => completion::run(&args),
         Command::Man(args) => man::run(&args),
         Command::Donor => donor::run(),
         Command::Pager => pager::run(),
+        Command::VolumeServer => volume_server::run(),
+        Command::SwapKeeper => run::swap_keeper::run(),
     });
     result.unwrap_or_else(|error| {
         eprintln!("hecaton: {error:#}");

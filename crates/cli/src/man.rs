@@ -1,9 +1,9 @@
 //! `hecaton man`: manual pages, made from what `--help` says.
 
+use crate::out;
 use anyhow::Context as _;
 use clap::CommandFactory;
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => {
             let mut page = Vec::new();
             clap_mangen::Man::new(command).render(&mut page)?;
-            io::stdout().write_all(&page)?;
+            out::write_bytes(&page);
         }
     }
     Ok(ExitCode::SUCCESS)

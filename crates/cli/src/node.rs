@@ -1,10 +1,13 @@
 //! `hecaton node`: this host's part in a cluster.
 
+use crate::agent::AgentArgs;
+use crate::announcing::AnnounceArgs;
 use crate::cluster::{dir_or_default, manager_for_node};
 use crate::failure::usage;
-use crate::lending::{self, MemoryArgs};
+use crate::lending::{self, MemoryArgs, ParkArgs};
 use crate::lifetime::{self, EndSignals};
-use crate::{drain, listen, recall};
+use crate::tls::TlsArgs;
+use crate::{drain, listen, node_list, recall};
 use anyhow::Context as _;
 use hecaton_manager::MetricsServer;
 use hecaton_memory::Size;
@@ -33,6 +36,11 @@ pub(crate) struct Args {
 /// What is asked of nodes that run.
 #[derive(clap::Subcommand)]
 enum Action {
+    /// Lists the nodes of the cluster
+    List(node_list::ListArgs),
+    /// Forgets a node that is gone, in whose memory nobody has anything any more; one that ends in good
+    /// order is forgotten by itself, any other one after an hour
+    Remove(node_list::RemoveArgs),
     /// Empties a donor while its borrowers run, so that it can be switched off
     Drain(drain::Args),
     /// Takes a part of a donor's memory back while its borrowers run, and has it lend less
@@ -42,8 +50,9 @@ enum Action {
 /// What this host is to be.
 #[derive(clap::Args)]
 struct Daemon {
-    /// The manager of the cluster [default: HECATON_MANAGER]
-    #[arg(long, value_name = "URL")]
+    /// The manager of the cluster, or several with commas between [default: HECATON_MANAGER]; with
+    /// --announce there need not be one
+    #[arg(long, value_name = "URL,...")]
     manager: Option<String>,
     /// The node's name in the cluster
     // Needed unless a subcommand is named, which only clap knows to say.
@@ -59,6 +68,8 @@ struct Daemon {
     keep_free: Option<Size>,
     #[command(flatten)]
     memory: MemoryArgs,
+    #[command(flatten)]
+    park: ParkArgs,
     /// Where the node stands, from the outside in: copies go to hosts that differ in the first name,
     /// and near donors are taken before far ones
     #[arg(long, value_name = "RACK/CHASSIS", value_parser = location)]
@@ -66,9 +77,19 @@ struct Daemon {
     /// Where the node's donor serves pages; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", requires = "lend")]
     listen: SocketAddr,
+    #[command(flatten)]
+    agent: AgentArgs,
+    #[command(flatten)]
+    announce: AnnounceArgs,
     /// Serves metrics for Prometheus at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+    #[command(flatten)]
+    tls: TlsArgs,
+    /// Gets the certificate for --tls-dir with the token in this file, if there is none that is good; - reads
+    /// it from standard input
+    #[arg(long, value_name = "FILE")]
+    join: Option<PathBuf>,
     /// Takes addresses that other hosts can reach, though nothing is encrypted or authenticated
     #[arg(long)]
     insecure: bool,
@@ -84,6 +105,8 @@ struct Daemon {
 
 pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     match (args.action, args.daemon.name.clone()) {
+        (Some(Action::List(args)), _) => node_list::list(&args),
+        (Some(Action::Remove(args)), _) => node_list::remove(&args),
         (Some(Action::Drain(args)), _) => drain::run(&args),
         (Some(Action::Recall(args)), _) => recall::run(&args),
         (None, Some(name)) => run_daemon(args.daemon, name, log_json),
@@ -103,15 +126,25 @@ fn location(text: &str) -> Result<String, &'static str> {
 }
 
 fn run_daemon(args: Daemon, name: String, log_json: bool) -> anyhow::Result<ExitCode> {
-    let donors = donors(&args, &name)?;
-    let manager_url = manager_for_node(args.manager)?;
+    let mut donors = donors(&args, &name)?;
+    let manager_url = manager_for_node(args.manager.clone(), args.announce.is_wanted())?;
     if let Err(error) = check_name(&name) {
         usage!("--name: {error}");
     }
-    listen::check("--listen", args.listen, args.insecure)?;
+    if let Some(file) = &args.join {
+        args.tls.join(file, &name)?;
+    }
+    let credentials = args.tls.for_node(manager_url.as_deref(), &name)?;
+    listen::check("--listen", args.listen, args.insecure || credentials.is_some())?;
+    for donor in &mut donors {
+        donor.tls_dir = credentials.as_ref().map(|credentials| credentials.dir().to_owned());
+    }
     if let Some(address) = args.metrics {
         listen::check("--metrics", address, args.insecure)?;
     }
+    let lends_at = args.lend.map(|_| args.listen);
+    let announce = args.announce.join(lends_at, args.insecure)?;
+    let agent = args.agent.check()?;
     let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let node = Arc::new(Node::start(NodeConfig {
@@ -121,8 +154,11 @@ fn run_daemon(args: Daemon, name: String, log_json: bool) -> anyhow::Result<Exit
         dir,
         donors,
         manager_url,
+        announce,
+        credentials,
         command: child_command(log_json)?,
         adopt_within: Some(Duration::from_secs(args.adopt_within)),
+        agent,
     })?);
     let served = serve(&runtime, &node, args.metrics, &mut signals);
     node.stop();
@@ -164,7 +200,8 @@ fn donors(args: &Daemon, name: &str) -> anyhow::Result<Vec<DonorSpec>> {
     let memory = args.memory.check(lend, 1)?;
     let (name, lend_bytes) = (name.to_owned(), lend.0);
     let keep_free_bytes = args.keep_free.map(|Size(bytes)| bytes);
-    Ok(vec![DonorSpec { name, lend_bytes, memory, keep_free_bytes, listen: args.listen }])
+    let (park, listen) = (args.park.check()?, args.listen);
+    Ok(vec![DonorSpec { name, lend_bytes, memory, keep_free_bytes, park, tls_dir: None, listen }])
 }
 
 /// How the node starts its donors and pagers: with this very executable.

@@ -4,18 +4,57 @@ use crate::failure::usage;
 use hecaton_memory::Size;
 use hecaton_node::message::Wanted;
 use hecaton_pager::{Placement, RamRange};
+use hecaton_space::{Code, Cold};
+use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
+
+/// Seconds that donors keep the memory, if nothing is said.
+const DEFAULT_LEASE_S: u64 = 60;
+
+/// How fast copies are compared, if nothing is said.
+const DEFAULT_SCRUB: ScrubRate = ScrubRate(hecaton_pager::SCRUB_BYTES_PER_S);
+
+/// How fast copies are made, if nothing is said.
+const DEFAULT_COPYING: Size = Size(hecaton_pager::COPYING_BYTES_PER_S);
+
+/// How many copies, and where, for programs, machines and volumes.
+#[derive(clap::Args)]
+pub(crate) struct CopyArgs {
+    /// Copies of each page in the pool, at different donors and on different hosts where there are
+    /// several: with 2 or 3, nothing is lost with a donor [default: the node's, or else 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) mirror: Option<u8>,
+    /// Uses these donors only
+    #[arg(long, value_name = "DONOR,...", value_delimiter = ',')]
+    pub(crate) donors: Vec<String>,
+    /// Bytes that donors may read in a second, all together, to compare the copies of pages with
+    /// `--mirror` and mend what has gone bad; with `off`, only what came back wrong is looked at
+    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_SCRUB)]
+    scrub: ScrubRate,
+    /// Bytes that donors may copy to each other in a second, all together, when copies are made anew after
+    /// a loss, or pages move to another donor
+    #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_COPYING)]
+    copying: Size,
+}
+
+impl CopyArgs {
+    /// How fast copies are compared, in bytes a second; 0 for not at all.
+    pub(crate) fn scrub_bytes_per_s(&self) -> u64 {
+        self.scrub.0
+    }
+
+    /// How fast copies are made, in bytes a second.
+    pub(crate) fn copying_bytes_per_s(&self) -> u64 {
+        self.copying.0
+    }
+}
 
 /// Copies, donors and encryption, for programs and machines.
 #[derive(clap::Args)]
 pub(crate) struct PoolArgs {
-    /// Copies of each page in the pool, at different donors and on different hosts where there are
-    /// several: with 2 or 3, nothing is lost with a donor [default: the node's, or else 1]
-    #[arg(long, value_name = "N")]
-    mirror: Option<u8>,
-    /// Uses these donors only
-    #[arg(long, value_name = "DONOR,...", value_delimiter = ',')]
-    donors: Vec<String>,
+    #[command(flatten)]
+    copies: CopyArgs,
     /// Seconds that a donor may be away: a program that wants a page that only donors have that are
     /// away for longer is ended, a machine is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
@@ -23,22 +62,36 @@ pub(crate) struct PoolArgs {
     donor_patience: u64,
     /// Seconds that donors keep the memory without hearing from this host: for so long it may be cut
     /// off from them and lose nothing, and so long they wait for their memory if it is gone
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_S,
           value_parser = clap::value_parser!(u64).range(8..=86_400))]
     lease: u64,
     /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
     /// nor alter them
     #[arg(long)]
     encrypt: bool,
-    /// Bytes that donors may read in a second, all together, to compare the copies of pages with
-    /// `--mirror` and mend what has gone bad; with `off`, only what came back wrong is looked at
-    #[arg(long, value_name = "SIZE", default_value = "32M")]
-    scrub: ScrubRate,
+    /// Keeps memory that has gone cold in an erasure code instead of copies, which takes less room: with
+    /// 4+2, four segments of 16 MiB and two parities are at six donors, any two of which may be lost. Copies
+    /// are made again when it is written
+    #[arg(long, value_name = "SEGMENTS+PARITIES", requires = "mirror")]
+    ec: Option<Code>,
+    /// Seconds that all segments of a stripe must have been left alone until they are coded, with `--ec`
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "ec",
+          value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    cold_after: u64,
 }
 
 /// How fast copies are compared, in bytes a second; 0 for not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ScrubRate(u64);
+
+impl fmt::Display for ScrubRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("off"),
+            bytes => Size(bytes).fmt(f),
+        }
+    }
+}
 
 impl FromStr for ScrubRate {
     type Err = String;
@@ -91,6 +144,14 @@ impl PoolArgs {
         self.checked(Vec::new())
     }
 
+    /// For a volume, which knows no more of it than these.
+    pub(crate) fn check_for_volume(&self) -> anyhow::Result<Wanted> {
+        if self.encrypt || self.lease != DEFAULT_LEASE_S {
+            usage!("--encrypt and --lease are not for volumes, and so not for --via swap");
+        }
+        self.check()
+    }
+
     /// For a machine.
     pub(crate) fn check_with(&self, ranges: &RangeArgs) -> anyhow::Result<Wanted> {
         self.checked(ranges.ranges())
@@ -98,14 +159,28 @@ impl PoolArgs {
 
     fn checked(&self, ranges: Vec<RamRange>) -> anyhow::Result<Wanted> {
         checked(Wanted {
-            copies: self.mirror,
-            donors: self.donors.clone(),
+            copies: self.copies.mirror,
+            donors: self.copies.donors.clone(),
             ranges,
             donor_patience_s: Some(self.donor_patience),
             lease_s: Some(self.lease),
             encrypt: self.encrypt,
-            scrub_bytes_per_s: Some(self.scrub.0),
+            scrub_bytes_per_s: Some(self.copies.scrub_bytes_per_s()),
+            copying_bytes_per_s: Some(self.copies.copying_bytes_per_s()),
+            cold: self.cold()?,
         })
+    }
+}
+
+impl PoolArgs {
+    fn cold(&self) -> anyhow::Result<Option<Cold>> {
+        let Some(code) = self.ec else { return Ok(None) };
+        if self.copies.mirror == Some(1) {
+            usage!(
+                "--ec {code} is for memory that is kept in copies while it is used: give --mirror 2 or 3"
+            );
+        }
+        Ok(Some(Cold { code, after: Duration::from_secs(self.cold_after) }))
     }
 }
 

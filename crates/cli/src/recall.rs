@@ -6,7 +6,7 @@
 use crate::failure::usage;
 use crate::giving_back::{self, WatchArgs};
 use anyhow::bail;
-use hecaton_memory::{Size, pages_to_bytes};
+use hecaton_memory::Size;
 use hecaton_node::donors::DonorReport;
 use std::process::ExitCode;
 
@@ -44,13 +44,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if *json {
         println!("{}", serde_json::to_string(&outcome)?);
     } else if outcome.left_bytes == 0 {
-        println!("{name} lends {to} at most ({:.1} s)", outcome.elapsed_s);
+        let how = match outcome.parked_bytes {
+            0 => format!("lends {to} at most"),
+            parked => format!("has {to} at most in memory and {} parked", Size(parked)),
+        };
+        println!("{name} {how} ({:.1} s)", outcome.elapsed_s);
     }
     if outcome.left_bytes > 0 {
+        let parking = match &outcome.trouble {
+            Some(trouble) => format!(" It cannot park them: {trouble}."),
+            None => String::new(),
+        };
         bail!(
             "{} above the {to} that {name} is to lend are still with it: is there room at other \
-             donors? It goes on asking for them; `hecaton node recall {name} --cancel` has it lend \
-             all of its memory again",
+             donors?{parking} It goes on asking for them; `hecaton node recall {name} --cancel` has \
+             it lend all of its memory again",
             Size(outcome.left_bytes),
         );
     }
@@ -60,6 +68,5 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Bytes that the host is to have back; `None` as long as the donor has not said that it was told.
 fn above(donor: &DonorReport, to: Size) -> Option<u64> {
     let stats = donor.stats.as_ref().filter(|stats| stats.told_limit_bytes == Some(to.0))?;
-    let in_use = pages_to_bytes(stats.lent_pages + stats.leaving_pages);
-    Some(in_use.saturating_sub(to.0))
+    Some(stats.in_use_bytes().saturating_sub(to.0))
 }

@@ -1,13 +1,17 @@
 //! `hecaton status`: what the cluster holds.
 
 use crate::cluster::ClusterArgs;
+use crate::policy;
 use crate::table::Table;
+use crate::volume::show as volumes;
 use hecaton_donor::Snapshot;
-use hecaton_manager::{ClusterStatus, NodeState};
+use hecaton_manager::{ClusterStatus, MemberState, NodeState, NodeStatus};
 use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_node::donors::DonorReport;
 use hecaton_node::pagers::ConsumerReport;
+use hecaton_node::report::{DonorAddress, NodeReport};
 use hecaton_pager::Stats;
+use hecaton_policy::cluster::choice::Named;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -30,8 +34,16 @@ struct Shown<'a> {
     status: &'a ClusterStatus,
 }
 
+/// What `--json` prints where there is no manager.
+#[derive(Serialize)]
+struct Alone<'a> {
+    manager: Option<&'a str>,
+    nodes: &'a [NodeStatus],
+    donors_known: &'a [DonorAddress],
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let manager = args.cluster.need_manager()?;
+    let Some(manager) = args.cluster.manager()? else { return of_node(args) };
     let status = manager.status()?;
     if args.json {
         let shown = Shown { manager: &manager.url, status: &status };
@@ -42,9 +54,47 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where there is no manager, a node knows itself, and which donors there are.
+fn of_node(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut node = args.cluster.need_local_node()?;
+    let report = node.status()?;
+    let known = node.donors()?;
+    let nodes = [NodeStatus {
+        state: NodeState::Up,
+        silent_ms: 0,
+        membership: MemberState::Active,
+        report,
+    }];
+    if args.json {
+        let shown = Alone { manager: None, nodes: &nodes, donors_known: &known };
+        println!("{}", serde_json::to_string(&shown)?);
+    } else {
+        println!("no manager: this host's node, and the donors that it knows of\n");
+        print!("{}\n{}", tables(&nodes), addresses(&known));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn addresses(known: &[DonorAddress]) -> Table {
+    let mut table = Table::new(["KNOWN DONOR", "NODE", "LOCATION", "ADDRESS"]);
+    for donor in known {
+        let location = donor.location.clone().unwrap_or_else(|| "-".to_owned());
+        table.row([donor.name.clone(), donor.node.clone(), location, donor.address.to_string()]);
+    }
+    table
+}
+
 fn render(manager: &str, status: &ClusterStatus) -> String {
+    let up = duration(status.uptime_ms / 1000);
+    let mut text = format!("manager {manager}, up {up}\n");
+    if status.policy.is_some() {
+        let _ = writeln!(text, "policy {}", policy::in_words(status.policy.as_ref()));
+    }
+    text + "\n" + &tables(&status.nodes)
+}
+
+fn tables(reported: &[NodeStatus]) -> String {
     let mut text = String::new();
-    let _ = writeln!(text, "manager {manager}, up {}\n", duration(status.uptime_ms / 1000));
     let mut nodes = Table::new(["NODE", "STATE", "LOCATION", ">LENDS", ">HOST FREE", ">CONSUMERS"]);
     let mut donors = Table::new([
         "DONOR",
@@ -75,28 +125,29 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
     ]);
     let (mut any_donor, mut any_consumer) = (false, false);
     let (mut limited, mut at_risk) = (Vec::new(), Vec::new());
-    for node in &status.nodes {
+    for node in reported {
         let report = &node.report;
         let lends: u64 = report.donors.iter().map(|donor| donor.lend_bytes).sum();
         nodes.row([
             report.name.clone(),
-            match node.state {
-                NodeState::Up => "up".to_owned(),
-                NodeState::Silent => format!("silent for {}", duration(node.silent_ms / 1000)),
-            },
+            node_state(node),
             report.location.clone().unwrap_or_else(|| "-".to_owned()),
             size(lends),
             size(report.host.available_bytes),
             report.consumers.len().to_string(),
         ]);
+        limited.extend(quota(report));
+        at_risk.extend(own_policy(report));
         for donor in &report.donors {
             any_donor = true;
             donors.row(donor_row(&report.name, donor));
-            limited.extend(limit(donor));
+            limited.extend(limit(donor).into_iter().chain(parked(donor)));
         }
         for consumer in &report.consumers {
             any_consumer = true;
             consumers.row(consumer_row(&report.name, consumer));
+            limited.extend(coded(consumer));
+            limited.extend(target(consumer));
             at_risk.extend(risk(consumer));
         }
     }
@@ -109,6 +160,15 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
             text,
             "\n{consumers}\nP50, P90, P99: microseconds from a fault to its page from the pool. PREFETCH: pages\nfetched ahead that were used.\n"
         );
+    }
+    let served: Vec<_> = reported
+        .iter()
+        .flat_map(|node| node.report.volumes.iter().map(|one| (node.report.name.as_str(), one)))
+        .collect();
+    if !served.is_empty() {
+        let _ = write!(text, "\n{}", volumes::table(served.iter().copied()));
+        limited.extend(served.iter().filter_map(|(_, volume)| volumes::target(volume)));
+        at_risk.extend(served.iter().filter_map(|(_, volume)| volumes::risk(volume)));
     }
     for line in limited.into_iter().chain(at_risk) {
         let _ = writeln!(text, "{line}");
@@ -128,6 +188,53 @@ fn limit(donor: &DonorReport) -> Option<String> {
         0 => text,
         pages => format!("{text}, {} above that is wanted back", size(pages_to_bytes(pages))),
     })
+}
+
+/// What a donor has in a file instead of in memory, and why it is not more.
+fn parked(donor: &DonorReport) -> Option<String> {
+    let park = donor.stats.as_ref()?.park.as_ref()?;
+    let is_shown = park.parked_pages > 0 || park.trouble.is_some();
+    let parked = size(pages_to_bytes(park.parked_pages));
+    let trouble = park.trouble.as_ref().map(|why| format!(", no more can be: {why}"));
+    is_shown.then(|| format!("{}: {parked} is parked{}", donor.name, trouble.unwrap_or_default()))
+}
+
+/// What the policy lets a node's consumers use of the pool, all together.
+fn quota(report: &NodeReport) -> Option<String> {
+    let quota = size(pages_to_bytes(report.pool.quota_pages?));
+    let used = size(pages_to_bytes(report.pool.used_pages));
+    Some(format!("{}: may use {quota} of the pool by the policy, uses {used}", report.name))
+}
+
+/// A node of an earlier version than the policy.
+fn own_policy(report: &NodeReport) -> Option<String> {
+    let own = report.pool.policy.map(Named::Known);
+    let (name, version, own) = (&report.name, &report.version, policy::in_words(own.as_ref()));
+    let text = || {
+        format!(
+            "{name}: its version {version} does not know the policy; it goes on by its own, {own}"
+        )
+    };
+    report.pool.is_policy_unknown.then(text)
+}
+
+/// What the policy lets a consumer hold of the pool.
+fn target(consumer: &ConsumerReport) -> Option<String> {
+    let stats = consumer.stats.as_ref()?;
+    let (target, held) = (size(stats.target_bytes?), size(stats.pool_bytes));
+    let (puts, within) = (stats.puts_total, stats.puts_succeeded);
+    Some(format!(
+        "{}: may hold {target} of the pool by the policy, holds {held}; {within} of {puts} puts were within",
+        consumer.name
+    ))
+}
+
+/// What of a consumer's memory has gone cold and is coded.
+fn coded(consumer: &ConsumerReport) -> Option<String> {
+    let pool = &consumer.stats.as_ref()?.pool;
+    let code = pool.code.filter(|_| pool.coded_bytes > 0)?;
+    let (coded, saved) = (size(pool.coded_bytes), size(pool.saved_bytes));
+    Some(format!("{}: {coded} is cold, in code {code}: {saved} saved", consumer.name))
 }
 
 /// What of a consumer's memory in the pool is not as it is to be.
@@ -199,8 +306,16 @@ fn extents(donor: &Snapshot) -> u64 {
     donor.spaces.iter().map(|space| space.extents).sum()
 }
 
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     Size(bytes).to_string()
+}
+
+/// Whether a node is heard from, and takes part.
+pub(crate) fn node_state(node: &NodeStatus) -> String {
+    match node.state {
+        NodeState::Up => node.word().to_owned(),
+        NodeState::Silent => format!("silent for {}", duration(node.silent_ms / 1000)),
+    }
 }
 
 /// A unit variant as it stands in JSON.
@@ -218,7 +333,8 @@ fn percentage(part: u64, whole: u64) -> String {
     }
 }
 
-fn duration(seconds: u64) -> String {
+/// A time in one unit.
+pub(crate) fn duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),
@@ -230,11 +346,12 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_donor::ParkSnapshot;
     use hecaton_manager::NodeStatus;
     use hecaton_memory::SpaceId;
     use hecaton_node::donors::DonorState;
     use hecaton_node::pagers::PagerState;
-    use hecaton_node::report::NodeReport;
+    use hecaton_policy::cluster::choice::Choice;
 
     fn status() -> ClusterStatus {
         let donor = DonorReport {
@@ -269,8 +386,19 @@ mod tests {
             consumers: vec![consumer],
             ..Default::default()
         };
-        let node = NodeStatus { state: NodeState::Up, silent_ms: 20, report };
-        ClusterStatus { version: String::new(), uptime_ms: 61_000, nodes: vec![node] }
+        let node = NodeStatus {
+            state: NodeState::Up,
+            silent_ms: 20,
+            membership: MemberState::Active,
+            report,
+        };
+        ClusterStatus {
+            version: String::new(),
+            uptime_ms: 61_000,
+            epoch: 1,
+            policy: None,
+            nodes: vec![node],
+        }
     }
 
     #[test]
@@ -292,6 +420,71 @@ mod tests {
                 "0", "1"
             ]
         );
+    }
+
+    #[test]
+    fn how_a_node_takes_part_is_its_state() {
+        let mut status = status();
+        for (membership, word) in [
+            (MemberState::Leaving, "leaving"),
+            (MemberState::Inactive, "left"),
+            (MemberState::Recovery, "recovery"),
+        ] {
+            status.nodes[0].membership = membership;
+            let text = render("http://m", &status);
+            let row = text.lines().find(|line| line.starts_with("local ")).expect("a row");
+            assert_eq!(row.split_whitespace().nth(1), Some(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_coded_is_told_with_what_that_saves() {
+        let mut status = status();
+        assert!(!render("http://m", &status).contains("cold"));
+        let stats = status.nodes[0].report.consumers[0].stats.as_mut().unwrap();
+        stats.pool.code = Some("4+2".parse().unwrap());
+        assert!(!render("http://m", &status).contains("cold"), "nothing is coded yet");
+        let stats = status.nodes[0].report.consumers[0].stats.as_mut().unwrap();
+        (stats.pool.coded_bytes, stats.pool.saved_bytes) = (64 << 20, 32 << 20);
+        let text = render("http://m", &status);
+        assert!(text.contains("sort-9: 64M is cold, in code 4+2: 32M saved"), "{text}");
+    }
+
+    #[test]
+    fn what_the_policy_allows_is_told() {
+        let mut status = status();
+        assert!(!render("http://m", &status).contains("policy"));
+        status.policy = Some(Named::Known(Choice::GreedyLocal {}));
+        let report = &mut status.nodes[0].report;
+        (report.pool.quota_pages, report.pool.used_pages) = (Some(1 << 20), 1 << 18);
+        let stats = report.consumers[0].stats.as_mut().expect("it has some");
+        stats.target_bytes = Some(2 << 30);
+        (stats.puts_total, stats.puts_succeeded) = (9, 7);
+        let text = render("http://m", &status);
+        for line in [
+            "policy greedy-local",
+            "local: may use 4G of the pool by the policy, uses 1G",
+            "sort-9: may hold 2G of the pool by the policy, holds 1G; 7 of 9 puts were within",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_policy_of_a_later_version_is_told_by_its_name() {
+        let mut status = status();
+        status.policy = Some(Named::Unknown { policy: "fair".to_owned() });
+        let report = &mut status.nodes[0].report;
+        report.version = "0.1".to_owned();
+        report.pool.is_policy_unknown = true;
+        let text = render("http://m", &status);
+        for line in [
+            "policy \"fair\", which this version does not know",
+            "local: its version 0.1 does not know the policy; it goes on by its own, none: everybody may \
+             hold what it gets",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
     }
 
     #[test]
@@ -324,6 +517,16 @@ mod tests {
         assert!(text.contains("donor-1  local  recalling"), "{text}");
         let line = "donor-1: lends 2G at most at present, 1G above that is wanted back";
         assert!(text.contains(line), "{text}");
+        let park = ParkSnapshot {
+            parked_pages: 1 << 17,
+            trouble: Some("No space left on device".to_owned()),
+            ..ParkSnapshot::default()
+        };
+        let parking = Snapshot { park: Some(park), ..stats.clone() };
+        status.nodes[0].report.donors[0].stats = Some(parking);
+        let text = render("http://m", &status);
+        let more = "donor-1: 512M is parked, no more can be: No space left on device";
+        assert!(text.contains(&format!("{line}\n{more}\n")), "{text}");
         let all = Snapshot { limit_pages: 1 << 20, recalled_pages: 0, ..stats };
         status.nodes[0].report.donors[0].stats = Some(all);
         assert!(!render("http://m", &status).contains("lends"));

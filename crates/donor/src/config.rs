@@ -1,6 +1,7 @@
 //! What a donor is told, and why it may refuse.
 
 use crate::ledger::LedgerError;
+use crate::park_file::{ParkConfig, ParkError};
 use crate::table::RestoreError;
 use crate::zones::ZoneError;
 use hecaton_memory::Size;
@@ -25,10 +26,14 @@ pub struct DonorConfig {
     /// and not as written, and go back with the extent and not as discarded, because a write that
     /// finds no huge page ends the process. Extents are of 2 MiB or more.
     pub huge_pages: bool,
+    /// The directory of its node's certificate: borrowers show one of theirs, and are spoken to by TLS.
+    pub tls_dir: Option<PathBuf>,
     /// Most connections at a time.
     pub connections: usize,
     /// Lends less, and asks for some back, while the host has less than that available.
     pub keep_free: Option<Size>,
+    /// Parks in a file what it is to give back and nobody can take.
+    pub park: Option<ParkConfig>,
     /// Where the kernel says what the host has available.
     pub meminfo: PathBuf,
 }
@@ -45,8 +50,10 @@ impl DonorConfig {
             lend,
             numa_node: None,
             huge_pages: false,
+            tls_dir: None,
             connections,
             keep_free: None,
+            park: None,
             meminfo,
         }
     }
@@ -106,8 +113,14 @@ pub enum DonorError {
         /// What this donor is to lend.
         lend: Size,
     },
-    /// Only one of the two descriptors was handed over.
-    #[error("the descriptor `{0}` was not handed over with the other one")]
+    /// Pages cannot be parked.
+    #[error(transparent)]
+    Park(#[from] ParkError),
+    /// A predecessor parked, and this donor is not to.
+    #[error("what was handed over is of a donor that parks pages, and this one is not to park any")]
+    NotToPark,
+    /// Not all of the descriptors were handed over.
+    #[error("the descriptor `{0}` was not handed over with the others")]
     MissingFd(&'static str),
     /// The port is another program's.
     #[error("{0} is in use by another program: stop that one, or take another port (0 is any)")]

@@ -2,9 +2,12 @@
 
 use crate::config::{DonorConfig, DonorError};
 use crate::host::HostWatch;
+use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::ledger::{Ledger, Records};
 use crate::lender::Lender;
+use crate::park::{Park, parked_in};
+use crate::park_file::{ParkError, ParkFile};
 use crate::server::PageService;
 use crate::snapshot::Snapshot;
 use crate::stop::StopHandle;
@@ -17,9 +20,10 @@ use hecaton_memory::words::SharedWords;
 use hecaton_memory::{PAGE_SHIFT, PAGE_SIZE, Size, huge_pages, numa, pages_to_bytes, random_u64};
 use hecaton_transport::protocol::MAX_NAME;
 use hecaton_transport::server::{Limits, Server};
+use hecaton_transport::tls::CredentialsDir;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -32,6 +36,9 @@ pub const ARENA_LABEL: &str = "arena";
 /// The label of the ledger, among descriptors that a supervisor keeps.
 pub const LEDGER_LABEL: &str = "ledger";
 
+/// The label of the file with the parked pages, among descriptors that a supervisor keeps.
+pub const PARK_LABEL: &str = "park";
+
 /// How often leases are looked at, what the host has left, and who gives back what is wanted back.
 const LEASE_CHECK: Duration = Duration::from_secs(1);
 
@@ -42,28 +49,38 @@ pub struct DonorFds {
     pub arena: OwnedFd,
     /// To whom, and the pages' sums.
     pub ledger: OwnedFd,
+    /// What is parked, if the donor parks.
+    pub park: Option<OwnedFd>,
 }
 
 impl DonorFds {
-    /// Picks a donor's memory from descriptors under their labels, [`ARENA_LABEL`] and
-    /// [`LEDGER_LABEL`]; others are dropped. None if neither is there.
+    /// Picks a donor's memory from descriptors under their labels, [`ARENA_LABEL`],
+    /// [`LEDGER_LABEL`] and, if it parks, [`PARK_LABEL`]; others are dropped. None if neither of the
+    /// first two is there.
     pub fn from_labelled(
         fds: impl IntoIterator<Item = (String, OwnedFd)>,
     ) -> Result<Option<DonorFds>, DonorError> {
-        let (mut arena, mut ledger) = (None, None);
+        let (mut arena, mut ledger, mut park) = (None, None, None);
         for (label, fd) in fds {
             match label.as_str() {
                 ARENA_LABEL => arena = Some(fd),
                 LEDGER_LABEL => ledger = Some(fd),
+                PARK_LABEL => park = Some(fd),
                 _ => {}
             }
         }
         match (arena, ledger) {
-            (Some(arena), Some(ledger)) => Ok(Some(DonorFds { arena, ledger })),
+            (Some(arena), Some(ledger)) => Ok(Some(DonorFds { arena, ledger, park })),
             (None, None) => Ok(None),
             (None, Some(_)) => Err(DonorError::MissingFd(ARENA_LABEL)),
             (Some(_), None) => Err(DonorError::MissingFd(LEDGER_LABEL)),
         }
+    }
+
+    /// All of them, each with its label.
+    pub fn labelled(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
+        let always = [(ARENA_LABEL, self.arena.as_fd()), (LEDGER_LABEL, self.ledger.as_fd())];
+        always.into_iter().chain(self.park.as_ref().map(|park| (PARK_LABEL, park.as_fd())))
     }
 }
 
@@ -73,6 +90,7 @@ pub struct Donor {
     lender: Arc<Lender>,
     ledger: Arc<SharedWords>,
     connections: usize,
+    credentials: Option<Arc<CredentialsDir>>,
     keep_free: Option<Size>,
     meminfo: PathBuf,
 }
@@ -111,7 +129,18 @@ impl Donor {
         let name = format!("hecaton-{}-ledger", config.name);
         let ledger = Ledger::create(&name, layout, &zones, random_u64())?;
         let table = Table::new(&zones, layout.limits);
-        Ok(Donor::assemble(config, arena, table, ledger))
+        let park = Donor::new_park(config, &ledger)?;
+        Ok(Donor::assemble(config, arena, table, ledger, park))
+    }
+
+    fn new_park(config: &DonorConfig, ledger: &Ledger) -> Result<Option<Park>, DonorError> {
+        let Some(park) = &config.park else { return Ok(None) };
+        if config.huge_pages {
+            return Err(ParkError::HugePages.into());
+        }
+        let layout = ledger.layout();
+        let file = ParkFile::create(park, layout.pages)?;
+        Ok(Some(Park::new(file, park.into(), ledger.words().clone(), layout)))
     }
 
     fn adopt(config: &DonorConfig, pages: u64, fds: DonorFds) -> Result<Donor, DonorError> {
@@ -124,17 +153,36 @@ impl Donor {
         let limits = ledger.layout().limits;
         let table = Table::restore(&zones, limits, next, spaces, extents, 0)?;
         let extents = table.extents().count();
-        let donor = Donor::assemble(config, arena, table, ledger);
-        donor.lender.empty_what_is_free();
+        let layout = ledger.layout();
+        let park = match fds.park {
+            Some(fd) => {
+                let park = config.park.as_ref().ok_or(DonorError::NotToPark)?;
+                Some(Park::adopt(fd, park.into(), ledger.words().clone(), layout)?)
+            }
+            None if parked_in(ledger.words(), layout).count(0..pages) > 0 => {
+                return Err(DonorError::MissingFd(PARK_LABEL));
+            }
+            None => Donor::new_park(config, &ledger)?,
+        };
+        let donor = Donor::assemble(config, arena, table, ledger, park);
+        donor.lender.empty_what_is_of_no_use();
         info!(donor = config.name, extents, "took over the memory of the process before");
         Ok(donor)
     }
 
-    fn assemble(config: &DonorConfig, arena: Arena, table: Table, ledger: Ledger) -> Donor {
+    fn assemble(
+        config: &DonorConfig,
+        arena: Arena,
+        table: Table,
+        ledger: Ledger,
+        park: Option<Park>,
+    ) -> Donor {
         let words = ledger.words().clone();
-        let lender = Arc::new(Lender::new(config.name.clone(), arena, table, ledger));
+        let lender = Arc::new(Lender::new(config.name.clone(), arena, table, ledger, park));
         let (keep_free, meminfo) = (config.keep_free, config.meminfo.clone());
-        Donor { lender, ledger: words, connections: config.connections, keep_free, meminfo }
+        let (connections, tls_dir) = (config.connections, config.tls_dir.clone());
+        let credentials = tls_dir.map(CredentialsDir::new).map(Arc::new);
+        Donor { lender, ledger: words, connections, credentials, keep_free, meminfo }
     }
 
     /// Duplicates of the descriptors of the donor's memory, to be kept by a supervisor.
@@ -142,6 +190,11 @@ impl Donor {
         Ok(DonorFds {
             arena: self.lender.arena().as_fd().try_clone_to_owned()?,
             ledger: self.ledger.as_fd().try_clone_to_owned()?,
+            park: self
+                .lender
+                .parks_in()
+                .map(|park| park.file.as_fd().try_clone_to_owned())
+                .transpose()?,
         })
     }
 
@@ -152,8 +205,10 @@ impl Donor {
         // Before anything is lent.
         host.iter_mut().for_each(|host| host.look(&self.lender));
         let limits = Limits { connections: self.connections, ..Limits::default() };
-        let service = Arc::new(PageService(self.lender.clone()));
-        let server = Server::start(listener, service, limits).map_err(DonorError::Start)?;
+        let credentials = self.credentials.clone();
+        let service = Arc::new(PageService::new(self.lender.clone(), credentials.clone()));
+        let server = Server::start(listener, service, limits, credentials);
+        let server = server.map_err(DonorError::Start)?;
         let stop = StopHandle::default();
         let leases = thread::Builder::new().name("donor-leases".into()).spawn({
             let (lender, stop) = (self.lender.clone(), stop.clone());
@@ -166,9 +221,18 @@ impl Donor {
             }
         });
         let leases = leases.map_err(DonorError::Start)?;
+        let keeper = thread::Builder::new().name("donor-keeper".into()).spawn({
+            let (lender, stop) = (self.lender.clone(), stop.clone());
+            move || {
+                if let Some(park) = lender.parks_in() {
+                    Keeper::new(&lender, park).run(&stop);
+                }
+            }
+        });
+        let keeper = keeper.map_err(DonorError::Start)?;
         let address = server.address();
         info!(donor = self.lender.name(), %address, pages = self.lender.arena().pages(), "lending");
-        Ok(Serving { address, server: Some(server), leases: Some(leases), stop })
+        Ok(Serving { address, server: Some(server), threads: vec![leases, keeper], stop })
     }
 
     /// Lends nothing more, and tells borrowers to take away what they have here; or lends again.
@@ -192,7 +256,7 @@ impl Donor {
 pub struct Serving {
     address: SocketAddr,
     server: Option<Server>,
-    leases: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     stop: StopHandle,
 }
 
@@ -210,8 +274,11 @@ impl Drop for Serving {
     fn drop(&mut self) {
         self.stop.stop();
         drop(self.server.take());
-        if self.leases.take().is_some_and(|leases| leases.join().is_err()) {
-            warn!("the thread that watches leases had panicked");
+        for thread in self.threads.drain(..) {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                warn!(name, "a thread of the donor had panicked");
+            }
         }
     }
 }

@@ -11,9 +11,11 @@
 use hecaton_memory::{PAGE_SIZE, PageSum, page_sum};
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options};
 use hecaton_transport::protocol::{FillSource, Hello, MAX_PAGES, Refusal, Request};
+use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
 
@@ -23,6 +25,14 @@ type Store<'a> = dyn FnMut(u32, &[PageSum], &[u8]) -> Result<(), Refusal> + 'a;
 /// How long the other donor may be silent.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Who asks another donor, and what is shown to it.
+pub(crate) struct Introduction {
+    /// As the borrower that wants the copy.
+    pub(crate) hello: Hello,
+    /// As this donor's node, where connections are protected.
+    pub(crate) credentials: Option<Arc<CredentialsDir>>,
+}
+
 /// A connection to another donor, kept for the next run of pages.
 pub(crate) struct Source {
     address: SocketAddr,
@@ -31,10 +41,14 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Connects to the donor of an extent, as the space that `hello` names.
-    fn open(source: &FillSource, hello: &Hello) -> Result<Source, ConnectionError> {
+    /// Connects to the donor of an extent, as the space that the introduction names. Which node it is of, the
+    /// borrower does not say: it is known by the number of its life, which only a donor and its borrowers know.
+    fn open(source: &FillSource, introduction: &Introduction) -> Result<Source, ConnectionError> {
         let options = Options { connect: PATIENCE, ..Options::default() };
-        let connection = Connection::open(source.address, hello, &options)?;
+        let tls = introduction.credentials.clone();
+        let tls = tls.map(|credentials| Tls { credentials, node: None });
+        let to = Destination { address: source.address, tls };
+        let connection = Connection::open(to, &introduction.hello, &options)?;
         let boot = connection.welcome().map_or(0, |welcome| welcome.boot);
         Ok(Source { address: source.address, boot, connection })
     }
@@ -103,11 +117,11 @@ impl From<ConnectionError> for Interrupted {
 pub(crate) fn copy(
     kept: &mut Option<Source>,
     source: &FillSource,
-    hello: &Hello,
+    introduction: &Introduction,
     (first, count): (u32, u32),
     mut store: impl FnMut(u32, &[PageSum], &[u8]) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    with_source(kept, source, hello, |from| {
+    with_source(kept, source, introduction, |from| {
         let mut damaged = Vec::new();
         let mut copied = from.read(source, first, count, &mut |first, sums, data| {
             let pages = data.as_chunks::<PAGE_SIZE>().0;
@@ -133,11 +147,11 @@ pub(crate) fn copy(
 pub(crate) fn read_each(
     kept: &mut Option<Source>,
     source: &FillSource,
-    hello: &Hello,
+    introduction: &Introduction,
     pages: impl Iterator<Item = u32>,
     mut store: impl FnMut(u32, &[u8; PAGE_SIZE]) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    with_source(kept, source, hello, |from| {
+    with_source(kept, source, introduction, |from| {
         for page in pages {
             from.read(source, page, 1, &mut |first, _, data| {
                 let pages = data.as_chunks::<PAGE_SIZE>().0;
@@ -152,13 +166,13 @@ pub(crate) fn read_each(
 fn with_source(
     kept: &mut Option<Source>,
     source: &FillSource,
-    hello: &Hello,
+    introduction: &Introduction,
     work: impl FnOnce(&mut Source) -> Result<(), Interrupted>,
 ) -> Result<(), Refusal> {
     let fits = |kept: &Source| (kept.address, kept.boot) == (source.address, source.boot);
     let mut from = match kept.take().filter(fits) {
         Some(kept) => kept,
-        None => Source::open(source, hello).map_err(|error| no_source(source, &error))?,
+        None => Source::open(source, introduction).map_err(|error| no_source(source, &error))?,
     };
     if from.boot != source.boot {
         return Err(Refusal::NoSource);

@@ -24,11 +24,13 @@
 //! Invariant: gates change only under the table's lock, together with it. Order of locks: table,
 //! gate, [`Extent::contents`].
 
+use crate::park::Parking;
 use crate::standing::Standing;
 use crate::table::{LentExtent, check_epoch};
 use hecaton_memory::{Epoch, ExtentId};
 use hecaton_transport::protocol::Refusal;
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -45,7 +47,26 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) fence: Epoch,
-    pub(crate) extents: HashMap<ExtentId, Arc<Extent>>,
+    pub(crate) extents: HashMap<ExtentId, Arc<View>>,
+}
+
+/// An extent, as those have it who came to it in a certain time. Where its pages are may change while
+/// it is read. Then the gate has another view from there on, and when nobody has the one before any
+/// more, nobody can be reading what was at the old place.
+///
+/// It costs readers nothing, who hold the extent anyhow. A count of readers would, and a lock that they
+/// hold would be held for as long as they sit in their sockets.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) extent: Arc<Extent>,
+}
+
+impl Deref for View {
+    type Target = Extent;
+
+    fn deref(&self) -> &Extent {
+        &self.extent
+    }
 }
 
 /// An extent in use. The last one to let go of it reclaims its pages.
@@ -57,11 +78,14 @@ pub(crate) struct Extent {
     /// is about to punch its memory would take a write's contents in between, and not its sum. A
     /// fill takes it alone too, from its look at a page to the store.
     pub(crate) contents: RwLock<()>,
+    pub(crate) parking: Parking,
 }
 
-impl Extent {
-    pub(crate) fn new(lent: LentExtent, standing: Standing) -> Arc<Extent> {
-        Arc::new(Extent { lent, standing, contents: RwLock::new(()) })
+impl View {
+    /// The first view of an extent.
+    pub(crate) fn first(lent: LentExtent, standing: Standing, parking: Parking) -> Arc<View> {
+        let extent = Extent { lent, standing, contents: RwLock::new(()), parking };
+        Arc::new(View { extent: Arc::new(extent) })
     }
 }
 
@@ -78,7 +102,7 @@ impl Gate {
         epoch: Epoch,
         now_ms: u64,
     ) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
-        let open = self.open.read().expect("no thread panics in a gate");
+        let open = self.look();
         check_epoch(open.fence, epoch)?;
         // A hot space's threads would else pass this word from core to core on every request.
         const GRAIN_MS: u64 = 64;
@@ -86,6 +110,11 @@ impl Gate {
             self.heard_ms.fetch_max(now_ms, Ordering::Relaxed);
         }
         Ok(open)
+    }
+
+    /// What the gate lets through, for who is no borrower.
+    pub(crate) fn look(&self) -> RwLockReadGuard<'_, Open> {
+        self.open.read().expect("no thread panics in a gate")
     }
 
     /// Changes what the gate lets through, when all who are inside have left.
@@ -100,7 +129,7 @@ impl Gate {
 }
 
 impl Open {
-    pub(crate) fn extent(&self, extent: ExtentId) -> Result<&Arc<Extent>, Refusal> {
+    pub(crate) fn extent(&self, extent: ExtentId) -> Result<&Arc<View>, Refusal> {
         self.extents.get(&extent).ok_or(Refusal::NoSuchExtent)
     }
 }

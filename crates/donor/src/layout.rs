@@ -5,6 +5,7 @@
 //!                spaces             16 words each
 //!                extents            5 words each
 //!                written            one bit for each page of the arena
+//!                parked             the same
 //! 32-bit words   sums               one for each page of the arena
 //! ```
 //!
@@ -14,7 +15,7 @@
 use crate::table::TableLimits;
 
 /// First word of a ledger, which changes with the layout: "HECLEDG" and a number.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"HECLEDG2");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"HECLEDG3");
 
 /// Words of the header.
 pub(crate) mod header {
@@ -99,8 +100,13 @@ impl Layout {
         header::WORDS + self.limits.spaces * space::WORDS + self.limits.extents * extent::WORDS
     }
 
+    /// The word that holds the "parked" bit of page 0.
+    pub(crate) fn parked(&self) -> usize {
+        self.written() + self.pages.div_ceil(64) as usize
+    }
+
     /// 64-bit words in all.
     pub(crate) fn wide(&self) -> usize {
-        self.written() + self.pages.div_ceil(64) as usize
+        self.parked() + self.pages.div_ceil(64) as usize
     }
 }

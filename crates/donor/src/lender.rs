@@ -4,19 +4,23 @@
 //! [`gate`](crate::gate). The lock is never held while memory is given back or a socket is waited
 //! for.
 
-use crate::gate::{Extent, Gate};
+use crate::bits::runs;
+use crate::gate::{Extent, Gate, View};
+use crate::keeper::{Candidate, Survey};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
+use crate::park::{Park, Parking};
 use crate::snapshot::{Snapshot, SpaceSnapshot, ZoneSnapshot};
 use crate::standing::Standing;
 use crate::sums::PageSums;
-use crate::table::{Allocated, SpaceUse, Table};
+use crate::table::{Allocated, LentExtent, SpaceUse, Table};
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::Backing;
 use hecaton_memory::{
-    Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, Size, SpaceId, ZERO_PAGE_SUM, is_zero,
-    page_sum, pages_to_bytes,
+    Epoch, ExtentId, Generation, PAGE_SIZE, PageSignature, PageSum, Size, SpaceId, ZERO_PAGE_SUM,
+    is_zero, page_signature, page_sum, pages_to_bytes,
 };
+use hecaton_policy::parking::Seen;
 use hecaton_transport::protocol::{HeldExtent, Load, MAX_HELD, PageState, Refusal};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -36,6 +40,7 @@ pub(crate) struct Lender {
     boot: u64,
     arena: Arena,
     sums: PageSums,
+    park: Option<Park>,
     books: Mutex<Books>,
     /// What the table says, for answers that do not ask it.
     free_pages: AtomicU64,
@@ -66,7 +71,14 @@ struct Limits {
 /// An extent that someone uses: its pages stay where they are until this is dropped.
 pub(crate) struct Pinned<'a> {
     lender: &'a Lender,
-    extent: Option<Arc<Extent>>,
+    view: Option<Arc<View>>,
+}
+
+/// What a write has done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    /// The extent counts as parked: its pages are in memory again that was to be given back.
+    pub(crate) to_parked: bool,
 }
 
 /// Who asks.
@@ -77,25 +89,56 @@ pub(crate) struct Borrower {
     gate: Arc<Gate>,
 }
 
-/// A page of a read: where it is, or that it was never written.
-pub(crate) type PageSource = Option<(*const u8, PageSum)>;
+/// Where a page is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// Nowhere: it was never written.
+    Unwritten,
+    /// In the arena.
+    Memory(PageSum),
+    /// In the file.
+    Parked(PageSum),
+}
+
+/// A page of a read: its number among the donor's pages, and where it is.
+pub(crate) type PageSource = (u64, Place);
 
 impl Lender {
-    pub(crate) fn new(name: String, arena: Arena, table: Table, ledger: Ledger) -> Lender {
+    pub(crate) fn new(
+        name: String,
+        arena: Arena,
+        mut table: Table,
+        ledger: Ledger,
+        park: Option<Park>,
+    ) -> Lender {
         let sums = PageSums::new(ledger.words().clone(), ledger.layout());
         let gate = |SpaceUse { record, heard_ms, .. }: SpaceUse| {
             (record.space, Arc::new(Gate::new(record.fence, heard_ms)))
         };
         let gates: HashMap<_, _> = table.spaces().map(gate).collect();
-        for &lent in table.extents() {
+        let lent: Vec<LentExtent> = table.extents().copied().collect();
+        for lent in lent {
             let at = ledger.generation_of(lent.extent);
             let standing = Standing::restored(ledger.words().clone(), at);
-            gates[&lent.space].change().extents.insert(lent.extent, Extent::new(lent, standing));
+            let parking = Parking::default();
+            if let Some(park) = &park
+                && park.parked().count(lent.pages()) > 0
+            {
+                // A discard clears the other bit first.
+                lent.pages().filter(|page| sums.get(*page).is_none()).for_each(|page| {
+                    park.parked().clear(page..page + 1);
+                });
+                parking.is_parked.store(true, Ordering::Relaxed);
+                table.set_parked(&lent, true);
+            }
+            let extent = View::first(lent, standing, parking);
+            gates[&lent.space].change().extents.insert(lent.extent, extent);
         }
         Lender {
             name,
             boot: ledger.boot(),
             sums,
+            park,
             free_pages: AtomicU64::new(table.lendable_pages()),
             arena,
             books: Mutex::new(Books { table, ledger, gates, limits: Limits::default() }),
@@ -116,6 +159,10 @@ impl Lender {
 
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    pub(crate) fn parks_in(&self) -> Option<&Park> {
+        self.park.as_ref()
     }
 
     /// Milliseconds since this process took up the lending.
@@ -160,10 +207,14 @@ impl Lender {
         }
     }
 
-    /// Bytes that are lent, or have gone back and are not the host's again yet.
+    /// Bytes of memory that are lent, or have gone back and are not the host's again yet.
     pub(crate) fn in_use_bytes(&self) -> u64 {
-        let books = self.books();
-        pages_to_bytes(books.table.lent_pages() + books.table.leaving_pages())
+        pages_to_bytes(self.memory_pages(&self.books()))
+    }
+
+    fn memory_pages(&self, books: &Books) -> u64 {
+        let strays = self.park.as_ref().map_or(0, Park::stray_pages);
+        books.table.memory_pages() + strays.min(books.table.parked_pages())
     }
 
     /// Looks again who is to give back what is above the limit, now that time has passed.
@@ -224,18 +275,37 @@ impl Lender {
         now_ms: u64,
         mut sink: impl FnMut(PageSource),
     ) -> Result<Pinned<'_>, Refusal> {
-        let extent = {
+        let view = {
             let open = borrower.gate.enter(borrower.epoch, now_ms)?;
             open.extent(extent)?.clone()
         };
-        let lent = extent.lent;
-        let pinned = Pinned { lender: self, extent: Some(extent) };
+        let pinned = Pinned { lender: self, view: Some(view) };
+        let view = pinned.view();
+        if self.park.is_some() {
+            view.parking.touch(now_ms);
+        }
         for &page in pages {
-            let page = lent.page(page)?;
-            let source = self.sums.get(page).map(|sum| (self.arena.page_address(page), sum));
-            sink(source);
+            let page = view.lent.page(page)?;
+            sink((page, self.place_of(page)));
         }
         Ok(pinned)
+    }
+
+    fn place_of(&self, page: u64) -> Place {
+        match self.sums.get(page) {
+            None => Place::Unwritten,
+            Some(sum) if self.is_parked(page) => Place::Parked(sum),
+            Some(sum) => Place::Memory(sum),
+        }
+    }
+
+    fn is_parked(&self, page: u64) -> bool {
+        self.park.as_ref().is_some_and(|park| park.parked().get(page))
+    }
+
+    /// Whether the page was written and is in memory.
+    pub(crate) fn is_in_memory(&self, page: u64) -> bool {
+        matches!(self.place_of(page), Place::Memory(_))
     }
 
     /// Verifies pages and stores them, all or none.
@@ -247,7 +317,7 @@ impl Lender {
         sums: &[PageSum],
         data: &[u8],
         now_ms: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<Written, Refusal> {
         let (data, rest) = data.as_chunks::<PAGE_SIZE>();
         assert!(rest.is_empty() && data.len() == pages.len() && sums.len() == pages.len());
         for (at, (page, &sum)) in (0..).zip(data.iter().zip(sums)) {
@@ -263,11 +333,39 @@ impl Lender {
         let _shared = extent.contents.read().expect("no thread panics in an extent");
         extent.standing.written(generation);
         for ((&page, &sum), data) in pages.iter().zip(sums).zip(data) {
-            let page = extent.lent.page(page)?;
-            self.arena.write_page(page, data);
-            self.sums.store(page, sum);
+            self.store(extent, page, data, sum)?;
         }
+        if self.park.is_some() {
+            extent.parking.touch(now_ms);
+        }
+        Ok(Written { to_parked: extent.parking.is_parked.load(Ordering::Relaxed) })
+    }
+
+    /// Stores a page of an extent in memory, wherever it was before. The caller has the extent's
+    /// contents, shared or alone.
+    fn store(
+        &self,
+        extent: &Extent,
+        page: u32,
+        data: &[u8; PAGE_SIZE],
+        sum: PageSum,
+    ) -> Result<(), Refusal> {
+        let at = extent.lent.page(page)?;
+        match self.sums.get(at) {
+            Some(_) => self.arena.write_page(at, data),
+            None => self.arena.commit_pages(at, std::slice::from_ref(data)),
+        }
+        self.stored(extent, page, at, sum);
         Ok(())
+    }
+
+    /// The arena has new contents of a page.
+    fn stored(&self, extent: &Extent, page: u32, at: u64, sum: PageSum) {
+        let Some(park) = &self.park else { return self.sums.store(at, sum) };
+        let was_unwritten = self.sums.get(at).is_none();
+        self.sums.store(at, sum);
+        extent.parking.changed(u64::from(page)..u64::from(page) + 1);
+        park.rewritten(&extent.parking, at, was_unwritten);
     }
 
     /// Stores what another extent of the segment holds in pages that follow one another, but for
@@ -286,15 +384,26 @@ impl Lender {
         if !extent.standing.can_be_filled() {
             return Err(Refusal::NotFilling);
         }
-        for ((page, &sum), data) in (first..).zip(sums).zip(data.as_chunks::<PAGE_SIZE>().0) {
-            let at = extent.lent.page(page)?;
-            let is_newer = self.sums.get(at).is_some() || extent.standing.was_discarded(page);
+        let pages = data.as_chunks::<PAGE_SIZE>().0;
+        let run = extent.lent.run(first, pages.len() as u32)?;
+        let is_kept = |at: usize| {
+            let is_newer = self.sums.get(run.start + at as u64).is_some()
+                || extent.standing.was_discarded(first + at as u32);
             // A page that has gone bad and reads as zeros is not to look like one of zeros.
-            if is_newer || (sum == ZERO_PAGE_SUM && is_zero(data)) {
-                continue;
+            is_newer || (sums[at] == ZERO_PAGE_SUM && is_zero(&pages[at]))
+        };
+        let mut next = 0;
+        while next < pages.len() {
+            let begin = next;
+            while next < pages.len() && !is_kept(next) {
+                next += 1;
             }
-            self.arena.write_page(at, data);
-            self.sums.store(at, sum);
+            self.arena.commit_pages(run.start + begin as u64, &pages[begin..next]);
+            for (at, &sum) in (begin..next).zip(&sums[begin..next]) {
+                self.stored(extent, first + at as u32, run.start + at as u64, sum);
+            }
+            // The one that is kept.
+            next += 1;
         }
         Ok(())
     }
@@ -324,15 +433,88 @@ impl Lender {
         let mut page = first;
         while page < end {
             let until = end.min(page + VERIFY_PAGES);
-            let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
-            let extent = open.extent(extent)?;
-            let run = extent.lent.run(page, end - page)?;
-            // A page that is being written does not match its sum.
-            let _alone = extent.contents.write().expect("no thread panics in an extent");
-            states.extend(run.take((until - page) as usize).map(|page| self.state_of(page)));
+            let mut parked = Vec::new();
+            let view = {
+                let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+                let view = open.extent(extent)?;
+                let run = view.lent.run(page, end - page)?;
+                // A page that is being written does not match its sum.
+                let _alone = view.contents.write().expect("no thread panics in an extent");
+                for at in run.take((until - page) as usize) {
+                    states.push(self.state_in_memory(at).unwrap_or_else(|sum| {
+                        parked.push((states.len(), at, sum));
+                        PageState::Sound(sum)
+                    }));
+                }
+                (!parked.is_empty()).then(|| view.clone())
+            };
+            if let Some(view) = view {
+                self.verify_parked(&Pinned { lender: self, view: Some(view) }, &parked, states);
+            }
             page = until;
         }
         Ok(())
+    }
+
+    /// Computes the signatures of a run of pages as they are. One that the disk does not give is signed as
+    /// the zeros that a reader would get.
+    pub(crate) fn sign(
+        &self,
+        borrower: &Borrower,
+        extent: ExtentId,
+        (first, count): (u32, u32),
+        signatures: &mut Vec<PageSignature>,
+    ) -> Result<(), Refusal> {
+        signatures.clear();
+        let end = first.checked_add(count).ok_or(Refusal::OutOfBounds)?;
+        let mut data = [[0; PAGE_SIZE]];
+        for page in first..end {
+            let (view, at, sum) = {
+                let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+                let view = open.extent(extent)?;
+                let at = view.lent.page(page)?;
+                let _alone = view.contents.write().expect("no thread panics in an extent");
+                match self.place_of(at) {
+                    Place::Unwritten => {
+                        signatures.push(PageSignature::default());
+                        continue;
+                    }
+                    Place::Memory(_) => {
+                        self.arena.read_page(at, &mut data[0]);
+                        signatures.push(page_signature(&data[0]));
+                        continue;
+                    }
+                    Place::Parked(sum) => (view.clone(), at, sum),
+                }
+            };
+            let _pinned = Pinned { lender: self, view: Some(view) };
+            if let Some(park) = &self.park {
+                park.read(at, &[sum], &mut data);
+            }
+            signatures.push(page_signature(&data[0]));
+        }
+        Ok(())
+    }
+
+    /// Reads parked pages, without a lock that anybody waits for, and corrects their states if they do
+    /// not match their sums.
+    fn verify_parked(
+        &self,
+        pinned: &Pinned<'_>,
+        parked: &[(usize, u64, PageSum)],
+        states: &mut [PageState],
+    ) {
+        let Some(park) = &self.park else { return };
+        for &(at, page, sum) in parked {
+            let mut data = [[0; PAGE_SIZE]];
+            park.read(page, &[sum], &mut data);
+            if page_sum(&data[0]) == sum {
+                continue;
+            }
+            // Unless it was brought to memory, or written, while it was being read.
+            let _alone = pinned.view().contents.write().expect("no thread panics in an extent");
+            states[at] = self.state_in_memory(page).unwrap_or_else(PageState::Damaged);
+        }
     }
 
     /// Stores a page's contents again, if those here do not match the page's sum and these do.
@@ -345,21 +527,31 @@ impl Lender {
     ) -> Result<bool, Refusal> {
         let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
         let extent = open.extent(extent)?;
-        let page = extent.lent.page(page)?;
+        let at = extent.lent.page(page)?;
         let _alone = extent.contents.write().expect("no thread panics in an extent");
-        let is_right = self.state_of(page) == PageState::Damaged(page_sum(data));
+        let sum = page_sum(data);
+        let is_right = match self.state_in_memory(at) {
+            Ok(state) => state == PageState::Damaged(sum),
+            // What the file has is no better than this, and looking would have others wait for the disk.
+            Err(parked) => parked == sum,
+        };
         if is_right {
-            self.arena.write_page(page, data);
+            self.store(extent, page, data, sum)?;
         }
         Ok(is_right)
     }
 
-    /// The caller keeps writes from the page.
-    fn state_of(&self, page: u64) -> PageState {
-        let Some(sum) = self.sums.get(page) else { return PageState::Unwritten };
+    /// The state of a page, or its sum if it is parked. The caller keeps writes from the page.
+    fn state_in_memory(&self, page: u64) -> Result<PageState, PageSum> {
+        let sum = match self.place_of(page) {
+            Place::Unwritten => return Ok(PageState::Unwritten),
+            Place::Parked(sum) => return Err(sum),
+            Place::Memory(sum) => sum,
+        };
         let mut data = [0; PAGE_SIZE];
         self.arena.read_page(page, &mut data);
-        if page_sum(&data) == sum { PageState::Sound(sum) } else { PageState::Damaged(sum) }
+        let is_sound = page_sum(&data) == sum;
+        Ok(if is_sound { PageState::Sound(sum) } else { PageState::Damaged(sum) })
     }
 
     /// Forgets a run of pages and gives their memory back.
@@ -384,6 +576,7 @@ impl Lender {
             let _alone = extent.contents.write().expect("no thread panics in an extent");
             let (from, pages) = (run.start - extent.lent.first_page, run.end - run.start);
             extent.standing.discarded(generation, from as u32, pages as u32);
+            extent.parking.changed(from..from + pages);
             match self.arena.backing() {
                 Backing::BasePages => self.empty(run),
                 // A write to a huge page that was punched raises SIGBUS if the host has no other.
@@ -422,7 +615,8 @@ impl Lender {
         let at = books.ledger.generation_of(lent.extent);
         let pages = lent.pages().end - lent.first_page;
         let standing = Standing::fresh(books.ledger.words().clone(), at, pages);
-        gate.change().extents.insert(lent.extent, Extent::new(lent, standing));
+        let fresh = View::first(lent, standing, Parking::default());
+        gate.change().extents.insert(lent.extent, fresh);
         self.publish(&books);
         Ok(lent.extent)
     }
@@ -434,7 +628,7 @@ impl Lender {
         let freed = borrower.gate.change().extents.remove(&extent);
         self.publish(&books);
         drop(books);
-        drop(Pinned { lender: self, extent: freed });
+        drop(Pinned { lender: self, view: freed });
         Ok(())
     }
 
@@ -555,6 +749,7 @@ impl Lender {
         let (free_pages, leaving_pages) = (table.free_pages(), table.leaving_pages());
         let (limit_pages, recalled_pages) = (table.limit_pages(), table.excess_pages());
         let lendable_pages = table.lendable_pages();
+        let park = self.park.as_ref().map(|park| park.snapshot(table.parked_pages()));
         let told_limit_bytes = books.limits.told.map(|limit| limit.0);
         let host_limit_bytes = books.limits.host.map(|limit| limit.0);
         drop(books);
@@ -575,6 +770,7 @@ impl Lender {
             host_limit_bytes,
             lendable_pages,
             recalled_pages,
+            park,
             committed_bytes,
             in_service: self.in_service.load(Ordering::Relaxed),
             draining: self.is_draining(),
@@ -589,6 +785,11 @@ impl Lender {
     /// Failing to give memory back hurts nobody but the host, since nothing of it is ever read.
     fn empty(&self, run: Range<u64>) {
         self.forget(run.clone());
+        self.give_back(run);
+    }
+
+    /// Gives memory back to the host.
+    fn give_back(&self, run: Range<u64>) {
         if let Err(error) = self.arena.discard(run.clone()) {
             let bytes = pages_to_bytes(run.end - run.start);
             warn!(%error, bytes, "memory could not be given back to the host");
@@ -597,25 +798,100 @@ impl Lender {
 
     /// Makes a run read as zeros.
     fn forget(&self, run: Range<u64>) {
-        if let Err(error) = self.sums.forget(run) {
+        if let Err(error) = self.sums.forget(run.clone()) {
             warn!(%error, "the memory of checksums could not be given back to the host");
+        }
+        if let Some(park) = &self.park {
+            park.forget(run);
         }
     }
 
-    /// Empties what is not lent: a predecessor may have died before it did.
-    pub(crate) fn empty_what_is_free(&self) {
+    /// Empties what is not lent, and the memory of what is parked: a predecessor may have died before it
+    /// did.
+    pub(crate) fn empty_what_is_of_no_use(&self) {
         let mut lent: Vec<_> = self.books().table.extents().map(|lent| lent.pages()).collect();
         lent.sort_by_key(|pages| pages.start);
         let mut free_from = 0;
         for pages in lent {
             self.empty(free_from..pages.start);
             free_from = pages.end;
+            self.empty_memory_of_parked(pages);
         }
         self.empty(free_from..self.arena.pages());
     }
 
-    fn pinned(&self, extents: HashMap<ExtentId, Arc<Extent>>) -> Vec<Pinned<'_>> {
-        extents.into_values().map(|extent| Pinned { lender: self, extent: Some(extent) }).collect()
+    fn pinned(&self, extents: HashMap<ExtentId, Arc<View>>) -> Vec<Pinned<'_>> {
+        extents.into_values().map(|view| Pinned { lender: self, view: Some(view) }).collect()
+    }
+
+    /// What the keeper decides by; `None` if there can be nothing for it to do.
+    pub(crate) fn survey(&self) -> Option<Survey> {
+        let park = self.park.as_ref()?;
+        let now_ms = self.now_ms();
+        let books = self.books();
+        let Books { table, gates, .. } = &*books;
+        if table.excess_pages() == 0 && table.parked_pages() == 0 {
+            return None;
+        }
+        let (mut candidates, mut stray_pages) = (Vec::new(), 0);
+        for gate in gates.values() {
+            for view in gate.look().extents.values() {
+                let strays = match view.parking.is_parked.load(Ordering::Relaxed) {
+                    true => self.pages_in_memory(&view.lent),
+                    false => 0,
+                };
+                stray_pages += strays;
+                candidates.extend(Candidate::of(view, strays));
+            }
+        }
+        park.set_stray_pages(stray_pages);
+        let seen = Seen {
+            limit_pages: table.limit_pages(),
+            memory_pages: self.memory_pages(&books),
+            stalled_ms: table.stalled_ms(now_ms),
+            patience_ms: park.patience().as_millis() as u64,
+            file_room_pages: park.room_pages(table.parked_pages()),
+        };
+        Some(Survey { seen, candidates })
+    }
+
+    fn pages_in_memory(&self, lent: &LentExtent) -> u64 {
+        let parked = self.park.as_ref().map_or(0, |park| park.parked().count(lent.pages()));
+        u64::from(self.sums.written(lent.pages())).saturating_sub(parked)
+    }
+
+    /// An extent of a space, if it still is there.
+    pub(crate) fn pin(&self, space: SpaceId, extent: ExtentId) -> Option<Pinned<'_>> {
+        let books = self.books();
+        let view = books.gates.get(&space)?.look().extents.get(&extent)?.clone();
+        drop(books);
+        Some(Pinned { lender: self, view: Some(view) })
+    }
+
+    /// Has whoever comes to an extent from now on come to another view of it; false if it was freed.
+    pub(crate) fn renew_view(&self, before: &Pinned<'_>) -> bool {
+        let view = before.view();
+        let books = self.books();
+        let Some(gate) = books.gates.get(&view.lent.space) else { return false };
+        let mut open = gate.change();
+        let Some(current) = open.extents.get_mut(&view.lent.extent) else { return false };
+        let replaced =
+            std::mem::replace(current, Arc::new(View { extent: Arc::clone(&view.extent) }));
+        // The caller has the same one, so that this is never the last.
+        drop(replaced);
+        true
+    }
+
+    /// An extent's pages are in the file from now on, or in memory.
+    pub(crate) fn set_parked(&self, lent: &LentExtent, is_parked: bool) {
+        self.books().table.set_parked(lent, is_parked);
+    }
+
+    /// Gives back the memory of those of the pages that are parked. The caller keeps writes from them.
+    pub(crate) fn empty_memory_of_parked(&self, pages: Range<u64>) {
+        for run in runs(pages, |page| self.is_parked(page)) {
+            self.give_back(run);
+        }
     }
 
     /// Lets answers tell what the table says by now.
@@ -632,13 +908,25 @@ impl Lender {
     }
 }
 
+impl Pinned<'_> {
+    pub(crate) fn view(&self) -> &Arc<View> {
+        self.view.as_ref().expect("it is taken by the drop alone")
+    }
+
+    /// Whether nobody else has this view of the extent; then nobody ever will, if the gate has another.
+    pub(crate) fn is_alone(&mut self) -> bool {
+        self.view.as_mut().is_some_and(|view| Arc::get_mut(view).is_some())
+    }
+}
+
 impl Drop for Pinned<'_> {
     /// Whoever is the last to let go of a freed extent gives its memory back. Until the extent was
     /// freed, the gate holds on to it, and this is never the last.
     ///
     /// Takes the table's lock, and so must not happen under it.
     fn drop(&mut self) {
-        let Some(extent) = self.extent.take().and_then(Arc::into_inner) else { return };
+        let Some(view) = self.view.take().and_then(Arc::into_inner) else { return };
+        let Some(extent) = Arc::into_inner(view.extent) else { return };
         self.lender.empty(extent.lent.pages());
         let mut books = self.lender.books();
         books.table.reclaimed(extent.lent.extent);

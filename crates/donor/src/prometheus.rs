@@ -1,7 +1,7 @@
 //! Snapshots as Prometheus reads them.
 
 use crate::metrics::{BUCKETS_US, ServiceTimes};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{ParkSnapshot, Snapshot};
 use hecaton_memory::{PAGE_SIZE, pages_to_bytes};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
@@ -24,20 +24,22 @@ struct Donors(Vec<Snapshot>);
 
 type Value = fn(&Snapshot) -> u64;
 
-const GAUGES: [(&str, &str, Value); 10] = [
+const GAUGES: [(&str, &str, Value); 12] = [
     ("memory_bytes", "Memory that the donor lends at most", |d| pages_to_bytes(d.pages)),
     ("limit_bytes", "Memory that it lends at most at present", |d| pages_to_bytes(d.limit_pages)),
     ("recalled_bytes", "Lent memory above the limit", |d| pages_to_bytes(d.recalled_pages)),
     ("free_bytes", "Memory in no extent", |d| pages_to_bytes(d.free_pages)),
     ("lent_bytes", "Memory in extents, written or not", |d| pages_to_bytes(d.lent_pages)),
     ("committed_bytes", "Memory that the host has really given", |d| d.committed_bytes),
+    ("parked_bytes", "Lent memory that is in a file instead", |d| pages_to_bytes(d.parked_pages())),
+    ("park_file_bytes", "What that file takes on the disk", |d| of_park(d, |p| p.file_bytes)),
     ("connections", "Open connections", |d| d.counters.connections),
     ("spaces", "Spaces that the donor knows", |d| d.spaces.len() as u64),
     ("in_service", "Requests in service", |d| d.in_service.into()),
     ("draining", "Whether the donor wants all of its memory back", |d| d.draining.into()),
 ];
 
-const COUNTERS: [(&str, &str, Value); 14] = [
+const COUNTERS: [(&str, &str, Value); 18] = [
     ("connections_opened", "Connections welcomed", |d| d.counters.connections_total),
     ("pages_read", "Pages sent", |d| d.counters.pages_read),
     ("zero_pages_read", "Pages sent that were never written", |d| d.counters.zero_pages_read),
@@ -47,6 +49,12 @@ const COUNTERS: [(&str, &str, Value); 14] = [
     ("pages_verified", "Pages whose sums were computed anew", |d| d.counters.pages_verified),
     ("pages_damaged", "Of them, not as they were stored", |d| d.counters.pages_damaged),
     ("pages_repaired", "Damaged pages mended from a copy", |d| d.counters.pages_repaired),
+    ("pages_parked", "Pages written to the file", |d| of_park(d, |p| p.pages_stored)),
+    ("pages_fetched", "Pages brought back from the file", |d| of_park(d, |p| p.pages_fetched)),
+    ("parked_pages_read", "Pages sent from the file", |d| of_park(d, |p| p.pages_read)),
+    ("parked_pages_unreadable", "Of them, pages that the disk did not give", |d| {
+        of_park(d, |p| p.pages_unreadable)
+    }),
     ("read_bytes", "Page data sent", |d| d.counters.pages_read * PAGE_SIZE as u64),
     ("written_bytes", "Page data stored", |d| d.counters.pages_written * PAGE_SIZE as u64),
     ("extents_allocated", "Extents lent", |d| d.counters.extents_allocated),
@@ -63,6 +71,10 @@ const REFUSALS: [(&str, Value); 7] = [
     ("busy", |d| d.counters.refusals.busy),
     ("no_fill", |d| d.counters.refusals.no_fill),
 ];
+
+fn of_park(donor: &Snapshot, value: fn(&ParkSnapshot) -> u64) -> u64 {
+    donor.park.as_ref().map_or(0, value)
+}
 
 impl Collector for Donors {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

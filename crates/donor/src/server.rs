@@ -4,14 +4,16 @@
 //! sent from one page of zeros that all share. A write has come into the connection's buffer when
 //! this sees it, and is verified before a byte of it is stored.
 
-use crate::fill::{self, Source};
-use crate::lender::{Borrower, Lender};
+use crate::fill::{self, Introduction, Source};
+use crate::lender::{Borrower, Lender, Place};
 use crate::metrics::ShardId;
-use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, ZERO_PAGE_SUM, random_u64};
+use crate::park::Park;
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum, ZERO_PAGE_SUM, random_u64};
 use hecaton_transport::protocol::{
     HeldExtent, Hello, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,
 };
 use hecaton_transport::server::{Replied, Reply, Service};
+use hecaton_transport::tls::CredentialsDir;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,20 +22,36 @@ use tracing::{debug, info};
 static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
 /// The donor's end of the page protocol.
-pub(crate) struct PageService(pub(crate) Arc<Lender>);
+pub(crate) struct PageService {
+    lender: Arc<Lender>,
+    /// What is shown to donors that a fill copies from.
+    credentials: Option<Arc<CredentialsDir>>,
+}
+
+impl PageService {
+    pub(crate) fn new(
+        lender: Arc<Lender>,
+        credentials: Option<Arc<CredentialsDir>>,
+    ) -> PageService {
+        PageService { lender, credentials }
+    }
+}
 
 /// One connection. Its buffers are as large as a request can need, and are made once.
 pub(crate) struct Session {
     lender: Arc<Lender>,
     borrower: Borrower,
     /// How to introduce oneself to a donor that a fill copies from.
-    hello: Hello,
+    introduction: Introduction,
     source: Option<Source>,
     shard: ShardId,
     sums: Vec<PageSum>,
     parts: Parts,
+    /// Pages that are read from a file, as large as a read can need from the first on.
+    parked: Vec<[u8; PAGE_SIZE]>,
     lines: Vec<HeldExtent>,
     states: Vec<PageState>,
+    signatures: Vec<PageSignature>,
 }
 
 struct Parts(Vec<libc::iovec>);
@@ -52,7 +70,7 @@ impl Service for PageService {
     type Session = Session;
 
     fn hello(&self, hello: &Hello, peer: SocketAddr) -> Result<(Welcome, Session), Refusal> {
-        let lender = &self.0;
+        let lender = &self.lender;
         let lease_ms = u64::try_from(hello.lease.as_millis()).unwrap_or(u64::MAX);
         let borrower = lender
             .hello(hello.space, hello.epoch, lease_ms, &hello.consumer)
@@ -70,13 +88,18 @@ impl Service for PageService {
         let session = Session {
             lender: lender.clone(),
             borrower,
-            hello: Hello { lane: random_u64(), versions: VERSIONS, ..hello.clone() },
+            introduction: Introduction {
+                hello: Hello { lane: random_u64(), versions: VERSIONS, ..hello.clone() },
+                credentials: self.credentials.clone(),
+            },
             source: None,
             shard: lender.metrics.connected(),
             sums: Vec::with_capacity(MAX_PAGES),
             parts: Parts(Vec::with_capacity(MAX_PAGES)),
+            parked: Vec::new(),
             lines: Vec::new(),
             states: Vec::new(),
+            signatures: Vec::new(),
         };
         Ok((welcome, session))
     }
@@ -88,7 +111,7 @@ impl Service for PageService {
         data: &[u8],
         reply: Reply<'_>,
     ) -> Replied {
-        let lender = &*self.0;
+        let lender = &*self.lender;
         lender.begin_service();
         let replied = session.answer(lender, request, data, reply);
         lender.end_service();
@@ -115,8 +138,11 @@ impl Session {
                 let now_ms = lender.now_ms();
                 let to = (extent, generation);
                 let written = lender.write(borrower, to, pages, sums, data, now_ms);
-                written.map(|()| {
+                written.map(|written| {
                     lender.metrics.written(shard, pages.len(), begun.elapsed());
+                    if let Some(park) = lender.parks_in().filter(|_| written.to_parked) {
+                        park.let_keeper_catch_up();
+                    }
                 })
             }
             Request::Discard { extent, generation, first, count } => {
@@ -133,9 +159,9 @@ impl Session {
                 }
             }
             Request::Fill { extent, first, count, source } => {
-                let Session { hello, source: kept, .. } = self;
+                let Session { introduction, source: kept, .. } = self;
                 let filled =
-                    fill::copy(kept, &source, hello, (first, count), |first, sums, data| {
+                    fill::copy(kept, &source, introduction, (first, count), |first, sums, data| {
                         lender.fill(&self.borrower, extent, first, sums, data)
                     });
                 filled.map(|()| lender.metrics.filled(shard, count))
@@ -149,13 +175,19 @@ impl Session {
                     Err(refusal) => Err(refusal),
                 }
             }
+            Request::Sign { extent, first, count } => {
+                match lender.sign(borrower, extent, (first, count), &mut self.signatures) {
+                    Ok(()) => return reply.signed(&self.signatures, lender.load(borrower)),
+                    Err(refusal) => Err(refusal),
+                }
+            }
             Request::Repair { extent, first, count, source } => {
-                let Session { borrower, hello, source: kept, states, .. } = self;
+                let Session { borrower, introduction, source: kept, states, .. } = self;
                 lender.verify(borrower, extent, (first, count), states).and_then(|()| {
                     let is_damaged = |state: &PageState| matches!(state, PageState::Damaged(_));
                     let pages = (first..).zip(&*states).filter(|(_, state)| is_damaged(state));
                     let pages = pages.map(|(page, _)| page);
-                    fill::read_each(kept, &source, hello, pages, |page, data| {
+                    fill::read_each(kept, &source, introduction, pages, |page, data| {
                         let is_repaired = lender.repair(borrower, extent, page, data)?;
                         lender.metrics.repaired(shard, is_repaired.into());
                         Ok(())
@@ -199,22 +231,37 @@ impl Session {
         begun: Instant,
         reply: Reply<'_>,
     ) -> Replied {
-        let Session { borrower, shard, sums, parts: Parts(parts), .. } = self;
+        let Session { borrower, shard, sums, parts: Parts(parts), parked, .. } = self;
         sums.clear();
         parts.clear();
+        parked.clear();
+        let mut to_read = Vec::new();
         let mut zero_pages = 0;
-        let pinned = lender.read(borrower, extent, pages, lender.now_ms(), |source| {
-            let (address, sum) = source.unwrap_or_else(|| {
-                zero_pages += 1;
-                (ZERO_PAGE.as_ptr(), ZERO_PAGE_SUM)
-            });
+        let pinned = lender.read(borrower, extent, pages, lender.now_ms(), |(page, place)| {
+            let (address, sum) = match place {
+                Place::Memory(sum) => (lender.arena().page_address(page), sum),
+                Place::Unwritten => {
+                    zero_pages += 1;
+                    (ZERO_PAGE.as_ptr(), ZERO_PAGE_SUM)
+                }
+                Place::Parked(sum) => {
+                    // The pages must stay where they are, and no request has more.
+                    parked.reserve_exact(MAX_PAGES - parked.len());
+                    parked.push([0; PAGE_SIZE]);
+                    to_read.push((page, sum));
+                    (parked[parked.len() - 1].as_ptr(), sum)
+                }
+            };
             sums.push(sum);
             append(parts, address);
         });
         match pinned {
             Ok(pinned) => {
-                // SAFETY: the parts are pages of the arena, which the lender keeps mapped, or the
-                // static page of zeros.
+                if let Some(park) = lender.parks_in() {
+                    read_parked(park, &to_read, parked);
+                }
+                // SAFETY: the parts are pages of the arena, which the lender keeps mapped, the
+                // session's own, or the static page of zeros.
                 let replied = unsafe { reply.pages(sums, parts, lender.load(borrower)) };
                 drop(pinned);
                 lender.metrics.read(*shard, pages.len(), zero_pages, begun.elapsed());
@@ -222,6 +269,19 @@ impl Session {
             }
             Err(refusal) => refuse(lender, borrower, *shard, refusal, reply),
         }
+    }
+}
+
+/// Reads pages from the file, those that follow one another at once.
+fn read_parked(park: &Park, mut to_read: &[(u64, PageSum)], mut into: &mut [[u8; PAGE_SIZE]]) {
+    while let Some(&(first, _)) = to_read.first() {
+        let follows = |&(at, &(page, _)): &(u64, &(u64, PageSum))| page == first + at;
+        let length = (0..).zip(to_read).take_while(follows).count();
+        let (run, rest) = to_read.split_at(length);
+        let (pages, others) = into.split_at_mut(length);
+        let sums: Vec<PageSum> = run.iter().map(|(_, sum)| *sum).collect();
+        park.read(first, &sums, pages);
+        (to_read, into) = (rest, others);
     }
 }
 

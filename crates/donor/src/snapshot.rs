@@ -1,7 +1,7 @@
 //! A donor's state at one moment, for `status` and for whoever supervises it.
 
 use crate::metrics::Counters;
-use hecaton_memory::{Epoch, SpaceId};
+use hecaton_memory::{Epoch, SpaceId, pages_to_bytes};
 use serde::{Deserialize, Serialize};
 
 /// A donor at one moment.
@@ -37,6 +37,9 @@ pub struct Snapshot {
     /// Pages that are lent and above the limit: their borrowers are asked to take them away.
     #[serde(default)]
     pub recalled_pages: u64,
+    /// What it has parked; none if it does not park.
+    #[serde(default)]
+    pub park: Option<ParkSnapshot>,
     /// What the host has really given.
     pub committed_bytes: u64,
     /// Requests in service.
@@ -51,6 +54,40 @@ pub struct Snapshot {
     /// Counts since the process took up the lending.
     #[serde(flatten)]
     pub counters: Counters,
+}
+
+/// What a donor has in its file instead of in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkSnapshot {
+    /// Pages in extents that are parked, written or not, without those that are in memory again.
+    pub parked_pages: u64,
+    /// What the file takes on the disk.
+    pub file_bytes: u64,
+    /// Most that it is to take; none if that is the disk's matter.
+    pub limit_bytes: Option<u64>,
+    /// Why it took nothing the last time; none if it did.
+    pub trouble: Option<String>,
+    /// Pages written to it.
+    pub pages_stored: u64,
+    /// Pages brought back to memory.
+    pub pages_fetched: u64,
+    /// Pages read from it for borrowers.
+    pub pages_read: u64,
+    /// Of them, pages that the disk did not give.
+    pub pages_unreadable: u64,
+}
+
+impl Snapshot {
+    /// Pages in extents that are in the file.
+    pub fn parked_pages(&self) -> u64 {
+        self.park.as_ref().map_or(0, |park| park.parked_pages)
+    }
+
+    /// Bytes of memory that are lent, or have gone back and are not the host's again yet.
+    pub fn in_use_bytes(&self) -> u64 {
+        let pages = self.lent_pages + self.leaving_pages;
+        pages_to_bytes(pages.saturating_sub(self.parked_pages()))
+    }
 }
 
 /// A part of the memory.

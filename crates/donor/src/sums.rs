@@ -10,13 +10,14 @@
 //! No locks: a sum and its bit are words. Who may store, forget and read at the same time is
 //! settled by [`gate`](crate::gate).
 
+use crate::bits::Bits;
 use crate::layout::Layout;
 use hecaton_memory::PageSum;
 use hecaton_memory::words::SharedWords;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 #[derive(Debug)]
 pub(crate) struct PageSums {
@@ -31,58 +32,29 @@ impl PageSums {
 
     /// The sum of a page, if it was written.
     pub(crate) fn get(&self, page: u64) -> Option<PageSum> {
-        let (word, bit) = self.word_of(page);
-        let is_written = word.load(Ordering::Acquire) & bit != 0;
+        let is_written = self.bits().get(page);
         is_written.then(|| self.words.narrow()[page as usize].load(Ordering::Relaxed))
     }
 
     /// The page's contents are in the arena, and this is their sum.
     pub(crate) fn store(&self, page: u64, sum: PageSum) {
         self.words.narrow()[page as usize].store(sum, Ordering::Relaxed);
-        let (word, bit) = self.word_of(page);
-        // Mostly it is set already, and 64 pages share the word.
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Release);
-        }
+        self.bits().set(page);
     }
 
     /// The pages count as never written, and the memory of their sums goes back where it can.
     pub(crate) fn forget(&self, pages: Range<u64>) -> io::Result<()> {
-        for (word, bits) in self.words_of(pages.clone()) {
-            if word.load(Ordering::Relaxed) & bits != 0 {
-                word.fetch_and(!bits, Ordering::Release);
-            }
-        }
+        self.bits().clear(pages.clone());
         self.words.discard_narrow(pages)
     }
 
     /// How many of the pages were written. More than fit are told as the most that do.
     pub(crate) fn written(&self, pages: Range<u64>) -> u32 {
-        let written = |(word, bits): (&AtomicU64, u64)| word.load(Ordering::Relaxed) & bits;
-        let count: u64 =
-            self.words_of(pages).map(|word| u64::from(written(word).count_ones())).sum();
-        u32::try_from(count).unwrap_or(u32::MAX)
+        u32::try_from(self.bits().count(pages)).unwrap_or(u32::MAX)
     }
 
-    /// The words that hold the bits of the pages, each with those bits set.
-    fn words_of(&self, pages: Range<u64>) -> impl Iterator<Item = (&AtomicU64, u64)> {
-        let mut page = pages.start;
-        std::iter::from_fn(move || {
-            if page >= pages.end {
-                return None;
-            }
-            let (word, lowest) = self.word_of(page);
-            let end = pages.end.min((page / 64 + 1) * 64);
-            // A whole word would shift by its width.
-            let bits = u64::MAX >> (64 - (end - page)) << lowest.trailing_zeros();
-            page = end;
-            Some((word, bits))
-        })
-    }
-
-    fn word_of(&self, page: u64) -> (&AtomicU64, u64) {
-        debug_assert!(page < self.layout.pages);
-        (&self.words.wide()[self.layout.written() + page as usize / 64], 1 << (page % 64))
+    fn bits(&self) -> Bits<'_> {
+        Bits(&self.words.wide()[self.layout.written()..self.layout.parked()])
     }
 }
 

@@ -14,11 +14,13 @@
 //! 2. A space has at most one extent for each member of each segment.
 //! 3. An id is never given twice, and ids rise.
 //! 4. Nothing is lent above the limit. What was lent before the limit was lowered is wanted back.
+//!    What is parked is lent.
 //! 5. The fence of a space never falls while the space is known, and it is known while it has an
 //!    extent or a connection, and for [`FENCE_KEPT_MS`] after its lease if it was ever fenced.
 
 mod extent;
 mod free_pages;
+mod parked;
 mod recall;
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,7 @@ use free_pages::FreePages;
 pub use free_pages::Zone;
 use hecaton_memory::{Epoch, ExtentId, SpaceId};
 use hecaton_transport::protocol::Refusal;
+use parked::Parked;
 use recall::Asked;
 use std::collections::BTreeMap;
 
@@ -119,6 +122,7 @@ pub struct Table {
     leaving: BTreeMap<ExtentId, LentExtent>,
     lent: usize,
     lent_pages: u64,
+    parked: Parked,
     /// Most pages that are lent from now on.
     limit_pages: u64,
     next: ExtentId,
@@ -146,6 +150,7 @@ impl Table {
             leaving: BTreeMap::new(),
             lent: 0,
             lent_pages: 0,
+            parked: Parked::default(),
             limit_pages: zones.iter().map(|zone| zone.pages).sum(),
             next: ExtentId(1),
         }
@@ -264,8 +269,9 @@ impl Table {
         let known = admit(&mut self.spaces, space, epoch, now_ms)?;
         let lent = known.extents.remove(&extent).ok_or(Refusal::NoSuchExtent)?;
         known.members.remove(&(lent.segment, lent.member));
-        known.asked.gave_ms = now_ms;
+        known.asked.gave(now_ms);
         self.leaving.insert(extent, lent);
+        self.parked.remove(extent);
         self.lent -= 1;
         self.lent_pages -= 1 << lent.order;
         self.review(now_ms);
@@ -432,6 +438,7 @@ impl Table {
         let lent_pages: u64 = self.extents().map(|lent| 1u64 << lent.order).sum();
         assert_eq!(self.lent_pages, lent_pages);
         self.assert_enough_is_asked();
+        self.assert_parked_are_lent();
         for (&id, space) in &self.spaces {
             assert_eq!(space.members.len(), space.extents.len());
             for (&(segment, member), extent) in &space.members {
@@ -447,6 +454,7 @@ impl Table {
         let taken = std::mem::take(&mut known.extents);
         self.lent -= taken.len();
         self.lent_pages -= taken.values().map(|lent| 1u64 << lent.order).sum::<u64>();
+        taken.keys().for_each(|&extent| self.parked.remove(extent));
         self.leaving.extend(taken.iter());
         self.review(now_ms);
         taken.into_values().collect()

@@ -99,15 +99,7 @@ fn memory_is_not_lent_while_a_read_of_it_is_being_sent() {
     for tag in 0..READS {
         slow.submit(tag, Request::Read { extent, pages: &all_pages() }, &[]).unwrap();
     }
-    let mut sent_before = 0;
-    let mut unchanged = 0;
-    eventually("the donor waits in its socket", || {
-        let snapshot = donor.snapshot();
-        let is_stuck = snapshot.in_service == 1 && snapshot.counters.pages_read == sent_before;
-        unchanged = if is_stuck { unchanged + 1 } else { 0 };
-        sent_before = snapshot.counters.pages_read;
-        unchanged == 20
-    });
+    waits_in_its_socket(&donor);
 
     owner.done(Request::Free { extent });
     assert_eq!(donor.snapshot().leaving_pages, MAX_PAGES as u64);

@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use hecaton_donor::{Donor, DonorError, DonorFds, LedgerError, listen};
-use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
+use hecaton_donor::{Donor, DonorConfig, DonorError, DonorFds, LedgerError, ParkConfig, listen};
+use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, Size, page_sum};
 use hecaton_transport::client::{Connection, Options, Outcome};
 use hecaton_transport::protocol::{Refusal, Request};
 use std::collections::HashMap;
@@ -16,7 +16,12 @@ use std::process::{Command, Stdio};
 use std::sync::Barrier;
 
 fn duplicate(fds: &DonorFds) -> DonorFds {
-    DonorFds { arena: fds.arena.try_clone().unwrap(), ledger: fds.ledger.try_clone().unwrap() }
+    let park = fds.park.as_ref().map(|park| park.try_clone().unwrap());
+    DonorFds {
+        arena: fds.arena.try_clone().unwrap(),
+        ledger: fds.ledger.try_clone().unwrap(),
+        park,
+    }
 }
 
 #[test]
@@ -63,10 +68,10 @@ fn memory_that_is_not_this_donors_is_refused() {
     let error = open(999, duplicate(&fds));
     assert!(matches!(error, DonorError::OtherSize { .. }), "{error}");
     let swapped = duplicate(&fds);
-    let error = open(1000, DonorFds { arena: swapped.ledger, ledger: swapped.arena });
+    let error = open(1000, DonorFds { arena: swapped.ledger, ledger: swapped.arena, park: None });
     assert!(matches!(error, DonorError::Ledger(LedgerError::Foreign)), "{error}");
     let file = || OwnedFd::from(File::open("/dev/null").unwrap());
-    let error = open(1000, DonorFds { arena: file(), ledger: file() });
+    let error = open(1000, DonorFds { arena: file(), ledger: file(), park: None });
     assert!(error.to_string().contains("not sealed memory"), "{error}");
 
     let fds = |labels: &[&str]| labels.iter().map(|l| (l.to_string(), file())).collect::<Vec<_>>();
@@ -83,9 +88,18 @@ const CHILD: &str = "HECATON_TEST_DONOR";
 fn donor_process() {
     let Ok(paths) = std::env::var(CHILD) else { return };
     let open = |path| OwnedFd::from(File::options().read(true).write(true).open(path).unwrap());
-    let (arena, ledger) = paths.split_once(' ').unwrap();
-    let fds = DonorFds { arena: open(arena), ledger: open(ledger) };
-    let donor = Donor::open(&config(CHILD_PAGES), Some(fds)).unwrap();
+    let [arena, ledger, park] = paths.split(' ').collect::<Vec<_>>()[..] else { panic!() };
+    let fds = DonorFds { arena: open(arena), ledger: open(ledger), park: Some(open(park)) };
+    let donor = Donor::open(&child_config(), Some(fds)).unwrap();
+    // What the borrowers have is above it now, now below, so that pages go to the file and come back.
+    let limits = [None, Some(Size(0)), Some(Size(6 * u64::from(PAGES) * PAGE_SIZE as u64))];
+    let limited = donor.clone();
+    std::thread::spawn(move || {
+        for limit in limits.into_iter().cycle() {
+            limited.set_limit(limit);
+            std::thread::sleep(std::time::Duration::from_millis(7));
+        }
+    });
     let serving = donor.serve(listen(config(1).listen).unwrap()).unwrap();
     println!("\nserving at {}", serving.address());
     // The parent kills this process. Should the parent die, this ends.
@@ -94,15 +108,23 @@ fn donor_process() {
 
 const CHILD_PAGES: u64 = 4096;
 
-/// Borrowers allocate, write, discard and free without pause, and the donor is killed in the middle
-/// of it, again and again. Whatever was answered must be so afterwards.
+/// Parks as soon as it is to have something back.
+fn child_config() -> DonorConfig {
+    let dir = std::env::temp_dir();
+    let park = ParkConfig { patience: std::time::Duration::ZERO, ..ParkConfig::new(dir) };
+    DonorConfig { park: Some(park), ..config(CHILD_PAGES) }
+}
+
+/// Borrowers allocate, write, discard and free without pause, while extents go to a file and come back,
+/// and the donor is killed in the middle of it, again and again. Whatever was answered must be so afterwards.
 #[test]
 fn killed_at_any_moment_loses_nothing_answered() {
-    let supervisor = Donor::open(&config(CHILD_PAGES), None).unwrap();
+    let supervisor = Donor::open(&child_config(), None).unwrap();
     let fds = supervisor.fds().unwrap();
     drop(supervisor);
     let path = |fd: &OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
-    let paths = format!("{} {}", path(&fds.arena), path(&fds.ledger));
+    let park = fds.park.as_ref().unwrap();
+    let paths = format!("{} {} {}", path(&fds.arena), path(&fds.ledger), path(park));
     let mut known = [Known::default(), Known::default(), Known::default()];
     for round in 0..8u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -136,7 +158,7 @@ fn killed_at_any_moment_loses_nothing_answered() {
         });
         child.wait().unwrap();
     }
-    let donor = Donor::open(&config(CHILD_PAGES), Some(fds)).unwrap();
+    let donor = Donor::open(&child_config(), Some(fds)).unwrap();
     let serving = donor.serve(listen(config(1).listen).unwrap()).unwrap();
     for (known, space) in known.iter().zip(1..) {
         known.verify(&mut Borrower::connect(serving.address(), space, 1));
@@ -192,7 +214,13 @@ impl Known {
         self.verify(&mut borrower);
         // What is undecided is decided now, so that it is known again.
         if let Some(segment) = self.open.take() {
-            let extent = borrower.allocate(segment, 6);
+            let request =
+                Request::Allocate { segment, member: 0, order: 6, generation: Generation(1) };
+            let extent = std::iter::repeat_with(|| borrower.call(request)).find_map(|outcome| {
+                let Outcome::Allocated(extent) = outcome else { return None };
+                Some(extent)
+            });
+            let extent = extent.expect("it lends again after a while");
             borrower.done(Request::Discard {
                 extent,
                 generation: Generation(1),
@@ -224,8 +252,14 @@ impl Known {
             self.open = Some(segment);
             let request =
                 Request::Allocate { segment, member: 0, order: 6, generation: Generation(1) };
-            let Outcome::Allocated(extent) = borrower.0.call(request, &[]).ok()? else {
-                panic!("not allocated")
+            let extent = match borrower.0.call(request, &[]).ok()? {
+                Outcome::Allocated(extent) => extent,
+                // It is to have something back just now.
+                Outcome::Refused(Refusal::Full) => {
+                    self.open = None;
+                    return Some(());
+                }
+                other => panic!("not allocated but {other:?}"),
             };
             self.extents.insert(segment, extent);
             self.open = None;

@@ -26,7 +26,7 @@ impl MetricsServer {
             async move { ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response() }
         };
         let router = Router::new().route("/metrics", get(metrics));
-        HttpServer::start(address, "--metrics", router).await.map(MetricsServer)
+        HttpServer::start(address, "--metrics", router, None).await.map(MetricsServer)
     }
 
     /// Stops, and lets go of `report`.

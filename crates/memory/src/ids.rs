@@ -7,7 +7,7 @@ use std::fmt;
 pub type PageNo = u64;
 
 /// A space: a linear array of pages in the pool. Chosen at random by the borrower.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SpaceId(pub u64);
 
 /// An extent as its donor numbers it; never used twice within one life of the donor.

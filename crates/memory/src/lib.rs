@@ -14,6 +14,7 @@ pub mod memfd;
 pub mod meminfo;
 pub mod numa;
 mod random;
+mod signature;
 pub mod size;
 mod split_mix;
 pub mod words;
@@ -21,6 +22,7 @@ pub mod words;
 pub use checksum::{PageSum, ZERO_PAGE_SUM, is_zero, page_sum};
 pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
 pub use random::random_u64;
+pub use signature::{PageSignature, page_signature};
 pub use size::{ParseSizeError, Size};
 pub use split_mix::SplitMix;
 

@@ -44,8 +44,28 @@ pub fn node(
     manager: &Host,
     lend: Option<u64>,
 ) -> Command {
+    let mut command = lender(hecaton, host, runtime, lend);
+    command.args(["--manager", &manager_url(manager)]);
+    command
+}
+
+/// The same without a manager: it finds the others by announcements, which the key in a file protects.
+pub fn announcing_node(
+    hecaton: &Path,
+    host: &Host,
+    runtime: &Path,
+    key: &Path,
+    lend: Option<u64>,
+) -> Command {
+    let mut command = lender(hecaton, host, runtime, lend);
+    command.args(["--announce", "--announce-from", &host.address().to_string()]);
+    command.arg("--announce-key").arg(key);
+    command
+}
+
+fn lender(hecaton: &Path, host: &Host, runtime: &Path, lend: Option<u64>) -> Command {
     let mut command = after(prefix(host, runtime), hecaton);
-    command.args(["node", "--name", &host.name(), "--manager", &manager_url(manager)]);
+    command.args(["node", "--name", &host.name()]);
     if let Some(lend) = lend {
         let listen = format!("{}:{DONOR_PORT}", host.address());
         command.args(["--lend", &lend.to_string(), "--listen", &listen, "--insecure"]);

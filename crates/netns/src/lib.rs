@@ -23,6 +23,12 @@ pub const MAX_HOSTS: usize = 64;
 /// How long a new link may take until it carries something.
 const LINK_PATIENCE: Duration = Duration::from_secs(10);
 
+/// What passes a limited link at once: some of the largest packets that the kernel makes.
+const BURST_BYTES: u32 = 1 << 20;
+
+/// What waits for a limited link: a few milliseconds, as in a switch.
+const LONGEST_QUEUE_MS: u32 = 5;
+
 /// A hardware address that no host has.
 const NOBODY: &str = "02:00:00:00:ff:ff";
 
@@ -108,6 +114,22 @@ impl Network {
     /// If there are not so many.
     pub fn host(&self, index: usize) -> &Host {
         &self.hosts[index]
+    }
+
+    /// From here on no host sends or receives more than so many gigabits a second, as with network cards
+    /// of that speed: what is too much waits, for some milliseconds, and is lost if it is more than that.
+    pub fn limit(&self, gigabits_per_s: u16) -> Result<(), NetError> {
+        let limit = |device: &str| {
+            format!(
+                "qdisc replace dev {device} root tbf rate {gigabits_per_s}gbit burst {BURST_BYTES} \
+                 latency {LONGEST_QUEUE_MS}ms\n"
+            )
+        };
+        for host in &self.hosts {
+            host.namespace.tc(&limit("eth0"))?;
+            self.switch.tc(&limit(&host.port()))?;
+        }
+        Ok(())
     }
 
     /// Cuts a host off, until the outage is healed or dropped.
@@ -247,7 +269,8 @@ impl Drop for Outage<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::UdpSocket;
+    use std::io::Write as _;
+    use std::net::{TcpListener, UdpSocket};
 
     const SHORT: Duration = Duration::from_millis(50);
 
@@ -289,6 +312,33 @@ mod tests {
         }
         drop(network.cut(1, Cut::Off).expect("cut off"));
         assert_eq!(ways(), (true, true), "an outage ends when it is dropped");
+    }
+
+    #[test]
+    fn a_limited_network_carries_no_more() {
+        const BYTES: usize = 60_000_000;
+        let network = match Network::new(2) {
+            Ok(network) => network,
+            Err(error) => return eprintln!("SKIPPED: {error}"),
+        };
+        network.limit(1).expect("limited");
+        let (from, to) = (network.host(0), network.host(1));
+        let listener = to.namespace().enter(|| TcpListener::bind((to.address(), 0)));
+        let listener = listener.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let stream = from.namespace().enter(|| TcpStream::connect(address));
+                stream.expect("connected").write_all(&vec![1; BYTES]).expect("taken");
+            });
+            let (mut stream, _) = listener.accept().expect("accepted");
+            let received = io::copy(&mut stream, &mut io::sink()).expect("received");
+            assert_eq!(received, BYTES as u64);
+        });
+        // A second carries 125 MB. However slow the machine is, it is no faster than that.
+        let least = (BYTES - 4 * BURST_BYTES as usize) as f64 / 125e6;
+        assert!(began.elapsed().as_secs_f64() > least, "{:?}", began.elapsed());
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl Namespace {
         self.batch("bridge", lines)
     }
 
+    /// The same for `tc`.
+    pub(crate) fn tc(&self, lines: &str) -> Result<(), NetError> {
+        self.batch("tc", lines)
+    }
+
     fn batch(&self, tool: &'static str, lines: &str) -> Result<(), NetError> {
         // Tools of this kind are in directories that not every user has in the path.
         let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";

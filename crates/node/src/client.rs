@@ -2,9 +2,11 @@
 
 use crate::channel::{self, Receiver};
 use crate::message::{
-    Answer, PagerAddress, PagerEnd, Place, Request, ResizeLocal, StartPager, StartVm,
+    Admitted, Answer, CreateVm, CreateVolume, Export, PagerAddress, PagerEnd, Place, Request,
+    ResizeLocal, ResizeVolume, SnapshotVolume, StartPager, StartVm, Unexport,
 };
-use crate::report::NodeReport;
+use crate::report::{DonorAddress, NodeReport};
+use crate::volumes::ExportAddress;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -55,6 +57,14 @@ impl NodeClient {
         }
     }
 
+    /// The donors that it knows of.
+    pub fn donors(&mut self) -> Result<Vec<DonorAddress>, ClientError> {
+        match self.ask(&Request::Donors)? {
+            Answer::Donors(donors) => Ok(donors),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
     /// Starts a pager. This connection is its launch line from here on: [`NodeClient::wait_end`]
     /// tells its end, and to drop the connection lets the pager end once nothing uses it.
     pub fn start_pager(&mut self, wish: StartPager) -> Result<PagerAddress, ClientError> {
@@ -101,6 +111,62 @@ impl NodeClient {
     /// Begins to bring a virtual machine's memory home.
     pub fn detach(&mut self, consumer: &str) -> Result<(), ClientError> {
         match self.ask(&Request::Detach(consumer.to_owned()))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Waits until the agent has memory for a machine, which this process is to become.
+    pub fn create_vm(&mut self, wish: CreateVm) -> Result<Admitted, ClientError> {
+        match self.ask(&Request::CreateVm(wish))? {
+            Answer::Admitted(admitted) => Ok(admitted),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Creates a volume, and waits until it is served.
+    pub fn create_volume(&mut self, wish: CreateVolume) -> Result<(), ClientError> {
+        match self.ask(&Request::CreateVolume(wish))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Has a volume served at one more address; that with its port.
+    pub fn export_volume(&mut self, wish: Export) -> Result<ExportAddress, ClientError> {
+        match self.ask(&Request::ExportVolume(wish))? {
+            Answer::Exported(address) => Ok(address),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Has a volume served at an address no more.
+    pub fn unexport_volume(&mut self, wish: Unexport) -> Result<(), ClientError> {
+        match self.ask(&Request::UnexportVolume(wish))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Gives a volume another size.
+    pub fn resize_volume(&mut self, wish: ResizeVolume) -> Result<(), ClientError> {
+        match self.ask(&Request::ResizeVolume(wish))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Copies a volume as it is at one moment, and waits until the copy is served.
+    pub fn snapshot_volume(&mut self, wish: SnapshotVolume) -> Result<(), ClientError> {
+        match self.ask(&Request::SnapshotVolume(wish))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Gives a volume's memory back, with all data.
+    pub fn delete_volume(&mut self, name: &str) -> Result<(), ClientError> {
+        match self.ask(&Request::DeleteVolume(name.to_owned()))? {
             Answer::Done => Ok(()),
             _ => Err(ClientError::Unexpected),
         }

@@ -10,6 +10,7 @@ use crate::node::Inner;
 use crate::pager_control;
 use crate::pagers::OnEnd;
 use hecaton_pager::Guest;
+use rustix::process::Pid;
 use std::collections::HashMap;
 use std::error::Error;
 use std::io;
@@ -116,7 +117,7 @@ fn admit(stream: UnixStream, connections: &Arc<Connections>, node: &Weak<Inner>)
     let serving = {
         let (connections, node) = (Arc::clone(connections), node.clone());
         move || {
-            if let Err(error) = serve(stream, &node) {
+            if let Err(error) = serve(stream, &node, peer) {
                 tracing::debug!(%error, pid = peer.as_raw_nonzero(), "control connection");
             }
             connections.leave(id);
@@ -205,12 +206,12 @@ fn start_vm(
     answered
 }
 
-fn serve(stream: UnixStream, node: &Weak<Inner>) -> io::Result<()> {
+fn serve(stream: UnixStream, node: &Weak<Inner>, peer: Pid) -> io::Result<()> {
     let writer: Writer = Arc::new(Mutex::new(stream.try_clone()?));
     let mut receiver = Receiver::new(stream);
     // The pagers that this connection launched.
     let mut launched = Vec::new();
-    let result = answer_all(&mut receiver, &writer, node, &mut launched);
+    let result = answer_all(&mut receiver, &writer, node, peer, &mut launched);
     if let Some(node) = node.upgrade() {
         for name in launched {
             node.pagers.launch_over(&name);
@@ -223,6 +224,7 @@ fn answer_all(
     receiver: &mut Receiver,
     writer: &Writer,
     node: &Weak<Inner>,
+    peer: Pid,
     launched: &mut Vec<String>,
 ) -> io::Result<()> {
     loop {
@@ -260,6 +262,13 @@ fn answer_all(
                 node.vms.leaves(&name);
                 Answer::Done
             }),
+            Request::CreateVm(wish) => told(node.create_machine(wish, peer), Answer::Admitted),
+            Request::CreateVolume(wish) => told(node.volumes.create(wish), |()| Answer::Done),
+            Request::ExportVolume(wish) => told(node.volumes.export(wish), Answer::Exported),
+            Request::UnexportVolume(wish) => told(node.volumes.unexport(&wish), |()| Answer::Done),
+            Request::ResizeVolume(wish) => told(node.volumes.resize(&wish), |()| Answer::Done),
+            Request::SnapshotVolume(wish) => told(node.volumes.snapshot(&wish), |()| Answer::Done),
+            Request::DeleteVolume(name) => told(node.volumes.delete(&name), |()| Answer::Done),
             Request::LaunchOver => {
                 for name in launched.drain(..) {
                     node.pagers.launch_over(&name);
@@ -267,7 +276,11 @@ fn answer_all(
                 Answer::Done
             }
             Request::PagerStats(update) => {
-                told(node.pagers.update_stats(*update), |()| Answer::Done)
+                let word = node.division().word_for(&update.consumer);
+                told(node.pagers.update_stats(*update), |()| match word {
+                    Some(word) => Answer::Target { bytes: word.target_bytes },
+                    None => Answer::Done,
+                })
             }
         };
         write(writer, &answer)?;
@@ -306,8 +319,11 @@ mod tests {
             location: None,
             dir,
             donors: Vec::new(),
-            manager_url: "http://127.0.0.1:1".to_owned(),
+            manager_url: Some("http://127.0.0.1:1".to_owned()),
+            announce: None,
+            credentials: None,
             adopt_within: None,
+            agent: None,
             command: ChildCommand {
                 program: "/bin/sh".into(),
                 args: vec!["-c".into(), script.into()],

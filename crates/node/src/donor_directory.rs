@@ -1,30 +1,85 @@
-//! The donors that this node's pagers may borrow from: its own, and those the manager told of.
+//! The donors that this node's pagers may borrow from: its own, those the manager told of, and those
+//! that the network announces.
 //!
 //! The node's own donors come from the supervisor and not by way of the manager, so that a cluster
 //! of one node works from its first second, and goes on when the manager does not answer.
 
 use crate::report::DonorAddress;
 use hecaton_pager::Site;
-use std::sync::Mutex;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 
 /// The donors known at this moment.
 #[derive(Debug)]
 pub struct DonorDirectory {
     site: Site,
+    /// The directory of the node's certificate, where donors take no one without.
+    tls_dir: Option<PathBuf>,
     own: Vec<DonorAddress>,
-    all: Mutex<Vec<DonorAddress>>,
+    of_others: Mutex<OfOthers>,
+}
+
+/// Those of other nodes, by who told of them.
+#[derive(Debug, Default)]
+struct OfOthers {
+    managed: Vec<DonorAddress>,
+    announced: Vec<DonorAddress>,
+    /// Those that nobody tells of any more, the latest last.
+    former: Vec<DonorAddress>,
+}
+
+/// Most donors that are remembered when nobody tells of them any more.
+const MAX_FORMER: usize = 4096;
+
+impl OfOthers {
+    /// Remembers those that are told of no more, now that `before` was replaced.
+    fn remember(&mut self, before: Vec<DonorAddress>) {
+        let now: BTreeSet<&str> =
+            self.managed.iter().chain(&self.announced).map(|donor| donor.name.as_str()).collect();
+        let is_told_of = |donor: &DonorAddress| now.contains(donor.name.as_str());
+        let gone: Vec<_> = before.into_iter().filter(|donor| !is_told_of(donor)).collect();
+        let is_gone = |donor: &DonorAddress| gone.iter().any(|other| other.name == donor.name);
+        self.former.retain(|donor| !is_told_of(donor) && !is_gone(donor));
+        self.former.extend(gone);
+        let surplus = self.former.len().saturating_sub(MAX_FORMER);
+        self.former.drain(..surplus);
+    }
 }
 
 impl DonorDirectory {
     /// Knows where the node is, and its own donors.
     pub fn new(site: Site, own: Vec<DonorAddress>) -> DonorDirectory {
-        DonorDirectory { site, all: Mutex::new(own.clone()), own }
+        DonorDirectory { site, tls_dir: None, own, of_others: Mutex::default() }
+    }
+
+    /// The same, of donors that take nobody without a certificate.
+    pub fn with_tls(self, tls_dir: Option<PathBuf>) -> DonorDirectory {
+        DonorDirectory { tls_dir, ..self }
+    }
+
+    /// Where the node's certificate is, if donors take nobody without one.
+    pub fn tls_dir(&self) -> Option<&Path> {
+        self.tls_dir.as_deref()
     }
 
     /// Takes what the manager knows.
     pub fn update(&self, cluster: Vec<DonorAddress>) {
-        let all = merge(&self.own, cluster);
-        *self.all.lock().expect("no thread panics with the directory") = all;
+        let mut others = self.of_others();
+        let before = std::mem::replace(&mut others.managed, cluster);
+        others.remember(before);
+    }
+
+    /// Takes what the network announces.
+    pub fn update_announced(&self, announced: Vec<DonorAddress>) {
+        let mut others = self.of_others();
+        let before = std::mem::replace(&mut others.announced, announced);
+        others.remember(before);
+    }
+
+    /// Remembers those that a node before this one knew, for who takes over what is stored there.
+    pub fn remember(&self, before: Vec<DonorAddress>) {
+        self.of_others().remember(before);
     }
 
     /// Where the node is: others are near or far from here.
@@ -32,16 +87,41 @@ impl DonorDirectory {
         &self.site
     }
 
-    /// All donors, the node's own first.
+    /// All donors: the node's own first, then those of the manager, then those that are only announced.
+    /// Who stands in several is what the first says.
     pub fn all(&self) -> Vec<DonorAddress> {
-        self.all.lock().expect("no thread panics with the directory").clone()
+        let others = self.of_others();
+        self.with_own(others.managed.iter().chain(&others.announced))
+    }
+
+    /// Those, and after them all that were told of once: for who takes over what another has stored. A node
+    /// that the manager hears no more may have some of it all the same.
+    pub fn ever(&self) -> Vec<DonorAddress> {
+        let others = self.of_others();
+        self.with_own(others.managed.iter().chain(&others.announced).chain(&others.former))
+    }
+
+    fn with_own<'a>(&self, others: impl Iterator<Item = &'a DonorAddress>) -> Vec<DonorAddress> {
+        each_once(self.own.iter().cloned().chain(others.cloned()))
+    }
+
+    fn of_others(&self) -> MutexGuard<'_, OfOthers> {
+        self.of_others.lock().expect("no thread panics with the directory")
     }
 }
 
-/// The node's own donors, then those of the cluster that are not among them by name.
-fn merge(own: &[DonorAddress], cluster: Vec<DonorAddress>) -> Vec<DonorAddress> {
-    let others = cluster.into_iter().filter(|donor| own.iter().all(|mine| mine.name != donor.name));
-    own.iter().cloned().chain(others).collect()
+/// Those that are told of now, with what is said of them now, and after them those that were told of before.
+pub fn joined(now: Vec<DonorAddress>, before: Vec<DonorAddress>) -> Vec<DonorAddress> {
+    let most = now.len() + MAX_FORMER;
+    let mut all = each_once(now.into_iter().chain(before));
+    all.truncate(most);
+    all
+}
+
+/// Of those with one name, the first.
+fn each_once(donors: impl Iterator<Item = DonorAddress>) -> Vec<DonorAddress> {
+    let mut names = BTreeSet::new();
+    donors.filter(|donor| names.insert(donor.name.clone())).collect()
 }
 
 #[cfg(test)]
@@ -61,5 +141,54 @@ mod tests {
         assert_eq!(directory.all(), [donor("a-1", "a", 1), donor("b-1", "b", 2)]);
         directory.update(vec![]);
         assert_eq!(directory.all(), [donor("a-1", "a", 1)]);
+    }
+
+    #[test]
+    fn the_managers_word_counts_more_than_an_announcement() {
+        let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
+        directory.update_announced(vec![
+            donor("a-1", "x", 9),
+            donor("b-1", "x", 9),
+            donor("c", "c", 3),
+        ]);
+        directory.update(vec![donor("b-1", "b", 2)]);
+        let known = [donor("a-1", "a", 1), donor("b-1", "b", 2), donor("c", "c", 3)];
+        assert_eq!(directory.all(), known);
+        directory.update(vec![]);
+        assert_eq!(
+            directory.all(),
+            [donor("a-1", "a", 1), donor("b-1", "x", 9), donor("c", "c", 3)]
+        );
+    }
+
+    #[test]
+    fn a_donor_that_nobody_tells_of_any_more_is_remembered_for_who_takes_over() {
+        let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
+        directory.update(vec![donor("b-1", "b", 2), donor("c-1", "c", 3)]);
+        assert_eq!(directory.ever(), directory.all());
+        directory.update(vec![donor("c-1", "c", 3)]);
+        assert_eq!(directory.all(), [donor("a-1", "a", 1), donor("c-1", "c", 3)]);
+        let ever = [donor("a-1", "a", 1), donor("c-1", "c", 3), donor("b-1", "b", 2)];
+        assert_eq!(directory.ever(), ever);
+        // It is back, elsewhere.
+        directory.update(vec![donor("b-1", "b", 4)]);
+        let ever = [donor("a-1", "a", 1), donor("b-1", "b", 4), donor("c-1", "c", 3)];
+        assert_eq!(directory.ever(), ever);
+        directory.update_announced((0..5000).map(|n| donor(&n.to_string(), "x", 5)).collect());
+        directory.update_announced(vec![]);
+        assert_eq!(directory.ever().len(), 2 + MAX_FORMER);
+    }
+
+    #[test]
+    fn what_the_node_before_knew_is_remembered() {
+        let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
+        directory.update(vec![donor("b-1", "b", 2)]);
+        let before =
+            joined(vec![donor("b-1", "b", 9)], vec![donor("b-1", "b", 8), donor("c-1", "c", 3)]);
+        assert_eq!(before, [donor("b-1", "b", 9), donor("c-1", "c", 3)]);
+        directory.remember(before);
+        let all = [donor("a-1", "a", 1), donor("b-1", "b", 2)];
+        assert_eq!(directory.all(), all);
+        assert_eq!(directory.ever(), [&all[..], &[donor("c-1", "c", 3)]].concat());
     }
 }

@@ -28,6 +28,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
@@ -50,6 +51,10 @@ pub struct DonorSpec {
     pub memory: DonorMemory,
     /// Bytes that its host is to have available, if it sees to that.
     pub keep_free_bytes: Option<u64>,
+    /// Where it parks what it is to give back and nobody can take, if it does.
+    pub park: Option<DonorPark>,
+    /// The directory of its node's certificate, if it is to speak TLS.
+    pub tls_dir: Option<PathBuf>,
     /// Where it serves; port 0 takes a free one.
     pub listen: SocketAddr,
 }
@@ -61,6 +66,15 @@ pub struct DonorMemory {
     pub numa_node: Option<u32>,
     /// Whether it is in huge pages, which the host must have set aside.
     pub huge_pages: bool,
+}
+
+/// Where a donor parks pages, and how many.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DonorPark {
+    /// The directory whose file system takes them.
+    pub dir: PathBuf,
+    /// Most bytes that it takes; none if that is the file system's matter.
+    pub limit_bytes: Option<u64>,
 }
 
 /// The first line to a donor process, with the descriptors that its labels name.
@@ -75,6 +89,12 @@ pub struct DonorStart {
     /// Bytes that its host is to have available, if it sees to that.
     #[serde(default)]
     pub keep_free_bytes: Option<u64>,
+    /// Where it parks what it is to give back and nobody can take, if it does.
+    #[serde(default)]
+    pub park: Option<DonorPark>,
+    /// The directory of its node's certificate, if it is to speak TLS.
+    #[serde(default)]
+    pub tls_dir: Option<PathBuf>,
     /// Whether it is to give back what the process before it has lent.
     #[serde(default)]
     pub draining: bool,
@@ -149,6 +169,10 @@ pub struct DonorReport {
     pub memory: DonorMemory,
     /// Why the process before this one ended, if there was one.
     pub last_error: Option<String>,
+    /// Its managers want it to give back what it has lent. It lends nothing either while its node is not let
+    /// in: that is nobody's order.
+    #[serde(default)]
+    pub is_told_to_drain: bool,
     /// What it counted, as of its last line; none before the first.
     pub stats: Option<Snapshot>,
 }
@@ -182,7 +206,10 @@ struct Status {
     process: Option<Process>,
     has_served: bool,
     draining: bool,
+    /// What the manager lets it lend, if that is less than it could.
     limit_bytes: Option<u64>,
+    /// What the agent of its host lets it lend, if there is one.
+    host_limit_bytes: Option<u64>,
 }
 
 /// What stops the donor's process: first its stream, then a signal.
@@ -235,6 +262,7 @@ impl Donor {
             has_served: false,
             draining: false,
             limit_bytes: None,
+            host_limit_bytes: None,
         };
         Donor::supervised(command, spec, outlive, listener, status, None)
     }
@@ -266,6 +294,7 @@ impl Donor {
             lend_bytes: spec.lend_bytes,
             memory: spec.memory,
             restarts: start.restarts,
+            is_told_to_drain: start.draining,
             ..DonorReport::default()
         };
         let status = Status {
@@ -275,6 +304,7 @@ impl Donor {
             has_served: true,
             draining: start.draining,
             limit_bytes: start.limit_bytes,
+            host_limit_bytes: None,
         };
         Ok(Donor::supervised(command, spec, Some(outlive), listener, status, Some(running))?)
     }
@@ -339,9 +369,37 @@ impl Donor {
         self.shared.lock().report.clone()
     }
 
-    /// Has it give back all that it has lent, or go on lending.
-    pub fn set_draining(&self, draining: bool) {
+    /// Waits until it has said that it lends, or drains, as it is to, or time is up.
+    pub(crate) fn wait_obeyed(&self, patience: Duration) {
+        let lags = |status: &mut Status| {
+            let said = status.report.stats.as_ref().map(|stats| stats.draining);
+            said != Some(status.draining) && status.process.is_some()
+        };
+        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), patience, lags);
+        drop(waited.expect("no thread panics with the status"));
+    }
+
+    /// Whether the node before this one has left it, with all that it had lent.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.shared.is_adopted
+    }
+
+    /// Has it lend nothing, until the node's managers have said what it is to do.
+    pub fn withhold(&self) {
+        self.decide_draining(|_| true);
+    }
+
+    /// Has it give back all that it has lent, because it is told to or its node withholds it, or go on lending.
+    pub fn set_draining(&self, is_told: bool, is_withheld: bool) {
+        self.decide_draining(|report| {
+            report.is_told_to_drain = is_told;
+            is_told || is_withheld
+        });
+    }
+
+    fn decide_draining(&self, decide: impl FnOnce(&mut DonorReport) -> bool) {
         let mut status = self.shared.lock();
+        let draining = decide(&mut status.report);
         if std::mem::replace(&mut status.draining, draining) != draining {
             status.order(DonorOrder::Drain(draining));
         }
@@ -350,10 +408,34 @@ impl Donor {
     /// Has it lend no more than so many bytes and give back what it has lent above that, or lend
     /// again all that it has.
     pub fn set_limit(&self, limit_bytes: Option<u64>) {
-        let mut status = self.shared.lock();
-        if std::mem::replace(&mut status.limit_bytes, limit_bytes) != limit_bytes {
-            status.order(DonorOrder::Limit(limit_bytes));
-        }
+        self.shared.lock().change_limits(|status| status.limit_bytes = limit_bytes);
+    }
+
+    /// The same for the agent of its host: the lesser of both limits counts.
+    pub(crate) fn set_host_limit(&self, limit_bytes: u64) {
+        self.shared.lock().change_limits(|status| status.host_limit_bytes = Some(limit_bytes));
+    }
+
+    /// Has it lend no more than it does until the agent of its host has looked, and says how much that may be.
+    pub(crate) fn await_host_limit(&self) {
+        let most = match self.shared.is_adopted {
+            true => self.shared.spec.lend_bytes,
+            false => 0,
+        };
+        self.shared.lock().change_limits(|status| {
+            status.host_limit_bytes = Some(status.limit_bytes.unwrap_or(most));
+        });
+    }
+
+    /// What the agent of its host lets it lend.
+    pub(crate) fn host_limit(&self) -> u64 {
+        let limit_bytes = self.shared.lock().host_limit_bytes;
+        limit_bytes.unwrap_or(self.shared.spec.lend_bytes)
+    }
+
+    /// Whether its memory was set aside for huge pages, which nobody else can have.
+    pub(crate) fn has_huge_pages(&self) -> bool {
+        self.shared.spec.memory.huge_pages
     }
 
     /// Tells the process to end; [`Donor::join`] waits for it.
@@ -400,6 +482,20 @@ impl Donor {
 }
 
 impl Status {
+    /// What it lends at most.
+    fn least_limit(&self) -> Option<u64> {
+        self.limit_bytes.into_iter().chain(self.host_limit_bytes).min()
+    }
+
+    fn change_limits(&mut self, change: impl FnOnce(&mut Status)) {
+        let before = self.least_limit();
+        change(self);
+        let limit = self.least_limit();
+        if limit != before {
+            self.order(DonorOrder::Limit(limit));
+        }
+    }
+
     fn order(&self, order: DonorOrder) {
         if let Some(process) = &self.process
             && let Err(error) = channel::send(&process.stream, &order, &[])
@@ -423,22 +519,33 @@ fn difference(
     left: &DonorStart,
     address: SocketAddr,
 ) -> Option<(String, String)> {
-    let what = |bytes: u64, memory: DonorMemory, keep_free: Option<u64>, address: SocketAddr| {
+    let what = |start: &DonorStart, address: SocketAddr| {
+        let DonorStart { lend_bytes, memory, keep_free_bytes, park, tls_dir, .. } = start;
         let node = memory.numa_node.map_or("all".to_owned(), |node| node.to_string());
         let pages = if memory.huge_pages { "huge pages" } else { "pages" };
-        let kept = keep_free.map(|kept| format!(" that keeps {} free", Size(kept)));
+        let kept = keep_free_bytes.map(|kept| format!(" that keeps {} free", Size(kept)));
         let kept = kept.unwrap_or_default();
-        format!("lending {} of {pages} of NUMA node {node}{kept} at {address}", Size(bytes))
+        let parked = park.as_ref().map(|park| {
+            let most = park.limit_bytes.map(|most| format!("up to {} ", Size(most)));
+            format!(" and parking {}in {}", most.unwrap_or_default(), park.dir.display())
+        });
+        let parked = parked.unwrap_or_default();
+        let tls = tls_dir.as_ref().map(|dir| format!(" with the certificate in {}", dir.display()));
+        let tls = tls.unwrap_or_default();
+        let lent = Size(*lend_bytes);
+        format!("lending {lent} of {pages} of NUMA node {node}{kept}{parked} at {address}{tls}")
     };
     let same_place = spec.listen.ip() == address.ip()
         && (spec.listen.port() == 0 || spec.listen.port() == address.port());
-    let same_memory = spec.lend_bytes == left.lend_bytes
-        && spec.memory == left.memory
-        && spec.keep_free_bytes == left.keep_free_bytes;
-    (!same_place || !same_memory).then(|| {
-        let left = what(left.lend_bytes, left.memory, left.keep_free_bytes, address);
-        (left, what(spec.lend_bytes, spec.memory, spec.keep_free_bytes, spec.listen))
-    })
+    let wanted = DonorStart {
+        lend_bytes: spec.lend_bytes,
+        memory: spec.memory,
+        keep_free_bytes: spec.keep_free_bytes,
+        park: spec.park.clone(),
+        tls_dir: spec.tls_dir.clone(),
+        ..left.clone()
+    };
+    (!same_place || wanted != *left).then(|| (what(left, address), what(&wanted, spec.listen)))
 }
 
 impl Shared {
@@ -502,8 +609,10 @@ fn start(shared: &Shared) -> io::Result<Conversation> {
         lend_bytes: shared.spec.lend_bytes,
         memory: shared.spec.memory,
         keep_free_bytes: shared.spec.keep_free_bytes,
+        park: shared.spec.park.clone(),
+        tls_dir: shared.spec.tls_dir.clone(),
         draining: status.draining,
-        limit_bytes: status.limit_bytes,
+        limit_bytes: status.least_limit(),
         restarts: status.report.restarts,
         outlive: shared.outlive.clone(),
         labels,
@@ -584,6 +693,8 @@ mod tests {
             lend_bytes: 1 << 20,
             memory: DonorMemory::default(),
             keep_free_bytes: None,
+            park: None,
+            tls_dir: None,
             listen: (Ipv4Addr::LOCALHOST, 0).into(),
         };
         Donor::start(&command, spec, None).expect("bound")

@@ -4,13 +4,15 @@
 //! manager is away goes on with the donors that it knew.
 
 use crate::causes::with_causes;
+use crate::endpoints::{Endpoints, Tried};
 use crate::node::Inner;
 use crate::report::{HeartbeatAnswer, NodeReport};
 use crate::stop::{Bell, Stop};
+use hecaton_pki::{Credentials, LastingAgent};
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between two heartbeats.
 pub const INTERVAL: Duration = Duration::from_secs(1);
@@ -35,6 +37,14 @@ pub enum HeartbeatError {
         /// Its own words.
         reason: String,
     },
+    /// The manager cannot take heartbeats now: another one leads, or nobody does yet.
+    #[error("the manager at {url} takes no heartbeats at present: {reason}")]
+    NotNow {
+        /// The manager's base URL.
+        url: String,
+        /// Its own words.
+        reason: String,
+    },
     /// The manager does not answer, or not as a manager does.
     #[error("no manager answers at {url}")]
     Unreachable {
@@ -45,34 +55,47 @@ pub enum HeartbeatError {
     },
 }
 
-/// The way to a manager.
+/// The way to a manager, or to whichever of several leads.
 #[derive(Clone, Debug)]
 pub struct ManagerLink {
-    url: String,
-    http: ureq::Agent,
+    managers: Arc<Endpoints>,
+    http: Arc<LastingAgent<Credentials>>,
 }
 
 impl ManagerLink {
-    /// A manager at a base URL such as `http://127.0.0.1:7070`.
-    pub fn new(url: &str) -> ManagerLink {
-        let http = ureq::Agent::config_builder()
+    /// A manager at a base URL such as `http://127.0.0.1:7070`, or `https` with `credentials`; or several,
+    /// with a comma between any two.
+    pub fn new(urls: &str, credentials: Option<Arc<Credentials>>) -> ManagerLink {
+        let config = ureq::Agent::config_builder()
             .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
-            .build()
-            .new_agent();
-        ManagerLink { url: url.trim_end_matches('/').to_owned(), http }
+            .build();
+        let http = Arc::new(LastingAgent::new(config, credentials));
+        ManagerLink { managers: Arc::new(Endpoints::new(urls)), http }
     }
 
     /// Sends one heartbeat.
     pub fn beat(&self, report: &NodeReport) -> Result<HeartbeatAnswer, HeartbeatError> {
-        let unreachable = |source| self.unreachable(source);
-        let path = format!("{}/v1/nodes/{}/heartbeat", self.url, report.name);
-        let mut response = self.http.post(path).send_json(report).map_err(unreachable)?;
+        self.managers.ask(|url| match self.beat_at(url, report) {
+            Err(error @ (HeartbeatError::NotNow { .. } | HeartbeatError::Unreachable { .. })) => {
+                Tried::Next(Err(error))
+            }
+            answer => Tried::Answer(answer),
+        })
+    }
+
+    fn beat_at(&self, url: &str, report: &NodeReport) -> Result<HeartbeatAnswer, HeartbeatError> {
+        let unreachable = |source| unreachable(url, source);
+        let path = format!("{url}/v1/nodes/{}/heartbeat", report.name);
+        let mut response = self.http.now().post(path).send_json(report).map_err(unreachable)?;
         if !response.status().is_success() {
-            let status = response.status();
+            let (url, status) = (url.to_owned(), response.status());
             let text = response.body_mut().with_config().limit(MAX_REFUSAL_BYTES).read_to_string();
             let reason = text.unwrap_or_else(|_| format!("HTTP status {status}"));
-            return Err(HeartbeatError::Refused { url: self.url.clone(), reason });
+            return Err(match status.as_u16() {
+                503 => HeartbeatError::NotNow { url, reason },
+                _ => HeartbeatError::Refused { url, reason },
+            });
         }
         let body = response.body_mut().with_config().limit(MAX_ANSWER_BYTES);
         body.read_json().map_err(unreachable)
@@ -80,14 +103,18 @@ impl ManagerLink {
 
     /// Tells the manager that the node `name` of life `boot` ends, so that it is not waited for.
     pub fn farewell(&self, name: &str, boot: u64) -> Result<(), HeartbeatError> {
-        let path = format!("{}/v1/nodes/{name}?boot={boot}", self.url);
-        let answer = self.http.delete(path).call();
-        answer.map(|_| ()).map_err(|source| self.unreachable(source))
+        self.managers.ask(|url| {
+            match self.http.now().delete(format!("{url}/v1/nodes/{name}?boot={boot}")).call() {
+                Ok(answer) if answer.status().as_u16() == 503 => Tried::Next(Ok(())),
+                Ok(_) => Tried::Answer(Ok(())),
+                Err(source) => Tried::Next(Err(unreachable(url, source))),
+            }
+        })
     }
+}
 
-    fn unreachable(&self, source: ureq::Error) -> HeartbeatError {
-        HeartbeatError::Unreachable { url: self.url.clone(), source: Box::new(source) }
-    }
+fn unreachable(url: &str, source: ureq::Error) -> HeartbeatError {
+    HeartbeatError::Unreachable { url: url.to_owned(), source: Box::new(source) }
 }
 
 /// The thread that sends them.
@@ -127,14 +154,20 @@ impl Heartbeats {
 
 fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) {
     let mut trouble = None;
+    let mut divided = Instant::now();
     loop {
         let Some(node) = node.upgrade() else { return };
+        // The bell rings between the seconds, too. Without a manager the node goes on with its quota.
+        if divided.elapsed() >= INTERVAL {
+            divided = Instant::now();
+            node.divide();
+        }
         match link.beat(&node.report()) {
             Ok(answer) => {
                 node.follow(&answer);
                 node.directory.update(answer.donors);
                 if trouble.take().is_some() {
-                    tracing::info!(url = link.url, "the manager answers again");
+                    tracing::info!(managers = %link.managers, "the manager answers again");
                 }
             }
             Err(error) => {

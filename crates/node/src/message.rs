@@ -11,14 +11,25 @@
 //! {"start_vm":{"name":"db","local_bytes":2147483648,"monitor":"/run/user/1000/hecaton/vm-db.qmp"}}
 //!     {"pager":{"name":"db","socket":"/run/user/1000/hecaton/pager-2.sock","pid":421}}
 //! {"resize_local":{"consumer":"db","bytes":3221225472}}           "done"
-//! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        "done"
+//! {"create_volume":{"name":"scratch","size_bytes":8589934592}}     "done"
+//! {"resize_volume":{"volume":"scratch","size_bytes":17179869184}}  "done"
+//! {"snapshot_volume":{"volume":"scratch","name":"monday"}}         "done"
+//! {"create_vm":{"name":"db","kind":"regular","bytes":17179869184,"max_bytes":17179869184}}
+//!     {"admitted":{"memory":{"parts":[...]},"monitor":"/run/hecaton/vms/db.qmp"}}
+//! {"export_volume":{"volume":"scratch","address":"127.0.0.1:10809"}}
+//!     {"exported":"127.0.0.1:10809"}
+//! {"unexport_volume":{"volume":"scratch","address":"127.0.0.1:10809"}}  "done"
+//! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        {"target":{"bytes":536870912}}
 //! {"resume":{"name":"sort-417","socket":"...","pid":420}}         {"pager":{"name":"sort-417",...}}
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}
 //! "status"                                     {"status":{"name":"a",...}}
 //! ```
 
 use crate::report::{DonorAddress, NodeReport};
-use hecaton_pager::{Guest, Placement, RamRange, Stats};
+use crate::volumes::ExportAddress;
+use hecaton_broker::NewcomerKind;
+use hecaton_pager::{Cold, Guest, Placement, RamRange, Stats};
+use hecaton_vm::create::Memory;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -47,10 +58,26 @@ pub enum Request {
     /// Bring a virtual machine's memory home and page it no longer, while it runs on. Answered
     /// once that has begun; it is done when the machine is reported as detached.
     Detach(String),
+    /// Admit a machine that this process is to become. Answered with [`Answer::Admitted`] once its memory is
+    /// free, and until then not at all. May be asked again of another node, by the same process.
+    CreateVm(CreateVm),
+    /// Create a volume. Answered with [`Answer::Done`] once it is served.
+    CreateVolume(CreateVolume),
+    /// Serve a volume at one more address. Answered with [`Answer::Exported`].
+    ExportVolume(Export),
+    /// Serve a volume at an address no more. Refused while somebody is attached there, unless it is forced.
+    UnexportVolume(Unexport),
+    /// Copy a volume as it is at one moment. Answered with [`Answer::Done`] once the copy is served.
+    SnapshotVolume(SnapshotVolume),
+    /// Give a volume another size. Refused if what is in use would be cut off.
+    ResizeVolume(ResizeVolume),
+    /// Give a volume's memory back, with all data. Refused while clients are connected.
+    DeleteVolume(String),
     /// The launcher's program has ended: the pager ends too, once nothing that the program left
     /// behind uses it. Only on the connection that started the pager.
     LaunchOver,
-    /// From a pager: its statistics at this moment.
+    /// From a pager: its statistics at this moment. Answered with [`Answer::Target`], or with
+    /// [`Answer::Done`] while the node does not know.
     PagerStats(Box<PagerStats>),
 }
 
@@ -89,6 +116,121 @@ pub struct StartVm {
     pub guest: Option<Guest>,
 }
 
+/// A wish for a machine on the host's own memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVm {
+    /// Its name; no other machine of the agent may have it.
+    pub name: String,
+    /// What it is.
+    pub kind: NewcomerKind,
+    /// What it has from its start; a harvest VM's minimum.
+    pub bytes: u64,
+    /// The most that a harvest VM may have; of others the same as it has from its start.
+    pub max_bytes: u64,
+    /// The host's NUMA node that it is to be on from its start, by the kernel's number; any if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+}
+
+/// A machine's memory, which is its own from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admitted {
+    /// What it is to be started with.
+    pub memory: Memory,
+    /// Where its QMP monitor is to listen.
+    pub monitor: PathBuf,
+}
+
+/// A wish for a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolume {
+    /// Its name; no other volume of the node may have it.
+    pub name: String,
+    /// Its size, of whole pages.
+    pub size_bytes: u64,
+    /// Copies of each page; the node's default if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<u8>,
+    /// The only donors that may be used; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub donors: Vec<String>,
+    /// Seconds that a donor may be away before requests for its pages fail; a minute if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub donor_patience_s: Option<u64>,
+    /// As in [`Wanted`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_bytes_per_s: Option<u64>,
+    /// As in [`Wanted`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copying_bytes_per_s: Option<u64>,
+    /// A file on this host, which is made, for what the pool has no room for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill: Option<PathBuf>,
+    /// Most bytes of the pool that all copies together take; the rest goes to that file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Several clients may write at a time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub multi_writer: bool,
+    /// The kernel is to swap to it: its process has the memory that it needs in advance.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_swap: bool,
+    /// Answers writes before donors have them, as long as these are not more bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_buffer_bytes: Option<u64>,
+}
+
+/// Where a volume is to be served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Export {
+    /// The volume.
+    pub volume: String,
+    /// Where clients are to connect; port 0 takes a free one.
+    pub address: ExportAddress,
+    /// They may not write.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// They are to speak TLS, and are shown the certificate in this directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<PathBuf>,
+}
+
+/// Where a volume is to be served no more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unexport {
+    /// The volume.
+    pub volume: String,
+    /// Where it is served.
+    pub address: ExportAddress,
+    /// Whoever is attached there is cut off.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+/// A copy of a volume as of one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotVolume {
+    /// The volume.
+    pub volume: String,
+    /// The copy, which is a volume that nobody may write to.
+    pub name: String,
+}
+
+/// Another size of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeVolume {
+    /// The volume.
+    pub volume: String,
+    /// Its size from now on, of whole pages.
+    pub size_bytes: u64,
+}
+
 /// What a consumer wants of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -116,6 +258,13 @@ pub struct Wanted {
     /// back wrong; 32 MiB if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_bytes_per_s: Option<u64>,
+    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved;
+    /// 950 MiB if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copying_bytes_per_s: Option<u64>,
+    /// What is kept in an erasure code when it has gone cold; nothing if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold: Option<Cold>,
 }
 
 impl Wanted {
@@ -172,8 +321,17 @@ pub enum Answer {
     Donors(Vec<DonorAddress>),
     /// The pager listens.
     Pager(PagerAddress),
+    /// What the pager's consumer may hold of the pool; nothing limits it if there are no `bytes`.
+    Target {
+        /// Bytes of its pages, each counted once.
+        bytes: Option<u64>,
+    },
     /// The pager has ended.
     PagerEnded(Box<PagerEnd>),
+    /// The machine can be started.
+    Admitted(Admitted),
+    /// The volume is served there.
+    Exported(ExportAddress),
     /// Not done, and why.
     Refused(String),
 }

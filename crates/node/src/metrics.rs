@@ -1,13 +1,17 @@
 //! Node reports as metrics for Prometheus, in the OpenMetrics text format.
 //!
 //! The reports are the only source: a manager shows all nodes in the same way as a node shows
-//! itself. Latencies are gauges with a `quantile` label, because
+//! itself, and a node for all processes that it runs ([`crate::processes`]). Latencies are gauges with a `quantile` label, because
 //! what a pager reports are quantiles of its whole life and not buckets.
 
 use crate::donors::{DonorReport, DonorState};
 use crate::pagers::ConsumerReport;
-use crate::report::NodeReport;
+use crate::processes::ProcessReport;
+use crate::report::{NodeReport, PoolShare};
+use crate::volumes::{VolumeReport, VolumeState};
+use hecaton_block::Stats as VolumeStats;
 use hecaton_donor::prometheus_text;
+use hecaton_memory::pages_to_bytes;
 use hecaton_pager::{Latency, Stats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
@@ -55,6 +59,35 @@ const NODE: &[Metric<NodeReport>] = &[
     }),
 ];
 
+const PROCESS: &[Metric<ProcessReport>] = &[
+    Metric(
+        "hecaton_process_resident_bytes",
+        "Resident, shared memory included",
+        Gauge,
+        |process| process.takes.resident_bytes as f64,
+    ),
+    Metric("hecaton_process_cpu_seconds", "Time that its threads have run", Counter, |process| {
+        process.takes.cpu_ms as f64 / 1000.0
+    }),
+    Metric("hecaton_process_threads", "Its threads", Gauge, |process| process.takes.threads as f64),
+];
+
+/// Of nodes that were told a quota.
+const QUOTA: &[Metric<PoolShare>] = &[
+    Metric("hecaton_node_quota_bytes", "Of the pool, what it may use", Gauge, |share| {
+        pages_to_bytes(share.quota_pages.unwrap_or_default()) as f64
+    }),
+    Metric("hecaton_node_quota_used_bytes", "Of the pool, what it uses", Gauge, |share| {
+        pages_to_bytes(share.used_pages) as f64
+    }),
+];
+
+/// Of consumers that have a target.
+const TARGET: &[Metric<u64>] =
+    &[Metric("hecaton_pager_target_bytes", "Of the pool, what it may hold", Gauge, |bytes| {
+        *bytes as f64
+    })];
+
 const DONOR: &[Metric<DonorReport>] = &[
     Metric("hecaton_donor_serving", "1 while the donor serves requests", Gauge, |donor| {
         f64::from(u8::from(donor.state == DonorState::Serving))
@@ -88,6 +121,12 @@ const PAGER: &[Metric<Stats>] = &[
     }),
     Metric("hecaton_pager_pool_peak_bytes", "Most that the pool ever held", Gauge, |stats| {
         stats.pool_peak_bytes as f64
+    }),
+    Metric("hecaton_pager_puts", "Pages put into the pool", Counter, |stats| {
+        stats.puts_total as f64
+    }),
+    Metric("hecaton_pager_puts_within_target", "Of those, within the target", Counter, |stats| {
+        stats.puts_succeeded as f64
     }),
     Metric("hecaton_pager_processes", "Processes attached", Gauge, |stats| stats.processes as f64),
     Metric("hecaton_pager_faults", "Faults on missing pages", Counter, |stats| stats.faults as f64),
@@ -151,6 +190,12 @@ const PAGER: &[Metric<Stats>] = &[
     Metric("hecaton_pager_checksum_errors", "Pages that came damaged", Counter, |stats| {
         stats.checksum_errors as f64
     }),
+    Metric("hecaton_pager_coded_bytes", "Cold memory in an erasure code", Gauge, |stats| {
+        stats.pool.coded_bytes as f64
+    }),
+    Metric("hecaton_pager_saved_bytes", "Extents that the code saves", Gauge, |stats| {
+        stats.pool.saved_bytes as f64
+    }),
     Metric("hecaton_pager_scrub_rounds", "Times that all copies were compared", Counter, |stats| {
         stats.pool.scrub.rounds as f64
     }),
@@ -170,6 +215,99 @@ const PAGER: &[Metric<Stats>] = &[
         stats.restarts as f64
     }),
 ];
+
+const VOLUME: &[Metric<VolumeReport>] = &[
+    Metric("hecaton_volume_serving", "1 while the volume is served", Gauge, |volume| {
+        f64::from(u8::from(volume.state == VolumeState::Serving))
+    }),
+    Metric("hecaton_volume_size_bytes", "Size of the volume", Gauge, |volume| {
+        volume.size_bytes as f64
+    }),
+    Metric("hecaton_volume_restarts", "Times that its process was started again", Counter, |v| {
+        v.restarts as f64
+    }),
+];
+
+const VOLUME_STATS: &[Metric<VolumeStats>] = &[
+    Metric("hecaton_volume_data_bytes", "Of its size, what holds data", Gauge, |stats| {
+        stats.data_bytes as f64
+    }),
+    Metric("hecaton_volume_pool_bytes", "Of its data, what is in the pool", Gauge, |stats| {
+        stats.pool_bytes() as f64
+    }),
+    Metric("hecaton_volume_spilled_bytes", "Data in the spill file", Gauge, |stats| {
+        stats.spilled_bytes as f64
+    }),
+    Metric("hecaton_volume_taken_back_bytes", "Taken back by the policy", Counter, |stats| {
+        stats.taken_back_bytes as f64
+    }),
+    Metric("hecaton_volume_puts", "Pages that were to be in the pool", Counter, |stats| {
+        stats.puts_total as f64
+    }),
+    Metric("hecaton_volume_puts_within_target", "Of those, in the pool", Counter, |stats| {
+        stats.puts_succeeded as f64
+    }),
+    Metric("hecaton_volume_gets", "Pages read from the pool", Counter, |stats| stats.gets as f64),
+    Metric("hecaton_volume_buffered_bytes", "Written data in the write buffer", Gauge, |stats| {
+        stats.buffered_bytes as f64
+    }),
+    Metric(
+        "hecaton_volume_unkept_bytes",
+        "Of its size, what could not be written",
+        Gauge,
+        |stats| stats.unkept_bytes as f64,
+    ),
+    Metric("hecaton_volume_degraded_bytes", "In extents that lack a copy", Gauge, |stats| {
+        pages_to_bytes(stats.pool.segments_degraded * stats.pool.segment_pages) as f64
+    }),
+    Metric("hecaton_volume_lost_bytes", "In extents whose last copy is gone", Gauge, |stats| {
+        pages_to_bytes(stats.pool.segments_lost * stats.pool.segment_pages) as f64
+    }),
+    Metric("hecaton_volume_filled_bytes", "Copied to make copies or move", Counter, |stats| {
+        stats.pool.bytes_filled as f64
+    }),
+    Metric(
+        "hecaton_volume_scrub_rounds",
+        "Times that all copies were compared",
+        Counter,
+        |stats| stats.pool.scrub.rounds as f64,
+    ),
+    Metric("hecaton_volume_scrub_bytes", "Read by donors to compare copies", Counter, |stats| {
+        stats.pool.scrub.bytes_verified as f64
+    }),
+    Metric("hecaton_volume_scrub_repaired_pages", "Mended from another copy", Counter, |stats| {
+        stats.pool.scrub.pages_repaired as f64
+    }),
+    Metric("hecaton_volume_scrub_given_up_copies", "Not what was stored", Counter, |stats| {
+        stats.pool.scrub.copies_given_up as f64
+    }),
+    Metric("hecaton_volume_scrub_lost_pages", "Right in no copy", Gauge, |stats| {
+        stats.pool.scrub.pages_lost as f64
+    }),
+    Metric("hecaton_volume_clients", "Clients connected", Gauge, |stats| stats.clients as f64),
+    Metric("hecaton_volume_reads", "Reads served", Counter, |stats| stats.reads as f64),
+    Metric("hecaton_volume_read_bytes", "Bytes read", Counter, |stats| stats.read_bytes as f64),
+    Metric("hecaton_volume_writes", "Writes served", Counter, |stats| stats.writes as f64),
+    Metric("hecaton_volume_written_bytes", "Bytes written", Counter, |stats| {
+        stats.written_bytes as f64
+    }),
+    Metric("hecaton_volume_dropped_bytes", "Bytes trimmed", Counter, |stats| {
+        stats.dropped_bytes as f64
+    }),
+    Metric("hecaton_volume_errors", "Requests that failed", Counter, |stats| stats.errors as f64),
+    Metric(
+        "hecaton_volume_unsettled",
+        "Writes that wait for donors that are away",
+        Gauge,
+        |stats| stats.unsettled as f64,
+    ),
+];
+
+/// Of volumes that have a target.
+const VOLUME_TARGET: &[Metric<u64>] =
+    &[Metric("hecaton_volume_target_bytes", "Of the pool, what it may hold", Gauge, |bytes| {
+        *bytes as f64
+    })];
 
 /// A quantile of a latency, in microseconds: its label, and how it is read.
 type Quantile = (&'static str, fn(&Latency) -> f64);
@@ -198,9 +336,38 @@ impl Collector for Nodes {
             .filter_map(|(labels, consumer)| Some((labels.clone(), consumer.stats.as_ref()?)))
             .collect();
         encode_all(&mut encoder, NODE, &nodes)?;
+        let processes = self.0.iter().flat_map(|node| {
+            node.processes.iter().map(|process| {
+                let (role, name) = (process.role.name(), process.name.as_str());
+                (vec![("node", node.name.as_str()), ("role", role), ("name", name)], process)
+            })
+        });
+        encode_all(&mut encoder, PROCESS, &processes.collect::<Vec<_>>())?;
+        let with_quota = nodes.iter().filter(|(_, node)| node.pool.quota_pages.is_some());
+        let quotas: Vec<_> =
+            with_quota.map(|(labels, node)| (labels.clone(), &node.pool)).collect();
+        encode_all(&mut encoder, QUOTA, &quotas)?;
         encode_all(&mut encoder, DONOR, &donors)?;
         encode_all(&mut encoder, CONSUMER, &consumers)?;
         encode_all(&mut encoder, PAGER, &pagers)?;
+        let targets: Vec<_> = pagers
+            .iter()
+            .filter_map(|(labels, stats)| Some((labels.clone(), stats.target_bytes.as_ref()?)))
+            .collect();
+        encode_all(&mut encoder, TARGET, &targets)?;
+        let volumes: Vec<_> = self.each(|node| &node.volumes, |volume| ("volume", &volume.name));
+        let served: Vec<_> = volumes
+            .iter()
+            .filter_map(|(labels, volume)| Some((labels.clone(), volume.stats.as_ref()?)))
+            .collect();
+        encode_all(&mut encoder, VOLUME, &volumes)?;
+        encode_all(&mut encoder, VOLUME_STATS, &served)?;
+        let targets: Vec<_> = served
+            .iter()
+            .filter_map(|(labels, stats)| Some((labels.clone(), stats.target_bytes.as_ref()?)))
+            .collect();
+        encode_all(&mut encoder, VOLUME_TARGET, &targets)?;
+        encode_host_memory(&mut encoder, &self.0)?;
         encode_latencies(&mut encoder, &pagers)
     }
 }
@@ -245,6 +412,27 @@ fn encode_all<T>(
     Ok(())
 }
 
+/// Of nodes with an agent, every byte of their hosts.
+fn encode_host_memory(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeReport]) -> fmt::Result {
+    let mut family = encoder.encode_descriptor(
+        "hecaton_host_memory_bytes",
+        "Memory of the host, by NUMA node and by who has it",
+        None,
+        MetricType::Gauge,
+    )?;
+    for node in nodes {
+        for memory in node.agent.iter().flat_map(|agent| &agent.nodes) {
+            let numa_node = memory.node.to_string();
+            for (class, bytes) in memory.classes() {
+                let name = node.name.as_str();
+                let labels = vec![("node", name), ("numa_node", &numa_node), ("class", class)];
+                family.encode_family(&labels)?.encode_gauge(&(bytes as f64))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn encode_latencies(
     encoder: &mut DescriptorEncoder<'_>,
     pagers: &[(Labels<'_>, &Stats)],
@@ -274,13 +462,17 @@ fn encode_latencies(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::{AgentReport, NodeMemoryReport};
     use crate::pagers::PagerState;
+    use crate::processes::{ProcessUse, Role};
+    use hecaton_broker::{Counters, NodeLedger};
     use hecaton_memory::SpaceId;
 
     fn report() -> NodeReport {
         let stats = Stats {
             faults: 12,
             local_bytes: 4096,
+            target_bytes: Some(8192),
             pool_fault_latency: Latency { count: 3, p50_us: 25.0, ..Default::default() },
             ..Default::default()
         };
@@ -294,16 +486,38 @@ mod tests {
             name: "sort".to_owned(),
             space: SpaceId(1),
             state: PagerState::Serving,
-            pid: None,
-            restarts: 0,
             local_bytes: 8192,
             held_fds: 3,
             stats: Some(stats),
+            ..ConsumerReport::default()
         };
         NodeReport {
             name: "a".to_owned(),
             donors: vec![donor],
             consumers: vec![consumer],
+            volumes: vec![VolumeReport { name: "disk".to_owned(), ..Default::default() }],
+            processes: vec![ProcessReport {
+                role: Role::Pager,
+                name: "sort".to_owned(),
+                takes: ProcessUse { resident_bytes: 4096, cpu_ms: 1500, threads: 3 },
+            }],
+            agent: Some(AgentReport {
+                qmp_dir: "/run/vms".into(),
+                buffer_bytes: 0,
+                nodes: vec![NodeMemoryReport {
+                    node: 1,
+                    host_bytes: 8192,
+                    unmanaged_bytes: 0,
+                    ledger: NodeLedger {
+                        total_bytes: 8192,
+                        harvested_bytes: 8192,
+                        ..Default::default()
+                    },
+                }],
+                machines: Vec::new(),
+                waiting: Vec::new(),
+                counters: Counters::default(),
+            }),
             ..Default::default()
         }
     }
@@ -317,7 +531,13 @@ mod tests {
             "# TYPE hecaton_pager_local_bytes gauge",
             "hecaton_pager_local_bytes{node=\"a\",consumer=\"sort\"} 4096.0",
             "hecaton_pager_faults_total{node=\"a\",consumer=\"sort\"} 12.0",
+            "hecaton_volume_restarts_total{node=\"a\",volume=\"disk\"} 0.0",
+            "hecaton_host_memory_bytes{node=\"a\",numa_node=\"1\",class=\"harvested\"} 8192.0",
             "hecaton_node_consumers{node=\"a\"} 1.0",
+            "# TYPE hecaton_process_cpu_seconds counter",
+            "hecaton_process_cpu_seconds_total{node=\"a\",role=\"pager\",name=\"sort\"} 1.5",
+            "hecaton_process_resident_bytes{node=\"a\",role=\"pager\",name=\"sort\"} 4096.0",
+            "hecaton_pager_target_bytes{node=\"a\",consumer=\"sort\"} 8192.0",
             "hecaton_pager_fault_latency_seconds{node=\"a\",consumer=\"sort\",served=\"pool\",\
              quantile=\"0.5\"} 0.000025",
         ] {

@@ -2,26 +2,45 @@
 //! one. `hecaton node` is this and nothing else; `hecaton dev` puts a manager beside it.
 
 use crate::adopt::{AdoptError, Adopted, adopt};
+use crate::agent::{Agent, AgentConfig, AgentError, CreateError};
+use crate::announce::{self, Announcements};
+use crate::causes::with_causes;
 use crate::child::{ChildCommand, adopt_orphans};
 use crate::control::ControlServer;
+use crate::division::Division;
 use crate::donor_directory::DonorDirectory;
-use crate::donors::{Donor, DonorSpec, DonorStart, OrphanError};
+use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, OrphanError};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
-use crate::node_dir::{DirectoryError, NodeDir};
+use crate::membership::Membership;
+use crate::message::{Admitted, CreateVm};
+use crate::node_dir::{DirectoryError, Identity, NodeDir};
 use crate::pagers::Pagers;
-use crate::report::{DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, check_name};
+use crate::report::{
+    DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, Orders, check_name,
+};
 use crate::vms::Vms;
+use crate::volumes::Volumes;
+use hecaton_memory::{PAGE_SIZE, random_u64};
 use hecaton_pager::Site;
 use hecaton_pager::adoption::Outlive;
+use hecaton_pki::Credentials;
+use rustix::process::Pid;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Most donors of one node: one for each NUMA node of a large host, or a development cluster.
 pub const MAX_DONORS: usize = 64;
+
+/// Heartbeats at the start: those in which a node that has nobody to wait for is let in.
+const FIRST_BEATS: usize = 3;
+
+/// How long donors may take to lend, when the manager has let their node in.
+const TO_OBEY: Duration = Duration::from_secs(1);
 
 /// How long a donor may take until it serves.
 const DONOR_PATIENCE: Duration = Duration::from_secs(20);
@@ -39,13 +58,25 @@ pub struct NodeConfig {
     pub dir: NodeDir,
     /// What it lends through; none, if it only borrows.
     pub donors: Vec<DonorSpec>,
-    /// The manager's base URL.
-    pub manager_url: String,
+    /// The manager's base URL, if there is a manager; or those of several, with a comma between any two.
+    pub manager_url: Option<String>,
+    /// What it shows to the manager, and knows it by; none over plain connections.
+    pub credentials: Option<Arc<Credentials>>,
+    /// The network that is told of its donors, and where it hears of others.
+    pub announce: Option<announce::Network>,
     /// How its children are started.
     pub command: ChildCommand,
     /// How long its children outlive it when it is killed, for another node to adopt them; they do
     /// not if nothing is said, and then it adopts none either.
     pub adopt_within: Option<Duration>,
+    /// Who has which part of the host's memory, if that is the node's matter.
+    pub agent: Option<AgentConfig>,
+}
+
+impl NodeConfig {
+    fn tls_dir(&self) -> Option<PathBuf> {
+        self.credentials.as_ref().map(|credentials| credentials.dir().to_owned())
+    }
 }
 
 /// Why a node does not start.
@@ -86,6 +117,9 @@ pub enum NodeError {
     /// Something of the node before this one is there and cannot be taken over.
     #[error(transparent)]
     Adopt(#[from] AdoptError),
+    /// There cannot be such an agent.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
     /// The manager refuses the node.
     #[error(transparent)]
     Manager(HeartbeatError),
@@ -118,6 +152,7 @@ pub struct Node {
 struct Open {
     control: Option<ControlServer>,
     heartbeats: Option<Heartbeats>,
+    announcements: Option<Announcements>,
 }
 
 /// What the node's threads share.
@@ -129,9 +164,15 @@ pub(crate) struct Inner {
     dir: NodeDir,
     /// Emptied when the node stops.
     donors: Mutex<Vec<Donor>>,
+    /// Of the last manager whose answer was followed.
+    followed_epoch: AtomicU64,
+    membership: Mutex<Membership>,
+    division: Mutex<Division>,
     pub(crate) directory: Arc<DonorDirectory>,
     pub(crate) pagers: Pagers,
     pub(crate) vms: Vms,
+    pub(crate) volumes: Volumes,
+    agent: Option<Agent>,
 }
 
 impl Node {
@@ -148,9 +189,16 @@ impl Node {
         }
         adopt_orphans()?;
         raise_descriptor_limit()?;
-        let boot = config.dir.boot(&config.name)?;
+        let agent = start_agent(&config)?;
+        let identity = config.dir.identity(&config.name);
         let mut donors = Vec::new();
         let started = start_donors(&config, &mut donors);
+        if agent.is_some() {
+            shared_memory(&donors).for_each(Donor::await_host_limit);
+        }
+        let (membership, noted) = begin_life(&config, identity, &donors);
+        let started = started.and_then(|()| Ok(noted?));
+        let boot = identity.boot;
         let own = donors.iter().filter_map(|donor| {
             let report = donor.report();
             Some(DonorAddress {
@@ -161,14 +209,23 @@ impl Node {
             })
         });
         let site = Site { host: config.name.clone(), location: config.location.clone() };
-        let directory = Arc::new(DonorDirectory::new(site, own.collect()));
+        let directory = DonorDirectory::new(site, own.collect());
+        let directory = Arc::new(directory.with_tls(config.tls_dir()));
         let paths = config.dir.paths().clone();
         let pagers = Pagers::new(
-            config.command,
-            paths,
+            config.command.clone(),
+            paths.clone(),
             Arc::clone(&directory),
             config.copies,
             config.adopt_within,
+        );
+        let volumes = Volumes::new(
+            config.command,
+            Arc::clone(&directory),
+            config.copies,
+            paths,
+            config.adopt_within,
+            pagers.news(),
         );
         let vms = Vms::new(pagers.clone());
         let inner = Arc::new(Inner {
@@ -177,12 +234,19 @@ impl Node {
             boot,
             dir: config.dir,
             donors: Mutex::new(donors),
+            followed_epoch: AtomicU64::new(0),
+            membership: Mutex::new(membership),
+            division: Mutex::default(),
             directory,
             pagers,
             vms,
+            volumes,
+            agent,
         });
         let node = Node { inner, open: Mutex::default() };
-        let opened = started.and_then(|()| node.open(&config.manager_url));
+        let manager_url = config.manager_url.as_deref();
+        let opened =
+            started.and_then(|()| node.open(manager_url, config.credentials, config.announce));
         match opened {
             Ok(()) => Ok(node),
             Err(error) => {
@@ -204,14 +268,27 @@ impl Node {
         &self.inner.pagers
     }
 
-    /// Ends the pagers and what they serve, then the donors, and removes what the node made.
+    /// The volumes that it serves.
+    pub fn volumes(&self) -> &Volumes {
+        &self.inner.volumes
+    }
+
+    /// Ends the pagers and what they serve, then the volumes, then the donors, and removes what the
+    /// node made.
     pub fn stop(&self) {
         let inner = &*self.inner;
+        if let Some(agent) = &inner.agent {
+            agent.stop();
+        }
         inner.pagers.stop();
         inner.vms.stop();
-        let Open { control, heartbeats } = std::mem::take(&mut *self.lock_open());
+        inner.volumes.stop();
+        let Open { control, heartbeats, announcements } = std::mem::take(&mut *self.lock_open());
         if let Some(heartbeats) = heartbeats {
             heartbeats.stop(inner);
+        }
+        if let Some(announcements) = announcements {
+            announcements.stop(inner);
         }
         if let Some(control) = control {
             control.stop();
@@ -228,27 +305,56 @@ impl Node {
     }
 
     /// Opens the node to the outside, once its donors serve.
-    fn open(&self, manager_url: &str) -> Result<(), NodeError> {
-        let link = ManagerLink::new(manager_url);
-        match link.beat(&self.inner.report()) {
-            Ok(answer) => self.inner.directory.update(answer.donors),
-            Err(error @ HeartbeatError::Refused { .. }) => return Err(NodeError::Manager(error)),
-            // It may start later than its nodes: the heartbeats go on trying.
-            Err(HeartbeatError::Unreachable { .. }) => {}
+    fn open(
+        &self,
+        manager_url: Option<&str>,
+        credentials: Option<Arc<Credentials>>,
+        network: Option<announce::Network>,
+    ) -> Result<(), NodeError> {
+        let link = manager_url.map(|url| ManagerLink::new(url, credentials));
+        if let (Some(link), Some(url)) = (&link, manager_url) {
+            for _ in 0..FIRST_BEATS {
+                match link.beat(&self.inner.report()) {
+                    Ok(answer) => {
+                        self.inner.follow(&answer);
+                        self.inner.directory.update(answer.donors);
+                    }
+                    Err(error @ HeartbeatError::Refused { .. }) => {
+                        return Err(NodeError::Manager(error));
+                    }
+                    // It may start later than its nodes: the heartbeats go on trying.
+                    Err(HeartbeatError::NotNow { .. } | HeartbeatError::Unreachable { .. }) => {
+                        self.inner.lend_alone();
+                        break;
+                    }
+                }
+            }
+            // Whoever learns of them now is not to find that they lend nothing yet.
+            self.inner.lock_donors().iter().for_each(|donor| donor.wait_obeyed(TO_OBEY));
+            self.inner.dir.write_manager_file(url)?;
         }
-        self.inner.dir.write_manager_file(manager_url)?;
         let path = self.inner.dir.paths().control_socket();
         let listener = UnixListener::bind(&path);
         let listener = listener.map_err(|source| NodeError::ControlSocket { path, source })?;
         // With the socket bound, whose launchers wait there, and before any of them is answered.
+        self.inner.volumes.adopt_left(&self.inner.dir);
         for machine in self.inner.pagers.adopt_left(&self.inner.dir) {
             self.inner.vms.adopt(machine);
         }
+        if let Some(agent) = &self.inner.agent {
+            agent.open(Arc::downgrade(&self.inner))?;
+        }
         let control = ControlServer::start(listener, Arc::downgrade(&self.inner))?;
         self.lock_open().control = Some(control);
-        let news = self.inner.pagers.news();
-        let heartbeats = Heartbeats::start(link, news, Arc::downgrade(&self.inner))?;
-        self.lock_open().heartbeats = Some(heartbeats);
+        if let Some(link) = link {
+            let news = self.inner.pagers.news();
+            let heartbeats = Heartbeats::start(link, news, Arc::downgrade(&self.inner))?;
+            self.lock_open().heartbeats = Some(heartbeats);
+        }
+        if let Some(network) = network {
+            let announcements = Announcements::start(network, &self.inner)?;
+            self.lock_open().announcements = Some(announcements);
+        }
         Ok(())
     }
 
@@ -260,14 +366,76 @@ impl Node {
 impl Inner {
     /// Has its donors do what the manager wants of them.
     pub(crate) fn follow(&self, answer: &HeartbeatAnswer) {
-        for donor in self.lock_donors().iter() {
-            donor.set_draining(answer.draining.iter().any(|name| *name == donor.name()));
+        self.followed_epoch.fetch_max(answer.epoch, Ordering::Relaxed);
+        self.follow_policy(answer);
+        let donors = self.lock_donors();
+        let is_to_drain = |donor: &Donor| answer.draining.iter().any(|name| *name == donor.name());
+        // One whose consumers borrow goes on taking part: others wait for it when they leave or recover.
+        let borrows = self.pagers.count() > 0 || !self.volumes.reports().is_empty();
+        let leaves = !borrows && !donors.is_empty() && donors.iter().all(is_to_drain);
+        let recovers = self.follow_orders(&answer.orders, leaves);
+        for donor in donors.iter() {
+            donor.set_draining(is_to_drain(donor), recovers);
             donor.set_limit(answer.limits.get(donor.name()).copied());
         }
     }
 
+    /// Divides by the policy that the manager names, unless that is of a later version.
+    fn follow_policy(&self, answer: &HeartbeatAnswer) {
+        let mut division = self.division();
+        if let Some(policy) = division.follow(answer.policy.as_ref(), answer.quota_pages) {
+            let own = division.policy_in_words();
+            tracing::warn!(
+                %policy, own,
+                "the manager divides the pool by a policy that is not known here: this node goes on by its \
+                 own; update it, or set a policy that all nodes know"
+            );
+        }
+    }
+
+    /// Has its donors lend though no manager can be asked: its own programs need them.
+    fn lend_alone(&self) {
+        if !self.membership().is_recovering() {
+            let donors = self.lock_donors();
+            let new = donors.iter().filter(|donor| !donor.is_adopted());
+            new.for_each(|donor| donor.set_draining(false, false));
+        }
+    }
+
+    /// Acts upon what the manager says to the node itself. Whether it recovers then.
+    fn follow_orders(&self, orders: &Orders, leaves: bool) -> bool {
+        let mut membership = self.membership();
+        let before = membership.life();
+        membership.follow(orders, leaves, random_u64());
+        let life = membership.life();
+        if life != before
+            && let Err(error) = self.dir.write_life(&self.name, self.boot, life)
+        {
+            // One that is started here after a kill recovers all the same: no donor is left.
+            tracing::warn!("{}", with_causes(&error));
+        }
+        membership.is_recovering()
+    }
+
+    /// Divides what the node may use of the pool among its consumers, at the end of a second.
+    pub(crate) fn divide(&self) {
+        let donors: Vec<_> = self.lock_donors().iter().map(Donor::report).collect();
+        let (consumers, volumes) = (self.pagers.reports(), self.volumes.reports());
+        let mut division = self.division();
+        division.decide(&donors, &consumers, &volumes);
+        self.volumes.set_words(|volume| division.word_for_volume(volume));
+    }
+
+    pub(crate) fn division(&self) -> std::sync::MutexGuard<'_, Division> {
+        self.division.lock().expect("no thread panics with it")
+    }
+
+    fn membership(&self) -> std::sync::MutexGuard<'_, Membership> {
+        self.membership.lock().expect("no thread panics with the membership")
+    }
+
     pub(crate) fn report(&self) -> NodeReport {
-        NodeReport {
+        let mut report = NodeReport {
             name: self.name.clone(),
             boot: self.boot,
             location: self.location.clone(),
@@ -276,15 +444,63 @@ impl Inner {
             // Without /proc the report says zero, which no host has.
             host: Host::here().unwrap_or_default(),
             control_socket: self.dir.paths().control_socket(),
+            followed_epoch: self.followed_epoch.load(Ordering::Relaxed),
+            member: self.membership().report(),
+            pool: self.division().share(),
             donors: self.lock_donors().iter().map(Donor::report).collect(),
             consumers: self.pagers.reports(),
             vms: self.vms.reports(),
+            volumes: self.volumes.reports(),
+            processes: Vec::new(),
+            agent: self.agent.as_ref().and_then(Agent::report),
+        };
+        report.processes = report.running();
+        report
+    }
+
+    /// Waits until there is memory for a machine; `launcher` is the process that becomes it.
+    pub(crate) fn create_machine(
+        &self,
+        wish: CreateVm,
+        launcher: Pid,
+    ) -> Result<Admitted, CreateError> {
+        let agent = self.agent.as_ref().ok_or(CreateError::NoAgent)?;
+        agent.create(wish, launcher.as_raw_nonzero().get().unsigned_abs())
+    }
+
+    /// The donors as they are now.
+    pub(crate) fn donor_reports(&self) -> Vec<DonorReport> {
+        self.lock_donors().iter().map(Donor::report).collect()
+    }
+
+    /// What the agent lets donors of the memory lend that machines have as well, in their order.
+    pub(crate) fn host_limits(&self) -> Vec<u64> {
+        shared_memory(&self.lock_donors()).map(Donor::host_limit).collect()
+    }
+
+    /// Sets [`Inner::host_limits`].
+    pub(crate) fn set_host_limits(&self, limits: &[u64]) {
+        for (donor, limit) in shared_memory(&self.lock_donors()).zip(limits) {
+            donor.set_host_limit(*limit);
         }
     }
 
     fn lock_donors(&self) -> std::sync::MutexGuard<'_, Vec<Donor>> {
         self.donors.lock().expect("no thread panics with the donors")
     }
+}
+
+/// Donors whose memory machines could have instead.
+fn shared_memory(donors: &[Donor]) -> impl Iterator<Item = &Donor> {
+    donors.iter().filter(|donor| !donor.has_huge_pages())
+}
+
+/// Before anything else is: that there cannot be one is the user's mistake most often.
+fn start_agent(config: &NodeConfig) -> Result<Option<Agent>, AgentError> {
+    let Some(agent) = &config.agent else { return Ok(None) };
+    let donors = config.donors.iter().filter(|donor| !donor.memory.huge_pages);
+    let lend_bytes = donors.map(|donor| donor.lend_bytes).sum();
+    Agent::new(agent.clone(), lend_bytes).map(Some)
 }
 
 /// Raises this process's limit, and that of its children: a node holds some descriptors for each
@@ -295,6 +511,32 @@ fn raise_descriptor_limit() -> io::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     Ok(setrlimit(Resource::Nofile, limit)?)
+}
+
+/// The membership of a node that begins. If what the node before it has lent here is gone, it has others forget
+/// that first, and lends nothing until they have. Not if there is no manager, whom nobody else could be told
+/// by: borrowers then find out one by one, by the donor's own boot.
+fn begin_life(
+    config: &NodeConfig,
+    identity: Identity,
+    donors: &[Donor],
+) -> (Membership, Result<(), DirectoryError>) {
+    let was_killed = identity.killed_life.is_some();
+    let has_all = donors.iter().all(Donor::is_adopted);
+    let recovers = was_killed && !has_all && config.manager_url.is_some();
+    let life = identity.killed_life.filter(|_| has_all).unwrap_or_else(random_u64);
+    if recovers {
+        tracing::info!("what the node before this one has lent is gone: others are told first");
+    }
+    if config.manager_url.is_some() {
+        // Nor does a node lend that knows of none before it, until the manager was asked, who may know:
+        // what it lent meanwhile could not be told from what is gone, and others would have to find room for it.
+        donors.iter().filter(|donor| !donor.is_adopted()).for_each(Donor::withhold);
+    }
+    let home_bytes: u64 = config.donors.iter().map(|donor| donor.lend_bytes).sum();
+    let pages = home_bytes / PAGE_SIZE as u64;
+    let membership = Membership::start(&config.name, life, pages, recovers);
+    (membership, config.dir.write_life(&config.name, identity.boot, life))
 }
 
 /// Adopts donors that are there and starts the others, then waits for all: they take their time side

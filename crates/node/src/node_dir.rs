@@ -23,6 +23,7 @@ const CONTROL_SOCKET: &str = "node.sock";
 const MANAGER_FILE: &str = "manager.json";
 const LIFE_FILE: &str = "node.json";
 const DONOR_PREFIX: &str = "donor-";
+const VOLUME_PREFIX: &str = "volume-";
 const SOCKET_SUFFIX: &str = ".sock";
 /// Of the socket at which a pager waits for a node, beside the one at which programs attach.
 const ADOPTION_SUFFIX: &str = ".sock.node";
@@ -31,7 +32,7 @@ const MONITOR_PREFIX: &str = "vm-";
 const MONITOR_SUFFIX: &str = ".qmp";
 
 /// Bytes that fit in `sockaddr_un::sun_path` before its closing zero.
-const MAX_SOCKET_PATH: usize = 107;
+pub(crate) const MAX_SOCKET_PATH: usize = 107;
 
 /// Attempts to claim a directory that its last owner is removing at this moment.
 const CLAIM_ATTEMPTS: usize = 16;
@@ -108,6 +109,18 @@ pub struct ManagerFile {
 struct Life {
     name: String,
     boot: u64,
+    /// Of the memory that it lends.
+    #[serde(default)]
+    life: u64,
+}
+
+/// Which node lives in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The node's number, which outlives its process if that is killed.
+    pub boot: u64,
+    /// The life of what the node lent here that was killed, if there was one.
+    pub killed_life: Option<u64>,
 }
 
 /// The names of the things in a node's directory; claims nothing.
@@ -149,6 +162,11 @@ impl NodePaths {
     /// Where the `number`th donor waits for a node to adopt it.
     pub fn donor_socket(&self, number: usize) -> PathBuf {
         self.dir.join(format!("{DONOR_PREFIX}{number}{SOCKET_SUFFIX}"))
+    }
+
+    /// Where the `number`th volume waits for a node to adopt it.
+    pub fn volume_socket(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("{VOLUME_PREFIX}{number}{SOCKET_SUFFIX}"))
     }
 
     fn life_file(&self) -> PathBuf {
@@ -218,22 +236,28 @@ impl NodeDir {
     /// Writes `manager.json`; a reader sees the old file or the new one, never half of one.
     pub fn write_manager_file(&self, url: &str) -> Result<(), DirectoryError> {
         let file = ManagerFile { url: url.to_owned(), pid: std::process::id() };
-        write_whole(&self.paths.manager_file(), &file)
+        let path = self.paths.manager_file();
+        write_whole(&path, &file).map_err(|source| io_error(&path, source))
     }
 
     /// Which life of the node `name` this is: that of the one that was killed here, if it had the
     /// same name. To the manager it is the same node, back again; another node that takes the name has
     /// another directory, and so is told from it.
-    pub fn boot(&self, name: &str) -> Result<u64, DirectoryError> {
+    pub fn identity(&self, name: &str) -> Identity {
         let path = self.paths.life_file();
         // One that cannot be read is none: the node then waits until its predecessor is forgotten.
         let known = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        if let Some(Life { boot, .. }) = known.filter(|life: &Life| life.name == name) {
-            return Ok(boot);
+        match known.filter(|life: &Life| life.name == name) {
+            Some(Life { boot, life, .. }) => Identity { boot, killed_life: Some(life) },
+            None => Identity { boot: random_u64(), killed_life: None },
         }
-        let life = Life { name: name.to_owned(), boot: random_u64() };
-        write_whole(&path, &life)?;
-        Ok(life.boot)
+    }
+
+    /// Notes the life that begins, for a node that is started here should this one be killed.
+    pub fn write_life(&self, name: &str, boot: u64, life: u64) -> Result<(), DirectoryError> {
+        let path = self.paths.life_file();
+        let written = write_whole(&path, &Life { name: name.to_owned(), boot, life });
+        written.map_err(|source| io_error(&path, source))
     }
 
     /// Numbers of the pagers that the node before this one has left, or that have sockets here.
@@ -243,9 +267,13 @@ impl NodeDir {
 
     /// Where donors may be that the node before this one has left.
     pub(crate) fn donor_sockets(&self) -> Vec<PathBuf> {
-        let is_donors =
-            |name: &str| name.starts_with(DONOR_PREFIX) && name.ends_with(SOCKET_SUFFIX);
-        self.names().filter(|name| is_donors(name)).map(|name| self.paths.dir.join(name)).collect()
+        let donors = self.names().filter(|name| number_of(name, DONOR_PREFIX).is_some());
+        donors.map(|name| self.paths.dir.join(name)).collect()
+    }
+
+    /// Numbers of the volumes that the node before this one may have left.
+    pub(crate) fn volume_numbers(&self) -> BTreeSet<u64> {
+        self.names().filter_map(|name| number_of(&name, VOLUME_PREFIX)).collect()
     }
 
     /// Removes what the node put there, and the directory if that leaves it empty. While a child
@@ -291,7 +319,8 @@ impl NodeDir {
 fn is_ours(name: &str) -> bool {
     let is_child = |prefix| name.starts_with(prefix) && name.contains(SOCKET_SUFFIX);
     let is_monitor = name.starts_with(MONITOR_PREFIX) && name.ends_with(MONITOR_SUFFIX);
-    is_child(PAGER_PREFIX) || is_child(DONOR_PREFIX) || is_monitor || is_nodes(name)
+    let is_childs = [PAGER_PREFIX, DONOR_PREFIX, VOLUME_PREFIX].into_iter().any(is_child);
+    is_childs || is_monitor || is_nodes(name)
 }
 
 /// Whether they are the node's own, and not its children's. Which node it was, outlives it.
@@ -300,19 +329,21 @@ fn is_nodes(name: &str) -> bool {
     name == CONTROL_SOCKET || name.starts_with(MANAGER_FILE) || is_half_written
 }
 
+/// Which child of a kind has a socket of this name.
+fn number_of(name: &str, prefix: &str) -> Option<u64> {
+    name.strip_prefix(prefix)?.strip_suffix(SOCKET_SUFFIX)?.parse().ok()
+}
+
 /// Which pager has a socket of this name.
 fn pager_number(name: &str) -> Option<u32> {
     name.strip_prefix(PAGER_PREFIX)?.split_once(SOCKET_SUFFIX)?.0.parse().ok()
 }
 
 /// Writes a file of JSON; a reader sees the old one or the new one, never half of one.
-fn write_whole(path: &Path, what: &impl Serialize) -> Result<(), DirectoryError> {
+pub(crate) fn write_whole(path: &Path, what: &impl Serialize) -> io::Result<()> {
     let unfinished = path.with_extension("json.new");
-    let written = serde_json::to_vec(what)
-        .map_err(io::Error::from)
-        .and_then(|bytes| fs::write(&unfinished, bytes))
-        .and_then(|()| fs::rename(&unfinished, path));
-    written.map_err(|source| io_error(path, source))
+    fs::write(&unfinished, serde_json::to_vec(what)?)?;
+    fs::rename(&unfinished, path)
 }
 
 impl Drop for NodeDir {
@@ -438,9 +469,9 @@ mod tests {
             fs::write(path.join(name), "").unwrap();
         }
         let dir = NodeDir::claim(&path).expect("reused");
-        let boot = dir.boot("a").expect("written");
+        dir.write_life("a", 5, 6).expect("written");
         dir.clear();
-        assert_eq!(dir.boot("a").expect("read"), boot);
+        assert_eq!(dir.identity("a"), Identity { boot: 5, killed_life: Some(6) });
         assert_eq!(dir.donor_sockets(), [path.join("donor-1.sock")]);
         assert_eq!(dir.pager_numbers(), BTreeSet::from([3]));
         for name in ["pager-3.sock", "pager-3.sock.ctl", "pager-3.sock.node", "vm-a.qmp"] {
@@ -456,18 +487,21 @@ mod tests {
         let parent = parent();
         let path = parent.path().join("node");
         let dir = NodeDir::claim(&path).expect("claimed");
-        let boot = dir.boot("a").expect("written");
+        let boot = dir.identity("a").boot;
+        dir.write_life("a", boot, 6).expect("written");
         // As if it had been killed: nothing is removed, the claim is dropped.
         let left = fs::read(path.join(LIFE_FILE)).unwrap();
         drop(dir);
         DirBuilder::new().mode(0o700).create(&path).unwrap();
         fs::write(path.join(LIFE_FILE), left).unwrap();
         let dir = NodeDir::claim(&path).expect("reused");
-        assert_eq!(dir.boot("a").expect("read"), boot);
-        assert_ne!(dir.boot("b").expect("written"), boot);
-        assert_ne!(dir.boot("a").expect("written"), boot);
+        assert_eq!(dir.identity("a"), Identity { boot, killed_life: Some(6) });
+        let other = dir.identity("b");
+        assert!(other.boot != boot && other.killed_life.is_none());
+        dir.write_life("b", other.boot, 7).expect("written");
+        assert_ne!(dir.identity("a").boot, boot);
         fs::write(path.join(LIFE_FILE), "{").unwrap();
-        assert_ne!(dir.boot("a").expect("written"), boot);
+        assert_eq!(dir.identity("b").killed_life, None);
     }
 
     #[test]

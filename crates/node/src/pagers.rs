@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -41,10 +41,11 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// What a pager is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerState {
     /// Its process is being started, or started again.
+    #[default]
     Starting,
     /// It serves faults.
     Serving,
@@ -53,7 +54,7 @@ pub enum PagerState {
 }
 
 /// A consumer, as the node reports it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ConsumerReport {
     /// The consumer's name.
     pub name: String,
@@ -356,9 +357,15 @@ impl Pagers {
             placement: wish.wanted.clone().or(self.0.copies),
             node: Some(self.0.paths.control_socket()),
             encrypt: wish.wanted.encrypt,
+            tls_dir: self.0.donors.tls_dir().map(Path::to_owned),
             lease: seconds(wish.wanted.lease_s, config.lease),
             donor_patience: seconds(wish.wanted.donor_patience_s, config.donor_patience),
+            cold: wish.wanted.cold,
             scrub_bytes_per_s: wish.wanted.scrub_bytes_per_s.unwrap_or(config.scrub_bytes_per_s),
+            copying_bytes_per_s: wish
+                .wanted
+                .copying_bytes_per_s
+                .unwrap_or(config.copying_bytes_per_s),
             guest: wish.guest.clone(),
             monitor,
             outlive: self.outlive(table.started),
@@ -367,12 +374,8 @@ impl Pagers {
         let report = ConsumerReport {
             name: wish.name.clone(),
             space,
-            state: PagerState::Starting,
-            pid: None,
-            restarts: 0,
             local_bytes: wish.local_bytes,
-            held_fds: 0,
-            stats: None,
+            ..ConsumerReport::default()
         };
         let pager = Pager {
             config: config.clone(),

@@ -1,9 +1,15 @@
 //! What a node says about itself, every second, to its manager and to whoever asks.
 
+use crate::agent::AgentReport;
 use crate::donors::DonorReport;
 use crate::pagers::ConsumerReport;
+use crate::processes::{ProcessReport, ProcessUse, Role};
 use crate::vms::VmReport;
+use crate::volumes::VolumeReport;
+use hecaton_memory::PAGE_SIZE;
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
+use hecaton_policy::cluster::choice::{Choice, Named, known_or_none};
+use hecaton_policy::cluster::member::Phase;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,6 +33,15 @@ pub struct NodeReport {
     pub host: Host,
     /// Where commands on the same host reach the node.
     pub control_socket: PathBuf,
+    /// The highest epoch of a manager whose answers it has followed; zero if there was none.
+    #[serde(default)]
+    pub followed_epoch: u64,
+    /// Its part in the cluster.
+    #[serde(default)]
+    pub member: MemberReport,
+    /// What it may use of the pool.
+    #[serde(default)]
+    pub pool: PoolShare,
     /// What it lends through.
     pub donors: Vec<DonorReport>,
     /// What borrows through it.
@@ -34,6 +49,92 @@ pub struct NodeReport {
     /// Those of them that are virtual machines.
     #[serde(default)]
     pub vms: Vec<VmReport>,
+    /// The volumes that it serves.
+    #[serde(default)]
+    pub volumes: Vec<VolumeReport>,
+    /// What the node and the processes that it runs take of their host.
+    #[serde(default)]
+    pub processes: Vec<ProcessReport>,
+    /// Who has which part of the host's memory; none if the node has no agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentReport>,
+}
+
+/// Where a node stands with its manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberReport {
+    /// The number that the manager has given their conversation; zero before it has.
+    pub session: u64,
+    /// How many of the [`Orders`] of that conversation it has acted upon.
+    pub heard: u64,
+    /// The life of its memory: what it lent in another one is gone.
+    pub life: u64,
+    /// Where it believes to stand.
+    pub phase: Phase,
+    /// Leaving, it would rather stay.
+    pub wants_to_stay: bool,
+    /// Messages that it has acted upon since the conversation, or its life, began.
+    pub messages_handled: u64,
+}
+
+/// What a node may use of the pool, and uses, in pages of donors' memory: a page in two copies is two.
+/// All zero where there is no policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolShare {
+    /// The policy that it divides by.
+    #[serde(default, deserialize_with = "known_or_none")]
+    pub policy: Option<Choice>,
+    /// The manager names one that the node does not know: it goes on by its own.
+    #[serde(default)]
+    pub is_policy_unknown: bool,
+    /// Pages that its consumers may use together; none until the manager has said.
+    pub quota_pages: Option<u64>,
+    /// Pages that its consumers and volumes use.
+    pub used_pages: u64,
+    /// Pages that they could use.
+    pub wanted_pages: u64,
+    /// Pages that it asks the manager for.
+    pub request_pages: u64,
+}
+
+/// What a manager says to a node, once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Memory of that node's life may be used.
+    EnableNode {
+        /// The node.
+        node: String,
+        /// Its life.
+        life: u64,
+    },
+    /// That node leaves: its memory is to be given back.
+    ForceReturn {
+        /// The node.
+        node: String,
+    },
+    /// The recipient has left.
+    LeaveNotify,
+    /// The recipient may stay.
+    StayNotify,
+    /// What is at that node is lost.
+    Invalidate {
+        /// The node.
+        node: String,
+    },
+    /// Nobody knows the recipient's former life any more.
+    InvalidateNotify,
+}
+
+/// What a manager says to a node in one conversation, as far as it does not know that the node has heard it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orders {
+    /// The conversation's number.
+    pub session: u64,
+    /// The number of the first order; they are counted from zero.
+    pub first: u64,
+    /// The orders.
+    pub orders: Vec<Order>,
 }
 
 /// The machine that a node runs on.
@@ -88,9 +189,59 @@ pub struct HeartbeatAnswer {
     /// Donors that are to lend no more than so many bytes, by name.
     #[serde(default)]
     pub limits: BTreeMap<String, u64>,
+    /// The manager's epoch: each manager of a cluster has a higher one than those before it.
+    #[serde(default)]
+    pub epoch: u64,
+    /// What the node is to act upon, each once.
+    #[serde(default)]
+    pub orders: Orders,
+    /// Who may hold how much; none: everybody what it gets.
+    #[serde(default)]
+    pub policy: Option<Named>,
+    /// Pages of the pool that the node's consumers may use together; none: what the node was told before.
+    #[serde(default)]
+    pub quota_pages: Option<u64>,
 }
 
+/// Most pages that a node is believed to lend: 4 PiB.
+const MAX_HOME_PAGES: u64 = 1 << 40;
+
 impl NodeReport {
+    /// Pages that a node with these donors lends at present, lent or not.
+    pub fn home_pages(donors: &[DonorReport]) -> u64 {
+        let stats = donors.iter().filter_map(|donor| donor.stats.as_ref());
+        let lending = stats.filter(|stats| !stats.draining).map(|stats| stats.limit_pages);
+        lending.fold(0u64, u64::saturating_add).min(MAX_HOME_PAGES)
+    }
+
+    /// Itself and what it runs, as far as there are processes of it at this moment.
+    pub(crate) fn running(&self) -> Vec<ProcessReport> {
+        let own = [(Role::Node, &self.name, Some(self.pid))];
+        let donors = self.donors.iter().map(|one| (Role::Donor, &one.name, one.pid));
+        let pagers = self.consumers.iter().map(|one| (Role::Pager, &one.name, one.pid));
+        let volumes = self.volumes.iter().map(|one| (Role::Volume, &one.name, one.pid));
+        let all = own.into_iter().chain(donors).chain(pagers).chain(volumes);
+        all.filter_map(|(role, name, pid)| {
+            let takes = ProcessUse::of(pid?)?;
+            Some(ProcessReport { role, name: name.clone(), takes })
+        })
+        .collect()
+    }
+
+    /// The donors that its consumers and volumes hold extents at, with pages.
+    pub fn held_at_donors(&self) -> impl Iterator<Item = (&str, u64)> {
+        let consumers = self.consumers.iter().filter_map(|one| one.stats.as_ref());
+        let consumers = consumers.flat_map(|stats| &stats.pool.donors);
+        let consumers = consumers.map(|one| (one.name.as_str(), one.bytes / PAGE_SIZE as u64));
+        let volumes = self.volumes.iter().filter_map(|one| one.stats.as_ref());
+        let volumes = volumes.flat_map(|stats| {
+            let segment_pages = stats.pool.segment_pages;
+            let donors = stats.pool.donors.iter();
+            donors.map(move |one| (one.name.as_str(), one.extents * segment_pages))
+        });
+        consumers.chain(volumes).filter(|(_, pages)| *pages > 0)
+    }
+
     /// The donors that can be reached, for the directory.
     pub fn donor_addresses(&self) -> impl Iterator<Item = DonorAddress> {
         self.donors.iter().filter_map(|donor| {

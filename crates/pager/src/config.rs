@@ -16,7 +16,9 @@
 use crate::adoption::Outlive;
 use crate::placement::Placement;
 use hecaton_policy::site::Site;
+use hecaton_space::{COPYING_BYTES_PER_S, Cold, SCRUB_BYTES_PER_S};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,14 +48,23 @@ pub struct PagerConfig {
     /// Donors get pages only encrypted, and cannot alter them unnoticed.
     #[serde(default)]
     pub encrypt: bool,
+    /// The directory of its node's certificate: donors are spoken to by TLS, and show their nodes'.
+    #[serde(default)]
+    pub tls_dir: Option<PathBuf>,
     /// How long donors keep the space when they hear nothing.
     pub lease: Duration,
     /// How long a donor may be away before the consumer is ended that wants a page of it.
     pub donor_patience: Duration,
+    /// What is kept in an erasure code when it has gone cold. Only where there are copies.
+    #[serde(default)]
+    pub cold: Option<Cold>,
     /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: only those
     /// that came back wrong are compared.
     #[serde(default)]
     pub scrub_bytes_per_s: u64,
+    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved.
+    #[serde(default = "copying")]
+    pub copying_bytes_per_s: u64,
     /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
@@ -76,9 +87,9 @@ const LEASE: Duration = Duration::from_secs(60);
 /// does not say. When the donor comes back after the lease, it may have given the pages up.
 const DONOR_PATIENCE: Duration = LEASE;
 
-/// How fast the copies of a consumer's pages are compared, if the launcher does not say: 1 GiB in two
-/// copies once a minute.
-const SCRUB_BYTES_PER_S: u64 = 32 << 20;
+fn copying() -> u64 {
+    COPYING_BYTES_PER_S
+}
 
 impl PagerConfig {
     /// One copy of each page at any donor, for a program that nobody but its pager's parent looks after.
@@ -93,9 +104,12 @@ impl PagerConfig {
             placement: Placement::default(),
             node: None,
             encrypt: false,
+            tls_dir: None,
             lease: LEASE,
             donor_patience: DONOR_PATIENCE,
+            cold: None,
             scrub_bytes_per_s: SCRUB_BYTES_PER_S,
+            copying_bytes_per_s: COPYING_BYTES_PER_S,
             guest: None,
             monitor: None,
             outlive: None,
@@ -133,6 +147,18 @@ pub struct Donor {
     pub address: SocketAddr,
 }
 
+/// Most donors that are remembered.
+const MAX_DONORS: usize = 4096;
+
+impl Donor {
+    /// Those that are named now, with what is said of them now, and after them those that were named before.
+    pub fn joined(now: Vec<Donor>, before: Vec<Donor>) -> Vec<Donor> {
+        let names: BTreeSet<String> = now.iter().map(|donor| donor.name.clone()).collect();
+        let others = before.into_iter().filter(|donor| !names.contains(&donor.name));
+        now.into_iter().chain(others).take(MAX_DONORS).collect()
+    }
+}
+
 /// The smallest local memory that a pager works with: room for a few batches.
 pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
 
@@ -163,7 +189,7 @@ pub enum PagerOrder {
 /// [`PagerEvent::HoldFds`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagerLeft {
-    /// What another process in its place would be told; it names no donors.
+    /// What another process in its place would be told.
     pub start: PagerStart,
     /// How often it was started again.
     pub restarts: u64,
@@ -186,4 +212,24 @@ pub enum PagerEvent {
     Failed(String),
     /// The pager ends in peace.
     Over,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_donor_that_is_not_named_any_more_is_remembered() {
+        let donor = |name: &str, port| {
+            let (name, node, location) = (name.to_owned(), String::new(), None);
+            Donor { name, node, location, address: ([127, 0, 0, 1], port).into() }
+        };
+        let before = vec![donor("a", 1), donor("b", 2)];
+        let joined = Donor::joined(vec![donor("c", 3), donor("a", 4)], before);
+        let ports: Vec<_> =
+            joined.iter().map(|donor| (donor.name.as_str(), donor.address.port())).collect();
+        assert_eq!(ports, [("c", 3), ("a", 4), ("b", 2)]);
+        let many = (0..9000).map(|n| donor(&n.to_string(), 1)).collect();
+        assert_eq!(Donor::joined(vec![donor("c", 3)], many).len(), MAX_DONORS);
+    }
 }

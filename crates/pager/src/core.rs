@@ -94,6 +94,8 @@ pub(crate) struct Core {
     pub(crate) fill_ahead: FillAhead,
     /// Pages that may be resident.
     pub(crate) limit: u64,
+    /// Pages of the pool that the consumer may hold; `None`: what it gets.
+    pub(crate) target: Option<u64>,
     /// Pages resident in charged address spaces.
     pub(crate) resident: u64,
     /// Pages on their way in.
@@ -148,7 +150,7 @@ pub(crate) enum OnLoss {
     Report,
 }
 
-/// Pages kept free for faults and prefetching, of `limit`.
+/// Pages kept free for faults and prefetching, of `limit`, below the target.
 pub(crate) fn reserve(limit: u64) -> u64 {
     (limit / 16).clamp(64, 4096)
 }
@@ -170,6 +172,7 @@ impl Core {
             prefetcher: Prefetcher::new(Limits::for_capacity(capacity)),
             fill_ahead: FillAhead::new(capacity),
             limit,
+            target: None,
             resident: 0,
             fetching: 0,
             batch: Vec::new(),
@@ -204,7 +207,7 @@ impl Core {
 
     /// Whether the evictor has something to do.
     pub(crate) fn wants_eviction(&self) -> bool {
-        self.room() < reserve(self.limit) && self.resident > 0
+        self.room() < self.reserve() && self.resident > 0
             || !self.starved.is_empty()
             || self.evict_to.is_some_and(|pages| self.resident > pages)
     }
@@ -468,6 +471,7 @@ impl Core {
         stats.local_limit_bytes = bytes(self.limit);
         stats.local_bytes = bytes(self.resident);
         stats.pool_bytes = bytes(self.pages.in_use());
+        stats.target_bytes = self.target.map(bytes);
         stats.processes = self.live_spaces().count() as u64;
         let guests = || self.live_spaces().filter_map(|(_, space)| space.guest.as_ref());
         stats.limit_is_advisory = self.limit_is_advisory;

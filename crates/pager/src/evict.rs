@@ -16,7 +16,7 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
-use crate::core::{BatchItem, Core, reserve};
+use crate::core::{BatchItem, Core};
 use crate::fault::{Content, examine};
 use crate::helper;
 use crate::shared::Shared;
@@ -152,7 +152,8 @@ impl Evictor {
             return Vec::new();
         }
         // Small steps keep faults on the batch's pages from waiting long when little is needed.
-        let mut wanted = reserve(core.limit) + 64 - core.room().min(reserve(core.limit));
+        let reserve = core.reserve();
+        let mut wanted = reserve + 64 - core.room().min(reserve);
         if let Some(pages) = core.evict_to {
             wanted = wanted.max(core.resident.saturating_sub(pages));
         }
@@ -293,7 +294,7 @@ fn settle_one(core: &mut Core, victim: &Victim, key: Key) -> Option<(u64, PageSu
     let out = entry.with_place(Place::Out).with_dirty(false).with_tag(stamp);
     let (new, written) = match (&victim.content, victim.slot) {
         (Some(Content::Sum(sum)), Some(slot)) => {
-            let page = page_to_write(core, key, entry.space_page());
+            let page = core.put(|core| page_to_write(core, key, entry.space_page()));
             let record = core.pages.record(&core.state, page);
             if let Some(older) = record.slot() {
                 core.staging.forget(&core.state, older);

@@ -116,6 +116,7 @@ impl Core {
             }
             if entry.is_clean_resident() {
                 self.set(key.plus(pages), entry.with_dirty(true));
+                self.spare_place(key.plus(pages));
                 let charged = self.spaces[key.space()].as_ref().is_some_and(|s| s.charged);
                 if charged && pages == 0 {
                     self.order.referenced(self.tables.place_of(&self.state, key));
@@ -195,6 +196,9 @@ impl Core {
         let entry = self.get(key);
         let entry = entry.with_place(Place::Resident).with_awaited(false).with_dirty(dirty);
         self.set(key, entry);
+        if dirty {
+            self.spare_place(key);
+        }
         self.count_in(key, how);
     }
 
@@ -236,7 +240,7 @@ impl Core {
         self.stats.staging_faults += 1;
         let source = self.state.slot(slot);
         let uffd = self.spaces[key.space()].as_ref().expect("checked by the caller").uffd;
-        let writable = fault.write || !self.protects(key);
+        let writable = fault.write || !self.protects(key) || self.is_at_target();
         let mode = if writable { 0 } else { UFFDIO_COPY_MODE_WP };
         let followed = self.triggers.remove(&slot).is_some();
         let how = if followed {
@@ -377,7 +381,8 @@ impl Core {
             self.stage_trigger(fetch, first, came.page(first));
             return 1;
         }
-        let unprotected = !self.protects(key);
+        // At the target a page gives its place up when it comes: it is as good as written to.
+        let unprotected = !self.protects(key) || self.is_at_target();
         let write =
             |entry: crate::state::entry::Entry| fetch.write || unprotected || entry.is_dirty();
         let writable = write(entry);

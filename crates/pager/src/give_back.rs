@@ -15,8 +15,16 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(crate) fn run(shared: &Shared, space: &Space) {
     each(shared, |what| {
         let given = give(shared, space, what);
-        if let Err(error) = &given {
-            tracing::warn!(%error, segment = what.segment(), "pages could not be given back yet");
+        match &given {
+            // Copies of it are on their way; that is as it should be.
+            Err(error @ SpaceError::Coded { .. }) => {
+                tracing::debug!(%error, segment = what.segment(), "pages wait to be given back");
+            }
+            Err(error) => {
+                let segment = what.segment();
+                tracing::warn!(%error, segment, "pages could not be given back yet");
+            }
+            Ok(_) => {}
         }
         given.is_ok_and(|given| given)
     });

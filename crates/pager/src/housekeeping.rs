@@ -9,6 +9,7 @@ use crate::node::NodeLine;
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::worker::TERMINATED;
+use hecaton_memory::PAGE_SIZE;
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::{Command, Op, Range};
@@ -38,7 +39,10 @@ pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: 
         watch_spaces(&shared);
         if reported.elapsed() >= Duration::from_secs(1) {
             reported = Instant::now();
-            node.report(&pool.stats(&shared));
+            let stats = pool.stats(&shared);
+            if let Some(bytes) = node.report(&stats) {
+                shared.lock().set_target(bytes.map(|bytes| bytes / PAGE_SIZE as u64));
+            }
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | [`serve`], [`source`] | the fault loop: kernel messages and arriving pages |
 //! | [`fault`], [`event`] | what is done about each of them |
 //! | [`evict`], [`take`], [`write_out`], [`staging`], [`give_back`] | making room; giving it back |
+//! | [`target`] | what the consumer may hold of the pool |
 //! | [`core`], [`shared`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
 //! | [`sealing`] | pages that donors can neither read nor alter |
 //! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
@@ -24,6 +25,7 @@ mod adopt;
 pub mod adoption;
 mod attach;
 pub mod channel;
+mod cold;
 pub mod config;
 mod control;
 mod core;
@@ -56,6 +58,7 @@ mod state;
 pub mod stats;
 mod tables;
 mod take;
+mod target;
 mod worker;
 mod write_out;
 
@@ -64,9 +67,10 @@ pub use config::{
     PagerStart,
 };
 pub use hecaton_policy::site::Site;
-pub use placement::{Placement, PoolUse, RamRange};
+pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, SCRUB_BYTES_PER_S};
+pub use placement::{DonorUse, Placement, PoolUse, RamRange};
 pub use stats::{Latency, Stats};
-pub use worker::{COPYING_BYTES_PER_S, PANICKED};
+pub use worker::{PANICKED, end_on_panic};
 
 use hecaton_space::SpaceError;
 use rustix::net::SocketType;

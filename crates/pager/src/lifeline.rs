@@ -74,7 +74,6 @@ impl Lifeline {
 
     fn hand_over(&self, stream: UnixStream) -> std::io::Result<()> {
         let mut config = self.config.lock().expect("no thread panics with it").clone();
-        config.donors.clear();
         config.outlive = self.adoption.as_ref().map(|socket| socket.outlive().clone());
         let launch_over = self.launch_over.load(Relaxed);
         // Held until all is sent: nothing comes or goes meanwhile.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long the node may take to answer.
@@ -32,12 +32,17 @@ impl NodeLine {
         NodeLine { consumer, socket: config.node.clone(), stream: None }
     }
 
-    /// Tells the node the statistics; whether it listens is its own affair.
-    pub(crate) fn report(&mut self, stats: &Stats) {
-        let Ok(Value::Object(mut stats)) = serde_json::to_value(stats) else { return };
+    /// Tells the node the statistics; whether it listens is its own affair. Returns its word on how many bytes
+    /// of the pool the consumer may hold, if it has one: `Some(None)` is that nothing limits it.
+    pub(crate) fn report(&mut self, stats: &Stats) -> Option<Option<u64>> {
+        let Ok(Value::Object(mut stats)) = serde_json::to_value(stats) else { return None };
         stats.insert("consumer".into(), self.consumer.clone().into());
-        if let Err(error) = self.ask(&json!({ "pager_stats": stats })) {
-            tracing::debug!(%error, "the node did not take the statistics");
+        match self.ask(&json!({ "pager_stats": stats })) {
+            Ok(answer) => target_in(&answer),
+            Err(error) => {
+                tracing::debug!(%error, "the node did not take the statistics");
+                None
+            }
         }
     }
 
@@ -50,6 +55,14 @@ impl NodeLine {
         let answer = exchange(&mut stream, request)?;
         self.stream = Some(stream);
         Ok(answer)
+    }
+}
+
+fn target_in(answer: &Value) -> Option<Option<u64>> {
+    let bytes = answer.get("target")?.get("bytes")?;
+    match bytes.is_null() {
+        true => Some(None),
+        false => bytes.as_u64().map(Some),
     }
 }
 
@@ -69,29 +82,29 @@ fn exchange(stream: &mut BufReader<UnixStream>, request: &Value) -> std::io::Res
     Ok(serde_json::from_str(&answer)?)
 }
 
-/// Who the donors are: as the node says, or, while it is away, as it last said.
+/// Who the donors are: those that the node names, and all that were named before. One that is not named any
+/// more may have pages all the same: its node is silent to the manager, or the manager away. So they are kept
+/// in the configuration, for a process in this one's place.
 pub(crate) struct NodeDirectory {
-    known: Mutex<Vec<Donor>>,
+    config: Arc<Mutex<PagerConfig>>,
     line: Mutex<NodeLine>,
 }
 
 impl NodeDirectory {
-    pub(crate) fn new(config: &PagerConfig) -> NodeDirectory {
-        NodeDirectory {
-            known: Mutex::new(config.donors.clone()),
-            line: Mutex::new(NodeLine::new(config)),
-        }
+    pub(crate) fn new(config: Arc<Mutex<PagerConfig>>) -> NodeDirectory {
+        let line = NodeLine::new(&config.lock().expect("never poisoned"));
+        NodeDirectory { config, line: Mutex::new(line) }
     }
 }
 
 impl Directory for NodeDirectory {
     fn donors(&self) -> Vec<DonorAddress> {
         let answer = self.line.lock().expect("never poisoned").ask(&json!("donors"));
-        let mut known = self.known.lock().expect("never poisoned");
+        let known = &mut self.config.lock().expect("never poisoned").donors;
         if let Ok(answer) = answer
             && let Ok(donors) = serde_json::from_value::<Vec<Donor>>(answer["donors"].clone())
         {
-            *known = donors;
+            *known = Donor::joined(donors, std::mem::take(known));
         }
         let address = |donor: &Donor| DonorAddress {
             name: donor.name.clone(),
@@ -99,5 +112,19 @@ impl Directory for NodeDirectory {
             addr: donor.address,
         };
         known.iter().map(address).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_number_of_bytes_or_none_or_not_spoken_of() {
+        assert_eq!(target_in(&json!({ "target": { "bytes": 8192 } })), Some(Some(8192)));
+        assert_eq!(target_in(&json!({ "target": { "bytes": null } })), Some(None));
+        for silence in [json!("done"), json!(null), json!({ "refused": "no" })] {
+            assert_eq!(target_in(&silence), None, "{silence}");
+        }
     }
 }

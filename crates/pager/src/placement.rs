@@ -7,8 +7,8 @@
 
 use crate::state::SEGMENT_PAGES;
 use hecaton_memory::{PAGE_SIZE, Size};
-use hecaton_space::Space;
 use hecaton_space::group::MAX_COPIES;
+use hecaton_space::{Code, Space};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a segment: the unit of which ranges consist.
@@ -147,6 +147,9 @@ impl Placement {
             to_move_bytes: status.segments_untended * SEGMENT_BYTES,
             lost_bytes: status.segments_lost * SEGMENT_BYTES,
             copied_bytes: status.bytes_filled,
+            code: status.code,
+            coded_bytes: status.segments_coded * SEGMENT_BYTES,
+            saved_bytes: status.bytes_saved,
             scrub: ScrubUse {
                 verified_bytes: status.scrub.bytes_verified,
                 repaired_pages: status.scrub.pages_repaired,
@@ -178,6 +181,15 @@ pub struct PoolUse {
     pub lost_bytes: u64,
     /// What was copied between donors so far, for new copies and moves.
     pub copied_bytes: u64,
+    /// The erasure code of what has gone cold, if it is coded.
+    #[serde(default)]
+    pub code: Option<Code>,
+    /// Memory that is coded.
+    #[serde(default)]
+    pub coded_bytes: u64,
+    /// What that saves: extents that copies of it would take, less those that it has with its parities.
+    #[serde(default)]
+    pub saved_bytes: u64,
     /// What the comparing of copies has come to.
     #[serde(default)]
     pub scrub: ScrubUse,

@@ -456,8 +456,10 @@ impl Server {
         let (shared, requests, damaged) = (&self.shared, &mut watched.requests, &mut self.damaged);
         let opened = &mut self.opened;
         // Each copy is given a chance; one that is alone has a second one.
-        let copies = usize::from(watched.lane.space().config().redundancy.copies());
-        let chances = copies.max(2);
+        let config = watched.lane.space().config();
+        let copies = usize::from(config.redundancy.copies());
+        // What other pages of a coded stripe give counts as one more.
+        let chances = copies.max(2) + usize::from(config.cold.is_some());
         let mut again = Vec::new();
         watched.lane.progress(None, &mut |completion| match completion {
             Completion::Read { token, from, giver, data, .. } => {

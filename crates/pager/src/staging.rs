@@ -7,6 +7,7 @@
 
 use crate::space_pages::SpacePages;
 use crate::state::{STAGING_SLOTS, State};
+use hecaton_memory::PageSum;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Release;
 
@@ -93,13 +94,21 @@ impl Staging {
         self.clean.push_back(slot);
     }
 
-    /// The donors have acknowledged what was in the slot. If the page has gone or has newer
-    /// contents elsewhere, the slot is free.
-    pub(crate) fn written(&mut self, state: &State, pages: &SpacePages, slot: u32, page: u64) {
+    /// The donors have acknowledged what was in the slot, and `sum` is that of what they were sent. If
+    /// the page has gone or has newer contents elsewhere, the slot is free.
+    pub(crate) fn written(
+        &mut self,
+        state: &State,
+        pages: &SpacePages,
+        slot: u32,
+        page: u64,
+        sum: PageSum,
+    ) {
         debug_assert_eq!(self.slots[slot as usize], Slot::Unwritten);
         let record = pages.record(state, page);
         if record.slot() == Some(slot) && record.refs() > 0 {
-            pages.set_record(state, page, record.with_stored(true));
+            // Both at once: whoever finds the page stored finds the sum of what is stored.
+            pages.set_record(state, page, record.with_stored(true).with_sum(sum));
             self.clean(slot);
         } else {
             self.give_back(state, slot);
@@ -146,5 +155,40 @@ impl Staging {
         if stored {
             self.clean(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::record::Record;
+    use crate::tables::Key;
+    use std::os::fd::BorrowedFd;
+
+    /// Pages that leave sealed have another sum at the donors than in their slots.
+    #[test]
+    fn what_is_stored_has_the_sum_of_what_was_sent() {
+        let fd = State::create().unwrap();
+        // SAFETY: just created, never closed.
+        let state = State::open(unsafe { BorrowedFd::borrow_raw(fd) }).unwrap().0;
+        let (mut pages, mut staging) = (SpacePages::new(), Staging::new());
+        let page = pages.allocate(&state, Key::new(0, 5), None);
+        let stage = |staging: &mut Staging, pages: &SpacePages, sum| {
+            let slot = staging.take(&state, pages).unwrap();
+            let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
+            pages.set_record(&state, page, record);
+            staging.publish(&state, slot, page, false);
+            slot
+        };
+        let slot = stage(&mut staging, &pages, 7);
+        staging.written(&state, &pages, slot, page, 70);
+        let record = pages.record(&state, page);
+        assert_eq!((record.is_stored(), record.sum()), (true, 70));
+        // What was sent of earlier contents says nothing of later ones.
+        let earlier = stage(&mut staging, &pages, 8);
+        let later = stage(&mut staging, &pages, 9);
+        staging.written(&state, &pages, earlier, page, 80);
+        let record = pages.record(&state, page);
+        assert_eq!((record.is_stored(), record.slot(), record.sum()), (false, Some(later), 9));
     }
 }

@@ -18,6 +18,15 @@ pub struct Stats {
     pub pool_bytes: u64,
     /// The most that `pool_bytes` ever was.
     pub pool_peak_bytes: u64,
+    /// Bytes of the pool that the consumer may hold by the cluster's policy; none where nothing limits it.
+    #[serde(default)]
+    pub target_bytes: Option<u64>,
+    /// Pages put into the pool.
+    #[serde(default)]
+    pub puts_total: u64,
+    /// Of those: with a place within the target. The others have one, too, beyond it.
+    #[serde(default)]
+    pub puts_succeeded: u64,
     /// Processes attached at this moment.
     pub processes: u64,
     /// Faults on missing pages.

@@ -3,6 +3,7 @@
 use crate::PagerError;
 use crate::adoption::AdoptionSocket;
 use crate::channel::Receiver;
+use crate::cold::{CodeRecord, coded_stripes};
 use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
 use crate::evict::Evictor;
@@ -21,6 +22,7 @@ use crate::shared::Shared;
 use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
+use hecaton_transport::tls::CredentialsDir;
 use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -83,7 +85,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     );
     space_config.segment_order = crate::state::SEGMENT_ORDER;
     space_config.redundancy = Redundancy::of_copies(config.placement.copies)?;
+    space_config.cold = config.cold;
     space_config.site = config.site.clone();
+    space_config.credentials = config.tls_dir.clone().map(CredentialsDir::new).map(Arc::new);
     space_config.lease = config.lease;
     let longest = longest_silence(config.lease);
     let connection = &mut space_config.connection;
@@ -92,7 +96,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     }
     space_config.give_up = config.donor_patience;
     space_config.patience = space_config.patience.min(config.donor_patience);
-    let directory = Arc::new(NodeDirectory::new(config));
+    let told = Arc::new(Mutex::new(config.clone()));
+    let directory = Arc::new(NodeDirectory::new(Arc::clone(&told)));
 
     let sealing = config.encrypt.then(|| Sealing::new(state.seals));
     let mut core = Core::new(state, node.guard, pages_for_bytes(config.local_bytes));
@@ -108,7 +113,10 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
         core.fail(LOST.into());
     }
     let space = if is_successor {
-        Space::adopt(space_config, directory, &core.stored_segments())?
+        let stored = core.stored_segments();
+        let segments = stored.keys().copied();
+        let coded = config.cold.map(|cold| coded_stripes(core.state.codes, cold.code, segments));
+        Space::adopt_coded(space_config, directory, &stored, &coded.unwrap_or_default())?
     } else {
         Space::create(space_config, directory)?
     };
@@ -149,21 +157,26 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
     control.set_nonblocking(true)?;
     let (housekeepers, line) = (shared.clone(), NodeLine::new(config));
+    let (records, codes) = {
+        let core = shared.lock();
+        (core.state.records, core.state.codes)
+    };
+    space.code_what_is_cold(Box::new(CodeRecord { codes, records }));
     if config.placement.copies > 1 {
         let scrubbed = space.clone();
-        // What donors have of sealed pages has other sums than those of the records.
-        let records = shared.sealing.is_none().then_some(shared.lock().state.records);
         let bytes_per_s = config.scrub_bytes_per_s;
-        spawn("scrub", move || scrub::run(&scrubbed, records, bytes_per_s));
+        let known = |page| scrub::stored(records, page);
+        spawn("scrub", move || scrubbed.keep_scrubbed(&known, bytes_per_s, &|| false));
     }
-    let config = Arc::new(Mutex::new(config.clone()));
+    let copying_bytes_per_s = config.copying_bytes_per_s;
+    let config = told;
     let pool = Pool { space: space.clone(), config: config.clone() };
     let last_look = pool.clone();
     spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
 
     let (renewed, tended) = (space.clone(), space.clone());
-    spawn("leases", move || keep_leases(&renewed));
-    spawn("upkeep", move || upkeep(&tended));
+    spawn("leases", move || renewed.keep_leases(&|| false));
+    spawn("upkeep", move || tended.keep_copies(copying_bytes_per_s, &|| false));
 
     let launch_over = Arc::new(AtomicBool::new(false));
     let lifeline = Lifeline {
@@ -196,40 +209,11 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     released.map_err(PagerError::from)
 }
 
-/// Renews the space's leases as long as the process runs. A thread of its own: a donor that says nothing
-/// is waited for, and copies are to be made meanwhile.
-fn keep_leases(space: &Space) {
-    let renewal = space.renew_interval().min(LOOK_AROUND);
-    loop {
-        std::thread::sleep(renewal);
-        // Donors that come, that come back, or that want their memory back are noticed here too.
-        space.renew();
-    }
-}
-
 /// How long a connection may be silent at most, for a renewal not to wait for one donor until the
 /// lease at the others has run out. It waits for an answer, a new connection, and two answers on that.
 fn longest_silence(lease: Duration) -> Duration {
     lease / 8
 }
-
-/// Makes copies that are missing, and moves those that are in the wrong place, as long as the process
-/// runs.
-fn upkeep(space: &Space) {
-    loop {
-        if !space.tend(UPKEEP, COPYING_BYTES_PER_S) {
-            std::thread::sleep(UPKEEP);
-        }
-    }
-}
-
-/// How often each donor is heard at least.
-const LOOK_AROUND: Duration = Duration::from_secs(3);
-/// How often it is looked whether copies are missing.
-const UPKEEP: Duration = Duration::from_millis(250);
-/// What copying between donors for a consumer may take of their networks, in bytes a second: half of
-/// what 10 Gbit/s carry.
-pub const COPYING_BYTES_PER_S: u64 = 600 << 20;
 
 /// Why a consumer is ended whose programs cannot be given back their memory.
 const LOST: &str = "its pager was killed after the node had stopped holding what belongs to it: the \
@@ -244,7 +228,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
 pub const PANICKED: i32 = 101;
 
 /// A thread that panics leaves its part undone: the process ends, and a successor does it anew.
-fn end_on_panic() {
+pub fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);

@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Write {
     pages: Vec<u64>,
+    /// Of what is in the slots; once that was sealed and sent, of what was sent.
     sums: Vec<PageSum>,
     slots: Vec<u32>,
 }
@@ -36,6 +37,8 @@ pub(crate) struct Writer {
     last_token: u64,
     /// For pages that are to be sealed.
     envelope: Option<Envelope>,
+    /// Some pages wait until cold memory has been made copies of again.
+    awaits_copies: bool,
     /// Since when no donor has had room.
     no_room_since: Option<Instant>,
 }
@@ -49,6 +52,7 @@ impl Writer {
             in_flight: HashMap::new(),
             unsent: Vec::new(),
             last_token: 0,
+            awaits_copies: false,
             no_room_since: None,
         }
     }
@@ -94,10 +98,10 @@ impl Writer {
         let core = &mut *guard;
         for write in &mut self.unsent {
             for i in (0..write.pages.len()).rev() {
-                let (page, slot) = (write.pages[i], write.slots[i]);
+                let (page, slot, sum) = (write.pages[i], write.slots[i], write.sums[i]);
                 let record = core.pages.record(&core.state, page);
                 if record.slot() != Some(slot) || record.refs() == 0 {
-                    core.staging.written(&core.state, &core.pages, slot, page);
+                    core.staging.written(&core.state, &core.pages, slot, page, sum);
                     write.pages.swap_remove(i);
                     write.sums.swap_remove(i);
                     write.slots.swap_remove(i);
@@ -113,7 +117,7 @@ impl Writer {
             return;
         }
         self.forget_superseded();
-        for write in std::mem::take(&mut self.unsent) {
+        for mut write in std::mem::take(&mut self.unsent) {
             let data: Vec<&[u8]> =
                 write.slots.iter().map(|&slot| self.shared.slot_bytes(slot)).collect();
             self.last_token += 1;
@@ -122,7 +126,9 @@ impl Writer {
                 None => self.lane.write(token, pages, &write.sums, &data),
                 Some(envelope) => {
                     let (sealed, sums) = envelope.seal(pages, &data);
-                    self.lane.write(token, pages, sums, &[sealed])
+                    let sent = self.lane.write(token, pages, sums, &[sealed]);
+                    write.sums.copy_from_slice(sums);
+                    sent
                 }
             };
             match sent {
@@ -133,6 +139,9 @@ impl Writer {
                 Err(error) => self.keep(write, &error),
             }
         }
+        if std::mem::take(&mut self.awaits_copies) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// What could not be written stays staged, and is tried again: a donor may get room.
@@ -142,6 +151,8 @@ impl Writer {
             SpaceError::Busy(_) => return self.collect(Some(Duration::from_millis(1))),
             // The next attempt goes to those that are there.
             SpaceError::Interrupted { .. } => return,
+            // Others may be sent at once.
+            SpaceError::Coded { .. } => return self.awaits_copies = true,
             error if error.is_transient() => {}
             SpaceError::NoRoom { .. } => {
                 let since = *self.no_room_since.get_or_insert_with(Instant::now);
@@ -167,8 +178,9 @@ impl Writer {
                 // which extents have them.
                 core.state.acknowledged(write.pages[0] / SEGMENT_PAGES, generation);
                 core.stats.pages_out += write.pages.len() as u64;
-                for (&page, &slot) in write.pages.iter().zip(&write.slots) {
-                    core.staging.written(&core.state, &core.pages, slot, page);
+                for ((&page, &slot), &sum) in write.pages.iter().zip(&write.slots).zip(&write.sums)
+                {
+                    core.staging.written(&core.state, &core.pages, slot, page, sum);
                 }
                 if core.wants_eviction() {
                     shared.evict.notify_one();

@@ -4,7 +4,9 @@
 //! simulations in the tests and the fleet simulator drive the same code (decision 1 of the design).
 
 pub mod cluster;
+pub mod cold;
 pub mod evict;
+pub mod parking;
 pub mod placement;
 pub mod prefetch;
 pub mod pressure;

@@ -1,15 +1,21 @@
 //! Which donor gets the next extent of a space.
 //!
 //! Four wishes, in this order. *Apart*: copies of a segment in different racks, or at least on
-//! different hosts, or one failure takes them all. *Room*: the donor with the most free memory is the least likely to
-//! want it back soon, so only donors with nearly as much as the best are looked at. *Nearness*:
-//! among those, the nearest. *Spread*: among the equally near, the one that holds the fewest
-//! extents of this space, which is round robin for a space that grows, and lets a sweep over it
+//! different hosts, or one failure takes them all. *Nearness*: the nearest level of the tree of locations (host,
+//! chassis, rack…) on which a donor has room. *Room*: among the equally near, those with nearly as much as the
+//! best of them, since who has most is the least likely to want some back soon. *Spread*: among these, the one
+//! that holds the fewest extents of this space, which is round robin for a space that grows, and lets a sweep over it
 //! draw on every donor's bandwidth.
 //!
-//! Room comes before nearness because a near donor that fills up first has to move extents away
-//! again (decision 6 of the design), which costs more than the difference in latency. The
-//! power-of-two-choices alternative was rejected: the borrower knows all its donors anyway, and a
+//! A level counts as full when its donors have less than an eighth of what the donor with most free memory has:
+//! near donors that are filled to the last page have to move extents away again as soon as their
+//! hosts want some back (decision 6 of the design), which costs more than the difference in latency.
+//!
+//! vMCA (III-A) has a zone of pages for each home at the borrower, each with a buddy allocator, in a tree of locations, and
+//! takes from the nearest zone that has some. Its zones hold pages that were granted before they were needed; here donors
+//! are asked when an extent is, so that what nobody uses is with nobody, and the one allocator of a donor's
+//! memory is the donor's own. Who is nearest follows from the names of the two places alone.
+//! The power-of-two-choices alternative was rejected: the borrower knows all its donors anyway, and a
 //! deterministic choice can be replayed.
 
 use crate::site::Apart;
@@ -30,32 +36,43 @@ pub struct Candidate {
     pub apart: Apart,
 }
 
-/// A donor whose free memory is at least this share (in eighths) of the best donor's counts as
+/// A donor with less than this share (in eighths) of the best donor's free memory is left alone while there are
+/// others, be they further away.
+const NEARLY_FULL_EIGHTHS: u64 = 1;
+
+/// A donor whose free memory is at least this share (in eighths) of the best of the equally near counts as
 /// having as much room.
 const NEAR_EQUAL_EIGHTHS: u64 = 6;
 
 /// The index in `candidates` of the donor to ask for an extent of `need_pages`, or `None` when
 /// nobody has the room. The same input gives the same answer.
 pub fn choose(candidates: &[Candidate], need_pages: u64) -> Option<usize> {
-    let has_room = |c: &Candidate| c.in_service && c.free_pages >= need_pages;
-    let apart = candidates.iter().filter(|c| has_room(c)).map(|c| c.apart).max()?;
-    let fits = |c: &Candidate| has_room(c) && c.apart == apart;
-    let most_free = candidates.iter().filter(|c| fits(c)).map(|c| c.free_pages).max()?;
-    // Divided before it is multiplied: a donor's word is not trusted to stay clear of overflow.
-    let enough = most_free / 8 * NEAR_EQUAL_EIGHTHS;
+    let has_room = |c: &&Candidate| c.in_service && c.free_pages >= need_pages;
+    let apart = candidates.iter().filter(has_room).map(|c| c.apart).max()?;
+    let fits = |c: &&Candidate| has_room(c) && c.apart == apart;
+    let enough = share_of_most(NEARLY_FULL_EIGHTHS, candidates.iter().filter(fits))?;
+    let has_left = |c: &&Candidate| fits(c) && c.free_pages >= enough;
+    let distance = candidates.iter().filter(has_left).map(|c| c.distance).min()?;
+    let is_near = |c: &&Candidate| has_left(c) && c.distance == distance;
+    let enough = share_of_most(NEAR_EQUAL_EIGHTHS, candidates.iter().filter(is_near))?;
     candidates
         .iter()
         .enumerate()
-        .filter(|(_, c)| fits(c) && c.free_pages >= enough)
-        .min_by_key(|(index, c)| {
-            (c.distance, c.extents_held_by_this_space, u64::MAX - c.free_pages, *index)
-        })
+        .filter(|(_, c)| is_near(c) && c.free_pages >= enough)
+        .min_by_key(|(index, c)| (c.extents_held_by_this_space, u64::MAX - c.free_pages, *index))
         .map(|(index, _)| index)
+}
+
+/// So many eighths of what the donor with most free memory has.
+fn share_of_most<'a>(eighths: u64, donors: impl Iterator<Item = &'a Candidate>) -> Option<u64> {
+    // Divided before it is multiplied: a donor's word is not trusted to stay clear of overflow.
+    donors.map(|c| c.free_pages).max().map(|most| most / 8 * eighths)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::site::Site;
     use proptest::prelude::*;
 
     fn donor(free_pages: u64) -> Candidate {
@@ -85,11 +102,57 @@ mod tests {
     }
 
     #[test]
-    fn room_beats_nearness_and_nearness_beats_spread() {
-        let near = Candidate { distance: 0, ..donor(1000) };
-        assert_eq!(choose(&[near, donor(4000)], 10), Some(1));
-        let near = Candidate { distance: 0, extents_held_by_this_space: 7, ..donor(3900) };
+    fn nearness_beats_room_and_room_beats_spread() {
+        let near = Candidate { distance: 0, extents_held_by_this_space: 7, ..donor(1000) };
         assert_eq!(choose(&[donor(4000), near], 10), Some(1));
+        let nearly_full = Candidate { distance: 0, ..donor(400) };
+        assert_eq!(choose(&[nearly_full, donor(4000)], 10), Some(1));
+        let larger = Candidate { extents_held_by_this_space: 7, ..donor(4000) };
+        assert_eq!(choose(&[donor(1000), larger], 10), Some(1));
+    }
+
+    /// As donors stand in racks, chassis and hosts: each level is used up before the next one is drawn on, but
+    /// for the eighth that is left to its hosts, and the donors of one level fill up side by side.
+    #[test]
+    fn the_nearest_level_with_room_comes_first_over_three_levels() {
+        let at = |host: &str, location: &str| Site {
+            host: host.to_owned(),
+            location: Some(location.to_owned()),
+        };
+        let here = at("here", "rack1/chassis1");
+        // In an order that says nothing of where they stand.
+        let places = [
+            ("far", "rack2/chassis1"),
+            ("in the rack", "rack1/chassis2"),
+            ("here", "rack1/chassis1"),
+            ("in the chassis", "rack1/chassis1"),
+            ("in the rack, too", "rack1/chassis3"),
+        ];
+        let mut donors = places.map(|(host, location)| Candidate {
+            distance: here.distance(&at(host, location)),
+            ..donor(64)
+        });
+        let mut taken = Vec::new();
+        while let Some(chosen) = choose(&donors, 1) {
+            donors[chosen].free_pages -= 1;
+            donors[chosen].extents_held_by_this_space += 1;
+            taken.push(places[chosen].0);
+        }
+        assert_eq!(taken.len(), 5 * 64, "all of it can be had");
+        let levels = [
+            (57, &["here"][..]),
+            (57, &["in the chassis"]),
+            (2 * 57, &["in the rack", "in the rack, too"]),
+            (1, &["far"]),
+        ];
+        let mut rest = taken.as_slice();
+        for (extents, names) in levels {
+            let (level, further) = rest.split_at(extents);
+            assert!(level.iter().all(|name| names.contains(name)), "{names:?}: {level:?}");
+            let of = |name: &str| level.iter().filter(|one| **one == name).count();
+            assert!(names.iter().all(|name| of(name) == extents / names.len()), "{level:?}");
+            rest = further;
+        }
     }
 
     #[test]
@@ -140,9 +203,12 @@ mod tests {
                     prop_assert!(fits(&candidates[at]));
                     let apart = candidates[at].apart;
                     prop_assert!(!candidates.iter().any(|c| fits(c) && c.apart > apart));
-                    let alike = candidates.iter().filter(|c| fits(c) && c.apart == apart);
-                    let most = alike.map(|c| c.free_pages).max();
-                    prop_assert!(candidates[at].free_pages >= most.unwrap() / 2);
+                    let alike = || candidates.iter().filter(|c| fits(c) && c.apart == apart);
+                    let enough = alike().map(|c| c.free_pages).max().unwrap() / 8;
+                    prop_assert!(candidates[at].free_pages >= enough);
+                    let distance = candidates[at].distance;
+                    let mut nearer = alike().filter(|c| c.distance < distance);
+                    prop_assert!(!nearer.any(|c| c.free_pages >= enough));
                 }
                 None => prop_assert!(!candidates.iter().any(fits)),
             }

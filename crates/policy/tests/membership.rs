@@ -31,6 +31,8 @@ struct Budget {
     moves: u8,
     uses: u8,
     leaves: u8,
+    stays: u8,
+    silences: u8,
     crashes: u8,
     joins: u8,
     mistakes: u8,
@@ -217,6 +219,14 @@ impl World {
                 left.said.remove(&id);
                 spend(|budget| &mut budget.leaves, left);
             }
+            if member.phase() == Phase::Leaving {
+                let stayed = self.with_node(id, Member::stay);
+                spend(|budget| &mut budget.stays, stayed);
+            }
+            let mut silent = self.clone();
+            let sends = silent.manager.excuse(id);
+            silent.send_down(sends);
+            spend(|budget| &mut budget.silences, silent);
             if member.phase() == Phase::Inactive {
                 let mut joined = self.clone();
                 let life = joined.lives[&id] + 1;
@@ -345,8 +355,17 @@ fn explore(nodes: u32, pages: u64, budget: Budget) {
     println!("{} states, {at_rest} at rest", seen.len());
 }
 
-const NOTHING: Budget =
-    Budget { moves: 0, uses: 0, leaves: 0, crashes: 0, joins: 0, mistakes: 0, manager_restarts: 0 };
+const NOTHING: Budget = Budget {
+    moves: 0,
+    uses: 0,
+    leaves: 0,
+    stays: 0,
+    silences: 0,
+    crashes: 0,
+    joins: 0,
+    mistakes: 0,
+    manager_restarts: 0,
+};
 
 #[test]
 fn a_node_leaves_while_pages_change_places() {
@@ -356,6 +375,35 @@ fn a_node_leaves_while_pages_change_places() {
 #[test]
 fn a_node_leaves_and_joins_again() {
     explore(2, 1, Budget { moves: 1, uses: 1, leaves: 1, joins: 1, ..NOTHING });
+}
+
+#[test]
+fn a_node_thinks_better_of_leaving() {
+    explore(2, 1, Budget { moves: 1, uses: 1, leaves: 1, stays: 1, ..NOTHING });
+}
+
+#[test]
+fn a_node_thinks_better_of_leaving_while_the_manager_restarts() {
+    explore(2, 1, Budget { leaves: 1, stays: 1, manager_restarts: 1, ..NOTHING });
+}
+
+#[test]
+fn who_recovers_does_not_wait_for_who_is_silent() {
+    explore(2, 1, Budget { moves: 1, uses: 1, crashes: 1, silences: 1, ..NOTHING });
+}
+
+#[test]
+fn who_has_ended_is_not_waited_for() {
+    let mut world = World::formed(3, 1, NOTHING);
+    let sends = world.manager.handle(NodeId(1), ToManager::LeaveReq);
+    assert_eq!(sends.len(), 2, "both others are to confirm");
+    let member = world.nodes[&NodeId(1)].as_ref().expect("it is up");
+    let itself = ToManager::Statistics(member.holdings());
+    assert!(world.manager.handle(NodeId(1), itself).is_empty(), "it owns nothing of others");
+    assert!(world.manager.forget(NodeId(2)).is_empty());
+    assert_eq!(world.manager.forget(NodeId(3)), [(NodeId(1), ToNode::LeaveNotify)]);
+    assert_eq!(world.manager.state(NodeId(1)), NodeState::Inactive);
+    assert_eq!(world.manager.life(NodeId(3)), None);
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! What a space is made of, and where its donors are.
 
 use crate::SpaceError;
+use crate::code::Code;
 use crate::group::MAX_COPIES;
 use crate::map::Shape;
 use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId};
 use hecaton_policy::site::Site;
 use hecaton_transport::client::Options;
+use hecaton_transport::tls::CredentialsDir;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a space's pages survive the loss of a donor.
@@ -40,6 +43,16 @@ impl Redundancy {
     }
 }
 
+/// How segments are kept that nobody has touched for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cold {
+    /// The erasure code.
+    pub code: Code,
+    /// For how long all segments of a stripe must have been left alone.
+    pub after: Duration,
+}
+
 /// What a space is made of.
 #[derive(Clone, Debug)]
 pub struct SpaceConfig {
@@ -55,6 +68,8 @@ pub struct SpaceConfig {
     pub segment_order: u8,
     /// How groups survive the loss of a donor.
     pub redundancy: Redundancy,
+    /// What is coded, when it has gone cold. Only where there are copies.
+    pub cold: Option<Cold>,
     /// Where the borrower is: nearer donors are taken first.
     pub site: Site,
     /// How long donors keep the space's extents without hearing from it.
@@ -69,6 +84,9 @@ pub struct SpaceConfig {
     pub give_up: Duration,
     /// Bounds of each connection.
     pub connection: Options,
+    /// What is shown to donors, which are then to show certificates of their nodes; connections are not
+    /// protected if nothing is said.
+    pub credentials: Option<Arc<CredentialsDir>>,
 }
 
 impl SpaceConfig {
@@ -89,12 +107,14 @@ impl SpaceConfig {
             pages,
             segment_order: Self::SEGMENT_ORDER,
             redundancy: Redundancy::None,
+            cold: None,
             site: Site::default(),
             lease: Duration::from_secs(30),
             patience: Duration::from_secs(10),
             failover: Duration::from_millis(150),
             give_up: Duration::from_secs(60),
             connection: Options::default(),
+            credentials: None,
         }
     }
 
@@ -115,6 +135,7 @@ impl SpaceConfig {
             segment_pages: self.segment_pages(),
             copies: self.redundancy.copies(),
             epoch: self.epoch,
+            code: self.cold.map(|cold| cold.code),
         }
     }
 
@@ -127,6 +148,9 @@ impl SpaceConfig {
         }
         if Redundancy::of_copies(self.redundancy.copies())? != self.redundancy {
             return Err(SpaceError::Copies { copies: 1, most: MAX_COPIES });
+        }
+        if let (Some(cold), Redundancy::None) = (self.cold, self.redundancy) {
+            return Err(SpaceError::CodeOfOneCopy(cold.code));
         }
         let most = u64::MAX / PAGE_SIZE as u64;
         if self.pages == 0 || self.pages > most {

@@ -10,8 +10,9 @@ use crate::{Space, SpaceError};
 use hecaton_memory::{ExtentId, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{MAX_HELD, Refusal, Request};
+use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
@@ -22,7 +23,7 @@ pub(crate) enum Persistence {
     Once,
     /// The same, for no longer than the space's failover time: others can be asked instead.
     Brief,
-    /// On new connections, until the space's patience has run out.
+    /// On new connections, until the donor has been silent for the space's patience.
     Patient,
 }
 
@@ -37,15 +38,47 @@ const GLANCE: Duration = Duration::from_millis(1);
 pub(crate) struct Donor {
     pub(crate) index: DonorIndex,
     pub(crate) name: String,
-    address: Mutex<SocketAddr>,
+    place: Mutex<DonorPlace>,
     link: Mutex<Link>,
     bulk: Mutex<Link>,
+}
+
+/// Where a donor is.
+#[derive(Clone, Debug)]
+pub(crate) struct DonorPlace {
+    pub(crate) address: SocketAddr,
+    /// The node that it belongs to.
+    pub(crate) node: String,
 }
 
 /// A control connection, and the lane id that its successors share.
 pub(crate) struct Link {
     lane: u64,
     open: Option<Open>,
+    silence: Option<Silence>,
+}
+
+/// Attempts that failed one after the other, with no answer between them. Callers wait for the patience
+/// together and not one after the other: a donor that has been silent for that long when it is a
+/// caller's turn is asked once more, and that is all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Silence {
+    since: Instant,
+    latest: Instant,
+}
+
+impl Silence {
+    /// As it stands after an attempt that failed just now, of a call that began then. A failure so long
+    /// ago that all of the patience had passed by then was another silence: nobody has looked meanwhile.
+    fn goes_on(
+        before: Option<Silence>,
+        began: Instant,
+        now: Instant,
+        patience: Duration,
+    ) -> Silence {
+        let before = before.filter(|before| began <= before.latest + patience);
+        Silence { since: before.map_or(began, |before| before.since), latest: now }
+    }
 }
 
 struct Open {
@@ -61,18 +94,29 @@ pub(crate) struct Answered {
 }
 
 impl Donor {
-    pub(crate) fn new(index: DonorIndex, name: &str, address: SocketAddr) -> Donor {
-        let link = || Mutex::new(Link { lane: random_u64(), open: None });
-        let (name, address) = (name.to_owned(), Mutex::new(address));
-        Donor { index, name, address, link: link(), bulk: link() }
+    pub(crate) fn new(index: DonorIndex, name: &str, place: DonorPlace) -> Donor {
+        let link = || Mutex::new(Link { lane: random_u64(), open: None, silence: None });
+        let (name, place) = (name.to_owned(), Mutex::new(place));
+        Donor { index, name, place, link: link(), bulk: link() }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place().address
     }
 
-    pub(crate) fn set_address(&self, address: SocketAddr) {
-        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+    pub(crate) fn set_place(&self, place: DonorPlace) {
+        *self.place() = place;
+    }
+
+    /// How it is reached by whoever has these credentials.
+    pub(crate) fn destination(&self, credentials: Option<&Arc<CredentialsDir>>) -> Destination {
+        let DonorPlace { address, node } = self.place().clone();
+        let tls = |credentials| Tls { credentials: Arc::clone(credentials), node: Some(node) };
+        Destination { address, tls: credentials.map(tls) }
+    }
+
+    fn place(&self) -> MutexGuard<'_, DonorPlace> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The control connection. Taken before the space's map, never after.
@@ -110,6 +154,18 @@ impl Link {
         request: Request<'_>,
         persistence: Persistence,
     ) -> Result<Answered, SpaceError> {
+        self.call_with(space, donor, expected, (request, &[]), persistence)
+    }
+
+    /// As [`Link::call`], with pages that follow the request.
+    pub(crate) fn call_with(
+        &mut self,
+        space: &Space,
+        donor: &Donor,
+        expected: Option<(u64, Place)>,
+        request: (Request<'_>, &[&[u8]]),
+        persistence: Persistence,
+    ) -> Result<Answered, SpaceError> {
         let began = Instant::now();
         let within = match persistence {
             Persistence::Brief => Within(Some(began + space.config().failover)),
@@ -122,17 +178,23 @@ impl Link {
             }
             let attempt = self.attempt(space, donor, expected, request, within, &mut fresh);
             let error = match attempt {
-                Ok(answered) => return Ok(answered),
+                Ok(answered) => {
+                    self.silence = None;
+                    return Ok(answered);
+                }
                 Err(Attempt::Final(error)) => return Err(error),
                 Err(Attempt::Again(error)) => error,
             };
             self.open = None;
             debug!(donor = donor.name, %error, "control connection lost");
             let patience = space.config().patience;
+            let silence = Silence::goes_on(self.silence, began, Instant::now(), patience);
+            self.silence = Some(silence);
+            let silent = silence.latest - silence.since;
             let spent = match persistence {
                 Persistence::Once => fresh > 0,
                 Persistence::Brief => fresh > 0 || within.is_over(),
-                Persistence::Patient => began.elapsed() >= patience,
+                Persistence::Patient => fresh > 0 && silent >= patience,
             };
             if spent {
                 if persistence != Persistence::Brief {
@@ -140,7 +202,7 @@ impl Link {
                 }
                 return Err(SpaceError::Unreachable {
                     donor: donor.name.clone(),
-                    patience: began.elapsed(),
+                    patience: silent,
                 });
             }
             if fresh > 0 {
@@ -154,7 +216,7 @@ impl Link {
         space: &Space,
         donor: &Donor,
         expected: Option<(u64, Place)>,
-        request: Request<'_>,
+        (request, data): (Request<'_>, &[&[u8]]),
         within: Within,
         fresh: &mut u32,
     ) -> Result<Answered, Attempt> {
@@ -176,7 +238,7 @@ impl Link {
             }
             return Err(Attempt::Final(space.lost_error(segment, donor.index)));
         }
-        let outcome = connection.call_within(within.at_most(answer), request, &[])?;
+        let outcome = connection.call_within(within.at_most(answer), request, data)?;
         if !space.map().heard(donor.index, boot, connection.load(), begun, space.now()) {
             // An answer from an earlier life of the donor.
             return Err(Attempt::Again(ConnectionError::Closed));
@@ -222,7 +284,8 @@ fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<
     let hello = space.hello(lane);
     let mut options = space.config().connection;
     options.connect = within.at_most(options.connect);
-    let opened = Connection::open(donor.address(), &hello, &options);
+    let to = donor.destination(space.config().credentials.as_ref());
+    let opened = Connection::open(to, &hello, &options);
     let mut connection = match opened {
         Err(ConnectionError::Refused(Refusal::StaleEpoch(_))) => {
             return Err(Attempt::Final(space.fence()));
@@ -271,4 +334,26 @@ fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<
     }
     drop(map);
     Ok(Open { connection, boot, begun })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_wait_for_a_silent_donor_together() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let patience = Duration::from_secs(60);
+        let first = Silence::goes_on(None, at(0), at(1), patience);
+        assert_eq!(first, Silence { since: at(0), latest: at(1) });
+        let spent = Silence::goes_on(Some(first), at(0), at(60), patience);
+        assert_eq!(spent, Silence { since: at(0), latest: at(60) });
+        // The next in turn, which fails at once.
+        let next = Silence::goes_on(Some(spent), at(60), at(61), patience);
+        assert_eq!(next, Silence { since: at(0), latest: at(61) });
+        // Nobody asked for a long time, in which it may have been there.
+        let other = Silence::goes_on(Some(next), at(122), at(123), patience);
+        assert_eq!(other, Silence { since: at(122), latest: at(123) });
+    }
 }

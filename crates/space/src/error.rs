@@ -32,6 +32,30 @@ pub enum SpaceError {
         /// The most.
         most: u8,
     },
+    /// No such erasure code is kept.
+    #[error(
+        "'{asked}' is no erasure code: give segments of a stripe and parities, as 4+2; 2 to {}, and 1 to {}",
+        crate::code::MAX_DATA,
+        crate::code::MAX_PARITY
+    )]
+    Code {
+        /// What was asked for.
+        asked: String,
+    },
+    /// An erasure code for memory that is kept in one copy as long as it is not cold.
+    #[error(
+        "the code {0} is for memory that is kept in copies while it is used: give 2 copies or 3, too"
+    )]
+    CodeOfOneCopy(crate::code::Code),
+    /// The pages are cold and coded, and are being made copies of again so that they can be written or
+    /// discarded.
+    #[error("segment {segment} of space {space} is coded, and is being made copies of again")]
+    Coded {
+        /// The space.
+        space: SpaceId,
+        /// The segment.
+        segment: u64,
+    },
     /// Not one donor could be reached.
     #[error("no donor can be reached of {0} known: is the cluster running?")]
     NoDonor(usize),
@@ -128,7 +152,10 @@ impl SpaceError {
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
-            SpaceError::Interrupted { .. } | SpaceError::Unreachable { .. } | SpaceError::Busy(_)
+            SpaceError::Interrupted { .. }
+                | SpaceError::Unreachable { .. }
+                | SpaceError::Busy(_)
+                | SpaceError::Coded { .. }
         )
     }
 }

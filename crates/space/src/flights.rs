@@ -325,6 +325,12 @@ impl Flights {
         flight.since = flight.since.min(since);
     }
 
+    /// A request is part of what is waited for since then.
+    pub fn waits_since(&mut self, slot: Slot, since: Duration) {
+        let flight = &mut self.flights[slot.0 as usize];
+        flight.since = flight.since.min(since);
+    }
+
     /// Nobody wants to hear of the request any more. It is not begun if it has not been, nor repeated.
     pub fn abandon(&mut self, slot: Slot) {
         let donor = self.flights[slot.0 as usize].place.donor;
@@ -336,6 +342,14 @@ impl Flights {
             self.leave(slot);
         } else {
             self.flights[slot.0 as usize].abandoned = true;
+        }
+    }
+
+    /// As [`Flights::abandon`], of a request that may have failed already without its owner knowing: then
+    /// the slot may be another's by now.
+    pub fn abandon_if_of(&mut self, slot: Slot, token: u64) {
+        if self.flights[slot.0 as usize].token == token {
+            self.abandon(slot);
         }
     }
 

@@ -7,6 +7,9 @@
 //! Whenever a member leaves, the group's generation rises, and the next write brings it to those
 //! that stay. A member that missed a write thus has a lower one than those that did not, which is how
 //! a successor of the borrower tells them apart.
+//!
+//! A group that is part of a coded stripe ([`stripe`](crate::stripe)) has one member, and may be left
+//! without any: its pages follow from the rest of the stripe.
 
 use hecaton_memory::{ExtentId, Generation};
 
@@ -45,11 +48,26 @@ pub struct Member {
     pub is_whole: bool,
 }
 
+/// What a group is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Form {
+    /// Nothing else: its members are copies, and are written to.
+    #[default]
+    Copies,
+    /// A stripe whose parities are being made. A write puts an end to that.
+    Coding,
+    /// A stripe that is coded. It is not written to; and what has no whole member left follows from the
+    /// rest of the stripe.
+    Coded,
+}
+
 /// The extents of one segment. No two are at one donor.
 #[derive(Clone, Copy)]
 pub struct Group {
     /// What writes bring to the members.
     pub generation: Generation,
+    /// What it is part of.
+    pub form: Form,
     members: [Member; MAX_MEMBERS],
     count: u8,
 }
@@ -62,7 +80,7 @@ const NO_MEMBER: Member = Member {
 impl Group {
     /// A group without members.
     pub fn new(generation: Generation) -> Group {
-        Group { generation, members: [NO_MEMBER; MAX_MEMBERS], count: 0 }
+        Group { generation, form: Form::Copies, members: [NO_MEMBER; MAX_MEMBERS], count: 0 }
     }
 
     /// All members.
@@ -115,7 +133,9 @@ impl Group {
 
 impl PartialEq for Group {
     fn eq(&self, other: &Group) -> bool {
-        self.generation == other.generation && self.members() == other.members()
+        self.generation == other.generation
+            && self.form == other.form
+            && self.members() == other.members()
     }
 }
 
@@ -123,7 +143,7 @@ impl Eq for Group {}
 
 impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Group({}, {:?})", self.generation, self.members())
+        write!(f, "Group({}, {:?}, {:?})", self.generation, self.form, self.members())
     }
 }
 

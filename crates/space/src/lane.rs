@@ -7,10 +7,13 @@
 //! page request pays for no clock and no timer call of its own.
 
 use crate::absence::Absences;
+use crate::code::Code;
+use crate::decodings::{Decodings, is_sound};
 use crate::flights::{Cause, Limits, Link, Slot};
 use crate::group::{DonorIndex, Place};
 use crate::lookup::Whereabouts;
-use crate::requests::{End, Groups, Requests, Writing};
+use crate::requests::{End, Groups, Recipient, Requests, Writing};
+use crate::stripe::Shards;
 use crate::{Space, SpaceError};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, page_sum, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Event};
@@ -41,7 +44,8 @@ pub enum Completion<'a> {
         token: u64,
         /// Where in the request's list of pages these begin.
         from: usize,
-        /// The donor that has sent them; none for pages that were never written.
+        /// The donor that has sent them, [`DonorIndex::UNKNOWN`] if they were worked out from several
+        /// others' pages; none for pages that were never written.
         giver: Option<DonorIndex>,
         /// The sums that the donor keeps for them, one each. Verifying is up to the caller, who has
         /// the sums that it once computed itself; a page that does not match is for
@@ -126,6 +130,9 @@ pub struct Lane {
     pulse: Duration,
     /// Copies of each page. Only where there are several is a donor given up early.
     copies: usize,
+    /// Most requests to donors that one of the owner's may come to.
+    fan_out: usize,
+    decodings: Decodings,
     generation: u64,
 }
 
@@ -138,6 +145,7 @@ impl Lane {
         let stall = config.connection.answer;
         let limits = Limits { patience: config.patience, stall };
         let copies = usize::from(config.redundancy.copies());
+        let code = config.cold.map(|cold| cold.code);
         let mut pulse = PULSE.min(stall / 4).min(config.patience / 4);
         if copies > 1 {
             pulse = pulse.min(config.failover / 4);
@@ -155,6 +163,8 @@ impl Lane {
             armed: None,
             pulse,
             copies,
+            fan_out: (copies + 1).max(1 + code.map_or(0, Code::data)),
+            decodings: Decodings::new(code),
             generation: 0,
             space,
         })
@@ -191,12 +201,22 @@ impl Lane {
         };
         let mask = self.space.segment_pages() - 1;
         let now = self.now();
+        self.space.note_read(segment, now);
         let extent_pages = pages.iter().map(|page| (page & mask) as u32);
-        let donor = self.requests.read(token, (segment, &group), extent_pages, avoid, now);
+        let mut groups = &*self.space;
+        let group = (segment, &group);
+        let donor = self.requests.read(token, group, extent_pages, avoid, &mut groups, now);
         self.arm(now + self.pulse);
         self.arm_hedge();
-        self.flush(donor, now);
+        match donor {
+            Some(donor) => self.flush(donor, now),
+            None => self.flush_all(now),
+        }
         self.connect_where_needed(now);
+        if self.requests.has_ends() {
+            // The caller may be waiting for a descriptor.
+            self.arm(Duration::ZERO);
+        }
         Ok(())
     }
 
@@ -223,11 +243,13 @@ impl Lane {
         let group = self.space.group_for_write(segment)?;
         let writing = self.requests.write(token, segment, group);
         let outcome = self.send_write(&writing, segment, pages, sums, data);
+        let mut groups = &*self.space;
         if outcome.is_err() && !self.requests.is_sent(&writing) {
             self.requests.forget(&writing);
+            groups.write_ends(segment);
             return outcome;
         }
-        let (mut groups, now) = (&*self.space, self.space.now());
+        let now = self.space.now();
         self.requests.sent(&writing, &mut groups, now);
         if self.requests.has_ends() {
             // The caller may be waiting for a descriptor.
@@ -435,6 +457,7 @@ impl Lane {
             return false;
         };
         let (requests, absences) = (&mut self.requests, &mut self.absences);
+        let decodings = &mut self.decodings;
         let mut groups = &*self.space;
         let was_open = connection.welcome().is_some();
         let mut handed_over = false;
@@ -446,8 +469,23 @@ impl Lane {
                     if let Some(new) = requests.pages(slot, from, sums.len(), now) {
                         handed_over = true;
                         let (sums, data) = (&sums[new.skip..], &mut data[new.skip * PAGE_SIZE..]);
-                        let (token, from, giver) = (new.token, new.from, Some(donor));
-                        sink(Completion::Read { token, from, giver, sums, data });
+                        match new.to {
+                            Recipient::Owner(token) => {
+                                let (from, giver) = (new.from, Some(donor));
+                                sink(Completion::Read { token, from, giver, sums, data });
+                            }
+                            Recipient::Decoding { decoding, shard, .. } if is_sound(sums, data) => {
+                                decodings.keep(decoding, shard, new.from, data);
+                            }
+                            Recipient::Decoding { decoding, shard, place } => {
+                                requests.shard_is_damaged(
+                                    decoding,
+                                    (shard, place),
+                                    &mut groups,
+                                    now,
+                                );
+                            }
+                        }
                     }
                 }
                 Event::Done => {
@@ -457,7 +495,7 @@ impl Lane {
                 Event::Refused(refusal) => requests.flights.refused(slot, refusal),
                 // The connection lets nothing through that was not asked for, and lanes ask for
                 // neither extents nor lists.
-                Event::Allocated(_) | Event::Held(_) | Event::Verified(_) => {}
+                Event::Allocated(_) | Event::Held(_) | Event::Verified(_) | Event::Signed(_) => {}
             }
         });
         match outcome {
@@ -535,14 +573,15 @@ impl Lane {
             self.links.push(link);
         }
         let link = &mut self.links[donor.0 as usize];
-        let address = self.space.donor(donor).address();
+        let to = self.space.donor(donor).destination(self.space.config().credentials.as_ref());
+        let address = to.address;
         let hello = self.space.hello(link.lane);
         let mut options = self.space.config().connection;
         if self.copies > 1 {
             // Who takes nothing of what is sent is as silent as who does not answer.
             options.stall = options.stall.min(self.space.config().failover);
         }
-        match Connection::start(address, &hello, &options) {
+        match Connection::start(to, &hello, &options) {
             Ok(connection) => {
                 link.connection = Some(connection);
                 link.begun = now;
@@ -666,6 +705,7 @@ impl Lane {
         let any = self.requests.has_ends();
         while let Some(end) = self.requests.next_end() {
             match end {
+                End::Decoded { decoding } => self.decode(decoding, sink),
                 End::Written { token, generation } => {
                     sink(Completion::Written { token, generation });
                 }
@@ -675,7 +715,30 @@ impl Lane {
                 }
             }
         }
+        self.decodings.retain(|decoding| self.requests.is_decoding(decoding));
         any
+    }
+
+    /// Works out the pages of a read from those of other shards.
+    fn decode(&mut self, decoding: u64, sink: &mut dyn FnMut(Completion<'_>)) {
+        let (mut groups, now) = (&*self.space, self.now());
+        let Some(decoded) = self.requests.take_decoded(decoding, &mut groups, now) else {
+            // It may be read from elsewhere instead.
+            self.flush_all(now);
+            return self.connect_where_needed(now);
+        };
+        let (token, from) = (decoded.token, decoded.from);
+        match self.decodings.complete(decoding, &decoded) {
+            Some((mut data, sums)) => {
+                // Of several donors, none of which can be named if the pages are wrong.
+                let giver = Some(DonorIndex::UNKNOWN);
+                sink(Completion::Read { token, from, giver, sums: &sums, data: &mut data });
+            }
+            None => {
+                let error = self.unreachable(decoded.segment, DonorIndex::UNKNOWN, now);
+                sink(Completion::Failed { token, from, error });
+            }
+        }
     }
 
     fn error_of(&mut self, segment: u64, place: Place, cause: Cause) -> SpaceError {
@@ -695,6 +758,10 @@ impl Lane {
 
     /// A request was not answered in time.
     fn unreachable(&mut self, segment: u64, donor: DonorIndex, now: Duration) -> SpaceError {
+        if donor == DonorIndex::UNKNOWN {
+            let (donor, patience) = ("of a coded stripe".to_owned(), self.space.config().patience);
+            return SpaceError::Unreachable { donor, patience };
+        }
         let away = self.absences.unanswered(donor, now);
         let (space, donor) = (self.space.config(), self.space.donor(donor).name.clone());
         match away {
@@ -723,7 +790,7 @@ impl Lane {
         }
         let kept = self.zeros.len() + self.stash.len();
         if kept >= crate::flights::MAX_REQUESTS
-            || !self.requests.has_room(pages.len(), self.copies + 1)
+            || !self.requests.has_room(pages.len(), self.fan_out)
         {
             return Err(SpaceError::Busy(crate::flights::MAX_PAGES_UNDER_WAY));
         }
@@ -755,6 +822,14 @@ impl Groups for &Space {
 
     fn gone(&mut self, segment: u64, place: Place) {
         self.map().gone(segment, place);
+    }
+
+    fn shards(&mut self, segment: u64) -> Option<Shards> {
+        self.map().shards(segment)
+    }
+
+    fn write_ends(&mut self, segment: u64) {
+        Space::write_ends(self, segment);
     }
 }
 

@@ -21,8 +21,10 @@
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
 mod absence;
+pub mod code;
 mod config;
 mod control;
+mod decodings;
 mod error;
 pub mod flights;
 pub mod group;
@@ -30,20 +32,29 @@ mod lane;
 mod latency;
 pub mod lookup;
 pub mod map;
+mod mend;
 mod recall;
+mod recode;
 pub mod requests;
+pub mod row;
 pub mod scrub;
 pub mod seal;
 mod space;
 mod status;
+pub mod stripe;
 mod tend;
 pub mod upkeep;
 mod verify;
 
-pub use config::{Directory, DonorAddress, Redundancy, SpaceConfig};
+pub use code::Code;
+pub use config::{Cold, Directory, DonorAddress, Redundancy, SpaceConfig};
 pub use error::SpaceError;
 pub use hecaton_policy::site::Site;
 pub use lane::{Completion, Lane};
 pub use map::Expected;
+pub use recode::Record;
 pub use space::Space;
 pub use status::{DonorStatus, ScrubStatus, SpaceStatus};
+pub use stripe::Coded;
+pub use tend::COPYING_BYTES_PER_S;
+pub use verify::SCRUB_BYTES_PER_S;

@@ -5,10 +5,12 @@
 //! that saw an odd count, or two different ones, reads again. Writers are serialised by the map's
 //! mutex. There are few of them, one for each extent taken or given back.
 
-use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
+use crate::code::FIRST_PARITY;
+use crate::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
 use hecaton_memory::{ExtentId, Generation};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 /// What a reader needs to know of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +27,18 @@ const NOWHERE: u32 = 0;
 const HELD: u32 = 1;
 const LOST: u32 = 2;
 
+const COPIES: u32 = 0;
+const CODING: u32 = 1;
+const CODED: u32 = 2;
+
 #[derive(Default)]
 struct Entry {
     sequence: AtomicU32,
     state: AtomicU32,
+    form: AtomicU32,
     generation: AtomicU64,
     members: [EntryMember; MAX_MEMBERS],
+    activity: Activity,
 }
 
 #[derive(Default)]
@@ -49,17 +57,21 @@ const WHOLE: u32 = 2;
 /// Entries that come into being together, with the first of them that is set.
 const CHUNK: u64 = 1024;
 
-/// Where each segment of a space is.
+/// Where each segment of a space is, and each parity.
 pub struct Lookup {
-    segments: u64,
+    segments: Table,
+    parities: Table,
+}
+
+struct Table {
+    count: u64,
     chunks: Box<[OnceLock<Box<[Entry]>>]>,
 }
 
 impl Lookup {
-    /// Segments that are all nowhere.
-    pub fn new(segments: u64) -> Lookup {
-        let chunks = (0..segments.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect();
-        Lookup { segments, chunks }
+    /// Segments, and parities of some of them, that are all nowhere.
+    pub fn new(segments: u64, parities: u64) -> Lookup {
+        Lookup { segments: Table::new(segments), parities: Table::new(parities) }
     }
 
     /// Where a segment is.
@@ -67,20 +79,106 @@ impl Lookup {
     /// # Panics
     /// If there is no such segment.
     pub fn get(&self, segment: u64) -> Whereabouts {
-        assert!(segment < self.segments, "segment {segment} of {}", self.segments);
-        match self.chunks[(segment / CHUNK) as usize].get() {
-            Some(entries) => entries[(segment % CHUNK) as usize].get(),
-            None => Whereabouts::Nowhere,
-        }
+        let (table, at) = self.table_of(segment);
+        table.known(at).map_or(Whereabouts::Nowhere, Entry::get)
     }
 
     /// Sets where a segment is. Callers hold the map's mutex.
     pub fn set(&self, segment: u64, whereabouts: Whereabouts) {
-        assert!(segment < self.segments, "segment {segment} of {}", self.segments);
-        let entries = self.chunks[(segment / CHUNK) as usize]
-            .get_or_init(|| (0..CHUNK).map(|_| Entry::default()).collect());
-        entries[(segment % CHUNK) as usize].set(whereabouts);
+        let (table, at) = self.table_of(segment);
+        table.entry(at).set(whereabouts);
     }
+
+    /// What is done with a segment.
+    pub fn activity(&self, segment: u64) -> &Activity {
+        let (table, at) = self.table_of(segment);
+        &table.entry(at).activity
+    }
+
+    /// What is done with a segment, if anything ever was.
+    pub fn known_activity(&self, segment: u64) -> Option<&Activity> {
+        let (table, at) = self.table_of(segment);
+        table.known(at).map(|entry| &entry.activity)
+    }
+
+    fn table_of(&self, segment: u64) -> (&Table, u64) {
+        match segment.checked_sub(FIRST_PARITY) {
+            None => (&self.segments, segment),
+            Some(parity) => (&self.parities, parity),
+        }
+    }
+}
+
+impl Table {
+    fn new(count: u64) -> Table {
+        Table { count, chunks: (0..count.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect() }
+    }
+
+    fn known(&self, at: u64) -> Option<&Entry> {
+        assert!(at < self.count, "segment {at} of {}", self.count);
+        let entries = self.chunks[(at / CHUNK) as usize].get()?;
+        Some(&entries[(at % CHUNK) as usize])
+    }
+
+    fn entry(&self, at: u64) -> &Entry {
+        assert!(at < self.count, "segment {at} of {}", self.count);
+        let entries = self.chunks[(at / CHUNK) as usize]
+            .get_or_init(|| (0..CHUNK).map(|_| Entry::default()).collect());
+        &entries[(at % CHUNK) as usize]
+    }
+}
+
+/// What is done with a segment of a space that codes what is cold.
+#[derive(Debug, Default)]
+pub struct Activity {
+    /// Writes and discards that may still land.
+    writes: AtomicU32,
+    /// When it was used last, in tenths of a second of the space's clock.
+    used: AtomicU32,
+    reads: AtomicU32,
+}
+
+impl Activity {
+    /// A write begins. To be called before the segment's whereabouts are looked at.
+    pub fn write_begins(&self, now: Duration) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.used.store(tenths(now), Ordering::Relaxed);
+        // With the one below: either the write is seen there, or the writer sees that the stripe is
+        // coding.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Nothing of a write lands any more.
+    pub fn write_ends(&self) {
+        self.writes.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Whether writes are under way. To be asked after it was published that the stripe is coding.
+    pub fn is_written(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.writes.load(Ordering::Acquire) > 0
+    }
+
+    /// It is read.
+    pub fn read(&self, now: Duration) {
+        self.used.store(tenths(now), Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How long nobody has used it.
+    pub fn idle(&self, now: Duration) -> Duration {
+        let tenths = tenths(now).saturating_sub(self.used.load(Ordering::Relaxed));
+        Duration::from_millis(u64::from(tenths) * 100)
+    }
+
+    /// Read requests so far. The count begins anew after 2^32.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed).into()
+    }
+}
+
+fn tenths(now: Duration) -> u32 {
+    (now.as_millis() / 100).min(u32::MAX.into()) as u32
 }
 
 impl Entry {
@@ -90,6 +188,11 @@ impl Entry {
             let state = self.state.load(Ordering::Relaxed);
             let lost_with = DonorIndex(self.members[0].donor.load(Ordering::Relaxed));
             let mut group = Group::new(Generation(self.generation.load(Ordering::Relaxed)));
+            group.form = match self.form.load(Ordering::Relaxed) {
+                CODED => Form::Coded,
+                CODING => Form::Coding,
+                _ => Form::Copies,
+            };
             // What is read while the entry changes may be half of each, two members at one donor
             // among it; it is thrown away below.
             let mut is_sound = true;
@@ -131,6 +234,12 @@ impl Entry {
             Whereabouts::Nowhere => NOWHERE,
             Whereabouts::Held(group) => {
                 self.generation.store(group.generation.0, Ordering::Relaxed);
+                let form = match group.form {
+                    Form::Copies => COPIES,
+                    Form::Coding => CODING,
+                    Form::Coded => CODED,
+                };
+                self.form.store(form, Ordering::Relaxed);
                 for (at, entry) in self.members.iter().enumerate() {
                     match group.members().get(at) {
                         Some(member) => {
@@ -171,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_reader_never_sees_half_of_an_entry() {
-        let lookup = Lookup::new(2);
+        let lookup = Lookup::new(2, 0);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -12,13 +12,15 @@
 //!
 //! What is missing, or in the wrong place, is put right by [`upkeep`](crate::upkeep).
 
+use crate::code::{self, Code};
 use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
 use crate::lookup::Whereabouts;
+use crate::stripe::Stripe;
 use hecaton_memory::{Epoch, Generation};
 use hecaton_policy::placement::{self, Candidate};
 use hecaton_policy::site::{Apart, Site};
 use hecaton_transport::protocol::{HeldExtent, Load};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// What to do for a segment that is to be written.
@@ -35,6 +37,8 @@ pub enum Take {
     Lost(DonorIndex),
     /// Give up: no donor has room.
     NoRoom,
+    /// Try again later: it is part of a stripe that is coded, and is being made copies of again.
+    Coded,
 }
 
 /// Why a donor did not give an extent.
@@ -62,7 +66,7 @@ pub struct Expected {
 
 /// A segment that is not nowhere.
 #[derive(Clone, Debug)]
-enum Segment {
+pub(crate) enum Segment {
     /// Its first extents are being asked for.
     Taking(Taking),
     /// It has a group.
@@ -75,7 +79,7 @@ enum Segment {
 
 /// The asking for a segment's first extents.
 #[derive(Clone, Debug)]
-struct Taking {
+pub(crate) struct Taking {
     generation: Generation,
     tried: Vec<DonorIndex>,
     given: Vec<Place>,
@@ -89,7 +93,11 @@ pub(crate) struct Holding {
     pub(crate) degraded_since: Option<Duration>,
     /// Of a group that was found: how many pages a further copy must have. One that was only set
     /// aside has the group's generation, too.
-    pages: u32,
+    pub(crate) pages: u32,
+    /// Of a group that was found: the generation that a further copy must have at least, where stripes
+    /// are coded. That is told to one copy of each segment before it is recorded, so that copies which
+    /// lack nothing may have several.
+    pub(crate) since: Generation,
 }
 
 /// What is known of a donor.
@@ -126,24 +134,28 @@ pub struct Shape {
     pub copies: u8,
     /// The borrower's epoch.
     pub epoch: Epoch,
+    /// How those are kept that have gone cold.
+    pub code: Option<Code>,
 }
 
 /// The map of one space.
 pub struct Map {
-    shape: Shape,
+    pub(crate) shape: Shape,
     /// Where the borrower is.
     site: Site,
     /// Only those that are not nowhere: a space may be far larger than what is ever written in it.
-    segments: BTreeMap<u64, Segment>,
+    pub(crate) segments: BTreeMap<u64, Segment>,
+    /// Those that are not plain.
+    pub(crate) stripes: BTreeMap<u64, Stripe>,
     donors: Vec<Donor>,
     by_name: BTreeMap<String, DonorIndex>,
     /// Donors whose extents are not known yet, though they may hold some of a predecessor's.
-    unlisted: BTreeSet<DonorIndex>,
+    pub(crate) unlisted: BTreeSet<DonorIndex>,
     /// Donors that may hold an extent for a segment that is not in its group: set aside while they
     /// could not be heard, or one that missed a write. A donor that is asked for a segment twice
     /// gives the same extent again, old contents included, so that it is not asked for such a segment
     /// before the stray is freed.
-    strays: BTreeSet<(DonorIndex, u64)>,
+    pub(crate) strays: BTreeSet<(DonorIndex, u64)>,
     /// Which donors the segments of each zone may be with, by name; an empty list: all.
     zones: Vec<Vec<String>>,
     /// The zones of segments that are in another than the first.
@@ -152,6 +164,8 @@ pub struct Map {
     pub(crate) unsettled: BTreeSet<u64>,
     /// Those of them for which nothing could be done, and in which turn of the upkeep that was.
     pub(crate) waited: BTreeMap<u64, u64>,
+    /// Segments whose copies were compared last, a few, and their groups at that time.
+    pub(crate) compared: VecDeque<(u64, Group)>,
     pub(crate) turn: u64,
     /// Segments that leave a donor which wants some of its extents back.
     pub(crate) leaving: BTreeSet<(DonorIndex, u64)>,
@@ -159,8 +173,8 @@ pub struct Map {
     /// after another: a stray of the earlier one is older.
     generation: Generation,
     /// The latest time of which the map was told.
-    now: Duration,
-    changed: Vec<u64>,
+    pub(crate) now: Duration,
+    pub(crate) changed: Vec<u64>,
 }
 
 impl Map {
@@ -170,6 +184,7 @@ impl Map {
             shape,
             site: Site::default(),
             segments: BTreeMap::new(),
+            stripes: BTreeMap::new(),
             donors: Vec::new(),
             by_name: BTreeMap::new(),
             unlisted: BTreeSet::new(),
@@ -178,6 +193,7 @@ impl Map {
             zone_of: BTreeMap::new(),
             unsettled: BTreeSet::new(),
             waited: BTreeMap::new(),
+            compared: VecDeque::new(),
             turn: 0,
             leaving: BTreeSet::new(),
             generation: Generation::first(shape.epoch),
@@ -362,7 +378,8 @@ impl Map {
         let is_first = self.donors[donor.0 as usize].listed.replace(boot).is_none();
         for line in lines {
             let order_fits = 1u64.checked_shl(line.order.into()) == Some(self.shape.segment_pages);
-            if line.member != 0 || line.segment >= self.shape.segments || !order_fits {
+            let is_known = line.segment < self.shape.segments || self.is_parity(line.segment);
+            if line.member != 0 || !is_known || !order_fits {
                 continue;
             }
             let place = Place { donor, boot, extent: line.extent };
@@ -382,6 +399,7 @@ impl Map {
         // Those that are still missing are so because of another donor, or for good.
         let missing = self.segments.iter().filter(|(_, s)| matches!(s, Segment::Missing(_)));
         self.changed.extend(missing.map(|(segment, _)| *segment));
+        self.review_all();
     }
 
     /// What becomes of a segment of which a donor tells that it has an extent, if it is a good one.
@@ -395,19 +413,29 @@ impl Map {
                 let mut group = Group::new(line.generation);
                 group.add(place, true);
                 let degraded_since = (self.shape.copies > 1).then_some(self.now);
-                let pages = expected.pages;
-                is_good.then_some(Holding { group, degraded_since, pages })
+                let Expected { pages, generation: since } = *expected;
+                is_good.then_some(Holding { group, degraded_since, pages, since })
             }
             Segment::Held(held) => {
-                let is_as_good = self.is_as_found(held.group)
-                    && line.generation == held.group.generation
+                let generation = held.group.generation;
+                let has_all = match (self.coded_with(line.segment), self.shape.code) {
+                    // Nothing was written since, by whomever.
+                    (Some(coded), _) => is_whole && line.generation >= coded,
+                    (None, Some(_)) => {
+                        let is_as_found = self.is_as_found(held.group);
+                        is_as_found && is_whole && line.generation >= held.since
+                    }
+                    (None, None) => self.is_as_found(held.group) && line.generation == generation,
+                };
+                let is_as_good = has_all
                     && line.written >= held.pages
                     && held.group.at(place.donor).is_none()
                     && held.group.members().len() < MAX_MEMBERS;
                 let mut held = *held;
                 is_as_good.then(|| {
                     held.group.add(place, true);
-                    if held.group.whole().count() >= usize::from(self.shape.copies) {
+                    held.group.generation = generation.max(line.generation);
+                    if !self.is_at_risk(line.segment, &held.group) {
                         held.degraded_since = None;
                     }
                     held
@@ -424,12 +452,19 @@ impl Map {
 
     /// Whether there are segments that a predecessor had, and that no donor has told of yet.
     pub fn is_missing_any(&self) -> bool {
-        self.segments.values().any(|segment| matches!(segment, Segment::Missing(_)))
+        self.segments.iter().any(|(segment, state)| match state {
+            Segment::Missing(_) => true,
+            Segment::Held(held) => self.is_out_of_reach(*segment, held),
+            Segment::Taking(_) | Segment::Lost(_) => false,
+        })
     }
 
     /// Where a segment is.
     pub fn whereabouts(&self, segment: u64) -> Whereabouts {
         match self.segments.get(&segment) {
+            Some(Segment::Held(held)) if self.is_out_of_reach(segment, held) => {
+                Whereabouts::Lost(self.unlisted().unwrap_or(DonorIndex::UNKNOWN))
+            }
             Some(Segment::Held(held)) => Whereabouts::Held(held.group),
             Some(Segment::Lost(donor)) => Whereabouts::Lost(*donor),
             Some(Segment::Missing(_)) => {
@@ -442,6 +477,9 @@ impl Map {
     /// Begins to take extents for a segment that is to be written; see [`Map::touch`] for one that
     /// has them.
     pub fn begin(&mut self, segment: u64) -> Take {
+        if !self.allow_write(segment) {
+            return if self.is_short_of_room(segment) { Take::NoRoom } else { Take::Coded };
+        }
         match self.whereabouts(segment) {
             Whereabouts::Held(group) => Take::Held(self.touch(segment).unwrap_or(group)),
             Whereabouts::Lost(donor) => Take::Lost(donor),
@@ -453,7 +491,7 @@ impl Map {
         }
     }
 
-    fn fresh_generation(&mut self) -> Generation {
+    pub(crate) fn fresh_generation(&mut self) -> Generation {
         self.generation = self.generation.next();
         self.generation
     }
@@ -557,7 +595,7 @@ impl Map {
                 let mut group = Group::new(*generation);
                 given.iter().for_each(|&place| group.add(place, true));
                 let degraded_since = is_degraded.then_some(self.now);
-                let held = Holding { group, degraded_since, pages: 0 };
+                let held = Holding { group, degraded_since, pages: 0, since: *generation };
                 self.set(segment, Some(Segment::Held(held)));
                 Take::Held(group)
             }
@@ -606,7 +644,10 @@ impl Map {
         let mut group = held.group;
         group.remove(place);
         let becomes = match group.whole().next() {
-            Some(_) => self.holding_without(held, group),
+            Some(_) => self.holding_without(segment, held, group),
+            None if !self.is_lost_without_members(segment) => {
+                self.holding_without(segment, held, group)
+            }
             None => {
                 let rest = group.members().iter().map(|member| (member.place.donor, segment));
                 self.strays.extend(rest);
@@ -614,6 +655,7 @@ impl Map {
             }
         };
         self.set(segment, Some(becomes));
+        self.review(segment, place.donor);
     }
 
     /// A member has missed something that others have, or is to go: it is not read any more, and will
@@ -624,22 +666,24 @@ impl Map {
             return false;
         };
         let mut group = held.group;
+        let was_whole = group.whole().any(|whole| whole == place);
         group.remove(place);
-        if group.whole().next().is_none() {
+        if was_whole && group.whole().next().is_none() {
             return false;
         }
         self.strays.insert((place.donor, segment));
-        let becomes = self.holding_without(held, group);
+        let becomes = self.holding_without(segment, held, group);
         self.set(segment, Some(becomes));
+        self.review(segment, place.donor);
         true
     }
 
-    fn holding_without(&mut self, held: Holding, mut group: Group) -> Segment {
+    fn holding_without(&mut self, segment: u64, held: Holding, mut group: Group) -> Segment {
         group.generation = self.fresh_generation();
-        let is_degraded = group.whole().count() < usize::from(self.shape.copies);
         let since = held.degraded_since.unwrap_or(self.now);
-        let degraded_since = is_degraded.then_some(since);
-        Segment::Held(Holding { group, degraded_since, pages: 0 })
+        let degraded_since = self.is_at_risk(segment, &group).then_some(since);
+        let since = group.generation;
+        Segment::Held(Holding { group, degraded_since, pages: 0, since })
     }
 
     /// A new member has joined the group of a segment, to be filled. False if there is no group for
@@ -680,7 +724,7 @@ impl Map {
             return false;
         }
         held.group.complete(place);
-        if held.group.whole().count() >= usize::from(self.shape.copies) {
+        if !self.is_at_risk(segment, &held.group) {
             held.degraded_since = None;
         }
         self.set(segment, Some(Segment::Held(held)));
@@ -734,6 +778,7 @@ impl Map {
         }
         self.strays.clear();
         self.unlisted.clear();
+        self.stripes.clear();
     }
 
     /// Segments for which a donor may hold an extent that is none of the map's. To be asked for once
@@ -767,15 +812,21 @@ impl Map {
         let is_lost =
             |segment: &&Segment| matches!(segment, Segment::Lost(_) | Segment::Missing(_));
         SegmentCounts {
-            held: self.holdings().count() as u64,
+            held: self.segments_held(),
             degraded: self.holdings().filter(|(_, held)| held.degraded_since.is_some()).count()
                 as u64,
             lost: self.segments.values().filter(is_lost).count() as u64,
         }
     }
 
-    fn set(&mut self, segment: u64, to: Option<Segment>) {
-        if let Some(Segment::Held(held)) = &to {
+    /// How many segments are there. Parities are none.
+    fn segments_held(&self) -> u64 {
+        self.holdings().take_while(|(segment, _)| !code::is_parity(*segment)).count() as u64
+    }
+
+    pub(crate) fn set(&mut self, segment: u64, mut to: Option<Segment>) {
+        if let Some(Segment::Held(held)) = &mut to {
+            held.group.form = self.form_of(segment);
             for member in held.group.members() {
                 self.donors[member.place.donor.0 as usize].extents += 1;
             }
@@ -817,7 +868,7 @@ mod tests {
     const EPOCH: Epoch = Epoch(3);
 
     fn shape(copies: u8) -> Shape {
-        Shape { segments: 8, segment_pages: SEGMENT_PAGES, copies, epoch: EPOCH }
+        Shape { segments: 8, segment_pages: SEGMENT_PAGES, copies, epoch: EPOCH, code: None }
     }
 
     fn map_with(copies: u8, free_pages: &[u64]) -> Map {
@@ -999,11 +1050,41 @@ mod tests {
         assert_eq!(map.next_step(0, &[]), Step::Fill { to: place(1, 7), from });
         let Whereabouts::Held(group) = map.whereabouts(0) else { panic!() };
         assert!(map.filled(0, place(1, 7), group.generation));
-        assert_eq!(map.next_step(0, &[]), Step::Nothing);
+        assert_eq!(map.step_after_comparing(0, &[]), Step::Nothing);
         assert_eq!(whole(&map, 0), [place(1, 7)]);
         let Whereabouts::Held(after) = map.whereabouts(0) else { panic!() };
         assert!(after.generation > group.generation, "the one that left is out of date");
         assert_eq!(map.strays_of(DonorIndex(0)), [0]);
+    }
+
+    #[test]
+    fn a_copy_goes_only_after_those_that_stay_were_compared_with_it() {
+        let mut map = map_with(1, &[640, 64, 64]);
+        take(&mut map, 0, 1);
+        let draining = Load { draining: true, ..Load::default() };
+        let now = Duration::from_secs(1);
+        assert!(map.heard(DonorIndex(0), 100, draining, now, now));
+        assert!(map.join(0, place(1, 7)));
+        let Whereabouts::Held(group) = map.whereabouts(0) else { panic!() };
+        assert!(map.filled(0, place(1, 7), group.generation));
+        let step = map.next_step(0, &[]);
+        let Step::Compare { group: compared, leaving } = step else { panic!() };
+        assert_eq!(leaving, place(0, 1));
+        assert_eq!(map.next_step(0, &[]), step, "until that is done");
+        map.put_off(0);
+        assert_eq!(whole(&map, 0).len(), 2);
+        // What was compared is another group by now.
+        assert!(map.join(0, place(2, 8)));
+        map.compared(0, compared);
+        assert!(map.filled(0, place(2, 8), compared.generation));
+        let step = map.next_step(0, &[]);
+        let Step::Compare { group: again, .. } = step else { panic!() };
+        map.compared(1, again);
+        assert_eq!(map.next_step(0, &[]), step, "that was another segment");
+        // The one that leaves cannot be asked any more: what it had right is gone anyhow.
+        map.silent(DonorIndex(0));
+        map.next_step(0, &[]);
+        assert!(!whole(&map, 0).contains(&place(0, 1)));
     }
 
     #[test]

@@ -72,7 +72,13 @@ mod tests {
 
     /// Donors with so much room, on different hosts.
     fn map_with(copies: u8, free_pages: &[u64]) -> Map {
-        let shape = Shape { segments: 8, segment_pages: SEGMENT_PAGES, copies, epoch: Epoch(1) };
+        let shape = Shape {
+            segments: 8,
+            segment_pages: SEGMENT_PAGES,
+            copies,
+            epoch: Epoch(1),
+            code: None,
+        };
         let mut map = Map::new(shape);
         for (number, &free_pages) in free_pages.iter().enumerate() {
             let donor = map.donor_named(
@@ -123,7 +129,7 @@ mod tests {
         assert!(matches!(map.next_step(segment, &[]), Step::Fill { .. }));
         let Whereabouts::Held(group) = map.whereabouts(segment) else { panic!() };
         assert!(map.filled(segment, to, group.generation));
-        assert_eq!(map.next_step(segment, &[]), Step::Nothing);
+        assert_eq!(map.step_after_comparing(segment, &[]), Step::Nothing);
     }
 
     #[test]
@@ -163,7 +169,7 @@ mod tests {
         map.segments_to_tend(9);
         let Whereabouts::Held(group) = map.whereabouts(1) else { panic!() };
         assert!(map.filled(1, place(1, 7), group.generation));
-        assert_eq!(map.next_step(1, &[]), Step::Nothing);
+        assert_eq!(map.step_after_comparing(1, &[]), Step::Nothing);
         assert_eq!(whole(&map, 1).len(), 1);
     }
 
@@ -206,7 +212,7 @@ mod tests {
         assert_eq!(map.next_step(0, &[]), Step::Join(third), "there is room");
         // The third has less than it says.
         map.no_join(0, third, Declined::Full);
-        let Step::Leave { from, kept } = map.next_step(0, &[third]) else { panic!() };
+        let Step::Leave { from, kept } = map.step_after_comparing(0, &[third]) else { panic!() };
         assert!(copies.contains(&from) && copies.contains(&kept) && from != kept);
         assert!(map.desert(0, from));
         assert_eq!(map.next_step(0, &[third]), Step::Wait, "this one stays");
@@ -223,7 +229,7 @@ mod tests {
         assert_eq!(map.next_step(0, &[]), Step::Wait);
         recall(&mut map, copies[1].donor.0, 0);
         let [from, kept] = copies[..] else { panic!() };
-        assert_eq!(map.next_step(0, &[]), Step::Leave { from, kept });
+        assert_eq!(map.step_after_comparing(0, &[]), Step::Leave { from, kept });
     }
 
     #[test]

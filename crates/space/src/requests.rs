@@ -11,14 +11,19 @@
 //!   usually do, another one is asked as well (Dean and Barroso, "The Tail at Scale", 2013), and at
 //!   once when the connection breaks; pages count from whoever brings them first.
 //!
+//! - A read of a segment that is part of a coded stripe goes to its one member. When that is lost,
+//!   silent, or has sent a page wrong, the same pages of other shards are read, of as many as the stripe has segments, and
+//!   the owner of the lane works out what was asked for. Whatever comes first counts.
+//!
 //! So a write that has failed, or that nobody heard the end of, may be with some members and not
 //! with others: it is to be written again before the pages are read from the pool.
 
 use crate::flights::{Cause, Failure, Flights, Limits, MAX_REQUESTS, Slot};
-use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
+use crate::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
 use crate::latency::Latencies;
 use crate::lookup::Whereabouts;
-use hecaton_memory::Generation;
+use crate::stripe::Shards;
+use hecaton_memory::{ExtentId, Generation};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -30,6 +35,10 @@ pub trait Groups {
     fn desert(&mut self, segment: u64, place: Place) -> bool;
     /// See [`Map::gone`](crate::map::Map::gone).
     fn gone(&mut self, segment: u64, place: Place);
+    /// The shards of the stripe that a segment is part of, if it is coded.
+    fn shards(&mut self, segment: u64) -> Option<Shards>;
+    /// Nothing of a write that was entered lands any more where it is looked for.
+    fn write_ends(&mut self, segment: u64);
 }
 
 /// What has become of a request.
@@ -41,6 +50,12 @@ pub enum End {
         token: u64,
         /// The generation that the members have, at least.
         generation: Generation,
+    },
+    /// Other shards of its stripe have come for a read: they are to be taken by
+    /// [`Requests::take_decoded`].
+    Decoded {
+        /// The decoding.
+        decoding: u64,
     },
     /// The request failed, from page `from` of its list on.
     Failed {
@@ -57,11 +72,27 @@ pub enum End {
     },
 }
 
-/// Pages that are to be handed to the caller.
+/// Whom pages are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recipient {
+    /// The caller, who knows the read by this token.
+    Owner(u64),
+    /// A page of another shard is worked out from them.
+    Decoding {
+        /// The decoding.
+        decoding: u64,
+        /// Which shard they are of.
+        shard: usize,
+        /// Who has sent them.
+        place: Place,
+    },
+}
+
+/// Pages that have come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// The caller's token.
-    pub token: u64,
+    /// Whom they are for.
+    pub to: Recipient,
     /// Where in the request's list of pages these begin.
     pub from: usize,
     /// How many of those that have come the caller has already.
@@ -103,6 +134,17 @@ enum Whom {
     Anyone,
 }
 
+/// Whether a donor will answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hope {
+    /// It has until now.
+    Good,
+    /// Its connection has broken, and nobody has wanted another one since.
+    Fair,
+    /// It is waited for in vain.
+    None,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     slot: Slot,
@@ -119,11 +161,87 @@ enum Doing {
     Write { group: Group, parts: [Part; MAX_MEMBERS] },
 }
 
+/// Who has asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    Owner(u64),
+    /// A read whose pages are worked out from this shard, among others.
+    Decoding(Key, usize),
+}
+
+/// What has become of a shard in a decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShardState {
+    Unasked,
+    Asked(Key),
+    Come,
+    Zeros,
+    Failed,
+}
+
+/// The pages of a read, being worked out from the same pages of other shards.
+#[derive(Debug)]
+struct Decoding {
+    /// That of the read's own group. A stripe that is made plain gives each of its groups another one.
+    generation: Generation,
+    /// Where in the read's list of pages it begins.
+    from: usize,
+    began: Duration,
+    wanted: usize,
+    needed: usize,
+    shards: Vec<ShardState>,
+    /// Who has sent pages that have gone bad. Others may have the same shards.
+    damaged_at: Vec<Place>,
+}
+
+impl Decoding {
+    /// Who of a shard's group is left to be asked for it.
+    fn left_of(&self, mut group: Group) -> Group {
+        self.damaged_at.iter().for_each(|place| group.remove(*place));
+        group
+    }
+
+    /// How many shards are there.
+    fn known(&self) -> usize {
+        let is_known = |state: &&ShardState| matches!(state, ShardState::Come | ShardState::Zeros);
+        self.shards.iter().filter(is_known).count()
+    }
+
+    /// How many are still to be asked.
+    fn missing(&self) -> usize {
+        let is_asked = |state: &&ShardState| matches!(state, ShardState::Asked(_));
+        self.needed.saturating_sub(self.known() + self.shards.iter().filter(is_asked).count())
+    }
+}
+
+/// What pages are to be worked out from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decoded {
+    /// The caller's token.
+    pub token: u64,
+    /// The segment.
+    pub segment: u64,
+    /// Where in the read's list of pages those begin that are to be handed over.
+    pub from: usize,
+    /// How many of the decoding's pages stand before these.
+    pub skip: usize,
+    /// How many pages there are with those.
+    pub count: usize,
+    /// The shard that is to be worked out.
+    pub wanted: usize,
+    /// Shards that have come.
+    pub come: Vec<usize>,
+    /// Shards that are zeros.
+    pub zeros: Vec<usize>,
+    /// Shards of the stripe.
+    pub shards: usize,
+}
+
 /// The lists stay with the entry, so that its next request allocates nothing.
 #[derive(Debug)]
 struct Entry {
     serial: u32,
-    token: u64,
+    asker: Asker,
     segment: u64,
     doing: Doing,
     /// What is read.
@@ -132,6 +250,9 @@ struct Entry {
     attempts: Vec<Attempt>,
     /// Of a read: members that were asked and failed.
     tried: Vec<Place>,
+    decoding: Option<Box<Decoding>>,
+    /// How often one was begun.
+    decodings: u8,
 }
 
 /// A write that is being sent.
@@ -188,16 +309,18 @@ impl Requests {
     }
 
     /// Enters a read of some pages of a segment, which the group holds. Donors in `avoid` are not
-    /// asked, unless there is nobody else. Returns the donor that it is to be sent to.
+    /// asked, unless there is nobody else, and the pages cannot be worked out either. Returns the donor
+    /// that it is to be sent to; none if there are several, or none.
     pub fn read(
         &mut self,
         token: u64,
         (segment, group): (u64, &Group),
         pages: impl ExactSizeIterator<Item = u32>,
         avoid: &[DonorIndex],
+        groups: &mut dyn Groups,
         now: Duration,
-    ) -> DonorIndex {
-        let key = self.enter(token, segment, Doing::Read { given: 0 });
+    ) -> Option<DonorIndex> {
+        let key = self.enter(Asker::Owner(token), segment, Doing::Read { given: 0 });
         let entry = &mut self.entries[key.index as usize];
         entry.pages.extend(pages);
         let mut others = *group;
@@ -206,23 +329,34 @@ impl Requests {
             entry.tried.push(member.place);
         }
         if others.whole().next().is_none() {
+            if group.form == Form::Coded && self.decode(key, groups, now) {
+                return None;
+            }
             others = *group;
-            entry.tried.clear();
+            self.entries[key.index as usize].tried.clear();
         }
-        let place = self.best_of(&others, now);
-        let place = place.expect("a group that is held has a whole member");
+        let Some(place) = self.best_of(&others, now) else {
+            let (place, cause) = (NOWHERE, Cause::Unreachable);
+            self.ends.push_back(End::Failed { token, from: 0, segment, place, cause });
+            self.leave(key);
+            return None;
+        };
         self.attempt(key, place, now);
+        if group.form == Form::Coded && self.flights.is_down(place.donor, now, self.failover) {
+            self.decode(key, groups, now);
+            return None;
+        }
         // Reads that were answered long ago stay in the queue until they would have been due.
         if group.whole().nth(1).is_some() && self.hedges.len() < MAX_REQUESTS {
             self.hedges.push_back((key, now + self.latencies.hedge_after(place.donor)));
         }
-        place.donor
+        Some(place.donor)
     }
 
     /// Enters a write to a group. Each of [`Requests::unsent`] is to be sent, or given up.
     pub fn write(&mut self, token: u64, segment: u64, group: Group) -> Writing {
         let doing = Doing::Write { group, parts: [Part::Unsent; MAX_MEMBERS] };
-        Writing { key: self.enter(token, segment, doing), group }
+        Writing { key: self.enter(Asker::Owner(token), segment, doing), group }
     }
 
     /// Members that a write has not been sent to yet.
@@ -300,7 +434,13 @@ impl Requests {
         let first = attempt.from + begin;
         // Each attempt begins at or before what is still missing, and brings its pages in order.
         let skip = given.saturating_sub(first).min(count);
-        let delivery = Delivery { token: entry.token, from: first + skip, skip };
+        let to = match entry.asker {
+            Asker::Owner(token) => Recipient::Owner(token),
+            Asker::Decoding(of, shard) => {
+                Recipient::Decoding { decoding: of.token(), shard, place: attempt.place }
+            }
+        };
+        let delivery = Delivery { to, from: first + skip, skip };
         let asked = entry.pages.len();
         if first + count == asked {
             self.latencies.answered(attempt.place.donor, now.saturating_sub(attempt.asked));
@@ -313,7 +453,12 @@ impl Requests {
             for other in entry.attempts.iter().filter(|other| other.slot != slot) {
                 self.flights.abandon(other.slot);
             }
+            let asker = entry.asker;
+            self.stop_decoding(key);
             self.leave(key);
+            if let Asker::Decoding(of, shard) = asker {
+                self.shard_came(of, shard);
+            }
         }
         Some(delivery)
     }
@@ -350,6 +495,7 @@ impl Requests {
                     let at_donor = attempts.find(|attempt| attempt.place.donor == donor);
                     let Some(attempt) = at_donor.copied() else { continue };
                     let is_asked_elsewhere = entry.attempts.len() > 1;
+                    let asker = entry.asker;
                     if is_asked_elsewhere || self.read_elsewhere(key, Whom::Reachable, groups, now)
                     {
                         let entry = &mut self.entries[index as usize];
@@ -359,6 +505,14 @@ impl Requests {
                             self.flights.waits_as_long_as(other.slot, attempt.slot);
                         }
                         self.flights.abandon(attempt.slot);
+                        continue;
+                    }
+                    match asker {
+                        // The donor may be back before the others have answered.
+                        Asker::Owner(_) => _ = self.decode(key, groups, now),
+                        Asker::Decoding(of, shard) => {
+                            self.replace_shard(of, shard, groups, now);
+                        }
                     }
                 }
                 Doing::Write { .. } => self.judge(key, groups, now),
@@ -406,19 +560,32 @@ impl Requests {
         match self.doing(key) {
             Doing::Read { given: from } => {
                 let entry = &mut self.entries[key.index as usize];
-                let token = entry.token;
+                let asker = entry.asker;
                 entry.attempts.retain(|attempt| attempt.slot != slot);
                 entry.tried.push(place);
                 if !entry.attempts.is_empty() || self.read_elsewhere(key, Whom::Anyone, groups, now)
                 {
                     return;
                 }
-                // Somebody who has not answered may still have it.
-                let other = match groups.whereabouts(segment) {
-                    Whereabouts::Held(group) if cause == Cause::Lost => group.whole().next(),
-                    _ => None,
+                let token = match asker {
+                    Asker::Owner(token) => token,
+                    Asker::Decoding(of, shard) => {
+                        self.leave(key);
+                        return self.shard_failed(of, (shard, ShardState::Failed), groups, now);
+                    }
                 };
-                let (place, cause) = other.map_or((place, cause), |at| (at, Cause::Unreachable));
+                if cause != Cause::Fenced && self.decode(key, groups, now) {
+                    return;
+                }
+                self.stop_decoding(key);
+                // Somebody who has not answered may still have it, or it follows from the rest of its
+                // stripe, though not within so many decodings.
+                let (place, cause) = match groups.whereabouts(segment) {
+                    Whereabouts::Held(group) if cause == Cause::Lost => {
+                        (group.whole().next().unwrap_or(NOWHERE), Cause::Unreachable)
+                    }
+                    _ => (place, cause),
+                };
                 self.ends.push_back(End::Failed { token, from, segment, place, cause });
                 self.leave(key);
             }
@@ -451,6 +618,282 @@ impl Requests {
         let Some(place) = self.best_of(&group, now) else { return false };
         self.attempt(key, place, now);
         true
+    }
+
+    /// Has a read's pages worked out from other shards of its stripe, as well as what was asked for
+    /// already. False if that cannot be done.
+    fn decode(&mut self, key: Key, groups: &mut dyn Groups, now: Duration) -> bool {
+        let entry = &self.entries[key.index as usize];
+        let (Doing::Read { given }, Asker::Owner(_)) = (entry.doing, entry.asker) else {
+            return false;
+        };
+        if entry.decoding.is_some() || entry.decodings == MAX_DECODINGS {
+            return entry.decoding.is_some();
+        }
+        let segment = entry.segment;
+        let Whereabouts::Held(group) = groups.whereabouts(segment) else { return false };
+        let Some(shards) = groups.shards(segment) else { return false };
+        let Shards { wanted, needed, all } = shards;
+        let mut states = vec![ShardState::Unasked; all.len()];
+        states[wanted] = ShardState::Failed;
+        for (state, (_, at)) in states.iter_mut().zip(&all) {
+            if *at == Whereabouts::Nowhere {
+                *state = ShardState::Zeros;
+            }
+        }
+        let generation = group.generation;
+        let (from, began) = (given, now);
+        let (shards, damaged_at) = (states, Vec::new());
+        let decoding = Decoding { generation, from, began, wanted, needed, shards, damaged_at };
+        let entry = &mut self.entries[key.index as usize];
+        entry.decoding = Some(Box::new(decoding));
+        entry.decodings += 1;
+        self.ask_shards(key, &all, now)
+    }
+
+    /// Asks as many shards as are still needed, those first whose donors can be counted on. If there are not enough, the
+    /// decoding is over; false then.
+    fn ask_shards(&mut self, key: Key, all: &[(u64, Whereabouts)], now: Duration) -> bool {
+        for hope in [Hope::Good, Hope::Fair, Hope::None] {
+            for (shard, (segment, at)) in all.iter().enumerate() {
+                let Some(decoding) = &self.entries[key.index as usize].decoding else {
+                    return false;
+                };
+                let (left, from, began) = (decoding.missing(), decoding.from, decoding.began);
+                let is_unasked = decoding.shards[shard] == ShardState::Unasked;
+                let Whereabouts::Held(group) = *at else { continue };
+                let (group, damaged_at) = (decoding.left_of(group), decoding.damaged_at.clone());
+                let Some(place) = self.best_of(&group, now).filter(|_| is_unasked && left > 0)
+                else {
+                    continue;
+                };
+                if self.hope_of(place, now) != hope {
+                    continue;
+                }
+                let asker = Asker::Decoding(key, shard);
+                let part = self.enter(asker, *segment, Doing::Read { given: 0 });
+                self.entries[part.index as usize].tried.extend(damaged_at);
+                let pages = self.entries[key.index as usize].pages[from..].to_vec();
+                self.entries[part.index as usize].pages.extend(pages);
+                self.attempt(part, place, now);
+                // Shards may take each other's places, but not for ever.
+                if let Some(attempt) = self.entries[part.index as usize].attempts.last() {
+                    self.flights.waits_since(attempt.slot, began);
+                }
+                if let Some(decoding) = &mut self.entries[key.index as usize].decoding {
+                    decoding.shards[shard] = ShardState::Asked(part);
+                }
+            }
+        }
+        let entry = &self.entries[key.index as usize];
+        match entry.decoding.as_ref().map(|decoding| decoding.missing()) {
+            Some(0) => {
+                self.finish_decoding(key);
+                true
+            }
+            _ => {
+                self.stop_decoding(key);
+                false
+            }
+        }
+    }
+
+    fn hope_of(&self, place: Place, now: Duration) -> Hope {
+        let may_answer = self.flights.may_answer(place.donor, now, self.failover);
+        match self.flights.is_down(place.donor, now, self.failover) {
+            _ if !may_answer => Hope::None,
+            true => Hope::Fair,
+            false => Hope::Good,
+        }
+    }
+
+    /// If all shards have come that a decoding needs, it is to be taken.
+    fn finish_decoding(&mut self, key: Key) {
+        let Some(decoding) = &self.entries[key.index as usize].decoding else { return };
+        if decoding.known() >= decoding.needed {
+            self.ends.push_back(End::Decoded { decoding: key.token() });
+        }
+    }
+
+    fn shard_came(&mut self, of: Key, shard: usize) {
+        if let Some(decoding) = self.decoding_mut(of) {
+            decoding.shards[shard] = ShardState::Come;
+            self.finish_decoding(of);
+        }
+    }
+
+    /// A shard cannot be had. Another one takes its place; if there is none, and nobody else is waited
+    /// for, the read fails: as lost, if it is for one page only, which has gone bad in too many shards. Of
+    /// several pages, others may be had by themselves.
+    fn shard_failed(
+        &mut self,
+        of: Key,
+        (shard, state): (usize, ShardState),
+        groups: &mut dyn Groups,
+        now: Duration,
+    ) {
+        let Some(decoding) = self.decoding_mut(of) else { return };
+        decoding.shards[shard] = state;
+        let is_damaged = !decoding.damaged_at.is_empty();
+        let segment = self.entries[of.index as usize].segment;
+        let shards = groups.shards(segment);
+        if shards.is_some_and(|shards| self.ask_shards(of, &shards.all, now)) {
+            return;
+        }
+        self.stop_decoding(of);
+        let entry = &self.entries[of.index as usize];
+        let (Doing::Read { given: from }, Asker::Owner(token)) = (entry.doing, entry.asker) else {
+            return;
+        };
+        if entry.attempts.is_empty() {
+            // What was to be avoided is better than nothing: who asked knows what it is worth.
+            if is_damaged {
+                self.entries[of.index as usize].tried.clear();
+                if self.read_elsewhere(of, Whom::Anyone, groups, now) {
+                    return;
+                }
+                // It may have gone bad on its way, and be sound where it is.
+                if self.decode(of, groups, now) {
+                    return;
+                }
+            }
+            let entry = &self.entries[of.index as usize];
+            let cause = match groups.whereabouts(segment) {
+                Whereabouts::Lost(_) => Cause::Lost,
+                _ if is_damaged && entry.pages.len() == 1 => Cause::Lost,
+                Whereabouts::Held(_) | Whereabouts::Nowhere => Cause::Unreachable,
+            };
+            let place = NOWHERE;
+            self.ends.push_back(End::Failed { token, from, segment, place, cause });
+            self.leave(of);
+        }
+    }
+
+    /// A shard is waited for in vain. Another one takes its place, if there is one that can be counted
+    /// on.
+    fn replace_shard(&mut self, of: Key, shard: usize, groups: &mut dyn Groups, now: Duration) {
+        let segment = self.entries[of.index as usize].segment;
+        let Some(Shards { all, .. }) = groups.shards(segment) else { return };
+        let Some(decoding) = self.decoding_mut(of) else { return };
+        let ShardState::Asked(part) = decoding.shards[shard] else { return };
+        let is_unasked = |at: &usize| decoding.shards[*at] == ShardState::Unasked;
+        let held = (0..all.len()).filter(is_unasked).filter_map(|at| match all[at].1 {
+            Whereabouts::Held(group) => Some(decoding.left_of(group)),
+            Whereabouts::Nowhere | Whereabouts::Lost(_) => None,
+        });
+        let unasked: Vec<Group> = held.collect();
+        let has_other = unasked.iter().any(|group| {
+            let place = self.best_of(group, now);
+            place.is_some_and(|place| self.hope_of(place, now) != Hope::None)
+        });
+        if has_other && let Some(decoding) = self.decoding_mut(of) {
+            decoding.shards[shard] = ShardState::Failed;
+            self.drop_part(part);
+            self.ask_shards(of, &all, now);
+        }
+        // It may be back before another one that has taken its place is known to be away.
+        if has_other && let Some(decoding) = self.decoding_mut(of) {
+            decoding.shards[shard] = ShardState::Unasked;
+        }
+    }
+
+    /// A page of a shard came from there, and is not what its donor keeps a sum of: others are asked, who have
+    /// the same shard or another one.
+    pub fn shard_is_damaged(
+        &mut self,
+        decoding: u64,
+        (shard, place): (usize, Place),
+        groups: &mut dyn Groups,
+        now: Duration,
+    ) {
+        let of = Key::of_token(decoding);
+        let Some(decoding) = self.decoding_mut(of) else { return };
+        decoding.damaged_at.push(place);
+        let known = decoding.shards[shard];
+        if let ShardState::Asked(part) = known {
+            self.drop_part(part);
+        }
+        self.shard_failed(of, (shard, ShardState::Unasked), groups, now);
+    }
+
+    /// What the pages of a read are to be worked out from, which ends the read. None if it has come to nothing:
+    /// the read has ended otherwise, or the stripe has been made plain meanwhile, and it is read again.
+    pub fn take_decoded(
+        &mut self,
+        decoding: u64,
+        groups: &mut dyn Groups,
+        now: Duration,
+    ) -> Option<Decoded> {
+        let key = Key::of_token(decoding);
+        let Decoding { generation, from, wanted, needed, ref shards, .. } =
+            *self.decoding_mut(key)?;
+        let which = |state| (0..shards.len()).filter(|at| shards[*at] == state).collect();
+        let (come, zeros): (Vec<usize>, Vec<usize>) =
+            (which(ShardState::Come), which(ShardState::Zeros));
+        if come.len() + zeros.len() < needed {
+            return None;
+        }
+        let shards = shards.len();
+        self.stop_decoding(key);
+        let entry = &self.entries[key.index as usize];
+        let (Doing::Read { given }, Asker::Owner(token)) = (entry.doing, entry.asker) else {
+            return None;
+        };
+        let segment = entry.segment;
+        let is_as_before = match groups.whereabouts(segment) {
+            Whereabouts::Held(group) => group.form == Form::Coded && group.generation == generation,
+            Whereabouts::Nowhere | Whereabouts::Lost(_) => false,
+        };
+        if !is_as_before {
+            self.entries[key.index as usize].tried.clear();
+            let is_asked = !self.entries[key.index as usize].attempts.is_empty()
+                || self.read_elsewhere(key, Whom::Anyone, groups, now)
+                || self.decode(key, groups, now);
+            if !is_asked {
+                let (place, cause) = (NOWHERE, Cause::Unreachable);
+                self.ends.push_back(End::Failed { token, from: given, segment, place, cause });
+                self.leave(key);
+            }
+            return None;
+        }
+        let (skip, count) = (given - from, entry.pages.len() - given);
+        for attempt in &entry.attempts {
+            self.flights.abandon_if_of(attempt.slot, key.token());
+        }
+        self.leave(key);
+        Some(Decoded { token, segment, from: given, skip, count, wanted, come, zeros, shards })
+    }
+
+    /// Whether a decoding is under way: what has come for others is of no use.
+    pub fn is_decoding(&self, decoding: u64) -> bool {
+        let key = Key::of_token(decoding);
+        matches!(self.doing(key), Doing::Read { .. })
+            && self.entries[key.index as usize].decoding.is_some()
+    }
+
+    fn decoding_mut(&mut self, key: Key) -> Option<&mut Decoding> {
+        match self.entries.get_mut(key.index as usize) {
+            Some(entry) if entry.serial == key.serial => entry.decoding.as_deref_mut(),
+            _ => None,
+        }
+    }
+
+    fn stop_decoding(&mut self, key: Key) {
+        let decoding = self.entries[key.index as usize].decoding.take();
+        for shard in decoding.iter().flat_map(|decoding| &decoding.shards) {
+            if let ShardState::Asked(part) = *shard {
+                self.drop_part(part);
+            }
+        }
+    }
+
+    fn drop_part(&mut self, part: Key) {
+        if let Doing::Read { .. } = self.doing(part) {
+            for attempt in &self.entries[part.index as usize].attempts {
+                self.flights.abandon_if_of(attempt.slot, part.token());
+            }
+            self.leave(part);
+        }
     }
 
     fn attempt(&mut self, key: Key, place: Place, now: Duration) {
@@ -486,7 +929,8 @@ impl Requests {
     /// Ends a write if its end is certain, and lets a member go that holds it up.
     fn judge(&mut self, key: Key, groups: &mut dyn Groups, now: Duration) {
         let Doing::Write { group: asked, mut parts } = self.doing(key) else { return };
-        let Entry { segment, token, .. } = self.entries[key.index as usize];
+        let Entry { segment, asker, .. } = self.entries[key.index as usize];
+        let Asker::Owner(token) = asker else { return };
         let part_of = |parts: &[Part; MAX_MEMBERS], place: Place| {
             let at = asked.members().iter().position(|member| member.place == place);
             at.map(|at| parts[at])
@@ -534,22 +978,39 @@ impl Requests {
                 End::Failed { token, from: 0, segment, place, cause }
             }
         };
+        // One that may still land is under way for good: it keeps the segment from being coded.
+        if !matches!(end, End::Failed { cause: Cause::Unreachable, .. }) {
+            groups.write_ends(segment);
+        }
         self.ends.push_back(end);
         self.leave(key);
     }
 
-    fn enter(&mut self, token: u64, segment: u64, doing: Doing) -> Key {
+    fn enter(&mut self, asker: Asker, segment: u64, doing: Doing) -> Key {
         let Some(index) = self.free.pop() else {
             let (pages, attempts, tried) = Default::default();
-            self.entries.push(Entry { serial: 0, token, segment, doing, pages, attempts, tried });
+            let (serial, decoding, decodings) = (0, None, 0);
+            let entry = Entry {
+                serial,
+                asker,
+                segment,
+                doing,
+                pages,
+                attempts,
+                tried,
+                decoding,
+                decodings,
+            };
+            self.entries.push(entry);
             return Key { index: self.entries.len() as u32 - 1, serial: 0 };
         };
         let entry = &mut self.entries[index as usize];
         entry.serial = entry.serial.wrapping_add(1);
-        (entry.token, entry.segment, entry.doing) = (token, segment, doing);
+        (entry.asker, entry.segment, entry.doing) = (asker, segment, doing);
         entry.pages.clear();
         entry.attempts.clear();
         entry.tried.clear();
+        entry.decodings = 0;
         Key { index, serial: entry.serial }
     }
 
@@ -586,6 +1047,12 @@ impl Requests {
         }
     }
 }
+
+/// Most decodings that are begun for one read. It fails after that, and its owner decides.
+const MAX_DECODINGS: u8 = 3;
+
+/// Where a segment is that has no member left.
+const NOWHERE: Place = Place { donor: DonorIndex::UNKNOWN, boot: 0, extent: ExtentId(0) };
 
 /// Why a write has failed that is not with all members of the group.
 ///

@@ -56,8 +56,14 @@ impl Cursor {
                 *self = Cursor { segment: segment + 1, first: 0 };
                 continue;
             }
-            let run =
-                Run { segment, first: self.first, count: left.min(run_pages), members, is_all };
+            let run = Run {
+                segment,
+                first: self.first,
+                count: left.min(run_pages),
+                members,
+                is_all,
+                heir: None,
+            };
             self.first += run.count;
             return Some(run);
         }
@@ -77,6 +83,17 @@ pub struct Run {
     pub members: Vec<Place>,
     /// Whether there are no other whole members, whose donors cannot be asked at present.
     pub is_all: bool,
+    /// One that is asked before all others, and is enough if it has all pages sound.
+    pub heir: Option<Place>,
+}
+
+impl Run {
+    /// As it is compared before a member leaves: nothing is right in that one alone if one that stays has
+    /// everything sound.
+    pub fn before_leaving(self, leaving: Place) -> Run {
+        let heir = self.members.iter().copied().find(|place| *place != leaving);
+        Run { heir, ..self }
+    }
 }
 
 impl Map {
@@ -96,7 +113,7 @@ impl Map {
     pub fn run_to_compare(&self, segment: u64, first: u32, run_pages: u32) -> Option<Run> {
         let (found, members, is_all) = self.next_to_compare(segment)?;
         let count = (self.segment_pages() as u32).saturating_sub(first).min(run_pages);
-        let run = Run { segment, first, count, members, is_all };
+        let run = Run { segment, first, count, members, is_all, heir: None };
         (found == segment && count > 0).then_some(run)
     }
 
@@ -156,6 +173,8 @@ pub struct Report {
     pub lost: u64,
     /// A member that has something else than what was stored. It is to be given up.
     pub wrong: Option<Place>,
+    /// A member did not answer, or would not.
+    pub is_cut_short: bool,
 }
 
 /// Damaged pages of one member that another one has sound.
@@ -177,7 +196,7 @@ struct Suspect {
 
 #[derive(Debug)]
 enum Stage {
-    /// Each member is asked for the run.
+    /// Each member is asked for the run, the heir first, if there is one.
     Comparing,
     /// Damaged pages are mended, the last of the list first.
     Mending {
@@ -265,6 +284,9 @@ impl Inspection {
     pub fn verified(&mut self, place: Place, states: &[PageState]) {
         self.report.pages += states.len() as u64;
         match &mut self.stage {
+            Stage::Comparing if self.run.heir == Some(place) && !states.iter().any(is_damaged) => {
+                self.stage = Stage::Over;
+            }
             Stage::Comparing | Stage::Doubting { .. } | Stage::Trusting { .. } => {
                 self.heard.push((place, states.to_vec()));
             }
@@ -292,7 +314,9 @@ impl Inspection {
     /// The donor did not answer, or would not: the rest is left to the next round.
     pub fn failed(&mut self, donor: DonorIndex) {
         self.run.is_all = false;
+        self.report.is_cut_short = true;
         self.run.members.retain(|place| place.donor != donor);
+        self.run.heir = self.run.heir.filter(|place| place.donor != donor);
         self.heard.retain(|(place, _)| place.donor != donor);
         let is_over = match &mut self.stage {
             Stage::Mending { left, looking_again } => {
@@ -310,7 +334,8 @@ impl Inspection {
 
     fn next_member(&self) -> Option<Place> {
         let is_heard = |place: &Place| self.heard.iter().any(|(heard, _)| heard == place);
-        self.run.members.iter().copied().find(|place| !is_heard(place))
+        let others = self.run.members.iter().copied();
+        self.run.heir.into_iter().chain(others).find(|place| !is_heard(place))
     }
 
     /// Whether a page is sound and has that sum.
@@ -449,7 +474,7 @@ mod tests {
 
     fn run(donors: impl IntoIterator<Item = u32>) -> Run {
         let members = donors.into_iter().map(place).collect();
-        Run { segment: 5, first: 0, count: PAGES / 2, members, is_all: true }
+        Run { segment: 5, first: 0, count: PAGES / 2, members, is_all: true, heir: None }
     }
 
     fn inspection(run: Run) -> Inspection {
@@ -469,12 +494,17 @@ mod tests {
         }
 
         /// Inspects pages 0 to 3, with `between` done before each question.
-        fn inspect(
+        fn inspect(&mut self, known: Known<'_>, between: impl FnMut(&mut Members, Ask)) -> Report {
+            self.inspect_run(run(self.0.keys().copied()), known, between)
+        }
+
+        fn inspect_run(
             &mut self,
+            run: Run,
             known: Known<'_>,
             mut between: impl FnMut(&mut Members, Ask),
         ) -> Report {
-            let mut inspection = inspection(run(self.0.keys().copied()));
+            let mut inspection = inspection(run);
             for _ in 0..100 {
                 let ask = inspection.next(known);
                 between(self, ask);
@@ -526,6 +556,36 @@ mod tests {
         assert_eq!(report, expected, "what was mended is looked at once more, and no more");
         assert_eq!(members.0[&0], sound);
         assert_eq!(members.0[&1], sound);
+    }
+
+    #[test]
+    fn before_one_leaves_a_sound_one_that_stays_is_enough() {
+        let leaving = |donor| run([0, 1, 2]).before_leaving(place(donor));
+        let mut damaged = ALIKE;
+        damaged[3] = Damaged(1);
+        // The one that leaves is not asked, whatever it has.
+        let mut members = Members::new(&[damaged, ALIKE, ALIKE]);
+        let report = members.inspect_run(leaving(0), NOTHING, |members, _| {
+            members.0.remove(&0);
+            members.0.remove(&2);
+        });
+        assert_eq!(report, Report { pages: 4, ..Report::default() });
+        // Who stays is mended, from the one that leaves if need be.
+        let mut members = Members::new(&[damaged, damaged, ALIKE]);
+        let report = members.inspect_run(leaving(2), NOTHING, |_, _| {});
+        assert_eq!((report.damaged, report.repaired), (2, 2));
+        assert_eq!(members.0[&0], ALIKE);
+        assert_eq!(members.0[&1], ALIKE);
+        // It does not answer: nothing is known of it.
+        let mut inspection = inspection(leaving(0));
+        assert!(
+            matches!(inspection.next(NOTHING), Ask::Verify { place, .. } if place.donor.0 == 1)
+        );
+        inspection.failed(DonorIndex(1));
+        inspection.verified(place(0), &ALIKE[..4]);
+        inspection.verified(place(2), &ALIKE[..4]);
+        let Ask::Over(report) = inspection.next(NOTHING) else { panic!("not over") };
+        assert!(report.is_cut_short);
     }
 
     #[test]
@@ -635,7 +695,8 @@ mod tests {
         let mut first = inspection(run([0, 1]));
         assert!(matches!(first.next(NOTHING), Ask::Verify { .. }));
         first.failed(DonorIndex(0));
-        assert_eq!(first.next(NOTHING), Ask::Over(Report::default()));
+        let cut_short = Report { is_cut_short: true, ..Report::default() };
+        assert_eq!(first.next(NOTHING), Ask::Over(cut_short));
         let mut inspection = inspection(run([0, 1]));
         inspection.verified(place(0), &[Damaged(1); 4]);
         inspection.verified(place(1), &[Sound(1); 4]);
@@ -653,7 +714,7 @@ mod tests {
         use hecaton_policy::site::Site;
         use hecaton_transport::protocol::Load;
         use std::time::Duration;
-        let shape = Shape { segments: 9, segment_pages: 8, copies: 2, epoch: Epoch(1) };
+        let shape = Shape { segments: 9, segment_pages: 8, copies: 2, epoch: Epoch(1), code: None };
         let mut map = Map::new(shape);
         let load = Load { free_pages: 999, ..Load::default() };
         for (name, boot) in [("a", 1), ("b", 2)] {

@@ -1,10 +1,12 @@
 //! A space with sockets: what its threads share.
 
 use crate::config::{Directory, Redundancy, SpaceConfig};
-use crate::control::{Answered, Donor, Persistence};
-use crate::group::{DonorIndex, Group, Place};
-use crate::lookup::{Lookup, Whereabouts};
+use crate::control::{Answered, Donor, DonorPlace, Persistence};
+use crate::group::{DonorIndex, Form, Group, Place};
+use crate::lookup::{Activity, Lookup, Whereabouts};
 use crate::map::{Declined, Expected, Map, SegmentCounts, Take};
+use crate::recode::{Record, Temperature};
+use crate::stripe::Coded;
 use crate::verify::Scrub;
 use crate::{DonorStatus, Lane, SpaceError, SpaceStatus};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo};
@@ -13,7 +15,7 @@ use hecaton_transport::protocol::{Hello, Refusal, Request, VERSIONS};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
@@ -33,6 +35,12 @@ pub struct Space {
     released: AtomicBool,
     pub(crate) bytes_filled: AtomicU64,
     pub(crate) scrub: Scrub,
+    /// Who keeps the record of what is coded. Nothing is coded without one.
+    pub(crate) record: OnceLock<Box<dyn Record>>,
+    pub(crate) temperature: Mutex<Temperature>,
+    /// Held while coded pages are written again, and while a stripe ceases to be coded. Taken before a
+    /// connection.
+    pub(crate) mending: Mutex<()>,
     began: Instant,
 }
 
@@ -78,7 +86,19 @@ impl Space {
         directory: Arc<dyn Directory>,
         expected: &BTreeMap<u64, Expected>,
     ) -> Result<Arc<Space>, SpaceError> {
-        let map = Map::adopting(config.shape(), expected).at(config.site.clone());
+        Space::adopt_coded(config, directory, expected, &BTreeMap::new())
+    }
+
+    /// As [`Space::adopt`], of a space of which stripes are coded, all those of which the predecessor
+    /// had noted so ([`Record`]).
+    pub fn adopt_coded(
+        config: SpaceConfig,
+        directory: Arc<dyn Directory>,
+        expected: &BTreeMap<u64, Expected>,
+        coded: &BTreeMap<u64, Coded>,
+    ) -> Result<Arc<Space>, SpaceError> {
+        let map = Map::adopting(config.shape(), expected).with_coded(coded);
+        let map = map.at(config.site.clone());
         let space = Space::begin(config, directory, map, true)?;
         // With copies, what is expected is often found before the last donor has answered, and one
         // that is dead is not waited for. (The threads end with the space's patience.)
@@ -116,7 +136,10 @@ impl Space {
         adopted: bool,
     ) -> Result<Arc<Space>, SpaceError> {
         config.check()?;
-        let lookup = Lookup::new(config.segments());
+        let parities = config
+            .cold
+            .map_or(0, |cold| cold.code.stripes(config.segments()) * cold.code.parity() as u64);
+        let lookup = Lookup::new(config.segments(), parities);
         let space = Arc::new(Space {
             lookup,
             map: Mutex::new(map),
@@ -126,6 +149,9 @@ impl Space {
             released: AtomicBool::new(false),
             bytes_filled: AtomicU64::new(0),
             scrub: Scrub::default(),
+            record: OnceLock::new(),
+            temperature: Mutex::default(),
+            mending: Mutex::default(),
             began: Instant::now(),
             config,
             directory,
@@ -175,10 +201,20 @@ impl Space {
         page >> self.config.segment_order
     }
 
+    /// Takes extents for a segment that has none, so that what is written to it has room.
+    pub fn hold(&self, segment: u64) -> Result<(), SpaceError> {
+        self.check_segment(segment)?;
+        self.group_for_write(segment).map(|_| ())
+    }
+
     /// Gives a segment's extents back to their donors: its pages are zeros again. A segment that is
     /// lost counts as never written from then on. No request for the segment may be under way.
     pub fn free_segment(&self, segment: u64) -> Result<(), SpaceError> {
         self.check_segment(segment)?;
+        self.written(segment, || self.free_plain_segment(segment))
+    }
+
+    fn free_plain_segment(&self, segment: u64) -> Result<(), SpaceError> {
         let group = match self.map().whereabouts(segment) {
             Whereabouts::Nowhere => return Ok(()),
             Whereabouts::Lost(_) => Group::new(Generation::default()),
@@ -238,6 +274,15 @@ impl Space {
         first: u32,
         count: u32,
     ) -> Result<Option<Generation>, SpaceError> {
+        self.written(segment, || self.discard_in_plain(segment, first, count))
+    }
+
+    fn discard_in_plain(
+        &self,
+        segment: u64,
+        first: u32,
+        count: u32,
+    ) -> Result<Option<Generation>, SpaceError> {
         let mut done: Vec<Place> = Vec::new();
         let mut brought = Generation::default();
         loop {
@@ -282,7 +327,9 @@ impl Space {
         match self.whereabouts(segment) {
             Whereabouts::Held(group) => {
                 let map = self.map();
-                group.whole().any(|place| map.donor(place.donor).reachable)
+                let is_reachable = |place: Place| map.donor(place.donor).reachable;
+                // What is coded follows from others, too.
+                group.form == Form::Coded || group.whole().any(is_reachable)
             }
             Whereabouts::Nowhere | Whereabouts::Lost(_) => true,
         }
@@ -326,6 +373,7 @@ impl Space {
         let donors = self.donors.read().unwrap_or_else(PoisonError::into_inner).clone();
         let map = self.map();
         let SegmentCounts { held, degraded, lost } = map.counts();
+        let coded = map.coded_counts();
         let donors = donors.iter().map(|donor| {
             let known = map.donor(donor.index);
             DonorStatus {
@@ -355,6 +403,9 @@ impl Space {
             segments_degraded: degraded,
             segments_untended: map.untended(),
             segments_lost: lost,
+            code: self.config.cold.map(|cold| cold.code),
+            segments_coded: coded.segments,
+            bytes_saved: coded.extents_saved * self.segment_pages() * PAGE_SIZE as u64,
             bytes_filled: self.bytes_filled.load(Ordering::Relaxed),
             scrub: self.scrub.status(),
             fenced: self.is_fenced(),
@@ -368,16 +419,66 @@ impl Space {
     }
 
     /// Where a segment is, for writing: takes extents if there are none yet, and waits for that.
+    /// The write is under way from here on, until [`Space::write_ends`], if this does not fail.
     pub(crate) fn group_for_write(&self, segment: u64) -> Result<Group, SpaceError> {
-        match self.lookup.get(segment) {
+        self.write_begins(segment);
+        let group = match self.lookup.get(segment) {
             // What was found after a takeover must be seen by the map before it is written.
             Whereabouts::Held(group)
-                if group.generation >= Generation::first(self.config.epoch) =>
+                if group.generation >= Generation::first(self.config.epoch)
+                    && group.form == Form::Copies =>
             {
                 Ok(group)
             }
             _ => self.take(segment),
+        };
+        if group.is_err() {
+            self.write_ends(segment);
         }
+        group
+    }
+
+    /// Does what changes a segment's pages: not while it is part of a stripe that is coded, and so
+    /// that no stripe is coded meanwhile.
+    fn written<R>(
+        &self,
+        segment: u64,
+        change: impl FnOnce() -> Result<R, SpaceError>,
+    ) -> Result<R, SpaceError> {
+        self.write_begins(segment);
+        let is_allowed = self.map().allow_write(segment);
+        let changed = if is_allowed { change() } else { Err(self.coded_error(segment)) };
+        // What was not answered may be done yet.
+        if !matches!(changed, Err(SpaceError::Unreachable { .. })) {
+            self.write_ends(segment);
+        }
+        changed
+    }
+
+    fn write_begins(&self, segment: u64) {
+        if self.config.cold.is_some() {
+            self.lookup.activity(segment).write_begins(self.now());
+        }
+    }
+
+    pub(crate) fn write_ends(&self, segment: u64) {
+        if self.config.cold.is_some() {
+            self.lookup.activity(segment).write_ends();
+        }
+    }
+
+    pub(crate) fn note_read(&self, segment: u64, now: Duration) {
+        if self.config.cold.is_some() {
+            self.lookup.activity(segment).read(now);
+        }
+    }
+
+    pub(crate) fn activity(&self, segment: u64) -> Option<&Activity> {
+        self.lookup.known_activity(segment)
+    }
+
+    fn coded_error(&self, segment: u64) -> SpaceError {
+        SpaceError::Coded { space: self.config.id, segment }
     }
 
     /// A member has missed something, or is waited for in vain: see [`Map::desert`].
@@ -397,6 +498,7 @@ impl Space {
             take = match take {
                 Take::Held(group) => return Ok(group),
                 Take::Lost(donor) => return Err(self.lost_error(segment, donor)),
+                Take::Coded => return Err(self.coded_error(segment)),
                 Take::NoRoom if asked_directory => {
                     let donors = self.map().donors().len();
                     return Err(SpaceError::NoRoom { pages: self.segment_pages(), donors });
@@ -533,17 +635,6 @@ impl Space {
         donor.link().call(self, donor, expected, request, persistence)
     }
 
-    /// As [`Space::call`], for what takes so long that others are not to wait for it.
-    pub(crate) fn bulk_call(
-        &self,
-        donor: &Donor,
-        expected: Option<(u64, Place)>,
-        request: Request<'_>,
-        persistence: Persistence,
-    ) -> Result<Answered, SpaceError> {
-        donor.bulk_link().call(self, donor, expected, request, persistence)
-    }
-
     /// Enters donors that are new, and addresses that have changed. `unlisted` says that the new
     /// ones may hold extents of which this process knows nothing yet.
     pub(crate) fn ask_directory(&self, unlisted: bool) {
@@ -552,9 +643,10 @@ impl Space {
         let mut map = self.map();
         for address in addresses {
             let index = map.donor_named(&address.name, &address.site, unlisted);
+            let place = DonorPlace { address: address.addr, node: address.site.host };
             match donors.get(index.0 as usize) {
-                Some(donor) => donor.set_address(address.addr),
-                None => donors.push(Arc::new(Donor::new(index, &address.name, address.addr))),
+                Some(donor) => donor.set_place(place),
+                None => donors.push(Arc::new(Donor::new(index, &address.name, place))),
             }
         }
     }

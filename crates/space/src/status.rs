@@ -1,11 +1,12 @@
 //! A space's state, for people and for metrics.
 
+use crate::code::Code;
 use hecaton_memory::{Epoch, SpaceId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 /// A space's state.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SpaceStatus {
     /// The space.
     pub id: SpaceId,
@@ -27,6 +28,13 @@ pub struct SpaceStatus {
     pub segments_untended: u64,
     /// Segments whose last copy is gone.
     pub segments_lost: u64,
+    /// The erasure code of segments that have gone cold, if they are coded.
+    pub code: Option<Code>,
+    /// Segments that are coded.
+    pub segments_coded: u64,
+    /// Bytes in extents that the coded segments would take in copies, less what they and their
+    /// parities take.
+    pub bytes_saved: u64,
     /// Bytes that were copied between donors, for new copies and moves.
     pub bytes_filled: u64,
     /// What the comparing of copies has come to.
@@ -38,7 +46,7 @@ pub struct SpaceStatus {
 }
 
 /// What the comparing of a space's copies has come to: see [`Space::scrub`](crate::Space::scrub).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubStatus {
     /// Bytes that donors have read for it, of all copies.
     pub bytes_verified: u64,
@@ -54,7 +62,7 @@ pub struct ScrubStatus {
 }
 
 /// A donor, as one space sees it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DonorStatus {
     /// Its name.
     pub name: String,

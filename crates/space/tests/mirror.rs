@@ -4,17 +4,13 @@
 mod common;
 
 use common::*;
-use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageSum, page_sum};
+use hecaton_memory::{Epoch, PAGE_SIZE, PageSum, Size, page_sum};
 use hecaton_space::group::DonorIndex;
 use hecaton_space::{
-    Completion, Expected, Redundancy, ScrubStatus, Space, SpaceConfig, SpaceError,
+    Completion, DonorStatus, Expected, Redundancy, ScrubStatus, Space, SpaceConfig, SpaceError,
 };
-use hecaton_transport::client::{Connection, Options, Outcome as Answer};
 use hecaton_transport::fault::{Chaos, Plan};
-use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -456,29 +452,9 @@ fn a_successor_passes_over_the_copy_that_missed_a_write() {
     donors.iter().for_each(Lent::assert_all_comes_back);
 }
 
-/// Overwrites a byte of each of these pages in a donor's memory.
-fn damage(lent: &Lent, pages: &[u64], turn: u64) {
-    let memory = File::from(lent.donor.fds().unwrap().arena);
-    let mut left = pages.to_vec();
-    let mut found = [0; PAGE_SIZE];
-    for at in (0..lent.donor.snapshot().pages).map(|page| page * PAGE_SIZE as u64) {
-        memory.read_exact_at(&mut found, at).unwrap();
-        if let Some(index) = left.iter().position(|page| content(*page, turn) == found) {
-            left.swap_remove(index);
-            memory.write_all_at(&[!found[100]], at + 100).unwrap();
-        }
-    }
-    assert_eq!(left, [], "pages that are not there");
-}
-
 /// What a pager knows of pages that it has stored.
 fn stored(turn: u64) -> impl Fn(u64) -> Option<PageSum> {
     move |page| some_pages().contains(&page).then(|| page_sum(&content(page, turn)))
-}
-
-fn scrub_once(space: &Space, known: &dyn Fn(u64) -> Option<PageSum>) -> ScrubStatus {
-    while space.scrub(known).is_some() {}
-    space.status().scrub
 }
 
 #[test]
@@ -504,6 +480,37 @@ fn pages_that_go_bad_unread_are_mended() {
     space.release().unwrap();
 }
 
+/// A drain takes the copy away in which pages are right that have gone bad in the other one: they are
+/// mended before it goes, and nobody has to have looked for them.
+#[test]
+fn what_is_right_only_in_a_copy_that_leaves_is_mended_first() {
+    // Whichever of the two the new copy is made from.
+    for (leaves, stays) in [(0, 1), (1, 0)] {
+        let donors = ["a", "b", "c"].map(|name| Lent::start(name, 16));
+        donors[2].donor.set_limit(Some(Size(0)));
+        let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
+        let mut lane = space.lane().unwrap();
+        let pages = some_pages();
+        pages.iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+        damage(&donors[stays], &pages[..3], 1);
+        damage(&donors[leaves], &pages[3..4], 1);
+        donors[2].donor.set_limit(None);
+        donors[leaves].donor.set_draining(true);
+        tend_until(&space, "empty", |space| {
+            space.renew();
+            let at_it = |donor: &DonorStatus| donor.name == donors[leaves].name;
+            let status = space.status();
+            status.donors.iter().all(|donor| !at_it(donor) || donor.extents == 0) && is_whole(space)
+        });
+        let status = scrub_once(&space, &stored(1));
+        assert_eq!((status.pages_lost, status.copies_given_up), (0, 0));
+        for page in &pages {
+            (0..20).for_each(|_| assert_reads(&mut lane, &[*page], 1));
+        }
+        space.release().unwrap();
+    }
+}
+
 #[test]
 fn a_page_that_is_bad_in_every_copy_is_lost_until_it_is_written() {
     let donors = ["a", "b"].map(|name| Lent::start(name, 16));
@@ -527,27 +534,10 @@ fn a_copy_that_is_not_what_was_stored_is_made_anew() {
     let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
     let mut lane = space.lane().unwrap();
     some_pages().iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
-    // A donor that has forgotten a write that it has acknowledged: another borrower of the same name
-    // writes past this one.
-    let hello = Hello {
-        versions: VERSIONS,
-        space: space.config().id,
-        epoch: Epoch(1),
-        lane: 99,
-        lease: Duration::from_secs(30),
-        consumer: "test".into(),
-    };
-    let mut past = Connection::open(donors[1].address(), &hello, &Options::default()).unwrap();
-    let Answer::Held(lines) = past.call(Request::List { from: ExtentId(0) }, &[]).unwrap() else {
-        panic!("no list")
-    };
+    // A donor that has forgotten a write that it has acknowledged.
     let page = some_pages()[2];
-    let line = lines.iter().find(|line| line.segment == page / SEGMENT_PAGES).unwrap();
-    let (extent, generation) = (line.extent, line.generation);
-    let data = content(page, 9);
-    let pages = [(page % SEGMENT_PAGES) as u32];
-    let request = Request::Write { extent, generation, pages: &pages, sums: &[page_sum(&data)] };
-    assert_eq!(past.call(request, &[&data]).unwrap(), Answer::Done);
+    let (segment, at) = (page / SEGMENT_PAGES, (page % SEGMENT_PAGES) as u32);
+    assert!(write_past(&donors[1], &space, segment, at, &content(page, 9)));
 
     let status = scrub_once(&space, &stored(1));
     assert_eq!((status.copies_given_up, status.pages_repaired, status.pages_lost), (1, 0, 0));

@@ -14,9 +14,11 @@ use crate::inbox::{Inbox, RECEIVE_BYTES};
 use crate::protocol::{
     Answer, HeldExtent, Hello, Load, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,
 };
+use crate::seldom::Seldom;
 use crate::socket::{self, Wait};
+use crate::tls::{Destination, Handshake, Session, TlsError};
 use crate::window::{Unexpected, Window, WindowLimits};
-use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum};
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -25,6 +27,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 use tracing::warn;
+
+/// Lines about donors that are not secure: there is an attempt every now and then.
+static INSECURE: Seldom = Seldom::new();
 
 /// Full receives in a row before other connections get their turn.
 const MAX_RECEIVES: usize = 16;
@@ -69,12 +74,25 @@ pub enum ConnectionError {
     /// The donor does not welcome this borrower.
     #[error("the donor refused the connection")]
     Refused(#[source] Refusal),
+    /// It is to be secure, and is not.
+    #[error(transparent)]
+    Tls(TlsError),
     /// What came is not the page protocol.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// What came is not the answer to what was asked.
     #[error(transparent)]
     Unexpected(#[from] Unexpected),
+}
+
+impl From<TlsError> for ConnectionError {
+    fn from(error: TlsError) -> ConnectionError {
+        match error {
+            TlsError::Closed => ConnectionError::Closed,
+            TlsError::Io(error) => ConnectionError::Io(error),
+            error => ConnectionError::Tls(error),
+        }
+    }
 }
 
 /// What a donor answered, as it comes in.
@@ -99,6 +117,8 @@ pub enum Event<'a> {
     Held(&'a [HeldExtent]),
     /// What has become of the pages of a run.
     Verified(&'a [PageState]),
+    /// The signatures of the pages of a run.
+    Signed(&'a [PageSignature]),
     /// Not done, and why.
     Refused(Refusal),
 }
@@ -121,6 +141,8 @@ pub enum Outcome {
     Held(Vec<HeldExtent>),
     /// What has become of the pages of a run.
     Verified(Vec<PageState>),
+    /// The signatures of the pages of a run.
+    Signed(Vec<PageSignature>),
     /// Not done, and why.
     Refused(Refusal),
 }
@@ -128,6 +150,8 @@ pub enum Outcome {
 /// One thread's own connection to one donor, for one space.
 pub struct Connection {
     socket: OwnedFd,
+    /// Where it is protected.
+    session: Option<Box<Session>>,
     phase: Phase,
     options: Options,
     window: Window,
@@ -159,10 +183,12 @@ enum Phase {
 impl Connection {
     /// Begins to connect, and returns at once. [`Connection::progress`] does the rest.
     pub fn start(
-        address: SocketAddr,
+        to: impl Into<Destination>,
         hello: &Hello,
         options: &Options,
     ) -> Result<Connection, ConnectionError> {
+        let Destination { address, tls } = to.into();
+        let session = tls.as_ref().map(Session::client).transpose()?.map(Box::new);
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
@@ -182,6 +208,7 @@ impl Connection {
         let hello = codec::encode_hello(hello).to_vec();
         Ok(Connection {
             socket,
+            session,
             phase: Phase::Opening { gate, hello, sent: 0, connected: false },
             options: *options,
             window: Window::new(options.window),
@@ -197,11 +224,11 @@ impl Connection {
 
     /// Connects and waits for the donor's welcome, [`Options::connect`] at most.
     pub fn open(
-        address: SocketAddr,
+        to: impl Into<Destination>,
         hello: &Hello,
         options: &Options,
     ) -> Result<Connection, ConnectionError> {
-        let mut connection = Connection::start(address, hello, options)?;
+        let mut connection = Connection::start(to, hello, options)?;
         let deadline = Instant::now() + options.connect;
         while connection.welcome().is_none() {
             if !wait_readable(connection.as_fd(), deadline)? {
@@ -264,6 +291,10 @@ impl Connection {
             _ => 0,
         };
         assert_eq!(data_bytes, expected, "other bytes than pages");
+        if let Some(session) = &mut self.session {
+            let checked = session.check().map_err(ConnectionError::from);
+            self.note(checked)?;
+        }
         let id = self.window.admit(tag, &request);
         codec::encode_request(&request, id, &mut self.head);
         let outcome = self.send(data);
@@ -332,6 +363,7 @@ impl Connection {
                     Event::Allocated(extent) => Some(Outcome::Allocated(extent)),
                     Event::Held(lines) => Some(Outcome::Held(lines.to_vec())),
                     Event::Verified(states) => Some(Outcome::Verified(states.to_vec())),
+                    Event::Signed(signatures) => Some(Outcome::Signed(signatures.to_vec())),
                     Event::Refused(refusal) => Some(Outcome::Refused(refusal)),
                 };
             })?;
@@ -339,12 +371,20 @@ impl Connection {
         outcome.ok_or(ConnectionError::Closed)
     }
 
-    /// Marks the connection as broken after an error, and logs what is not the protocol.
+    /// Marks the connection as broken after an error, and logs what is not the protocol, or not secure.
     fn note(&mut self, outcome: Result<(), ConnectionError>) -> Result<(), ConnectionError> {
         if let Err(error) = &outcome {
-            if matches!(error, ConnectionError::Malformed(_) | ConnectionError::Unexpected(_)) {
-                let peer = sockopt_peer(&self.socket);
-                warn!(peer, %error, "connection closed: malformed frame");
+            let peer = || sockopt_peer(&self.socket);
+            match error {
+                ConnectionError::Malformed(_) | ConnectionError::Unexpected(_) => {
+                    warn!(peer = peer(), %error, "connection closed: malformed frame");
+                }
+                ConnectionError::Tls(_) => {
+                    if let Some(unsaid) = INSECURE.may_say(Instant::now()) {
+                        warn!(peer = peer(), unsaid, %error, "connection closed: it is not secure");
+                    }
+                }
+                _ => {}
             }
             self.phase = Phase::Broken;
         }
@@ -367,21 +407,20 @@ impl Connection {
                 .map_err(io::Error::from)?;
             *connected = true;
         }
-        while *sent < hello.len() {
-            let parts = [socket::iovec(&hello[*sent..])];
-            // SAFETY: the greeting lives in `self`.
-            match unsafe { socket::send(self.socket.as_fd(), &parts, Wait::No) } {
-                Ok(count) => *sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-            if *sent == hello.len() {
-                let data = epoll::EventData::new_u64(0);
-                epoll::modify(&*gate, &self.socket, data, epoll::EventFlags::IN)
-                    .map_err(io::Error::from)?;
-            }
+        let waits_for = match &mut self.session {
+            Some(session) => greet_securely(session, self.socket.as_fd(), hello, sent)?,
+            None => greet_plainly(self.socket.as_fd(), hello, sent)?,
+        };
+        let events = match waits_for {
+            Handshake::Writing => epoll::EventFlags::OUT,
+            Handshake::Reading | Handshake::Done => epoll::EventFlags::IN,
+        };
+        epoll::modify(&*gate, &self.socket, epoll::EventData::new_u64(0), events)
+            .map_err(io::Error::from)?;
+        if waits_for != Handshake::Done {
+            return Ok(());
         }
-        self.inbox.receive(self.socket.as_fd())?;
+        self.inbox.receive(self.socket.as_fd(), self.session.as_deref_mut())?;
         let Some((welcome, _)) = self.inbox.bytes().split_first_chunk::<WELCOME_BYTES>() else {
             return Ok(());
         };
@@ -398,11 +437,15 @@ impl Connection {
 
     fn receive(&mut self, sink: &mut dyn FnMut(u64, Event<'_>)) -> Result<(), ConnectionError> {
         self.deliver(sink)?;
-        for _ in 0..MAX_RECEIVES {
-            let received = self.inbox.receive(self.socket.as_fd())?;
+        for turn in 1.. {
+            let received = self.inbox.receive(self.socket.as_fd(), self.session.as_deref_mut())?;
             self.deliver(sink)?;
+            if self.session.as_ref().is_some_and(|session| session.has_spare()) {
+                // The socket may be empty, and would not tell of it.
+                continue;
+            }
             // A short receive has emptied the socket. Asking again would cost a call to be told so.
-            if received < RECEIVE_BYTES {
+            if received < RECEIVE_BYTES || turn >= MAX_RECEIVES {
                 break;
             }
         }
@@ -450,6 +493,7 @@ impl Connection {
                 Answer::Allocated(extent) => Event::Allocated(extent),
                 Answer::Held(lines) => Event::Held(lines),
                 Answer::Verified(states) => Event::Verified(states),
+                Answer::Signed(signatures) => Event::Signed(signatures),
                 Answer::Refused(refusal) => Event::Refused(refusal),
             };
             sink(tag, event);
@@ -467,6 +511,22 @@ impl Connection {
         self.parts.push(socket::iovec(&self.head));
         self.parts.extend(data.iter().map(|part| socket::iovec(part)));
         let mut from = 0;
+        while let Some(session) = self.session.as_deref_mut() {
+            if from < self.parts.len() {
+                // SAFETY: the head lives in `self`, and `data` is borrowed for the whole call.
+                let sealed = unsafe { session.seal(&self.parts[from..])? };
+                from += socket::advance(&mut self.parts[from..], sealed);
+                if sealed > 0 && from < self.parts.len() {
+                    continue;
+                }
+            }
+            // All of it is sealed, or as much as is sent at once.
+            if !session.flush(self.socket.as_fd(), Wait::No)? {
+                self.wait_to_send()?;
+            } else if from == self.parts.len() {
+                return Ok(());
+            }
+        }
         while from < self.parts.len() {
             // The kernel takes no more than this many at once.
             let until = self.parts.len().min(from + libc::UIO_MAXIOV as usize);
@@ -501,7 +561,7 @@ impl Connection {
             }
             let ready = fds[0].revents();
             if ready.contains(PollFlags::IN) {
-                self.inbox.receive(self.socket.as_fd())?;
+                self.inbox.receive(self.socket.as_fd(), self.session.as_deref_mut())?;
                 self.has_undelivered = true;
             }
             // Errors and hang-ups show in the send that follows.
@@ -527,6 +587,53 @@ impl AsRawFd for Connection {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
     }
+}
+
+/// Sends the rest of the greeting, as far as the socket takes it.
+fn greet_plainly(
+    socket: BorrowedFd<'_>,
+    hello: &[u8],
+    sent: &mut usize,
+) -> Result<Handshake, ConnectionError> {
+    while *sent < hello.len() {
+        let parts = [socket::iovec(&hello[*sent..])];
+        // SAFETY: the greeting is borrowed for the whole call.
+        match unsafe { socket::send(socket, &parts, Wait::No) } {
+            Ok(count) => *sent += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Handshake::Writing);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Handshake::Done)
+}
+
+/// Shakes hands, and sends the greeting when it is known who has it.
+fn greet_securely(
+    session: &mut Session,
+    socket: BorrowedFd<'_>,
+    hello: &[u8],
+    sent: &mut usize,
+) -> Result<Handshake, ConnectionError> {
+    while *sent < hello.len() {
+        match session.shake_hands(socket, Wait::No)? {
+            Handshake::Done => {
+                let parts = [socket::iovec(&hello[*sent..])];
+                // SAFETY: the greeting is borrowed for the whole call.
+                *sent += unsafe { session.seal(&parts)? };
+            }
+            Handshake::Writing => return Ok(Handshake::Writing),
+            Handshake::Reading => match session.fetch(socket, Wait::No) {
+                Ok(_) => {}
+                Err(TlsError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Handshake::Reading);
+                }
+                Err(error) => return Err(error.into()),
+            },
+        }
+    }
+    Ok(if session.flush(socket, Wait::No)? { Handshake::Done } else { Handshake::Writing })
 }
 
 /// An answer whose pages are coming in.

@@ -16,7 +16,7 @@ use crate::protocol::{
     Answer, FillSource, HeldExtent, Hello, Load, MAGIC, MAX_FILL, MAX_HELD, MAX_NAME, MAX_PAGES,
     MAX_VERIFY, PageState, Refusal, Request, Welcome,
 };
-use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, PageSignature, PageSum, SpaceId};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -109,12 +109,14 @@ enum Kind {
     Confirm = 0x0b,
     Verify = 0x0c,
     Repair = 0x0d,
+    Sign = 0x0e,
     Pages = 0x81,
     Done = 0x82,
     Allocated = 0x83,
     Held = 0x84,
     Refused = 0x85,
     Verified = 0x86,
+    Signed = 0x87,
 }
 
 impl Kind {
@@ -122,7 +124,7 @@ impl Kind {
         use Kind::*;
         [
             Read, Write, Discard, Allocate, Free, FreeAll, List, Fence, Renew, Fill, Confirm,
-            Verify, Repair, Pages, Done, Allocated, Held, Refused, Verified,
+            Verify, Repair, Sign, Pages, Done, Allocated, Held, Refused, Verified, Signed,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -133,7 +135,7 @@ impl Kind {
         match self {
             Kind::Read | Kind::Write | Kind::Pages => (1, MAX_PAGES),
             Kind::Held => (0, MAX_HELD),
-            Kind::Verified => (1, MAX_VERIFY as usize),
+            Kind::Verified | Kind::Signed => (1, MAX_VERIFY as usize),
             _ => (0, 0),
         }
     }
@@ -145,6 +147,7 @@ impl Kind {
             Kind::Held => count * HELD_BYTES,
             Kind::Discard => GENERATION_BYTES,
             Kind::Verified => count * STATE_BYTES,
+            Kind::Signed => count * size_of::<PageSignature>(),
             Kind::Fill | Kind::Repair => SOURCE_BYTES,
             _ => 0,
         }
@@ -275,6 +278,7 @@ pub struct AnswerTables {
     sums: Vec<PageSum>,
     held: Vec<HeldExtent>,
     states: Vec<PageState>,
+    signatures: Vec<PageSignature>,
 }
 
 impl AnswerTables {
@@ -327,6 +331,11 @@ pub fn encode_request(request: &Request<'_>, id: u64, out: &mut Vec<u8>) {
         Request::Verify { extent, first, count } => {
             let detail = run_to_word(first, count);
             let head = Head::new(Kind::Verify, 0, id);
+            Head { subject: extent.0, detail, ..head }.encode(out, no_table);
+        }
+        Request::Sign { extent, first, count } => {
+            let detail = run_to_word(first, count);
+            let head = Head::new(Kind::Sign, 0, id);
             Head { subject: extent.0, detail, ..head }.encode(out, no_table);
         }
         Request::Repair { extent, first, count, source } => {
@@ -396,6 +405,11 @@ pub fn decode_request<'a>(
             let (first, count) = run_to_verify(head.detail)?;
             Ok(Request::Verify { extent, first, count })
         }
+        Kind::Sign => {
+            head.only(false, true, true, false)?;
+            let (first, count) = run_to_verify(head.detail)?;
+            Ok(Request::Sign { extent, first, count })
+        }
         Kind::Repair => {
             head.only(false, true, true, false)?;
             let (first, count) = run_to_verify(head.detail)?;
@@ -411,7 +425,8 @@ pub fn decode_request<'a>(
         | Kind::Allocated
         | Kind::Held
         | Kind::Refused
-        | Kind::Verified => Err(Malformed::Side(head.kind as u8)),
+        | Kind::Verified
+        | Kind::Signed => Err(Malformed::Side(head.kind as u8)),
     }
 }
 
@@ -447,6 +462,10 @@ pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>
         }),
         Answer::Verified(states) => {
             head(Kind::Verified, states.len()).encode(out, |out| put_states(out, states));
+        }
+        Answer::Signed(signatures) => {
+            head(Kind::Signed, signatures.len())
+                .encode(out, |out| out.extend_from_slice(signatures.as_flattened()));
         }
         Answer::Refused(refusal) => {
             let (code, subject) = refusal_to_code(refusal);
@@ -500,6 +519,12 @@ pub fn decode_answer<'a>(
             head.only(false, false, true, true)?;
             take_states(table, &mut tables.states)?;
             Answer::Verified(&tables.states)
+        }
+        Kind::Signed => {
+            head.only(false, false, true, true)?;
+            tables.signatures.clear();
+            tables.signatures.extend_from_slice(table.as_chunks().0);
+            Answer::Signed(&tables.signatures)
         }
         Kind::Refused => Answer::Refused(refusal_from_code(head.code, head.subject)?),
         _ => return Err(Malformed::Side(head.kind as u8)),

@@ -4,6 +4,7 @@ use crate::client::ConnectionError;
 use crate::codec::{HEAD_BYTES, MAX_TABLE_BYTES};
 use crate::protocol::MAX_PAGES;
 use crate::socket::{self, Wait};
+use crate::tls::{Session, TlsError};
 use crate::window::WindowLimits;
 use hecaton_memory::PAGE_SIZE;
 use std::io;
@@ -54,16 +55,34 @@ impl Inbox {
         (self.start, self.end) = (0, self.end - self.start);
     }
 
-    /// One receive, without waiting. Says how many bytes came; none is not the end of the stream.
-    pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>) -> Result<usize, ConnectionError> {
-        let until = self.buffer.len().min(self.end + RECEIVE_BYTES);
-        match socket::receive(socket, &mut self.buffer[self.end..until], Wait::No) {
-            Ok(0) => Err(ConnectionError::Closed),
-            Ok(count) => {
-                self.end += count;
-                Ok(count)
+    /// One receive, without waiting. Says how many bytes came from the socket; none is not the end of the stream.
+    pub(crate) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        session: Option<&mut Session>,
+    ) -> Result<usize, ConnectionError> {
+        let Some(session) = session else {
+            let until = self.buffer.len().min(self.end + RECEIVE_BYTES);
+            return match socket::receive(socket, &mut self.buffer[self.end..until], Wait::No) {
+                Ok(0) => Err(ConnectionError::Closed),
+                Ok(count) => {
+                    self.end += count;
+                    Ok(count)
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                Err(error) => Err(error.into()),
+            };
+        };
+        if !self.has_space() {
+            // More than the window lets it send.
+            return Err(ConnectionError::Closed);
+        }
+        match session.receive(socket, &mut self.buffer[self.end..], Wait::No) {
+            Ok(received) => {
+                self.end += received.plain;
+                Ok(received.raw)
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            Err(TlsError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
             Err(error) => Err(error.into()),
         }
     }

@@ -1,4 +1,4 @@
-//! The page protocol over TCP.
+//! The page protocol over TCP, with TLS or without.
 //!
 //! There is no lock to share: every thread of a borrower opens a [`client::Connection`] of its own
 //! to each donor that it talks to, and every connection has a thread of its own at the donor. A
@@ -11,7 +11,9 @@ pub mod codec;
 pub mod fault;
 mod inbox;
 pub mod protocol;
+mod seldom;
 pub mod server;
 mod socket;
+pub mod tls;
 pub mod vigil;
 pub mod window;

@@ -4,7 +4,7 @@
 //! borrower sends requests and the donor answers each of them, in order, with the request's id.
 //! All numbers are little-endian. `codec` turns these values into frames and back.
 
-use hecaton_memory::{Epoch, ExtentId, Generation, PageSum, SpaceId};
+use hecaton_memory::{Epoch, ExtentId, Generation, PageSignature, PageSum, SpaceId};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub const MAX_PAGES: usize = 256;
 /// Most pages that one [`Request::Fill`] may copy: 16 MiB.
 pub const MAX_FILL: u32 = 4096;
 
-/// Most pages that one [`Request::Verify`] or [`Request::Repair`] may look at: 16 MiB.
+/// Most pages that one [`Request::Verify`], [`Request::Sign`] or [`Request::Repair`] may look at: 16 MiB.
 pub const MAX_VERIFY: u32 = 4096;
 
 /// Most lines of one answer to [`Request::List`].
@@ -154,6 +154,16 @@ pub enum Request<'a> {
         /// Pages in the run; at least one and at most [`MAX_VERIFY`].
         count: u32,
     },
+    /// The signatures of some pages, as they are in the donor's memory now, be they what was stored or
+    /// not: whether pages of a coded stripe belong together.
+    Sign {
+        /// The extent.
+        extent: ExtentId,
+        /// First page of the run.
+        first: u32,
+        /// Pages in the run; at least one and at most [`MAX_VERIFY`].
+        count: u32,
+    },
     /// Mends the pages of a run that do not match their sums, as far as another donor's extent has
     /// contents that do. Whatever matches its sum stays as it is, so that no write is undone. The donor
     /// asks the other one with the space and epoch of this connection.
@@ -240,6 +250,8 @@ pub enum Answer<'a> {
     Held(&'a [HeldExtent]),
     /// The pages of a run, in order; as many as were asked for.
     Verified(&'a [PageState]),
+    /// The signatures of the pages of a run, in order; as many as were asked for.
+    Signed(&'a [PageSignature]),
     /// Not done, and why.
     Refused(Refusal),
 }

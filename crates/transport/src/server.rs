@@ -5,7 +5,7 @@
 //!
 //! Payload goes two ways:
 //! - *Out*: a read is answered by one gathered `sendmsg` from the memory that holds the pages. No
-//!   copy besides the kernel's.
+//!   copy besides the kernel's, but with TLS, which copies them into what it encrypts.
 //! - *In*: a write is received into the connection's own buffer, checked, and copied. The copy
 //!   (about 0.2 µs a page, its source still in the cache) buys that no unverified byte is ever in
 //!   the extent: [`Refusal::Corrupt`] writes nothing, and neither does a connection that is cut in
@@ -20,9 +20,12 @@ use crate::codec::{
 use crate::protocol::{
     Answer, HeldExtent, Hello, Load, PageState, Refusal, Request, VERSIONS, Welcome,
 };
+use crate::seldom::Seldom;
 use crate::socket::{self, Wait};
+use crate::tls::{Received, Session, TlsError};
 use crate::vigil::Vigil;
-use hecaton_memory::{ExtentId, PAGE_SIZE, PageSum, SpaceId};
+use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum, SpaceId};
+use hecaton_pki::CredentialsDir;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::io;
@@ -33,6 +36,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
+
+/// Lines about peers that are not secure: anybody can make one.
+static INSECURE: Seldom = Seldom::new();
 
 /// What a donor does with what it is asked.
 ///
@@ -125,6 +131,11 @@ impl Reply<'_> {
         self.answer(&Answer::Verified(states), load)
     }
 
+    /// The signatures of the pages of a run.
+    pub fn signed(self, signatures: &[PageSignature], load: Load) -> Replied {
+        self.answer(&Answer::Signed(signatures), load)
+    }
+
     /// The pages of a read with their sums, sent straight from where they are. Neighbouring pages
     /// may stand in one `iovec`.
     ///
@@ -150,9 +161,11 @@ impl Reply<'_> {
     }
 }
 
-/// The sending half of a connection, with its buffers.
+/// A connection, with the buffers to send from.
 struct Wire {
     stream: Arc<TcpStream>,
+    /// Where it is protected.
+    session: Option<Session>,
     head: Vec<u8>,
     parts: Vec<libc::iovec>,
 }
@@ -164,19 +177,54 @@ impl Wire {
     /// Sends the head and then `data`, waiting as long as the socket's timeout lets it.
     ///
     /// # Safety
-    /// As for [`socket::send`].
+    /// As for [`socket::send`]; with TLS, what changes meanwhile must do so as [`Session::seal`] says.
     unsafe fn send(&mut self, data: &[libc::iovec]) -> io::Result<()> {
         self.parts.clear();
         self.parts.push(socket::iovec(&self.head));
         self.parts.extend_from_slice(data);
         let mut from = 0;
         while from < self.parts.len() {
-            // SAFETY: the head lives in `self` and the caller vouches for the rest.
-            let sent =
-                unsafe { socket::send(self.stream.as_fd(), &self.parts[from..], Wait::Yes)? };
+            let parts = &self.parts[from..];
+            let sent = match &mut self.session {
+                // SAFETY: the head lives in `self` and the caller vouches for the rest.
+                None => unsafe { socket::send(self.stream.as_fd(), parts, Wait::Yes)? },
+                Some(session) => {
+                    // SAFETY: the same.
+                    let sealed = unsafe { session.seal(parts).map_err(io_error)? };
+                    if sealed == 0 {
+                        session.flush(self.stream.as_fd(), Wait::Yes)?;
+                    }
+                    sealed
+                }
+            };
             from += socket::advance(&mut self.parts[from..], sent);
         }
-        Ok(())
+        match &mut self.session {
+            None => Ok(()),
+            Some(session) => session.flush(self.stream.as_fd(), Wait::Yes).map(drop),
+        }
+    }
+
+    /// One receive.
+    fn receive(&mut self, buffer: &mut [u8], wait: Wait) -> Result<Received, TlsError> {
+        let Some(session) = &mut self.session else {
+            return match socket::receive(&*self.stream, buffer, wait)? {
+                0 => Err(TlsError::Closed),
+                count => Ok(Received { raw: count, plain: count }),
+            };
+        };
+        session.receive(self.stream.as_fd(), buffer, wait)
+    }
+
+    fn is_amid_record(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_amid_record)
+    }
+}
+
+fn io_error(error: TlsError) -> io::Error {
+    match error {
+        TlsError::Io(error) => error,
+        error => io::Error::other(error),
     }
 }
 
@@ -188,16 +236,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the connections that come to `listener`, each on a thread of its own.
+    /// Serves the connections that come to `listener`, each on a thread of its own. With `credentials` they are
+    /// to be secure, and to come from nodes.
     pub fn start<S: Service>(
         listener: TcpListener,
         service: Arc<S>,
         limits: Limits,
+        credentials: Option<Arc<CredentialsDir>>,
     ) -> io::Result<Server> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let shared = Arc::new(Shared { service, limits, peers: Mutex::default() });
+        let shared = Arc::new(Shared { service, limits, credentials, peers: Mutex::default() });
         let acceptor = thread::Builder::new().name("donor-accept".into()).spawn({
             let wake = wake.clone();
             move || accept_until_woken(&listener, &wake, &shared)
@@ -234,6 +284,7 @@ impl Drop for Server {
 struct Shared<S> {
     service: Arc<S>,
     limits: Limits,
+    credentials: Option<Arc<CredentialsDir>>,
     peers: Mutex<Peers>,
 }
 
@@ -320,7 +371,14 @@ fn admit<S: Service>(shared: &Arc<Shared<S>>, stream: TcpStream, address: Socket
         let mut peers = lock(&shared.peers);
         if peers.all.len() >= shared.limits.connections {
             drop(peers);
-            refuse_for_want_of_room(&stream, address, shared.limits.connections);
+            warn!(
+                %address,
+                limit = shared.limits.connections,
+                "connection refused: there are as many as the limit allows"
+            );
+            if shared.credentials.is_none() {
+                refuse_for_want_of_room(&stream);
+            }
             return;
         }
         peers.next += 1;
@@ -339,8 +397,7 @@ fn admit<S: Service>(shared: &Arc<Shared<S>>, stream: TcpStream, address: Socket
 }
 
 /// Best effort: a borrower whose greeting is still unread here may see a reset instead.
-fn refuse_for_want_of_room(stream: &TcpStream, address: SocketAddr, limit: usize) {
-    warn!(%address, limit, "connection refused: there are as many as the limit allows");
+fn refuse_for_want_of_room(stream: &TcpStream) {
     let refusal = codec::encode_welcome(&Err(Refusal::Busy));
     let parts = [socket::iovec(&refusal)];
     // SAFETY: the refusal is on this stack.
@@ -402,12 +459,19 @@ enum End {
     #[error(transparent)]
     Malformed(#[from] Malformed),
     #[error(transparent)]
+    Tls(TlsError),
+    #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 fn serve<S: Service>(mut guard: Registered<S>, stream: Arc<TcpStream>, address: SocketAddr) {
     match converse(&mut guard, stream, address) {
         End::Malformed(error) => warn!(%address, %error, "connection closed: malformed frame"),
+        End::Tls(error) => {
+            if let Some(unsaid) = INSECURE.may_say(Instant::now()) {
+                warn!(%address, unsaid, %error, "connection closed: it is not secure");
+            }
+        }
         end => debug!(%address, %end, "connection closed"),
     }
     let _ = guard.peer.stream.shutdown(Shutdown::Both);
@@ -438,7 +502,12 @@ fn try_converse<S: Service>(
     socket::prepare(stream.as_fd(), limits.stall)?;
     stream.set_write_timeout(Some(limits.stall))?;
 
-    let hello = receive_hello(&stream, Instant::now() + limits.handshake)?;
+    let deadline = Instant::now() + limits.handshake;
+    let credentials = guard.shared.credentials.clone();
+    let session = credentials.map(|credentials| Session::accept(&stream, &credentials, deadline));
+    let session = session.transpose().map_err(not_secure)?;
+    let mut wire = Wire { stream: stream.clone(), session, head: Vec::new(), parts: Vec::new() };
+    let hello = receive_hello(&mut wire, deadline)?;
     let mut welcomed = greet(guard, &*service, &hello, address);
     if let Ok((welcome, _)) = &mut welcomed {
         welcome.version = VERSIONS.1.min(hello.versions.1);
@@ -447,7 +516,6 @@ fn try_converse<S: Service>(
         Ok((welcome, session)) => (Ok(welcome), Some(session)),
         Err(refusal) => (Err(refusal), None),
     };
-    let mut wire = Wire { stream: stream.clone(), head: Vec::new(), parts: Vec::new() };
     wire.head.extend_from_slice(&codec::encode_welcome(&welcome));
     // SAFETY: there is no memory besides the head, which the wire owns.
     unsafe { wire.send(&[])? };
@@ -456,10 +524,13 @@ fn try_converse<S: Service>(
     };
 
     stream.set_read_timeout(Some(limits.stall.min(limits.idle)))?;
-    let mut frames = Frames::new(stream, limits.idle);
+    let mut frames = Frames::new(limits.idle);
     let mut tables = RequestTables::default();
     loop {
-        let (head, frame, data) = frames.next()?;
+        let (head, frame, data) = frames.next(&mut wire)?;
+        if let Some(session) = &mut wire.session {
+            session.check().map_err(not_secure)?;
+        }
         if guard.peer.cut.load(Ordering::Acquire) {
             return Ok(End::Cut);
         }
@@ -487,7 +558,7 @@ fn greet<S: Service>(
     service.hello(hello, address)
 }
 
-fn receive_hello(stream: &TcpStream, deadline: Instant) -> Result<Hello, End> {
+fn receive_hello(wire: &mut Wire, deadline: Instant) -> Result<Hello, End> {
     let mut bytes = [0; HELLO_BYTES];
     let mut filled = 0;
     while filled < bytes.len() {
@@ -495,11 +566,8 @@ fn receive_hello(stream: &TcpStream, deadline: Instant) -> Result<Hello, End> {
         if left.is_zero() {
             return Err(End::Stalled);
         }
-        stream.set_read_timeout(Some(left))?;
-        match socket::receive(stream, &mut bytes[filled..], Wait::Yes).map_err(stalled)? {
-            0 => return Err(End::Closed),
-            count => filled += count,
-        }
+        wire.stream.set_read_timeout(Some(left))?;
+        filled += wire.receive(&mut bytes[filled..], Wait::Yes).map_err(not_secure)?.plain;
         // A peer of another protocol may never send as much as a greeting has.
         if filled >= 4 && bytes[..4] != crate::protocol::MAGIC {
             return Err(Malformed::Magic.into());
@@ -516,9 +584,17 @@ fn stalled(error: io::Error) -> End {
     }
 }
 
-/// The receiving half of a connection: frames, whole, one after another.
+/// What connections end with that are not secure, or just end.
+fn not_secure(error: TlsError) -> End {
+    match error {
+        TlsError::Closed => End::Closed,
+        TlsError::Io(error) => stalled(error),
+        error => End::Tls(error),
+    }
+}
+
+/// What comes over a connection: frames, whole, one after another.
 struct Frames {
-    stream: Arc<TcpStream>,
     idle: Duration,
     vigil: Vigil,
     buffer: Box<[u8]>,
@@ -527,22 +603,22 @@ struct Frames {
 }
 
 impl Frames {
-    fn new(stream: Arc<TcpStream>, idle: Duration) -> Frames {
+    fn new(idle: Duration) -> Frames {
         // Fresh memory of this size is mapped, not touched: a connection that only reads pages
         // uses the first few of it.
         let buffer = vec![0; MAX_FRAME_BYTES].into_boxed_slice();
-        Frames { stream, idle, vigil: Vigil::default(), buffer, start: 0, end: 0 }
+        Frames { idle, vigil: Vigil::default(), buffer, start: 0, end: 0 }
     }
 
     /// The next frame: its head, the bytes of head and table, and the payload.
-    fn next(&mut self) -> Result<(Head, &[u8], &[u8]), End> {
-        self.fill(HEAD_BYTES)?;
+    fn next(&mut self, wire: &mut Wire) -> Result<(Head, &[u8], &[u8]), End> {
+        self.fill(wire, HEAD_BYTES)?;
         let (head, _) =
             self.buffer[self.start..].split_first_chunk::<HEAD_BYTES>().ok_or(Malformed::Check)?;
         let head = Head::parse(head)?;
         let table_end = HEAD_BYTES + head.table_bytes();
         let length = table_end + head.payload_bytes();
-        self.fill(length)?;
+        self.fill(wire, length)?;
         let frame = &self.buffer[self.start..self.start + length];
         self.start += length;
         let (frame, data) = frame.split_at(table_end);
@@ -551,7 +627,7 @@ impl Frames {
 
     /// Receives until `wanted` bytes of the next frame are there. Takes whatever else has come: of
     /// requests in a row, many are had for one call.
-    fn fill(&mut self, wanted: usize) -> Result<(), End> {
+    fn fill(&mut self, wire: &mut Wire, wanted: usize) -> Result<(), End> {
         if self.end - self.start >= wanted {
             return Ok(());
         }
@@ -564,15 +640,14 @@ impl Frames {
         let mut idle_since: Option<Instant> = None;
         while self.end - self.start < wanted {
             let wait = if self.vigil.looks_again() { Wait::No } else { Wait::Yes };
-            match socket::receive(&*self.stream, &mut self.buffer[self.end..], wait) {
-                Ok(0) => return Err(End::Closed),
-                Ok(count) => {
-                    self.end += count;
+            match wire.receive(&mut self.buffer[self.end..], wait) {
+                Ok(received) => {
+                    self.end += received.plain;
                     self.vigil.keep();
                 }
-                Err(_) if wait == Wait::No => {}
-                Err(error) => match stalled(error) {
-                    End::Stalled if self.start == self.end => {
+                Err(TlsError::Io(_)) if wait == Wait::No => {}
+                Err(error) => match not_secure(error) {
+                    End::Stalled if self.start == self.end && !wire.is_amid_record() => {
                         // The socket's timeout is the stall limit, which is shorter than the idle
                         // one; the first timeout tells only that idling has begun.
                         if idle_since.get_or_insert_with(Instant::now).elapsed() >= self.idle {

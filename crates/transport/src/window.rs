@@ -59,6 +59,7 @@ enum Asked {
     Extent,
     Held,
     States(usize),
+    Signatures(usize),
 }
 
 impl Window {
@@ -86,6 +87,7 @@ impl Window {
             Request::Allocate { .. } => Asked::Extent,
             Request::List { .. } => Asked::Held,
             Request::Verify { count, .. } => Asked::States(*count as usize),
+            Request::Sign { count, .. } => Asked::Signatures(*count as usize),
             _ => Asked::Deed,
         };
         let id = self.next_id;
@@ -108,6 +110,7 @@ impl Window {
             (Asked::Extent, Answer::Allocated(_)) => true,
             (Asked::Held, Answer::Held(lines)) => lines.len() <= MAX_HELD,
             (Asked::States(asked), Answer::Verified(states)) => states.len() == asked,
+            (Asked::Signatures(asked), Answer::Signed(signatures)) => signatures.len() == asked,
             _ => false,
         };
         if fits { Ok(due.tag) } else { Err(unexpected) }

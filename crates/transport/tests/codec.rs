@@ -25,6 +25,7 @@ enum Asked {
     Fill(u64, u32, u32, (u64, u64, u128, u16)),
     Confirm(u64, u64),
     Verify(u64, u32, u32),
+    Sign(u64, u32, u32),
     Repair(u64, u32, u32, (u64, u64, u128, u16)),
     Free(u64),
     FreeAll,
@@ -44,6 +45,7 @@ fn asked() -> impl Strategy<Value = Asked> {
             .prop_map(|((e, f), c, s)| Asked::Fill(e, f, c, s)),
         any::<(u64, u64)>().prop_map(|(e, g)| Asked::Confirm(e, g)),
         (any::<(u64, u32)>(), 1..=MAX_VERIFY).prop_map(|((e, f), c)| Asked::Verify(e, f, c)),
+        (any::<(u64, u32)>(), 1..=MAX_VERIFY).prop_map(|((e, f), c)| Asked::Sign(e, f, c)),
         (any::<(u64, u32)>(), 1..=MAX_VERIFY, any::<(u64, u64, u128, u16)>())
             .prop_map(|((e, f), c, s)| Asked::Repair(e, f, c, s)),
         any::<u64>().prop_map(Asked::Free),
@@ -77,6 +79,9 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
         &Asked::Verify(extent, first, count) => {
             then(Request::Verify { extent: ExtentId(extent), first, count })
         }
+        &Asked::Sign(extent, first, count) => {
+            then(Request::Sign { extent: ExtentId(extent), first, count })
+        }
         &Asked::Repair(extent, first, count, source) => {
             let (extent, source) = (ExtentId(extent), source_of(source));
             then(Request::Repair { extent, first, count, source })
@@ -109,6 +114,7 @@ enum Answered {
     Allocated(u64),
     Held(Vec<Line>),
     Verified(Vec<(u32, Option<bool>)>),
+    Signed(Vec<[u8; 8]>),
     Refused(Refusal),
 }
 
@@ -138,6 +144,7 @@ fn answered() -> impl Strategy<Value = Answered> {
         any::<u64>().prop_map(Answered::Allocated),
         vec(any::<Line>(), 0..=MAX_HELD).prop_map(Answered::Held),
         vec(any::<(u32, Option<bool>)>(), 1..=MAX_VERIFY as usize).prop_map(Answered::Verified),
+        vec(any::<[u8; 8]>(), 1..=MAX_VERIFY as usize).prop_map(Answered::Signed),
         refusal().prop_map(Answered::Refused),
     ]
 }
@@ -159,6 +166,7 @@ fn with_answer<R>(answered: &Answered, then: impl FnOnce(Answer<'_>) -> R) -> R 
             let lines: Vec<HeldExtent> = lines.iter().map(held).collect();
             then(Answer::Held(&lines))
         }
+        Answered::Signed(signatures) => then(Answer::Signed(signatures)),
         Answered::Verified(states) => {
             let state = |&(sum, is_sound): &(u32, Option<bool>)| match is_sound {
                 None => PageState::Unwritten,

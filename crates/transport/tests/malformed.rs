@@ -48,7 +48,7 @@ fn one_line_and_nothing_else() {
         .with_writer(move || writer.clone())
         .init();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let server = Server::start(listener, Arc::new(Obliging), Limits::default()).unwrap();
+    let server = Server::start(listener, Arc::new(Obliging), Limits::default(), None).unwrap();
     let hello = Hello {
         versions: VERSIONS,
         space: SpaceId(1),

@@ -2,12 +2,14 @@
 //! when the peer or the network misbehaves.
 
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, SpaceId, page_sum};
+use hecaton_pki::{Authority, Identity, Role, Wish};
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options, Outcome};
 use hecaton_transport::fault::{Chaos, Plan};
 use hecaton_transport::protocol::{
     HeldExtent, Hello, Load, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
 };
 use hecaton_transport::server::{Limits, Replied, Reply, Server, Service};
+use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use hecaton_transport::window::WindowLimits;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -114,14 +116,58 @@ struct Fixture {
     server: Server,
 }
 
+/// Whether connections are protected, and with what.
+struct Network {
+    /// The authority's directory, the donor's certificate and the borrower's.
+    pki: Option<(tempfile::TempDir, Arc<CredentialsDir>, Arc<CredentialsDir>)>,
+}
+
+impl Network {
+    fn plain() -> Network {
+        Network { pki: None }
+    }
+
+    fn secure() -> Network {
+        let scratch = tempfile::tempdir().unwrap();
+        let authority = Authority::init(&scratch.path().join("pki")).unwrap();
+        let issue = |name: &str| {
+            let identity = Identity { name: name.to_owned(), role: Role::Node };
+            let wish = Wish { identity, hosts: Vec::new(), days: 1, renew: false };
+            Arc::new(CredentialsDir::new(authority.issue(&wish).unwrap().dir))
+        };
+        let (donor, borrower) = (issue("shop"), issue("customer"));
+        Network { pki: Some((scratch, donor, borrower)) }
+    }
+
+    fn serve(&self, limits: Limits) -> Fixture {
+        let shelf = Arc::new(Shelf {
+            pages: Mutex::new(vec![[0; PAGE_SIZE]; PAGES]),
+            open: AtomicUsize::new(0),
+        });
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let credentials = self.pki.as_ref().map(|(_, donor, _)| Arc::clone(donor));
+        let shop = Arc::new(Shop(shelf.clone()));
+        let server = Server::start(listener, shop, limits, credentials).unwrap();
+        Fixture { shelf, server }
+    }
+
+    fn to(&self, address: SocketAddr) -> Destination {
+        let tls = self.pki.as_ref().map(|(_, _, borrower)| Tls {
+            credentials: Arc::clone(borrower),
+            node: Some("shop".to_owned()),
+        });
+        Destination { address, tls }
+    }
+}
+
+/// What holds with TLS as it does without.
+fn each_way(test: impl Fn(&Network)) {
+    test(&Network::plain());
+    test(&Network::secure());
+}
+
 fn serve(limits: Limits) -> Fixture {
-    let shelf = Arc::new(Shelf {
-        pages: Mutex::new(vec![[0; PAGE_SIZE]; PAGES]),
-        open: AtomicUsize::new(0),
-    });
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let server = Server::start(listener, Arc::new(Shop(shelf.clone())), limits).unwrap();
-    Fixture { shelf, server }
+    Network::plain().serve(limits)
 }
 
 fn hello(lane: u64) -> Hello {
@@ -135,8 +181,8 @@ fn hello(lane: u64) -> Hello {
     }
 }
 
-fn connect(address: SocketAddr, lane: u64) -> Connection {
-    Connection::open(address, &hello(lane), &Options::default()).unwrap()
+fn connect(to: impl Into<Destination>, lane: u64) -> Connection {
+    Connection::open(to, &hello(lane), &Options::default()).unwrap()
 }
 
 fn page(seed: u8) -> [u8; PAGE_SIZE] {
@@ -174,106 +220,116 @@ fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 #[test]
 fn every_request_gets_its_answer() {
-    let fixture = serve(Limits::default());
-    let mut connection = connect(fixture.server.address(), 1);
-    assert_eq!(connection.welcome().unwrap().boot, 9);
-    assert_eq!(connection.welcome().unwrap().version, VERSIONS.1);
-    assert_eq!(read_page(&mut connection, 3), [0; PAGE_SIZE]);
-    assert_eq!(write_page(&mut connection, 3, &page(3)), Outcome::Done);
-    assert_eq!(read_page(&mut connection, 3), page(3));
-    let allocate =
-        Request::Allocate { segment: 0, member: 0, order: 10, generation: Generation(1) };
-    assert_eq!(connection.call(allocate, &[]).unwrap(), Outcome::Allocated(EXTENT));
-    let Outcome::Held(lines) = connection.call(Request::List { from: ExtentId(0) }, &[]).unwrap()
-    else {
-        panic!("no list");
-    };
-    assert_eq!(lines.len(), 3);
-    let outside = Request::Read { extent: EXTENT, pages: &[PAGES as u32] };
-    assert_eq!(connection.call(outside, &[]).unwrap(), Outcome::Refused(Refusal::OutOfBounds));
-    assert_eq!(connection.load(), LOAD);
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let mut connection = connect(network.to(fixture.server.address()), 1);
+        assert_eq!(connection.welcome().unwrap().boot, 9);
+        assert_eq!(connection.welcome().unwrap().version, VERSIONS.1);
+        assert_eq!(read_page(&mut connection, 3), [0; PAGE_SIZE]);
+        assert_eq!(write_page(&mut connection, 3, &page(3)), Outcome::Done);
+        assert_eq!(read_page(&mut connection, 3), page(3));
+        let allocate =
+            Request::Allocate { segment: 0, member: 0, order: 10, generation: Generation(1) };
+        assert_eq!(connection.call(allocate, &[]).unwrap(), Outcome::Allocated(EXTENT));
+        let Outcome::Held(lines) =
+            connection.call(Request::List { from: ExtentId(0) }, &[]).unwrap()
+        else {
+            panic!("no list");
+        };
+        assert_eq!(lines.len(), 3);
+        let outside = Request::Read { extent: EXTENT, pages: &[PAGES as u32] };
+        assert_eq!(connection.call(outside, &[]).unwrap(), Outcome::Refused(Refusal::OutOfBounds));
+        assert_eq!(connection.load(), LOAD);
+    });
 }
 
 #[test]
 fn a_wrong_sum_stores_nothing() {
-    let fixture = serve(Limits::default());
-    let mut connection = connect(fixture.server.address(), 1);
-    let (good, bad) = (page(1), page(2));
-    let request = Request::Write {
-        extent: EXTENT,
-        generation: Generation(1),
-        pages: &[0, 1],
-        sums: &[page_sum(&good), page_sum(&good)],
-    };
-    let outcome = connection.call(request, &[&good, &bad]).unwrap();
-    assert_eq!(outcome, Outcome::Refused(Refusal::Corrupt(1)));
-    assert_eq!(read_page(&mut connection, 0), [0; PAGE_SIZE]);
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let mut connection = connect(network.to(fixture.server.address()), 1);
+        let (good, bad) = (page(1), page(2));
+        let request = Request::Write {
+            extent: EXTENT,
+            generation: Generation(1),
+            pages: &[0, 1],
+            sums: &[page_sum(&good), page_sum(&good)],
+        };
+        let outcome = connection.call(request, &[&good, &bad]).unwrap();
+        assert_eq!(outcome, Outcome::Refused(Refusal::Corrupt(1)));
+        assert_eq!(read_page(&mut connection, 0), [0; PAGE_SIZE]);
+    });
 }
 
 /// Reads and writes of many sizes, with more under way in both directions than the sockets hold:
 /// a submission has to take in answers for the donor to go on.
 #[test]
 fn a_full_pipe_in_both_directions_does_not_lock() {
-    let fixture = serve(Limits::default());
-    let window = WindowLimits { requests: 512, payload_bytes: 128 << 20 };
-    let options = Options { window, ..Options::default() };
-    let mut connection = Connection::open(fixture.server.address(), &hello(1), &options).unwrap();
-    let contents: Vec<_> = (0..MAX_PAGES).map(|n| page(n as u8)).collect();
-    let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
-    let sums: Vec<u32> = contents.iter().map(|page| page_sum(page)).collect();
-    let pieces: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
-    let mut waited = false;
-    for tag in 0..40u64 {
-        let write = Request::Write {
-            extent: EXTENT,
-            generation: Generation(1),
-            pages: &pages,
-            sums: &sums,
-        };
-        connection.submit(tag << 32, write, &pieces).unwrap();
-        let count = 1 + tag as usize % MAX_PAGES;
-        let read = Request::Read { extent: EXTENT, pages: &pages[..MAX_PAGES - count] };
-        connection.submit(tag, read, &[]).unwrap();
-        waited |= connection.has_undelivered();
-    }
-    let (mut done, mut read) = (0, [0usize; 40]);
-    while connection.in_flight() > 0 {
-        connection
-            .progress(&mut |tag, event| match event {
-                Event::Done => done += 1,
-                Event::Pages { from, sums, data } => {
-                    assert_eq!(from, read[tag as usize], "pages out of order");
-                    read[tag as usize] += sums.len();
-                    for (at, page) in data.chunks(PAGE_SIZE).enumerate() {
-                        assert_eq!(page, contents[from + at]);
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let window = WindowLimits { requests: 512, payload_bytes: 128 << 20 };
+        let options = Options { window, ..Options::default() };
+        let mut connection =
+            Connection::open(network.to(fixture.server.address()), &hello(1), &options).unwrap();
+        let contents: Vec<_> = (0..MAX_PAGES).map(|n| page(n as u8)).collect();
+        let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
+        let sums: Vec<u32> = contents.iter().map(|page| page_sum(page)).collect();
+        let pieces: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
+        let mut waited = false;
+        for tag in 0..40u64 {
+            let write = Request::Write {
+                extent: EXTENT,
+                generation: Generation(1),
+                pages: &pages,
+                sums: &sums,
+            };
+            connection.submit(tag << 32, write, &pieces).unwrap();
+            let count = 1 + tag as usize % MAX_PAGES;
+            let read = Request::Read { extent: EXTENT, pages: &pages[..MAX_PAGES - count] };
+            connection.submit(tag, read, &[]).unwrap();
+            waited |= connection.has_undelivered();
+        }
+        let (mut done, mut read) = (0, [0usize; 40]);
+        while connection.in_flight() > 0 {
+            connection
+                .progress(&mut |tag, event| match event {
+                    Event::Done => done += 1,
+                    Event::Pages { from, sums, data } => {
+                        assert_eq!(from, read[tag as usize], "pages out of order");
+                        read[tag as usize] += sums.len();
+                        for (at, page) in data.chunks(PAGE_SIZE).enumerate() {
+                            assert_eq!(page, contents[from + at]);
+                        }
                     }
-                }
-                other => panic!("{other:?}"),
-            })
-            .unwrap();
-    }
-    assert_eq!(done, 40);
-    assert!(read.iter().enumerate().all(|(tag, pages)| *pages == MAX_PAGES - 1 - tag));
-    assert!(waited, "the pipe was never full: the test tests nothing");
+                    other => panic!("{other:?}"),
+                })
+                .unwrap();
+        }
+        assert_eq!(done, 40);
+        assert!(read.iter().enumerate().all(|(tag, pages)| *pages == MAX_PAGES - 1 - tag));
+        assert!(waited, "the pipe was never full: the test tests nothing");
+    });
 }
 
 /// Reads on one connection, writes on another, from two threads: no lock is shared, and every page
 /// that is read is one state of it.
 #[test]
 fn threads_have_connections_of_their_own() {
-    let fixture = serve(Limits::default());
-    let address = fixture.server.address();
-    std::thread::scope(|scope| {
-        for lane in 0..4u64 {
-            scope.spawn(move || {
-                let mut connection = connect(address, lane);
-                for turn in 0..200u8 {
-                    let number = lane as u32 * 100 + u32::from(turn) % 10;
-                    write_page(&mut connection, number, &page(turn));
-                    assert_eq!(read_page(&mut connection, number), page(turn));
-                }
-            });
-        }
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let address = fixture.server.address();
+        std::thread::scope(|scope| {
+            for lane in 0..4u64 {
+                scope.spawn(move || {
+                    let mut connection = connect(network.to(address), lane);
+                    for turn in 0..200u8 {
+                        let number = lane as u32 * 100 + u32::from(turn) % 10;
+                        write_page(&mut connection, number, &page(turn));
+                        assert_eq!(read_page(&mut connection, number), page(turn));
+                    }
+                });
+            }
+        });
     });
 }
 
@@ -301,37 +357,39 @@ fn a_malformed_frame_ends_its_connection_and_no_other() {
 
 #[test]
 fn the_next_connection_of_a_lane_ends_the_one_before() {
-    let fixture = serve(Limits::default());
-    let address = fixture.server.address();
-    let mut first = connect(address, 1);
-    let mut other_lane = connect(address, 2);
-    // In service for a while when the second connection comes; the write behind it is not begun.
-    first.submit(0, Request::Fence, &[]).unwrap();
-    let late = page(1);
-    let write = Request::Write {
-        extent: EXTENT,
-        generation: Generation(1),
-        pages: &[0],
-        sums: &[page_sum(&late)],
-    };
-    std::thread::sleep(Duration::from_millis(50));
-    first.submit(1, write, &[&late]).unwrap();
-    let mut second = connect(address, 1);
-    assert_eq!(read_page(&mut second, 0), [0; PAGE_SIZE]);
-    let ended = loop {
-        if let Err(error) =
-            first.progress(&mut |tag, event| assert_eq!((tag, event), (0, Event::Done)))
-        {
-            break error;
-        }
-    };
-    assert!(matches!(ended, ConnectionError::Closed | ConnectionError::Io(_)), "{ended}");
-    assert_eq!(
-        read_page(&mut second, 0),
-        [0; PAGE_SIZE],
-        "a write of the earlier connection landed"
-    );
-    assert_eq!(read_page(&mut other_lane, 0), [0; PAGE_SIZE]);
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let address = fixture.server.address();
+        let mut first = connect(network.to(address), 1);
+        let mut other_lane = connect(network.to(address), 2);
+        // In service for a while when the second connection comes; the write behind it is not begun.
+        first.submit(0, Request::Fence, &[]).unwrap();
+        let late = page(1);
+        let write = Request::Write {
+            extent: EXTENT,
+            generation: Generation(1),
+            pages: &[0],
+            sums: &[page_sum(&late)],
+        };
+        std::thread::sleep(Duration::from_millis(50));
+        first.submit(1, write, &[&late]).unwrap();
+        let mut second = connect(network.to(address), 1);
+        assert_eq!(read_page(&mut second, 0), [0; PAGE_SIZE]);
+        let ended = loop {
+            if let Err(error) =
+                first.progress(&mut |tag, event| assert_eq!((tag, event), (0, Event::Done)))
+            {
+                break error;
+            }
+        };
+        assert!(matches!(ended, ConnectionError::Closed | ConnectionError::Io(_)), "{ended}");
+        assert_eq!(
+            read_page(&mut second, 0),
+            [0; PAGE_SIZE],
+            "a write of the earlier connection landed"
+        );
+        assert_eq!(read_page(&mut other_lane, 0), [0; PAGE_SIZE]);
+    });
 }
 
 #[test]
@@ -434,62 +492,69 @@ fn nobody_there_is_an_error_within_the_deadline() {
 /// is there.
 #[test]
 fn no_fault_of_the_network_gives_wrong_data() {
-    for seed in 0..8u64 {
-        let fixture = serve(Limits::default());
-        let plan = Plan {
-            grain_bytes: 512,
-            delayed: 20_000,
-            delay: Duration::from_micros(300),
-            dropped: 4_000,
-            corrupted: 8_000,
-            cut: 4_000,
-            ..Plan::default()
-        };
-        let chaos = Chaos::before(fixture.server.address(), plan, seed).unwrap();
-        let options = Options {
-            answer: Duration::from_millis(200),
-            connect: Duration::from_millis(200),
-            ..Options::default()
-        };
-        let mut connection = None;
-        let mut stored = page(0);
-        let mut possible = vec![[0; PAGE_SIZE]];
-        for turn in 0..30u8 {
-            let open = match connection.take() {
-                Some(open) => open,
-                None => match Connection::open(chaos.address(), &hello(1), &options) {
-                    Ok(open) => open,
+    each_way(|network| {
+        for seed in 0..8u64 {
+            let fixture = network.serve(Limits::default());
+            let plan = Plan {
+                grain_bytes: 512,
+                delayed: 20_000,
+                delay: Duration::from_micros(300),
+                dropped: 4_000,
+                corrupted: 8_000,
+                cut: 4_000,
+                ..Plan::default()
+            };
+            let chaos = Chaos::before(fixture.server.address(), plan, seed).unwrap();
+            let options = Options {
+                answer: Duration::from_millis(200),
+                connect: Duration::from_millis(200),
+                ..Options::default()
+            };
+            let mut connection = None;
+            let mut stored = page(0);
+            let mut possible = vec![[0; PAGE_SIZE]];
+            for turn in 0..30u8 {
+                let open = match connection.take() {
+                    Some(open) => open,
+                    None => {
+                        match Connection::open(network.to(chaos.address()), &hello(1), &options) {
+                            Ok(open) => open,
+                            Err(_) => continue,
+                        }
+                    }
+                };
+                let mut open = open;
+                stored = if turn % 2 == 0 { page(turn) } else { stored };
+                let sum = page_sum(&stored);
+                let write = Request::Write {
+                    extent: EXTENT,
+                    generation: Generation(1),
+                    pages: &[0],
+                    sums: &[sum],
+                };
+                match open.call(write, &[&stored]) {
+                    Ok(Outcome::Done) => possible = vec![stored],
+                    Ok(Outcome::Refused(Refusal::Corrupt(0))) => {}
+                    Ok(other) => panic!("seed {seed}: {other:?}"),
+                    Err(_) => {
+                        possible.push(stored);
+                        continue;
+                    }
+                }
+                match open.call(Request::Read { extent: EXTENT, pages: &[0] }, &[]) {
+                    // Corrupted on the way back: the sum tells, as it does the pager.
+                    Ok(Outcome::Pages { sums, data }) if sums != [page_sum(&data)] => {}
+                    Ok(Outcome::Pages { data, .. }) => {
+                        assert!(
+                            possible.iter().any(|page| data == page),
+                            "seed {seed}, turn {turn}"
+                        );
+                    }
+                    Ok(other) => panic!("seed {seed}: {other:?}"),
                     Err(_) => continue,
-                },
-            };
-            let mut open = open;
-            stored = if turn % 2 == 0 { page(turn) } else { stored };
-            let sum = page_sum(&stored);
-            let write = Request::Write {
-                extent: EXTENT,
-                generation: Generation(1),
-                pages: &[0],
-                sums: &[sum],
-            };
-            match open.call(write, &[&stored]) {
-                Ok(Outcome::Done) => possible = vec![stored],
-                Ok(Outcome::Refused(Refusal::Corrupt(0))) => {}
-                Ok(other) => panic!("seed {seed}: {other:?}"),
-                Err(_) => {
-                    possible.push(stored);
-                    continue;
                 }
+                connection = Some(open);
             }
-            match open.call(Request::Read { extent: EXTENT, pages: &[0] }, &[]) {
-                // Corrupted on the way back: the sum tells, as it does the pager.
-                Ok(Outcome::Pages { sums, data }) if sums != [page_sum(&data)] => {}
-                Ok(Outcome::Pages { data, .. }) => {
-                    assert!(possible.iter().any(|page| data == page), "seed {seed}, turn {turn}");
-                }
-                Ok(other) => panic!("seed {seed}: {other:?}"),
-                Err(_) => continue,
-            }
-            connection = Some(open);
         }
-    }
+    });
 }

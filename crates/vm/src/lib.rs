@@ -4,12 +4,15 @@
 //! RAM: as shared memory in a memfd, which `libhecaton.so` recognises and hands to the pager
 //! ([`guest_ram`] for a command line, [`domain`] for libvirt). What would have guest memory read or
 //! written past the pager is refused beforehand, with the reason ([`refusal`]). A machine that
-//! runs is stopped and watched through its monitor ([`qmp`]).
+//! runs is stopped and watched through its monitor ([`qmp`]), and is made larger and smaller through
+//! its virtio-mem devices ([`memory_device`]), which one that its host's agent has admitted is started with ([`create`]).
 //!
-//! All but [`qmp`] is pure: text in, text out.
+//! All but [`qmp`] and [`memory_device`] is pure: text in, text out.
 
+pub mod create;
 pub mod domain;
 pub mod guest_ram;
+pub mod memory_device;
 pub mod option;
 pub mod qmp;
 pub mod refusal;

@@ -286,23 +286,24 @@ impl Monitor {
         QmpError::Silent { path: self.path.clone(), command: command.to_owned(), patience }
     }
 
-    fn protocol(&self, reason: &str) -> QmpError {
+    pub(crate) fn protocol(&self, reason: &str) -> QmpError {
         QmpError::Protocol { path: self.path.clone(), reason: reason.to_owned() }
     }
 }
 
+/// A monitor for tests.
 #[cfg(test)]
-mod tests {
+pub(crate) mod fake {
     use super::*;
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
     use std::thread::{self, JoinHandle};
 
-    const PATIENCE: Duration = Duration::from_secs(10);
-    const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+    pub(crate) const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
 
     /// A monitor that answers each line that it reads by what `answer` makes of it.
-    fn monitor(
+    pub(crate) fn monitor(
         greeting: &'static str,
         mut answer: impl FnMut(&Value) -> String + Send + 'static,
     ) -> (Result<Monitor, QmpError>, JoinHandle<()>) {
@@ -323,9 +324,15 @@ mod tests {
         (Monitor::connect(&path, PATIENCE), server)
     }
 
-    fn returns(request: &Value, value: &str) -> String {
+    pub(crate) fn returns(request: &Value, value: &str) -> String {
         format!("{{\"return\": {value}, \"id\": {}}}\r\n", request["id"])
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::{GREETING, PATIENCE, monitor, returns};
+    use super::*;
 
     #[test]
     fn answers_are_told_from_events_and_from_late_answers() {

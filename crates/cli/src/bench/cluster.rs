@@ -27,7 +27,24 @@ pub(super) enum PoolMemory {
     Encrypted,
     /// In so many copies.
     Copies(u8),
+    /// In two copies, for which no more than so many bytes a second are copied.
+    CopiedAt(hecaton_memory::Size),
+    /// In two copies, and in [`CODE`] when it has gone cold.
+    Coded,
 }
+
+/// The erasure code that is measured.
+pub(super) const CODE: &str = "4+2";
+
+/// Donors that it takes.
+pub(super) const CODE_DONORS: u32 = 6;
+
+/// Seconds until memory is cold. What is read for half of that is kept in copies again: more than the
+/// faults take that are measured.
+const COLD_AFTER_S: u64 = 20;
+
+/// How long it may take until all of a program's memory is coded.
+pub(super) const CODING_PATIENCE: Duration = Duration::from_secs(180);
 
 /// Programs started through it run on its memory.
 pub(super) struct Cluster {
@@ -159,11 +176,31 @@ impl Cluster {
             PoolMemory::Plain => {}
             PoolMemory::Encrypted => drop(command.arg("--encrypt")),
             PoolMemory::Copies(copies) => drop(command.args(["--mirror", &copies.to_string()])),
+            PoolMemory::CopiedAt(bytes_per_s) => {
+                command.args(["--mirror", "2", "--copying", &bytes_per_s.0.to_string()]);
+            }
+            PoolMemory::Coded => {
+                command.args(["--mirror", "2", "--ec", CODE]);
+                command.args(["--cold-after", &COLD_AFTER_S.to_string()]);
+            }
         }
         if let Some(stats) = stats {
             command.arg("--stats").arg(stats);
         }
         command.arg("--").arg(program);
+        command
+    }
+
+    /// `program` with `local` bytes of memory here, and the kernel swapping the rest to the pool.
+    pub(super) fn run_via_swap(
+        &self,
+        local: u64,
+        swap: u64,
+        program: impl AsRef<OsStr>,
+    ) -> Command {
+        let mut command = self.command("run");
+        command.args(["--via", "swap", "--local"]).arg(whole_pages(local));
+        command.arg("--swap").arg(whole_pages(swap)).arg("--").arg(program);
         command
     }
 

@@ -7,9 +7,9 @@
 
 use super::{
     Common,
-    cluster::{Cluster, PoolMemory},
-    process::Guarded,
-    program::touch::Report,
+    cluster::{CODING_PATIENCE, Cluster, PoolMemory},
+    process::{Guarded, eventually},
+    program::touch::{HELD, Report},
     stats::Percentiles,
     wire,
 };
@@ -17,7 +17,11 @@ use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::{Size, pages_for_bytes, pages_to_bytes};
 use serde::Serialize;
-use std::{net::SocketAddr, process::Stdio};
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    process::{Command, Stdio},
+};
 
 /// Arguments of `bench fault`.
 #[derive(clap::Args)]
@@ -209,17 +213,28 @@ pub(super) fn quiet(
     Run { cluster, wire, pages, samples, pool: PoolMemory::Plain }.quiet()
 }
 
-/// Medians in microseconds, with so many copies of each page: of faults while nothing is evicted,
-/// and while pages are.
+/// Medians in microseconds on one kind of pool memory: of faults while nothing is evicted, and while pages
+/// are.
 pub(super) fn medians(
     cluster: &Cluster,
     wire: SocketAddr,
     pages: u64,
     samples: u64,
-    copies: u8,
+    pool: PoolMemory,
 ) -> anyhow::Result<(f64, f64)> {
-    let run = Run { cluster, wire, pages, samples, pool: PoolMemory::Copies(copies) };
+    let run = Run { cluster, wire, pages, samples, pool };
     Ok((run.quiet()?.fault.p50_us, run.evicting()?.fault.p50_us))
+}
+
+/// The median in microseconds of faults on memory that is coded, while nothing is evicted.
+pub(super) fn coded_median(
+    cluster: &Cluster,
+    wire: SocketAddr,
+    pages: u64,
+    samples: u64,
+) -> anyhow::Result<f64> {
+    let run = Run { cluster, wire, pages, samples, pool: PoolMemory::Coded };
+    Ok(run.coded()?.fault.p50_us)
 }
 
 struct Run<'a> {
@@ -232,10 +247,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn quiet(&self) -> anyhow::Result<Report> {
-        // A quarter more than the region, for the program's own heap and for what the pager keeps
-        // free; ballast of half as much again than that, so that nothing else has a place.
-        let local = self.pages / 4 * 5;
-        let ballast = local / 2 * 3;
+        let (local, ballast) = self.room();
         self.touch(local, &["--ballast", &ballast.to_string()])
     }
 
@@ -243,18 +255,59 @@ impl Run<'_> {
         self.touch(self.pages / 2, &["--dirty"])
     }
 
+    /// As [`Run::quiet`], once so much of the region is coded as whole stripes can be.
+    fn coded(&self) -> anyhow::Result<Report> {
+        let (local, ballast) = self.room();
+        let mut command = self.command(local, &["--hold", "--ballast", &ballast.to_string()]);
+        let mut guarded = Guarded::spawn(command.stdin(Stdio::piped()))?;
+        let mut input = guarded.input()?;
+        let lines = guarded.lines()?;
+        let line = lines.next()?;
+        ensure!(line.as_deref() == Some(HELD), "the program that touches pages says {line:?}");
+        // Stripes at the ends of the region have memory in them that is in use.
+        let wanted = pages_to_bytes(self.pages) / 4 * 3;
+        eventually(CODING_PATIENCE, || {
+            let nodes = self.cluster.status()?.nodes;
+            let consumers = nodes.iter().flat_map(|node| &node.report.consumers);
+            let coded =
+                consumers.filter_map(|one| Some(one.stats.as_ref()?.pool.coded_bytes)).max();
+            let coded = coded.unwrap_or_default();
+            ensure!(coded >= wanted, "only {} of the memory are coded", Size(coded));
+            Ok(())
+        })?;
+        writeln!(input)?;
+        let line = lines.next()?;
+        guarded.finish()?;
+        parsed(line)
+    }
+
+    /// What is local, and what pushes the region out of it.
+    fn room(&self) -> (u64, u64) {
+        // A quarter more than the region, for the program's own heap and for what the pager keeps
+        // free; ballast of half as much again than that, so that nothing else has a place.
+        let local = self.pages / 4 * 5;
+        (local, local / 2 * 3)
+    }
+
     fn touch(&self, local_pages: u64, flags: &[&str]) -> anyhow::Result<Report> {
+        let mut guarded = Guarded::spawn(self.command(local_pages, flags).stdin(Stdio::null()))?;
+        let line = guarded.lines()?.next()?;
+        guarded.finish()?;
+        parsed(line)
+    }
+
+    fn command(&self, local_pages: u64, flags: &[&str]) -> Command {
         let mut command = self.cluster.run_own(pages_to_bytes(local_pages), self.pool, "touch");
         command
             .args(["--pages", &self.pages.to_string(), "--samples", &self.samples.to_string()])
             .args(["--wire", &self.wire.to_string()])
             .args(flags)
-            .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        let mut guarded = Guarded::spawn(&mut command)?;
-        let line = guarded.lines()?.next()?;
-        guarded.finish()?;
-        let line = line.context("the program that touches pages says nothing")?;
-        serde_json::from_str(&line).with_context(|| format!("not a report: {line:?}"))
+        command
     }
+}
+
+fn parsed(line: Option<String>) -> anyhow::Result<Report> {
+    let line = line.context("the program that touches pages says nothing")?;
+    serde_json::from_str(&line).with_context(|| format!("not a report: {line:?}"))
 }

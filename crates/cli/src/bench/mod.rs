@@ -5,6 +5,7 @@
 //! promises is a ratio. Nothing here is compared with a stored number.
 
 mod app;
+mod block;
 mod busy;
 mod cluster;
 mod failover;
@@ -43,6 +44,9 @@ pub(crate) enum Bench {
     /// The pool through the page protocol alone: data stored on the donors, read back, verified.
     /// Needs no userfaultfd.
     Pool(pool::Args),
+    /// A volume beside nbdkit and qemu-storage-daemon, which have their data in their own memory: over NBD, and
+    /// as drives over vhost-user.
+    Block(block::Args),
     /// What deciding who may hold how much costs in a large cluster, beside one pass over its statistics.
     Policy(policy::Args),
     /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
@@ -113,6 +117,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Failover(args) => failover::run(&args),
         Bench::Vm(args) => vm::run(&args),
         Bench::Pool(args) => pool::run(&args),
+        Bench::Block(args) => block::run(&args),
         Bench::Policy(args) => policy::run(&args),
         Bench::Limited(args) => limited::run(&args),
         Bench::Program(_) => unreachable!("returned above"),

@@ -5,7 +5,8 @@
 //! before the server behind it.
 
 use super::interrupt;
-use anyhow::{Context as _, bail};
+pub(super) use crate::tools::{describe, require, tool};
+use anyhow::Context as _;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
@@ -14,8 +15,8 @@ use rustix::{
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read},
-    os::unix::process::{CommandExt as _, ExitStatusExt as _},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    os::unix::process::CommandExt as _,
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus},
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -197,45 +198,6 @@ pub(super) fn peak_resident_bytes(id: u32) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kilobytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kilobytes << 10)
-}
-
-/// How a process ended, in words.
-pub(super) fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with status {code}"),
-        (_, Some(signal)) => format!("was ended by signal {signal}"),
-        _ => "ended".to_owned(),
-    }
-}
-
-/// Runs a tool to its end and returns what it said; its complaint is the error.
-pub(super) fn tool(program: &str, args: &[&str]) -> anyhow::Result<String> {
-    let output = sbin_too(Command::new(program))
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run `{program}`"))?;
-    if !output.status.success() {
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        let last = complaint.lines().last().unwrap_or("without a word").trim();
-        bail!("`{program} {}` {}: {last}", args.join(" "), describe(output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// Tools such as mkswap are in directories that not every user has in the path.
-pub(super) fn sbin_too(mut command: Command) -> Command {
-    let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
-    command
-}
-
-/// Looks for a program as a shell would.
-pub(super) fn require(program: &str, package: &str) -> anyhow::Result<()> {
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let found = path.split(':').any(|dir| std::path::Path::new(dir).join(program).is_file());
-    anyhow::ensure!(found, "`{program}` is not installed (Debian package {package})");
-    Ok(())
 }
 
 /// Tries until it works, and fails with the last reason.

@@ -13,6 +13,8 @@ mod program;
 mod session;
 mod signals;
 mod stats_file;
+mod swap;
+pub(crate) mod swap_keeper;
 
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
@@ -31,12 +33,32 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
+/// How a program's memory gets to the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Via {
+    /// Hecaton serves its page faults, through userfaultfd
+    Faults,
+    /// The kernel swaps to a volume: takes root, and covers whatever a program has
+    Swap,
+}
+
+/// Where a program is that is to be executed and nothing loaded into it.
+pub(crate) fn find_program(name: &OsStr) -> anyhow::Result<PathBuf> {
+    Ok(program::Program::find_any(name)?.path)
+}
+
 /// Arguments of `hecaton run`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The program's memory that stays on this host [default: half of what is available]
     #[arg(long, value_name = "SIZE")]
     local: Option<Size>,
+    /// How its other memory gets to the pool
+    #[arg(long, value_enum, default_value_t = Via::Faults)]
+    via: Via,
+    /// With `--via swap`, the swap that there is for it [default: the memory of this machine]
+    #[arg(long, value_name = "SIZE")]
+    swap: Option<Size>,
     /// Writes what was counted to this file, as JSON, when the program has ended
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -57,6 +79,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    match args.via {
+        Via::Faults if args.swap.is_some() => usage!("--swap is for --via swap"),
+        Via::Faults => run_on_faults(args),
+        Via::Swap => swap::run(args),
+    }
+}
+
+fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
     let Consumer { program, name, local_bytes } =
         consumer(&args.command[0], args.name, args.local, args.lend)?;
     let wanted = args.pool.check()?;

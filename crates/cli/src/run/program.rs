@@ -21,7 +21,7 @@ const MAX_SHEBANG: usize = 256;
 /// Most program headers that are looked at; real programs have about a dozen.
 const MAX_PROGRAM_HEADERS: u16 = 256;
 
-/// A program that the library can be loaded into.
+/// A program that is there and may be executed.
 #[derive(Debug)]
 pub(super) struct Program {
     /// Its executable, or its script.
@@ -31,11 +31,18 @@ pub(super) struct Program {
 impl Program {
     /// Finds `name` in PATH, or as a path if it has a slash, and checks it.
     pub(super) fn find(name: &OsStr) -> anyhow::Result<Program> {
+        let program = Program::find_any(name)?;
+        check(&program.path, 0)?;
+        Ok(program)
+    }
+
+    /// Finds `name` the same way; nothing is to be loaded into it.
+    pub(super) fn find_any(name: &OsStr) -> anyhow::Result<Program> {
         let path = match name.as_bytes().contains(&b'/') {
             true => PathBuf::from(name),
             false => search_path(name)?,
         };
-        check(&path, 0)?;
+        check_executable(&path)?;
         Ok(Program { path })
     }
 }
@@ -55,13 +62,19 @@ fn may_execute(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
-fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
+fn check_executable(path: &Path) -> anyhow::Result<fs::Metadata> {
     let unusable = |error: io::Error| anyhow!("cannot run {}: {error}", path.display());
     let metadata = fs::metadata(path).map_err(unusable)?;
     if !metadata.is_file() {
         bail!("cannot run {}: it is not a file", path.display());
     }
     may_execute(path).map_err(unusable)?;
+    Ok(metadata)
+}
+
+fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
+    let unusable = |error: io::Error| anyhow!("cannot run {}: {error}", path.display());
+    let metadata = check_executable(path)?;
     // A program may be executable and not readable; then the kernel alone knows what it is.
     let Ok(file) = File::open(path) else { return Ok(()) };
     let mut head = Vec::new();

@@ -25,8 +25,8 @@ pub(super) struct Session {
     /// The node that starts the pager.
     pub(super) client: NodeClient,
     /// `None` where there was a cluster.
-    embedded: Option<Embedded>,
-    signals: Signals,
+    pub(super) embedded: Option<Embedded>,
+    pub(super) signals: Signals,
     stats: Option<StatsFile>,
 }
 

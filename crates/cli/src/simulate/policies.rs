@@ -3,13 +3,13 @@
 use super::html;
 use super::results::{Compared, Report, ScenarioReport};
 use crate::failure::Usage;
+use crate::out;
 use crate::table::Table;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, Policy, anticipating, tlp};
 use hecaton_policy::simulation::{self, scenario::Scenario};
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -86,11 +86,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         std::fs::write(file, html::page(&report))
             .with_context(|| format!("cannot write the report to {}", file.display()))?;
     }
-    let out = match args.json {
+    let text = match args.json {
         true => serde_json::to_string(&report)? + "\n",
         false => text(&report),
     };
-    std::io::stdout().write_all(out.as_bytes()).context("cannot write the results")?;
+    out::write_bytes(text.as_bytes());
     Ok(ExitCode::SUCCESS)
 }
 

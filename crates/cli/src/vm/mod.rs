@@ -1,6 +1,7 @@
-//! `hecaton vm`: virtual machines on pool memory.
+//! `hecaton vm`: virtual machines, on pool memory or on what their host has unallocated.
 
 mod attach;
+mod create;
 mod detach;
 mod libvirt;
 mod show;
@@ -19,6 +20,9 @@ pub(crate) enum Vm {
     /// Runs a virtual machine from its QEMU command line
     #[command(after_help = crate::run::access::help())]
     Run(machine::Args),
+    /// Starts a virtual machine on this host's own memory, once there is room for it: a regular one that always has
+    /// all of its memory, or a harvest VM that grows and shrinks with what others leave
+    Create(create::Args),
     /// Waits for a virtual machine that somebody else starts
     Attach(attach::Args),
     /// Lists the virtual machines of this host
@@ -63,6 +67,7 @@ pub(crate) struct PlaceArgs {
 pub(crate) fn run(vm: Vm) -> anyhow::Result<ExitCode> {
     match vm {
         Vm::Run(args) => machine::run(args),
+        Vm::Create(args) => create::run(args),
         Vm::Attach(args) => attach::run(args),
         Vm::List(args) => show::list(&args),
         Vm::Status(args) => show::status(&args),

@@ -167,6 +167,10 @@ fn pool(pool: &PoolUse) -> String {
     if pool.lost_bytes > 0 {
         let _ = writeln!(text, "lost: {}", size(pool.lost_bytes));
     }
+    if let Some(code) = pool.code.filter(|_| pool.coded_bytes > 0) {
+        let (coded, saved) = (size(pool.coded_bytes), size(pool.saved_bytes));
+        let _ = writeln!(text, "cold: {coded} in code {code}; {saved} saved");
+    }
     if pool.scrub.verified_bytes > 0 {
         let ScrubUse { rounds, repaired_pages, copies_given_up, lost_pages, .. } = pool.scrub;
         let _ = writeln!(
@@ -256,13 +260,10 @@ mod tests {
         for encrypted in [false, true] {
             let pager = ConsumerReport {
                 name: "db".to_owned(),
-                space: hecaton_memory::SpaceId(1),
                 state: hecaton_node::pagers::PagerState::Serving,
-                pid: None,
-                restarts: 0,
                 local_bytes: 1 << 30,
-                held_fds: 0,
                 stats: Some(hecaton_pager::Stats { encrypted, ..Default::default() }),
+                ..ConsumerReport::default()
             };
             let text = describe(&Shown { vm: &vm, pager: Some(&pager) });
             assert_eq!(text.contains("donors have ciphertext only"), encrypted, "{text}");

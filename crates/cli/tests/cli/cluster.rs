@@ -55,6 +55,56 @@ fn status_shows_nodes_and_donors() {
     let metrics = get(&format!("{}/metrics", dev.manager()));
     let line = "hecaton_donor_serving{node=\"local\",donor=\"donor-1\"} 1.0";
     assert!(metrics.lines().any(|found| found == line), "{metrics}");
+    // What its process takes, too, and the node's own.
+    for process in ["role=\"donor\",name=\"donor-2\"", "role=\"node\",name=\"local\""] {
+        let line = format!("hecaton_process_resident_bytes{{node=\"local\",{process}}} ");
+        assert!(metrics.lines().any(|found| found.starts_with(&line)), "{metrics}");
+    }
+}
+
+/// As `hecaton status | head -0`, with the reader gone before anything is written.
+#[test]
+fn commands_that_nobody_reads_end_without_a_word() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let _dev = Daemon::dev(&dir, 1);
+    let in_dir = ["--dir", dir.to_str().unwrap()];
+    let commands: [&[&str]; 5] = [
+        &[&["status"], &in_dir[..]].concat(),
+        &[&["status", "--json"], &in_dir[..]].concat(),
+        &[&["vm", "list"], &in_dir[..]].concat(),
+        &["completion", "bash"],
+        &["man"],
+    ];
+    for arguments in commands {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = hecaton().args(arguments).stdout(writer).output().unwrap();
+        assert_eq!(text(&ended.stderr), "", "{arguments:?}");
+        assert_eq!(ended.status.code(), Some(141), "{arguments:?}");
+    }
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = hecaton().arg("status").args(in_dir).stdout(full).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1));
+    let said = text(&ended.stderr);
+    assert!(said.starts_with("hecaton: cannot write to standard output: No space"), "{said}");
+}
+
+/// What a daemon says at its start, nobody needs to hear.
+#[test]
+fn a_daemon_that_nobody_reads_goes_on() {
+    let scratch = scratch();
+    let dir = scratch.path().join("dev");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let arguments = ["dev", "--lend", "64M", "--donors", "1", "--dir", dir.to_str().unwrap()];
+    let mut dev = hecaton().args(arguments).stdout(writer).spawn().unwrap();
+    eventually("it serves", || {
+        let status = hecaton().args(["status", "--json", "--dir"]).arg(&dir).output().unwrap();
+        text(&status.stdout).contains("\"serving\"").then_some(())
+    });
+    signal_process(dev.id(), Signal::TERM);
+    assert!(wait(&mut dev).success());
 }
 
 #[test]

@@ -16,7 +16,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The command, without the environment of whoever runs the tests.
 pub(crate) fn hecaton() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hecaton"));
-    command.env_remove("HECATON_MANAGER").env_remove("HECATON_LOG").stdin(Stdio::null());
+    command
+        .env_remove("HECATON_MANAGER")
+        .env_remove("HECATON_LOG")
+        .env_remove("HECATON_TLS")
+        .stdin(Stdio::null());
     command
 }
 
@@ -150,7 +154,8 @@ pub(crate) fn donor_pids(status: &Value) -> Vec<u32> {
 
 /// Asks a donor as a borrower would, over the page protocol.
 pub(crate) fn borrow(donor: &Value, lane: u64) -> Result<Connection, ConnectionError> {
-    let address = donor["address"].as_str().expect("text").parse().expect("an address");
+    let address: std::net::SocketAddr =
+        donor["address"].as_str().expect("text").parse().expect("an address");
     let hello = Hello {
         versions: VERSIONS,
         space: SpaceId(7),

@@ -2,6 +2,11 @@
 
 mod cluster;
 mod common;
+mod election;
+mod etcd_tls;
 mod memory;
+mod nodes;
+mod registry;
 mod restart;
+mod tls;
 mod usage;

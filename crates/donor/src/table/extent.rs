@@ -27,6 +27,11 @@ impl LentExtent {
         self.first_page..self.first_page + (1 << self.order)
     }
 
+    /// How many pages it has.
+    pub fn count(&self) -> u64 {
+        1 << self.order
+    }
+
     /// The donor's page behind a page of the extent.
     pub fn page(&self, page: u32) -> Result<u64, Refusal> {
         if u64::from(page) >> self.order != 0 {

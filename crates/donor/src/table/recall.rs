@@ -18,9 +18,26 @@ pub(super) struct Asked {
     /// How many extents.
     pub(super) extents: u64,
     /// Since when it has been asked for any.
-    since_ms: u64,
+    pub(super) since_ms: u64,
+    /// When it was asked for the first one, since there is something that is wanted back.
+    pub(super) first_ms: Option<u64>,
     /// When it gave one last.
     pub(super) gave_ms: u64,
+    /// It counts as unable to give, also while it is asked for nothing, until it gives some or all others
+    /// are so too. Otherwise two that cannot would be asked by turns, and a third that can never for long.
+    pub(super) is_stuck: bool,
+}
+
+impl Asked {
+    /// It has given one.
+    pub(super) fn gave(&mut self, now_ms: u64) {
+        (self.gave_ms, self.is_stuck) = (now_ms, false);
+    }
+
+    fn has_been_quiet(&self, now_ms: u64) -> bool {
+        let quiet_ms = now_ms.saturating_sub(self.since_ms.max(self.gave_ms));
+        self.extents > 0 && quiet_ms >= STUCK_AFTER_MS
+    }
 }
 
 impl Table {
@@ -61,22 +78,33 @@ impl Table {
     pub fn review(&mut self, now_ms: u64) {
         let excess_pages = self.excess_pages();
         if excess_pages == 0 {
-            self.spaces.values_mut().for_each(|space| space.asked.extents = 0);
+            for asked in self.spaces.values_mut().map(|space| &mut space.asked) {
+                (asked.extents, asked.first_ms, asked.is_stuck) = (0, None, false);
+            }
             return;
+        }
+        for space in self.spaces.values_mut() {
+            space.asked.is_stuck |= space.asked.has_been_quiet(now_ms);
+        }
+        let is_another_round =
+            self.spaces.values().all(|space| space.asked.is_stuck || space.extents.is_empty());
+        if is_another_round {
+            for asked in self.spaces.values_mut().map(|space| &mut space.asked) {
+                (asked.since_ms, asked.is_stuck) = (now_ms, false);
+            }
         }
         let holders = self.spaces.values().map(|space| {
             let extents = space.extents.len() as u64;
             // They are all as large as the space's segments. If they were not, the next review would
             // make good what this one miscounts.
             let extent_pages = space.extents.values().next().map_or(0, |lent| 1 << lent.order);
-            let Asked { extents: asked, since_ms, gave_ms } = space.asked;
-            let quiet_ms = now_ms.saturating_sub(since_ms.max(gave_ms));
-            Holder { extents, extent_pages, is_stuck: asked > 0 && quiet_ms >= STUCK_AFTER_MS }
+            Holder { extents, extent_pages, is_stuck: space.asked.is_stuck }
         });
         let holders: Vec<Holder> = holders.collect();
         for (space, asked) in self.spaces.values_mut().zip(shares(excess_pages, &holders)) {
             if asked > 0 && space.asked.extents == 0 {
                 space.asked.since_ms = now_ms;
+                space.asked.first_ms.get_or_insert(now_ms);
             }
             space.asked.extents = asked;
         }
@@ -174,6 +202,34 @@ mod tests {
         // It could, after all.
         give(&mut table, &of_a[0], STUCK_AFTER_MS + 1);
         assert_eq!(table.recalled(A) + table.recalled(B), 1);
+    }
+
+    #[test]
+    fn of_many_that_cannot_give_each_is_asked_for_long() {
+        let limits = TableLimits { extents: 20, spaces: 4, min_order: 0 };
+        let mut table = Table::new(&[Zone { pages: 64, node: None }], limits);
+        let spaces = [1, 2, 3].map(SpaceId);
+        for (space, extents) in spaces.into_iter().zip([1, 2, 1]) {
+            table.hello(space, EPOCH, 60_000, "", 0).unwrap();
+            (0..extents).for_each(|segment| _ = take(&mut table, space, segment).unwrap());
+        }
+        table.set_limit(15, 0);
+        // Each for as long as makes it count as unable, in every round.
+        let mut longest = [0; 3];
+        let mut asked_for = [0; 3];
+        for now_ms in (0..5 * STUCK_AFTER_MS).step_by(100) {
+            table.review(now_ms);
+            for (at, space) in spaces.into_iter().enumerate() {
+                asked_for[at] = if table.recalled(space) > 0 { asked_for[at] + 100 } else { 0 };
+                longest[at] = longest[at].max(asked_for[at]);
+            }
+        }
+        assert!(longest.into_iter().all(|ms| ms >= STUCK_AFTER_MS), "{longest:?}");
+        assert_eq!(
+            table.stalled_ms(5 * STUCK_AFTER_MS),
+            3 * STUCK_AFTER_MS,
+            "since the third was asked"
+        );
     }
 
     #[test]

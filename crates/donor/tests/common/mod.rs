@@ -143,3 +143,15 @@ pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// Waits until the donor is sending a read and gets no further: its borrower receives nothing.
+pub(crate) fn waits_in_its_socket(donor: &Donor) {
+    let (mut sent_before, mut unchanged) = (0, 0);
+    eventually("the donor waits in its socket", || {
+        let snapshot = donor.snapshot();
+        let is_stuck = snapshot.in_service == 1 && snapshot.counters.pages_read == sent_before;
+        unchanged = if is_stuck { unchanged + 1 } else { 0 };
+        sent_before = snapshot.counters.pages_read;
+        unchanged == 20
+    });
+}

@@ -2,7 +2,7 @@
 
 use crate::{
     cluster::{Cluster, PATIENCE},
-    guest::{Attachment, Guests, Machine, Spec, report},
+    guest::{Attachment, Machine, Spec, guests, report},
     harness::{Outcome, TestResult},
     process::{Running, kill_dead, run},
 };
@@ -15,10 +15,7 @@ use std::{
 };
 
 pub(crate) fn of_qemu(cluster: &Cluster) -> TestResult {
-    let guests = match Guests::find()? {
-        Ok(guests) => guests,
-        Err(reason) => return Ok(Outcome::Skipped(reason)),
-    };
+    let guests = guests!();
     let script = "stress-ng --vm 2 --vm-bytes 200M --verify -t 10";
     let (mut machine, mut attachment) =
         Machine::start_attached(cluster, &guests, &Spec { script, ..Spec::default() })?;

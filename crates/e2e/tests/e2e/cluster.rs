@@ -15,8 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long anything may take that is not a program's own work.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long anything may take that is not a program's own work. Shorter than a lease, so that memory
+/// which only a lease's end brings back is found missing.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(50);
 
 /// How long extents may stay away when whoever would have given them back was killed: the lease of
 /// a space, and some time to notice its end.
@@ -50,6 +51,13 @@ pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
     // Whoever a prefix makes of us writes here.
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777))?;
     Ok(scratch)
+}
+
+/// A host's own directory.
+pub(crate) fn at_host(runtime: &Path, host: usize) -> anyhow::Result<PathBuf> {
+    let directory = runtime.join(format!("host-{host}"));
+    fs::create_dir_all(&directory)?;
+    Ok(directory)
 }
 
 /// Where a daemon is to log.
@@ -98,12 +106,23 @@ impl Cluster {
 
     /// The same, and all commands on it, with `prefix` before each.
     pub(crate) fn start_as(prefix: Vec<OsString>, donors: u32, lend: &str) -> anyhow::Result<Self> {
+        Self::start_with(prefix, donors, lend, &[])
+    }
+
+    /// The same, with further arguments for the cluster.
+    pub(crate) fn start_with(
+        prefix: Vec<OsString>,
+        donors: u32,
+        lend: &str,
+        arguments: &[String],
+    ) -> anyhow::Result<Self> {
         let scratch = scratch()?;
         let dir = scratch.path().join("node");
         let mut dev = Running::spawn(
             prefixed(&prefix, &hecaton()?)
                 .args(["dev", "--json", "--donors", &donors.to_string(), "--lend", lend, "--dir"])
                 .arg(&dir)
+                .args(arguments)
                 .env_remove("HECATON_MANAGER")
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())

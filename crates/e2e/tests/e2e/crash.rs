@@ -6,6 +6,7 @@ use crate::{
     harness::{Outcome, TestResult},
     life::program_of,
     process::{Running, family, kill_dead, name_of, run_watched},
+    programs::expect_verified,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -92,20 +93,6 @@ fn survives(cluster: &Cluster, mut command: Command) -> TestResult {
     expect_verified(cluster, &mut running, &mut output)?;
     ensure!(killed >= KILLS / 2, "only {killed} pagers were found to kill");
     Ok(Outcome::Passed)
-}
-
-/// Waits for a program that verifies its memory, and says so at its end.
-fn expect_verified(
-    cluster: &Cluster,
-    running: &mut Running,
-    output: &mut ChildStdout,
-) -> anyhow::Result<()> {
-    let status = running.wait(LONG, || Ok(()))?;
-    let mut said = String::new();
-    output.read_to_string(&mut said)?;
-    ensure!(status.success(), "the program ended with {status}\n    {}", cluster.log_tail());
-    ensure!(said.starts_with("verified"), "the program said {said:?}");
-    Ok(())
 }
 
 /// Without its launcher the program goes on or ends, but what it borrowed comes back.

@@ -6,16 +6,16 @@ use crate::{
     cluster::{Cluster, LONG, PATIENCE, all},
     harness::{Outcome, TestResult},
     mirror::until_whole,
-    process::{Running, kill_dead, missing},
+    process::{kill_dead, missing},
+    verifier::Verifier,
 };
 use anyhow::{Context as _, ensure};
 use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
 use std::{
     fs::{self, File, OpenOptions},
-    io::{BufRead as _, BufReader, Lines, Write as _},
     os::unix::fs::FileExt as _,
-    process::{ChildStdin, ChildStdout, Stdio},
+    process::Stdio,
     thread,
     time::{Duration, Instant},
 };
@@ -54,51 +54,10 @@ for line in sys.stdin:
 const PAGES_AWAY: u64 = (64 - 16 - 8) * 256;
 
 /// The program, on a cluster.
-struct Program {
-    running: Running,
-    input: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Program {
-    fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Program> {
-        let mut command = cluster.command("run");
-        command.args(["--local", "16M"]).args(options).args(["--", "python3", "-c", PROGRAM]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut running = Running::spawn(&mut command)?;
-        let input = running.child_mut().stdin.take().context("no input")?;
-        let output = running.child_mut().stdout.take().context("no output")?;
-        let mut program = Program { running, input, lines: BufReader::new(output).lines() };
-        ensure!(program.says()?.as_deref() == Some("filled"), "it does not fill its memory");
-        Ok(program)
-    }
-
-    fn says(&mut self) -> anyhow::Result<Option<String>> {
-        Ok(self.lines.next().transpose()?)
-    }
-
-    fn check(&mut self) -> anyhow::Result<()> {
-        self.begin_check()?;
-        self.end_check()
-    }
-
-    fn begin_check(&mut self) -> anyhow::Result<()> {
-        Ok(writeln!(self.input)?)
-    }
-
-    fn end_check(&mut self) -> anyhow::Result<()> {
-        let said = self.says()?;
-        ensure!(said.as_deref() == Some("checked"), "the program says {said:?}");
-        Ok(())
-    }
-
-    fn finish(self) -> anyhow::Result<()> {
-        let Program { mut running, input, .. } = self;
-        drop(input);
-        let status = running.wait(PATIENCE, || Ok(()))?;
-        ensure!(status.success(), "the program ended with {status}");
-        Ok(())
-    }
+fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Verifier> {
+    let mut command = cluster.command("run");
+    command.args(["--local", "16M"]).args(options).args(["--", "python3", "-c", PROGRAM]);
+    Verifier::start(command.stderr(Stdio::null()))
 }
 
 /// The file of the memory that a donor lends.
@@ -156,17 +115,17 @@ pub(crate) fn donors_can_read_nothing(_: &Cluster) -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let cluster = Cluster::start(2, "200M")?;
-    let mut plain = Program::start(&cluster, &[])?;
+    let mut plain = start(&cluster, &[])?;
     let (_, shown) = marked(&cluster)?;
     ensure!(
         shown >= PAGES_AWAY,
         "the donors show {shown} pages of a program that does not encrypt"
     );
     plain.check()?;
-    plain.finish()?;
+    plain.finish(PATIENCE)?;
     cluster.wait_until_idle(PATIENCE)?;
 
-    let mut encrypted = Program::start(&cluster, &["--encrypt"])?;
+    let mut encrypted = start(&cluster, &["--encrypt"])?;
     for kill in [false, true, true] {
         encrypted.begin_check()?;
         if kill {
@@ -187,13 +146,13 @@ pub(crate) fn donors_can_read_nothing(_: &Cluster) -> TestResult {
         ensure!(stats["checksum_errors"].as_u64().unwrap_or_default() == 0, "{stats}");
         Ok(stats["encrypted"] == true && stats["restarts"].as_u64() > Some(0))
     })?;
-    encrypted.finish()?;
+    encrypted.finish(PATIENCE)?;
     cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)
 }
 
 /// Changes one byte of each page that the donor has.
-fn alter(donor: &Value) -> anyhow::Result<u64> {
+pub(crate) fn alter(donor: &Value) -> anyhow::Result<u64> {
     let arena = arena(donor)?;
     each_page(&arena, |start, page| {
         let at = (start / 7 % PAGE as u64) as usize;
@@ -210,35 +169,35 @@ pub(crate) fn donors_can_change_nothing(_: &Cluster) -> TestResult {
     }
     let cluster = Cluster::start(3, "200M")?;
     // Of two copies, the one that nobody alters may just be done without, when its donor has no processor.
-    let mut mirrored = Program::start(&cluster, &["--encrypt", "--mirror", "3"])?;
+    let mut mirrored = start(&cluster, &["--encrypt", "--mirror", "3"])?;
     until_whole(&cluster)?;
     let altered = alter(all(&cluster.status()?, "donors").next().context("no donor")?)?;
     ensure!(altered >= PAGES_AWAY, "only {altered} pages were there to be altered");
     mirrored.check()?;
-    let start = Instant::now();
+    let began = Instant::now();
     let found = |status: &Value| {
         let stats = all(status, "consumers").next().map(|one| one["stats"].clone());
         stats.and_then(|stats| stats["checksum_errors"].as_u64()).unwrap_or_default()
     };
     // Which donor is read is the lane's affair, and statistics are a second old.
     while found(&cluster.status()?) == 0 {
-        ensure!(start.elapsed() < LONG, "nothing altered was ever found");
+        ensure!(began.elapsed() < LONG, "nothing altered was ever found");
         mirrored.check()?;
     }
     mirrored.check()?;
-    mirrored.finish()?;
+    mirrored.finish(PATIENCE)?;
     cluster.wait_until_idle(PATIENCE)?;
 
     let path = cluster.file("altered.json");
     let options = ["--encrypt", "--stats", path.to_str().context("an odd directory")?];
-    let mut alone = Program::start(&cluster, &options)?;
+    let mut alone = start(&cluster, &options)?;
     for donor in all(&cluster.status()?, "donors") {
         alter(donor)?;
     }
     alone.begin_check()?;
     let said = alone.says()?;
     ensure!(said.is_none(), "the program says {said:?}");
-    let status = alone.running.wait(PATIENCE, || Ok(()))?;
+    let status = alone.wait(PATIENCE)?;
     ensure!(status.code() == Some(137), "the program ended with {status}");
     let stats: Value = serde_json::from_slice(&fs::read(&path)?)?;
     let error = stats["pager"]["error"].as_str().unwrap_or_default();

@@ -12,7 +12,7 @@ use std::{
     env,
     ffi::OsString,
     fmt::Write as _,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
@@ -32,6 +32,17 @@ const BROKEN: &str = "cx16";
 pub(crate) struct Guests {
     dir: PathBuf,
 }
+
+/// Builds the guest, or ends the test and says why it cannot be built.
+macro_rules! guests {
+    () => {
+        match $crate::guest::Guests::find()? {
+            Ok(guests) => guests,
+            Err(reason) => return Ok($crate::harness::Outcome::Skipped(reason)),
+        }
+    };
+}
+pub(crate) use guests;
 
 /// Which QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,22 +216,58 @@ impl Machine {
             command.arg("--qmp").arg(&hecatons);
         })?;
         let library = attachment.needs["library"].as_str().context("no library is named")?;
-        let words = guests.command_line(spec.qemu, spec.script);
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(spec.arguments);
-        command.args(["-m", spec.memory, "-machine", "memory-backend=ram", "-object"]);
-        command.arg(format!("memory-backend-memfd,id=ram,size={},share=on", spec.memory));
-        let monitor = cluster.file(&format!("{}.monitor", spec.name));
-        for socket in [&hecatons, &monitor] {
-            command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", socket.display()));
-        }
+        let (mut command, monitor) = Self::stock(cluster, guests, spec);
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", hecatons.display()));
         command.env("LD_PRELOAD", library).env("HECATON_GUEST_RAM", attachment.socket()?);
-        command.stdin(Stdio::null());
         Ok((Self::spawn(spec.name, command, monitor)?, attachment))
     }
 
-    fn spawn(name: &str, mut command: Command, monitor: PathBuf) -> anyhow::Result<Self> {
-        let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::inherit()))?;
+    /// A machine that Hecaton knows nothing of.
+    pub(crate) fn start_alone(
+        cluster: &Cluster,
+        guests: &Guests,
+        spec: &Spec<'_>,
+    ) -> anyhow::Result<Self> {
+        let (command, monitor) = Self::stock(cluster, guests, spec);
+        Self::spawn(spec.name, command, monitor)
+    }
+
+    /// The same, with memory as the arguments have it: of several nodes, say.
+    pub(crate) fn start_with_its_memory(
+        cluster: &Cluster,
+        guests: &Guests,
+        spec: &Spec<'_>,
+    ) -> anyhow::Result<Self> {
+        let (command, monitor) = Self::bare(cluster, guests, spec);
+        Self::spawn(spec.name, command, monitor)
+    }
+
+    /// QEMU with shared memory and a monitor of the test's own.
+    fn stock(cluster: &Cluster, guests: &Guests, spec: &Spec<'_>) -> (Command, PathBuf) {
+        let (mut command, monitor) = Self::bare(cluster, guests, spec);
+        command.args(["-m", spec.memory, "-machine", "memory-backend=ram", "-object"]);
+        command.arg(format!("memory-backend-memfd,id=ram,size={},share=on", spec.memory));
+        (command, monitor)
+    }
+
+    /// QEMU with a monitor of the test's own.
+    fn bare(cluster: &Cluster, guests: &Guests, spec: &Spec<'_>) -> (Command, PathBuf) {
+        let words = guests.command_line(spec.qemu, spec.script);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(spec.arguments);
+        let monitor = cluster.file(&format!("{}.monitor", spec.name));
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
+        (command, monitor)
+    }
+
+    /// A command that starts QEMU with this monitor of the test's own.
+    pub(crate) fn spawn(
+        name: &str,
+        mut command: Command,
+        monitor: PathBuf,
+    ) -> anyhow::Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut running = Running::spawn(&mut command)?;
         let output = running.child_mut().stdout.take().context("no output")?;
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -269,6 +316,12 @@ impl Machine {
                 self.tail()
             );
         }
+    }
+
+    /// Writes a line to the guest's serial port.
+    pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        let input = self.running.child_mut().stdin.as_mut().context("the machine has no input")?;
+        Ok(writeln!(input, "{line}")?)
     }
 
     /// Waits for a line of the console with `text` in it.

@@ -1,8 +1,10 @@
 //! A small test runner: like libtest's, but a test can find out while it runs that this machine
 //! lacks something, and be counted as skipped with its reason.
 //!
-//! Tests run one after the other: they look at what the whole cluster holds.
+//! Tests run one after the other: they look at what the whole cluster holds. A test that fails may
+//! leave something behind in what all of them share, so the next one gets that anew.
 
+use anyhow::Context as _;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
@@ -23,10 +25,12 @@ pub(crate) struct Test<C> {
     pub(crate) run: fn(&C) -> TestResult,
 }
 
-/// Runs the tests whose name contains one of the arguments, all of them without an argument.
+/// Runs the tests whose name contains one of the arguments, all of them without an argument. `start`
+/// makes what they share, or says what this machine lacks for that; it is asked again after a test
+/// that failed.
 pub(crate) fn run<C>(
     tests: &[Test<C>],
-    context: Result<&C, &str>,
+    start: impl Fn() -> anyhow::Result<Result<C, String>>,
     after_each: impl Fn(&str, &C) -> anyhow::Result<()>,
 ) -> ExitCode {
     let filters: Vec<_> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
@@ -36,19 +40,26 @@ pub(crate) fn run<C>(
         .collect();
     println!("\nrunning {} tests", chosen.len());
     let (mut passed, mut failed, mut ignored) = (0, Vec::new(), 0);
-    let start = Instant::now();
+    let first = Instant::now();
+    let mut shared = None;
     for test in &chosen {
         let begun = Instant::now();
-        let result = match context {
-            Ok(context) => catch_unwind(AssertUnwindSafe(|| {
-                let outcome = (test.run)(context)?;
-                after_each(test.name, context)?;
-                Ok(outcome)
-            }))
-            // The panic's message has been printed where it happened.
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))),
-            Err(reason) => Ok(Outcome::Skipped(reason.to_owned())),
+        let attempt = || {
+            let started = match &mut shared {
+                Some(started) => started,
+                none => none.insert(start().context("what the tests share does not start")?),
+            };
+            let context = match started {
+                Ok(context) => context,
+                Err(lacking) => return Ok(Outcome::Skipped(lacking.clone())),
+            };
+            let outcome = (test.run)(context)?;
+            after_each(test.name, context)?;
+            Ok(outcome)
         };
+        let result = catch_unwind(AssertUnwindSafe(attempt))
+            // The panic's message has been printed where it happened.
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
         match result {
             Ok(Outcome::Passed) => {
                 passed += 1;
@@ -62,6 +73,7 @@ pub(crate) fn run<C>(
                 println!("test {} ... FAILED", test.name);
                 println!("    {error:#}");
                 failed.push(test.name);
+                shared = None;
             }
         }
     }
@@ -71,7 +83,7 @@ pub(crate) fn run<C>(
          {} filtered out; finished in {:.2}s\n",
         failed.len(),
         tests.len() - chosen.len(),
-        start.elapsed().as_secs_f64()
+        first.elapsed().as_secs_f64()
     );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -2,14 +2,19 @@
 //! killed and stopped, and the hosts cut off, while programs use their memory.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+    cluster::{Cluster, LONG, PATIENCE, all, at_host, hecaton, log_in, ready_line, scratch},
     harness::{Outcome, TestResult},
-    process::{Running, Stopped, kill_dead, missing, run},
+    process::{Running, Stopped, kill_dead, missing, run, signal},
+    volume::{Disk, fio_verify, no_fio},
 };
 use anyhow::{Context as _, bail, ensure};
+use hecaton_e2e::Random;
 use hecaton_netns::{Cut, NetError, Network, cluster};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::{
+    cell::RefCell,
+    collections::BTreeMap,
     fs,
     io::Read as _,
     path::{Path, PathBuf},
@@ -20,9 +25,10 @@ use std::{
 
 /// Where the programs run. It lends nothing.
 const BORROWER: usize = 0;
-/// Who lends.
+/// Who lends in a small cluster.
 const DONORS: [usize; 3] = [1, 2, 3];
-const MANAGER: usize = 4;
+/// Hosts that may lend in a large one.
+const MANY: usize = 20;
 
 const LEND_BYTES: u64 = 400 << 20;
 
@@ -32,26 +38,32 @@ const LEASE: &str = "8";
 /// How long extents may stay after it has run out unnoticed.
 const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
 
+/// fio's status when it ends because it was told to.
+const FIO_INTERRUPTED: i32 = 128;
+
 /// Longer than a donor is waited for when there is another copy.
 const SILENCE: Duration = Duration::from_millis(1500);
 
 /// A cluster of one borrower, three donors and the manager, each on its host.
 struct Hosts {
     // Dropped in this order: nodes, then the manager, then the hosts.
-    donors: Vec<Running>,
+    donors: RefCell<BTreeMap<usize, Running>>,
     cluster: Cluster,
     runtime: PathBuf,
     _manager: Running,
     network: Network,
+    /// The manager's host. All between it and the borrower may lend.
+    manager: usize,
 }
 
 impl Hosts {
-    /// The hosts; or why there are none here.
-    fn start() -> anyhow::Result<Result<Hosts, String>> {
+    /// The hosts, `donors` of which lend, and up to `room` may later; or why there are none here.
+    fn start(donors: &[usize], room: usize) -> anyhow::Result<Result<Hosts, String>> {
+        let manager_host = room + 1;
         if let Some(reason) = missing("nsenter") {
             return Ok(Err(reason));
         }
-        let network = match Network::new(MANAGER + 1) {
+        let network = match Network::new(manager_host + 1) {
             Ok(network) => network,
             Err(error @ (NetError::NotPermitted(_) | NetError::Missing { .. })) => {
                 return Ok(Err(format!("no network namespaces: {error}")));
@@ -60,19 +72,30 @@ impl Hosts {
         };
         let scratch = scratch()?;
         let runtime = scratch.path().to_owned();
-        let mut command =
-            cluster::manager(&hecaton()?, network.host(MANAGER), &at(&runtime, MANAGER)?);
+        let mut command = cluster::manager(
+            &hecaton()?,
+            network.host(manager_host),
+            &at_host(&runtime, manager_host)?,
+        );
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_in(&scratch)?);
         let mut manager = Running::spawn(&mut command)?;
         ready_line(&mut manager)?;
-        let node = |host| start_node(&network, &runtime, host, log_in(&scratch)?);
-        let donors = DONORS.into_iter().map(node).collect::<Result<_, _>>()?;
+        let node = |host| start_node(&network, &runtime, host, manager_host, log_in(&scratch)?);
+        let lend = |host: &usize| Ok((*host, node(*host)?));
+        let lending = donors.iter().map(lend).collect::<anyhow::Result<BTreeMap<_, _>>>()?;
         let borrower = node(BORROWER)?;
-        let url = cluster::manager_url(network.host(MANAGER));
-        let prefix = cluster::prefix(network.host(BORROWER), &at(&runtime, BORROWER)?);
+        let url = cluster::manager_url(network.host(manager_host));
+        let prefix = cluster::prefix(network.host(BORROWER), &at_host(&runtime, BORROWER)?);
         let cluster = Cluster::of(url, prefix, borrower, scratch)?;
-        let hosts = Hosts { donors, cluster, runtime, _manager: manager, network };
-        hosts.cluster.wait_for_donors(DONORS.len())?;
+        let hosts = Hosts {
+            donors: RefCell::new(lending),
+            cluster,
+            runtime,
+            _manager: manager,
+            network,
+            manager: manager_host,
+        };
+        hosts.cluster.wait_for_donors(donors.len())?;
         // It is told of the donors with the answer to its next heartbeat.
         let since = hosts.cluster.status()?["uptime_ms"].as_u64();
         hosts.cluster.eventually("the borrower knows the donors", PATIENCE, |status| {
@@ -126,28 +149,28 @@ impl Hosts {
     }
 
     /// Kills the node, and with it its donor and all memory that it had lent.
-    fn kill_node(&mut self, host: usize) -> anyhow::Result<()> {
+    fn kill_node(&self, host: usize) -> anyhow::Result<()> {
         let donor = self.donor(host)?;
-        let node = &mut self.donors[host - DONORS[0]];
+        let mut node = self.donors.borrow_mut().remove(&host).context("no node is there")?;
         kill_dead(node.id());
         kill_dead(donor);
         node.wait(PATIENCE, || Ok(()))?;
         Ok(())
     }
 
-    /// A node in place of one that was killed.
-    fn restart_node(&mut self, host: usize) -> anyhow::Result<()> {
+    /// A node on a host that has none, or had one that was killed.
+    fn start_donor(&self, host: usize) -> anyhow::Result<()> {
         let begun = Instant::now();
         loop {
             let log = self.cluster.log()?;
-            let mut node = start_node(&self.network, &self.runtime, host, log)?;
+            let mut node = start_node(&self.network, &self.runtime, host, self.manager, log)?;
             // The manager refuses it as long as it takes the one before for alive: five seconds.
             while node.child_mut().try_wait()?.is_none() {
                 let status = self.cluster.status()?;
                 let reported = self.node(&status, host);
                 let serves = reported["donors"][0]["state"] == "serving";
                 if serves && reported["pid"].as_u64() == Some(node.id().into()) {
-                    self.donors[host - DONORS[0]] = node;
+                    self.donors.borrow_mut().insert(host, node);
                     return Ok(());
                 }
                 ensure!(begun.elapsed() < PATIENCE, "the node does not come back");
@@ -156,6 +179,35 @@ impl Hosts {
             ensure!(begun.elapsed() < PATIENCE, "the node ends again and again");
             thread::sleep(Duration::from_millis(200));
         }
+    }
+
+    /// Empties a host's donor.
+    fn drain(&self, host: usize) -> anyhow::Result<()> {
+        let name = self.network.host(host).name();
+        let mut drain = self.cluster.command("node");
+        let ended = run(drain.args(["drain", &name, "--json", "--deadline", "60"]), LONG)?;
+        ended.expect_success("hecaton node drain")?;
+        let outcome: Value = serde_json::from_slice(&ended.stdout)?;
+        ensure!(outcome["left_bytes"] == 0, "{outcome}");
+        Ok(())
+    }
+
+    /// Empties a host's donor and ends its node in an orderly way.
+    fn leave(&self, host: usize) -> anyhow::Result<()> {
+        self.drain(host)?;
+        let mut node = self.donors.borrow_mut().remove(&host).context("no node is there")?;
+        signal(node.id(), Signal::TERM);
+        let ended = node.wait(PATIENCE, || Ok(()))?;
+        ensure!(ended.success(), "the node of host {host} ended with {ended}");
+        Ok(())
+    }
+
+    /// One of the hosts that lend, or of those that could.
+    fn some_host(&self, lends: bool, random: &mut Random) -> usize {
+        let lending = self.donors.borrow();
+        let fitting = (1..self.manager).filter(|host| lending.contains_key(host) == lends);
+        let fitting: Vec<usize> = fitting.collect();
+        fitting[random.below(fitting.len())]
     }
 
     /// Pages that donors other than `except` have lent to the consumer.
@@ -238,65 +290,76 @@ fn start_node(
     network: &Network,
     runtime: &Path,
     host: usize,
+    manager: usize,
     log: fs::File,
 ) -> anyhow::Result<Running> {
-    let lend = DONORS.contains(&host).then_some(LEND_BYTES);
-    let directory = at(runtime, host)?;
-    let manager = network.host(MANAGER);
+    let lend = (host != BORROWER).then_some(LEND_BYTES);
+    let directory = at_host(runtime, host)?;
+    let manager = network.host(manager);
     let mut command = cluster::node(&hecaton()?, network.host(host), &directory, manager, lend);
     Running::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log))
 }
 
-/// A host's own directory.
-fn at(runtime: &Path, host: usize) -> anyhow::Result<PathBuf> {
-    let directory = runtime.join(format!("host-{host}"));
-    fs::create_dir_all(&directory)?;
-    Ok(directory)
-}
-
 /// One donor after the other is killed, stopped, cut off in every way, loses its memory and is
-/// drained, and the borrower is cut off itself: with two copies, the program never notices.
+/// drained, and the borrower is cut off itself: with two copies, neither the program nor the client of
+/// the volume ever notices.
 pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
-    let mut hosts = match Hosts::start()? {
+    let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
+    if let Some(reason) = no_fio()? {
+        return Ok(Outcome::Skipped(reason));
+    }
     let [first, second, third] = DONORS;
     let program = hosts.verifier("verifier", &[])?;
+    let disk = Disk::create(&hosts.cluster, "disk", "128M", &["--mirror", "2"])?;
+    let mut fio = fio_verify(&disk.uri());
+    // Until it is told to end, or reads a wrong byte.
+    let mut fio = Running::spawn(fio.args(["--time_based", "--runtime=1h"]))?;
+    let mut until_whole = || {
+        hosts.until_whole(&program)?;
+        disk.until_whole()?;
+        let ended = fio.child_mut().try_wait()?;
+        ensure!(ended.is_none(), "fio has ended with {ended:?}");
+        anyhow::Ok(())
+    };
 
     kill_dead(hosts.donor(first)?);
-    hosts.until_whole(&program).context("killed")?;
+    until_whole().context("killed")?;
 
     let stopped = Stopped::stop(hosts.donor(second)?);
     thread::sleep(SILENCE);
     drop(stopped);
-    hosts.until_whole(&program).context("stopped")?;
+    until_whole().context("stopped")?;
 
     for (host, cut) in [(third, Cut::Off), (first, Cut::Deaf), (second, Cut::Mute)] {
         let outage = hosts.network.cut(host, cut)?;
         thread::sleep(SILENCE);
         outage.heal()?;
-        hosts.until_whole(&program).with_context(|| format!("{cut:?}"))?;
+        until_whole().with_context(|| format!("{cut:?}"))?;
     }
 
     hosts.kill_node(third)?;
     thread::sleep(SILENCE);
-    hosts.restart_node(third)?;
-    hosts.until_whole(&program).context("back without its memory")?;
+    hosts.start_donor(third)?;
+    until_whole().context("back without its memory")?;
 
     // It finds everything when it is back within its lease.
     let outage = hosts.network.cut(BORROWER, Cut::Off)?;
     thread::sleep(SILENCE * 2);
     outage.heal()?;
-    hosts.until_whole(&program).context("the borrower cut off")?;
+    until_whole().context("the borrower cut off")?;
 
-    let name = hosts.network.host(first).name();
-    let mut drain = hosts.cluster.command("node");
-    let ended = run(drain.args(["drain", &name, "--json", "--deadline", "60"]), LONG)?;
-    ended.expect_success("hecaton node drain")?;
-    let outcome: Value = serde_json::from_slice(&ended.stdout)?;
-    ensure!(outcome["left_bytes"] == 0, "{outcome}");
+    hosts.drain(first)?;
+    until_whole().context("drained")?;
 
+    signal(fio.id(), Signal::INT);
+    let ended = fio.wait(PATIENCE, || Ok(()))?;
+    ensure!(ended.code() == Some(FIO_INTERRUPTED), "fio ended with {ended}");
+    let status = disk.status()?;
+    ensure!(status["stats"]["errors"] == 0, "{status}");
+    disk.delete()?;
     let pool = program.pool(&hosts.cluster.status()?).clone();
     ensure!(pool["copied_bytes"].as_u64() > Some(0), "no copy was ever made anew: {pool}");
     program.has_verified(&hosts.cluster)?;
@@ -307,7 +370,7 @@ pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
 /// When both donors of a segment are gone, the program is ended with the segment's, the space's and
 /// a donor's name, and has seen no wrong byte until then.
 pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
-    let mut hosts = match Hosts::start()? {
+    let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
@@ -317,8 +380,8 @@ pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
     let program = hosts.verifier("loser", &["--lease", LEASE])?;
     hosts.kill_node(first)?;
     hosts.kill_node(second)?;
-    hosts.restart_node(first)?;
-    hosts.restart_node(second)?;
+    hosts.start_donor(first)?;
+    hosts.start_donor(second)?;
     program.was_ended_because(&["is lost with donor host-1", "is lost with donor host-2"])?;
     hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
 
@@ -340,7 +403,7 @@ pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
 /// When they go on, neither does harm: the pager's program is ended, the other one reads what it
 /// has written.
 pub(crate) fn who_outsleeps_the_lease_is_fenced(_: &Cluster) -> TestResult {
-    let hosts = match Hosts::start()? {
+    let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
@@ -360,5 +423,43 @@ pub(crate) fn who_outsleeps_the_lease_is_fenced(_: &Cluster) -> TestResult {
     awake.has_verified(&hosts.cluster)?;
     heir.has_verified(&hosts.cluster)?;
     hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
+    Ok(Outcome::Passed)
+}
+
+/// In a cluster of twenty, hosts crash, come, leave and come back while programs use their memory: no
+/// program notices, and everything is given back.
+pub(crate) fn twenty_come_and_go(_: &Cluster) -> TestResult {
+    let at_first: Vec<usize> = (1..=MANY / 2).collect();
+    let hosts = match Hosts::start(&at_first, MANY)? {
+        Ok(hosts) => hosts,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let programs = [hosts.verifier("first", &[])?, hosts.verifier("second", &[])?];
+    let until_whole = || programs.iter().try_for_each(|program| hosts.until_whole(program));
+    let mut random = Random(11);
+    let mut crashed = None;
+    for turn in 0..5 {
+        let (newcomer, victim) =
+            (hosts.some_host(false, &mut random), hosts.some_host(true, &mut random));
+        hosts.kill_node(victim)?;
+        hosts.start_donor(newcomer)?;
+        until_whole().with_context(|| format!("turn {turn}: host {victim} crashed"))?;
+        let leaver = hosts.some_host(true, &mut random);
+        hosts.leave(leaver).with_context(|| format!("turn {turn}: host {leaver} leaves"))?;
+        // One that crashed comes back with the name that it had, and with nothing of what it held.
+        let returning = crashed.replace(victim).unwrap_or(leaver);
+        if !hosts.donors.borrow().contains_key(&returning) {
+            hosts.start_donor(returning)?;
+        }
+    }
+    while hosts.donors.borrow().len() < MANY {
+        hosts.start_donor(hosts.some_host(false, &mut random))?;
+    }
+    hosts.cluster.wait_for_donors(MANY)?;
+    until_whole().context("with all hosts")?;
+    for program in programs {
+        program.has_verified(&hosts.cluster)?;
+    }
+    hosts.cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)
 }

@@ -4,11 +4,12 @@
 
 use crate::{
     cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
-    guest::{Guests, Machine, Spec, report},
+    guest::{Machine, Spec, guests, report},
     harness::{Outcome, TestResult},
     integrity::PROGRAM,
     life::program_of,
     process::{Running, kill_dead, missing, run, signal},
+    programs::expect_verified,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -16,7 +17,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::{
     fs::{self, File},
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead as _, BufReader, Write as _},
     os::unix::fs::FileExt as _,
     process::{ChildStdout, Command, Stdio},
     thread,
@@ -48,17 +49,13 @@ fn spawn(mut command: Command) -> anyhow::Result<(Running, ChildStdout)> {
 }
 
 fn has_verified(cluster: &Cluster, mut running: Running, mut output: ChildStdout) -> TestResult {
-    let status = running.wait(LONG, || Ok(()))?;
-    let mut said = String::new();
-    output.read_to_string(&mut said)?;
-    ensure!(status.success(), "the program ended with {status}\n    {}", cluster.log_tail());
-    ensure!(said.starts_with("verified"), "the program said {said:?}");
+    expect_verified(cluster, &mut running, &mut output)?;
     cluster.wait_until_idle(AFTER_LEASE)?;
     Ok(Outcome::Passed)
 }
 
 /// How the pool holds the memory of the only consumer; null while that is not known.
-fn pool_of_only_consumer(status: &Value) -> Value {
+pub(crate) fn pool_of_only_consumer(status: &Value) -> Value {
     all(status, "consumers").next().map_or(Value::Null, |one| one["stats"]["pool"].clone())
 }
 
@@ -336,10 +333,7 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended(_: &Cluster) -> TestResult
 /// The RAM of a machine is with the donors that its ranges name, and moves when they are changed,
 /// encrypted as it is.
 pub(crate) fn ranges_of_a_machine_move(cluster: &Cluster) -> TestResult {
-    let guests = match Guests::find()? {
-        Ok(guests) => guests,
-        Err(reason) => return Ok(Outcome::Skipped(reason)),
-    };
+    let guests = guests!();
     let script = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 25";
     let options = ["--encrypt", "--range", "0-256M=donor-1,256M-512M=donor-2"];
     let spec = Spec { script, options: &options, ..Spec::default() };

@@ -3,15 +3,15 @@
 use crate::{
     cluster::{Cluster, LONG, succeed},
     harness::{Outcome, TestResult},
-    process::{missing, run},
+    process::{Running, missing, run},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use std::{
     fs::File,
-    io::{BufWriter, Write as _},
+    io::{BufWriter, Read as _, Write as _},
     path::Path,
-    process::Command,
+    process::{ChildStdout, Command},
 };
 
 pub(crate) fn threads_verify(cluster: &Cluster) -> TestResult {
@@ -106,4 +106,27 @@ pub(crate) fn stress_ng_verifies(cluster: &Cluster) -> TestResult {
         ensure!(!said.contains("fail"), "--vm-method {method}: {said}");
     }
     Ok(Outcome::Passed)
+}
+
+/// Waits for a program that verifies its memory, and says so at its end.
+pub(crate) fn expect_verified(
+    cluster: &Cluster,
+    running: &mut Running,
+    output: &mut ChildStdout,
+) -> anyhow::Result<()> {
+    let status = running.wait(LONG, || Ok(()))?;
+    let mut said = String::new();
+    output.read_to_string(&mut said)?;
+    ensure!(status.success(), "the program ended with {status}\n    {}", cluster.log_tail());
+    ensure!(said.starts_with("verified"), "the program said {said:?}");
+    Ok(())
+}
+
+/// Ends the input of a program that is still running and verifies its memory until then.
+pub(crate) fn end_verified(cluster: &Cluster, running: &mut Running) -> anyhow::Result<()> {
+    let ended = running.child_mut().try_wait()?;
+    ensure!(ended.is_none(), "the program ended with {ended:?}\n    {}", cluster.log_tail());
+    drop(running.child_mut().stdin.take());
+    let mut output = running.child_mut().stdout.take().context("no output")?;
+    expect_verified(cluster, running, &mut output)
 }

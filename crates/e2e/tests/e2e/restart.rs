@@ -4,9 +4,11 @@
 use crate::{
     attach::Firecracker,
     cluster::{Cluster, LONG, PATIENCE, all, eventually, ready_line},
+    guest::{Machine, Qemu, guests},
     harness::{Outcome, TestResult},
     life::program_of,
-    process::{Running, kill_dead, run},
+    process::{Running, kill_dead, missing, run},
+    volume::{fio_verify, no_fio},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -45,6 +47,7 @@ enum Victim {
     Node(usize),
     Donor(usize),
     Pager,
+    Volume,
 }
 
 const VICTIMS: [Victim; 6] = [
@@ -79,7 +82,9 @@ impl Daemons {
         Running::spawn(
             Command::new(&self.hecaton)
                 .args(["node", "--name", name, "--lend", "256M", "--manager", &self.url])
-                .args(["--adopt-within", ADOPT_WITHIN, "--dir"])
+                .args(["--adopt-within", ADOPT_WITHIN, "--park"])
+                .arg(self.scratch.path())
+                .arg("--dir")
                 .arg(self.file(name))
                 .env("HECATON_LOG", "info")
                 .stdin(Stdio::null())
@@ -125,7 +130,7 @@ impl Daemons {
         match victim {
             Victim::Manager => return Ok(self.manager.id()),
             Victim::Node(number) => return Ok(self.nodes[number].id()),
-            Victim::Donor(_) | Victim::Pager => {}
+            Victim::Donor(_) | Victim::Pager | Victim::Volume => {}
         }
         let status = self.status()?;
         let pid = part_of(&status, victim).and_then(|part| part["pid"].as_u64());
@@ -146,7 +151,7 @@ impl Daemons {
                 self.nodes[number].wait(PATIENCE, || Ok(()))?;
                 self.nodes[number] = self.start_node(NODES[number])?;
             }
-            Victim::Donor(_) | Victim::Pager => {}
+            Victim::Donor(_) | Victim::Pager | Victim::Volume => {}
         }
         self.eventually(&format!("{victim:?} is back after {killed}"), |status| {
             let is_new =
@@ -159,11 +164,12 @@ impl Daemons {
             // Whatever was killed, in the end everything is there.
             let donors = all(status, "donors").filter(|donor| serves(donor)).count();
             let consumers: Vec<_> = all(status, "consumers").collect();
-            // One whose machine has come is ending, as nothing further comes.
-            let paged = consumers.len() == 1
-                && consumers[0]["state"] != "starting"
-                && consumers[0]["held_fds"].as_u64() > Some(0);
-            Ok(is_back && donors == NODES.len() && paged)
+            let is_served = match consumers.as_slice() {
+                // One whose machine has come is ending, as nothing further comes.
+                [paged] => paged["state"] != "starting" && paged["held_fds"].as_u64() > Some(0),
+                _ => all(status, "volumes").filter(|volume| serves(volume)).count() == 1,
+            };
+            Ok(is_back && donors == NODES.len() && is_served)
         })
     }
 
@@ -189,7 +195,7 @@ impl Daemons {
     }
 }
 
-fn start_manager(hecaton: &Path, address: &str) -> anyhow::Result<(Running, String)> {
+pub(crate) fn start_manager(hecaton: &Path, address: &str) -> anyhow::Result<(Running, String)> {
     let mut manager = Running::spawn(
         Command::new(hecaton)
             .args(["manager", "--json", "--listen", address])
@@ -212,6 +218,7 @@ fn part_of(status: &Value, victim: Victim) -> Option<&Value> {
         Victim::Node(number) => node(number),
         Victim::Donor(number) => node(number)?["donors"].get(0),
         Victim::Pager => node(0)?["consumers"].get(0),
+        Victim::Volume => node(0)?["volumes"].get(0),
     }
 }
 
@@ -312,6 +319,90 @@ pub(crate) fn of_a_node_under_a_machine(cluster: &Cluster) -> TestResult {
     let ended = attachment.wait(PATIENCE, || Ok(()))?;
     ensure!(ended.success(), "`hecaton vm attach` ended with {ended}");
     daemons.eventually("nothing borrows", |status| Ok(all(status, "consumers").count() == 0))?;
+    daemons.end()?;
+    Ok(Outcome::Passed)
+}
+
+/// The same with QEMU: its guest verifies its memory while node and pager are killed, and its machine is shown
+/// and ends as if it had always been this node's.
+pub(crate) fn of_a_node_under_qemu(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let mut daemons = Daemons::start(&cluster.hecaton)?;
+    let script = "stress-ng --vm 1 --vm-bytes 120M --verify --vm-method all -t 40";
+    let mut command = Command::new(&daemons.hecaton);
+    command.args(["vm", "run", "--name", "guest", "--memory", "256M", "--local", "64M", "--dir"]);
+    command.arg(daemons.file(NODES[0])).arg("--");
+    command.args(guests.command_line(Qemu::Backports, script)).arg("-no-reboot");
+    let monitor = daemons.file("monitor");
+    command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", monitor.display()));
+    let mut machine = Machine::spawn("guest", command, monitor)?;
+    machine.wait_for("dispatching hogs")?;
+    for victim in [Victim::Node(0), Victim::Pager, Victim::Node(0)] {
+        daemons.kill(victim)?;
+        daemons.eventually("the machine is followed", |status| {
+            let vms: Vec<_> = all(status, "vms").collect();
+            Ok(vms.len() == 1 && vms[0]["name"] == "guest" && vms[0]["state"] == "running")
+        })?;
+    }
+    machine.succeed()?;
+    daemons.eventually("nothing borrows", |status| Ok(all(status, "consumers").count() == 0))?;
+    daemons.end()?;
+    Ok(Outcome::Passed)
+}
+
+/// The next node takes over the volumes of the one before, with their sockets and tables: clients notice
+/// nothing, and when a volume's process is killed then, another goes on.
+pub(crate) fn of_a_node_under_a_volume(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = no_fio()?.or_else(|| missing("qemu-io")) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let mut daemons = Daemons::start(&cluster.hecaton)?;
+    let (dir, socket) = (daemons.file(NODES[0]), daemons.file("disk.nbd"));
+    let volume = |arguments: &[&str]| {
+        let mut command = Command::new(&cluster.hecaton);
+        run(command.arg("volume").args(arguments).arg("--dir").arg(&dir), PATIENCE)
+    };
+    volume(&["create", "disk", "--size", "112M"])?.expect_success("hecaton volume create")?;
+    let address = format!("unix:{}", socket.display());
+    volume(&["export", "disk", "--nbd", &address])?.expect_success("hecaton volume export")?;
+    volume(&["resize", "disk", "--size", "128M"])?.expect_success("hecaton volume resize")?;
+    let uri = format!("nbd+unix:///disk?socket={}", socket.display());
+    let io = |step: &str| -> anyhow::Result<()> {
+        let mut io = Command::new("qemu-io");
+        let ended = run(io.args(["-f", "raw", "-c", step]).arg(&uri), PATIENCE)?;
+        ended.expect_success(step)?;
+        ensure!(!ended.text().contains("failed"), "{step}: {}", ended.text());
+        Ok(())
+    };
+    io("write -P 7 104M 4M")?;
+    let mut fio = fio_verify(&uri);
+    let mut fio = Running::spawn(fio.args(["--io_size=400M", "--time_based", "--runtime=8"]))?;
+    for victim in [Victim::Node(0), Victim::Donor(0), Victim::Node(0)] {
+        thread::sleep(Duration::from_millis(500));
+        daemons.kill(victim)?;
+    }
+    ensure!(matches!(fio.child_mut().try_wait(), Ok(None)), "fio was over before anything");
+    daemons.eventually("its client is told of", |status| {
+        let part = part_of(status, Victim::Volume).context("no volume")?;
+        Ok(part["stats"]["clients"].as_u64() > Some(0) && part["exports"][0]["address"] == address)
+    })?;
+    let ended = fio.wait(LONG, || Ok(()))?;
+    ensure!(ended.success(), "fio ended with {ended}\n    {}", daemons.log());
+    daemons.kill(Victim::Volume)?;
+    io("read -P 7 104M 4M")?;
+    daemons.kill(Victim::Node(0))?;
+    daemons.eventually("what it was is told", |status| {
+        let part = part_of(status, Victim::Volume).context("no volume")?;
+        let stats = &part["stats"];
+        Ok(part["restarts"] == 1 && part["size_bytes"] == 128 << 20 && stats["errors"] == 0)
+    })?;
+    io("read -P 7 104M 4M")?;
+    daemons.eventually("nobody is connected", |status| {
+        let part = part_of(status, Victim::Volume).context("no volume")?;
+        Ok(part["stats"]["clients"] == 0)
+    })?;
+    volume(&["delete", "disk"])?.expect_success("hecaton volume delete")?;
+    ensure!(!socket.exists(), "the socket of a deleted volume is left");
     daemons.end()?;
     Ok(Outcome::Passed)
 }

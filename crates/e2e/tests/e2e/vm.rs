@@ -3,7 +3,7 @@
 
 use crate::{
     cluster::{AFTER_LEASE, Cluster, PATIENCE, all},
-    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, report},
+    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, guests, report},
     harness::{Outcome, TestResult},
     process::{Running, kill_dead, missing, run},
 };
@@ -23,16 +23,6 @@ use std::{
 /// Guests that fill half of their memory and read it back; `stress-ng` ends with an error if a bit
 /// is wrong.
 const VERIFY: &str = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 20";
-
-/// Builds the guest, or says why it cannot be built.
-macro_rules! guests {
-    () => {
-        match Guests::find()? {
-            Ok(guests) => guests,
-            Err(reason) => return Ok(Outcome::Skipped(reason)),
-        }
-    };
-}
 
 fn number(value: &Value, path: &str) -> anyhow::Result<u64> {
     value.pointer(path).and_then(Value::as_u64).with_context(|| format!("no {path} in {value}"))
@@ -495,7 +485,9 @@ pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
         Ok(all(status, "donors").any(|donor| is_fragile(donor) && donor["state"] == "serving"))
     })?;
     let script = "stress-ng --vm 2 --vm-bytes 300M --vm-keep --verify -t 600";
-    let mut machine = Machine::start(cluster, &guests, &Spec { script, ..Spec::default() })?;
+    // Or the donors of its own host would come first.
+    let spec = Spec { script, options: &["--donors", "fragile"], ..Spec::default() };
+    let mut machine = Machine::start(cluster, &guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     cluster.eventually("the other node lends", GUEST_PATIENCE, |status| Ok(lends(status)))?;
     kill_dead(node.id());

@@ -116,11 +116,9 @@ impl Pagers {
             name: name.clone(),
             space: SpaceId(config.space),
             state,
-            pid: None,
             restarts: left.restarts,
             local_bytes: config.local_bytes,
-            held_fds: 0,
-            stats: None,
+            ..ConsumerReport::default()
         };
         let mut pager = Pager {
             config,

@@ -123,7 +123,12 @@ impl Pagers {
         let child = Conversation { process: Running::Started(process), stream: ours, receiver };
         let _ = self.with(name, |pager| {
             pager.enter(&child.process);
-            pager.config.donors = self.donors_now();
+            let before = mem::take(&mut pager.config.donors);
+            pager.config.donors = match pager.held.is_empty() {
+                true => Self::donors(self.0.donors.all()),
+                // Who has pages of the process before it may be named no more.
+                false => Donor::joined(Self::donors(self.0.donors.ever()), before),
+            };
         });
         // One that died at once takes no start line; how it died, its end says.
         let started =
@@ -229,15 +234,14 @@ impl Pagers {
         }
     }
 
-    fn donors_now(&self) -> Vec<Donor> {
-        let donors = self.0.donors.all().into_iter();
+    fn donors(donors: Vec<DonorAddress>) -> Vec<Donor> {
         let known = |donor: DonorAddress| Donor {
             name: donor.name,
             node: donor.node,
             location: donor.location,
             address: donor.address,
         };
-        donors.map(known).collect()
+        donors.into_iter().map(known).collect()
     }
 }
 

@@ -12,6 +12,7 @@
 //! | [`seal`] | each page of the space that was written out, if it is encrypted | 24 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | generations | a segment of the space | 8 |
+//! | codes | a stripe of segments that are coded, because they have gone cold | 16 |
 //! | chunk heads | 2 MiB of an address space | 16 |
 //! | address spaces, regions of guest RAM, journal, batch | fixed | |
 //!
@@ -66,7 +67,7 @@ const RESTARTS: usize = 1;
 const SERIALS: usize = 2;
 
 /// The first word of a file that a pager has used: the layout and its version.
-const MAGIC: u64 = 0x4845_4341_0000_0003;
+const MAGIC: u64 = 0x4845_4341_0000_0004;
 
 /// What is true or not of the whole consumer; the number is its word in the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +95,9 @@ pub(crate) struct State {
     /// Of each segment of the space, the generation that its last acknowledged write or discard
     /// brought to the donors: an extent with an older one has missed something.
     pub(crate) generations: &'static [AtomicU64],
+    /// Two words of each stripe of the space that is coded: with which generation (0: it is not), and
+    /// which of its segments are part of it.
+    pub(crate) codes: &'static [AtomicU64],
     /// The key of an encrypted space, and its pages' seals.
     pub(crate) seals: SealTable,
     /// Of each staging slot, the space page that it holds plus one; 0 when free.
@@ -145,6 +149,7 @@ impl Layout {
             regions: self.words(MAX_REGIONS * REGION_WORDS),
             chunk_heads: self.words(MAX_CHUNKS * 2),
             generations: self.words((SPACE_PAGES / SEGMENT_PAGES) as usize),
+            codes: self.words((SPACE_PAGES / SEGMENT_PAGES) as usize),
             slot_pages: self.words(STAGING_SLOTS),
             staging: self.bytes(STAGING_SLOTS * PAGE_SIZE),
             entries: self.words(MAX_CHUNKS * CHUNK_PAGES as usize),

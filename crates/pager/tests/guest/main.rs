@@ -96,12 +96,12 @@ fn freed_memory_is_zero_and_leaves_the_pool() {
 fn a_balloon_under_load() {
     let world = World::start();
     let mut machine = Machine::start(&world, PAGES);
-    machine.begin("balloon 6000");
-    std::thread::sleep(Duration::from_millis(500));
+    machine.begin("balloon 20000");
+    world.wait_until("memory is ballooned", || world.stats().pages_discarded > 0);
     world.kill_pager();
+    world.wait_until("it is for the next pager", || world.stats().pages_discarded > 0);
     machine.wait();
     machine.order("check");
-    assert!(world.stats().pages_discarded > 0);
     machine.end();
     world.end();
 }

@@ -13,15 +13,18 @@
 
 use super::message::{Block, Holdings, Outgoing, ToManager, ToNode};
 use super::{Home, NodeId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Where a node believes to stand. The manager's [`super::membership::NodeState`] is ahead of it by what is
 /// under way.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Has said Invalidate, and waits to be let in.
     Recovering,
     /// Takes part.
+    #[default]
     Active,
     /// Has asked to leave.
     Leaving,
@@ -36,6 +39,8 @@ pub struct Member {
     life: u64,
     home_pages: u64,
     phase: Phase,
+    /// Leaving, it has asked to stay, and has no answer yet.
+    wants_to_stay: bool,
     /// The paper's bitmap of enabled nodes, each with the life it is enabled in.
     enabled: BTreeMap<NodeId, u64>,
     /// Owned pages of each home; no entry is zero.
@@ -68,6 +73,7 @@ impl Member {
             life,
             home_pages,
             phase,
+            wants_to_stay: false,
             enabled: BTreeMap::new(),
             owned: BTreeMap::new(),
             used_pages: 0,
@@ -104,6 +110,16 @@ impl Member {
         out
     }
 
+    /// Thinks better of leaving. It goes on to leave until the manager lets it stay; if it has left by then,
+    /// it may register.
+    pub fn stay(&mut self) -> Vec<Outgoing> {
+        if self.phase != Phase::Leaving || self.wants_to_stay {
+            return Vec::new();
+        }
+        self.wants_to_stay = true;
+        vec![Outgoing::Manager(ToManager::Stay)]
+    }
+
     /// Starts anew with a manager that has lost what it knew, or has not heard of this node for a while.
     pub fn reconnected(&mut self) -> Vec<Outgoing> {
         self.messages_handled = 0;
@@ -111,6 +127,7 @@ impl Member {
         let messages = match self.phase {
             Phase::Recovering => vec![ToManager::Invalidate],
             Phase::Active => vec![holdings],
+            Phase::Leaving if self.wants_to_stay => vec![holdings, ToManager::Stay],
             // The manager may not know the node any more, and lets go only whom it knows.
             Phase::Leaving => vec![holdings, ToManager::LeaveReq],
             Phase::Inactive => Vec::new(),
@@ -134,6 +151,13 @@ impl Member {
             ToNode::LeaveNotify => {
                 if self.phase == Phase::Leaving {
                     self.phase = Phase::Inactive;
+                    self.wants_to_stay = false;
+                }
+                Vec::new()
+            }
+            ToNode::StayNotify => {
+                if std::mem::take(&mut self.wants_to_stay) && self.phase == Phase::Leaving {
+                    self.phase = Phase::Active;
                 }
                 Vec::new()
             }
@@ -204,6 +228,11 @@ impl Member {
     /// Where it believes to stand.
     pub fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// Leaving, it has asked to stay.
+    pub fn wants_to_stay(&self) -> bool {
+        self.wants_to_stay
     }
 
     /// Its present life.
@@ -293,6 +322,7 @@ impl Member {
             return Vec::new();
         }
         self.phase = Phase::Recovering;
+        self.wants_to_stay = false;
         self.life += 1;
         self.enabled = BTreeMap::new();
         self.owned = BTreeMap::new();

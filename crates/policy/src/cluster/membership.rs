@@ -5,25 +5,31 @@
 //! | unknown, Inactive | Register | Active |
 //! | unknown | Statistics (a manager that has restarted) | Active |
 //! | Active | Leave-Req | Leaving |
+//! | Leaving | Stay | Active |
 //! | Leaving | every other node owns nothing there, and the node owns nothing elsewhere | Inactive |
 //! | Active, Leaving | Invalidate, or the node is given up | Recovery |
 //! | Recovery | every other node has invalidated, and the node has come back | Inactive |
 //!
-//! Two things go beyond the paper. Its nodes confirm with *any* statistics that show no pages; one sent
+//! Some things go beyond the paper. Its nodes confirm with *any* statistics that show no pages; one sent
 //! before the node heard of the matter would count too, so only those count which say that the message was
 //! acted upon. And a node that fails while another is leaving would be waited for without end, so
-//! [`Membership::lost`] lets the manager give a node up.
+//! [`Membership::lost`] lets the manager give a node up. Where the homes themselves refuse who asks for
+//! pages of a former life, a node that is merely silent need neither be given up nor waited for:
+//! [`Membership::excuse`]. And who leaves may think better of it.
 
 use super::message::{Holdings, ToManager, ToNode};
 use super::{Home, NodeId, grants::Forward};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a node stands.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NodeState {
     /// Takes no part.
     Inactive,
     /// Lends and borrows.
+    #[default]
     Active,
     /// What is lent and borrowed goes home.
     Leaving,
@@ -66,6 +72,7 @@ impl Membership {
             ToManager::Statistics(holdings) => self.statistics(from, holdings, &mut sends),
             ToManager::GrantAny { .. } => {}
             ToManager::LeaveReq => self.leave(from, &mut sends),
+            ToManager::Stay => self.stay(from, &mut sends),
             ToManager::Invalidate => {
                 self.recover(from, true, &mut sends);
                 self.settle(&mut sends);
@@ -84,6 +91,84 @@ impl Membership {
             self.settle(&mut sends);
         }
         sends
+    }
+
+    /// Who recovers does not wait for this node, which is not heard of. What it owns there is of a life that is
+    /// over, which it hears when it is back; until then the home refuses it. Nobody who *leaves* is let go so:
+    /// what is owned there is still good.
+    pub fn excuse(&mut self, node: NodeId) -> Sends {
+        let mut sends = Vec::new();
+        for waiting in &self.pending {
+            if let Some(entry) = self.nodes.get_mut(waiting)
+                && entry.state == NodeState::Recovery
+            {
+                entry.unconfirmed.remove(&node);
+            }
+        }
+        self.settle(&mut sends);
+        sends
+    }
+
+    /// What was sent to a node and not acted upon is lost, and it counts anew: it hears again what it must act
+    /// upon for others to be let go.
+    pub fn reconnect(&mut self, node: NodeId) -> Sends {
+        let mut sends = Vec::new();
+        let Some(entry) = self.nodes.get_mut(&node) else { return sends };
+        entry.sent = 0;
+        if !self.is_present(node) {
+            return sends;
+        }
+        let active = self.nodes.iter().filter(|(_, entry)| entry.state == NodeState::Active);
+        let homes: Vec<Home> =
+            active.map(|(&node, entry)| Home { node, life: entry.life }).collect();
+        for home in homes {
+            self.send(node, ToNode::EnableNode(home), &mut sends);
+        }
+        let waits = |one: &NodeId| self.nodes[one].unconfirmed.contains_key(&node);
+        let waiting: Vec<NodeId> = self.pending.iter().copied().filter(waits).collect();
+        self.ask_to_confirm(node, waiting, &mut sends);
+        sends
+    }
+
+    /// Has a node act upon the leaving or the recovery of others.
+    fn ask_to_confirm(&mut self, node: NodeId, of: Vec<NodeId>, sends: &mut Sends) {
+        for one in of.into_iter().filter(|one| *one != node) {
+            let message = match self.state(one) {
+                NodeState::Leaving => ToNode::ForceReturn(one),
+                _ => ToNode::Invalidate(one),
+            };
+            self.send(node, message, sends);
+            let sent = self.nodes[&node].sent;
+            if let Some(entry) = self.nodes.get_mut(&one) {
+                entry.unconfirmed.insert(node, sent);
+            }
+        }
+    }
+
+    /// A node has ended, in good order or for good: nothing of it is remembered, and nobody waits for it.
+    pub fn forget(&mut self, node: NodeId) -> Sends {
+        let mut sends = Vec::new();
+        if self.nodes.remove(&node).is_some() {
+            self.pending.remove(&node);
+            self.wait_no_longer_for(node);
+            self.settle(&mut sends);
+        }
+        sends
+    }
+
+    /// Whether somebody leaves or recovers.
+    pub fn is_anybody_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// The life of a node's last registration; `None` if it was never heard of.
+    pub fn life(&self, node: NodeId) -> Option<u64> {
+        self.nodes.get(&node).map(|entry| entry.life)
+    }
+
+    /// Whether a node that recovers has come back, and waits for others only.
+    pub fn has_returned(&self, node: NodeId) -> bool {
+        self.nodes.get(&node).is_some_and(|entry| entry.has_returned)
     }
 
     /// The messages that carry out what the second level decided, for those nodes that are still Active.
@@ -165,6 +250,9 @@ impl Membership {
             None => {
                 let life = holdings.life;
                 self.register(from, life, sends);
+                // It was here before this manager: it may own what others are waiting for.
+                let pending = self.pending.iter().copied().collect();
+                self.ask_to_confirm(from, pending, sends);
                 if let Some(entry) = self.nodes.get_mut(&from) {
                     entry.holdings = Some(holdings);
                 }
@@ -191,6 +279,25 @@ impl Membership {
             entry.state = NodeState::Leaving;
             self.tell_others(node, &ToNode::ForceReturn(node), sends);
             self.settle(sends);
+        }
+    }
+
+    /// A node that is let stay is introduced anew: all others have been told to accept none of its pages.
+    fn stay(&mut self, node: NodeId, sends: &mut Sends) {
+        match self.state(node) {
+            NodeState::Leaving => {
+                self.pending.remove(&node);
+                if let Some(entry) = self.nodes.get_mut(&node) {
+                    entry.state = NodeState::Active;
+                    entry.unconfirmed.clear();
+                }
+                self.introduce(node, sends);
+                self.send(node, ToNode::StayNotify, sends);
+            }
+            // A manager that has restarted has not heard that it wanted to leave.
+            NodeState::Active => self.send(node, ToNode::StayNotify, sends),
+            // It has left meanwhile, or cannot stay as it is.
+            NodeState::Inactive | NodeState::Recovery => {}
         }
     }
 

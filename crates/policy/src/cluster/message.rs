@@ -49,6 +49,8 @@ pub enum ToManager {
     },
     /// It wants to leave, for a shutdown say (Active → Leaving).
     LeaveReq,
+    /// It has thought better of leaving (Leaving → Active). Not in the paper.
+    Stay,
     /// It starts after a life that did not end cleanly: what it lent is gone (Active, Leaving → Recovery).
     Invalidate,
 }
@@ -70,6 +72,8 @@ pub enum ToNode {
     ForceReturn(NodeId),
     /// The recipient has left.
     LeaveNotify,
+    /// The recipient takes part as before. Not in the paper.
+    StayNotify,
     /// What is at that node is lost: accept none of its pages, and forget those that are owned.
     Invalidate(NodeId),
     /// Nobody knows the recipient's former life any more; it may register.

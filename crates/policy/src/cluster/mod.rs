@@ -11,10 +11,12 @@
 //! *consumer*, and tmem is the pool.
 
 pub mod account;
+pub mod choice;
 pub mod grants;
 pub mod member;
 pub mod membership;
 pub mod message;
+pub mod quotas;
 pub mod targets;
 
 use serde::Serialize;

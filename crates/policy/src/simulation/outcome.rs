@@ -144,8 +144,9 @@ impl Fairness {
     }
 }
 
-/// Jain, Chiu and Hawe, "A quantitative measure of fairness and discrimination", 1984. All zero is even.
-fn jain(met: &[f64]) -> f64 {
+/// The index of fairness of Jain, Chiu and Hawe ("A quantitative measure of fairness and discrimination", 1984): 1 if
+/// all values are the same, 1/n if one of n has everything. All zero is even.
+pub fn jain(met: &[f64]) -> f64 {
     let sum: f64 = met.iter().sum();
     let squares: f64 = met.iter().map(|met| met * met).sum();
     if squares > 0.0 { sum * sum / (met.len() as f64 * squares) } else { 1.0 }

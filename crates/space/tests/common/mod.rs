@@ -3,14 +3,19 @@
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
 use hecaton_donor::{Donor, DonorConfig, Serving};
-use hecaton_memory::{Epoch, PAGE_SIZE, PageNo, Size, SpaceId, page_sum};
+use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageNo, PageSum, Size, SpaceId, page_sum};
 use hecaton_space::{
-    Completion, Directory, DonorAddress, Lane, Site, Space, SpaceConfig, SpaceError,
+    Completion, Directory, DonorAddress, Lane, ScrubStatus, Site, Space, SpaceConfig, SpaceError,
 };
+use hecaton_transport::client::{Connection, Options, Outcome as Answer};
+use hecaton_transport::protocol::{HeldExtent, Hello, Request, VERSIONS};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -52,8 +57,23 @@ impl Lent {
     }
 
     pub(crate) fn start_at(name: &str, segments: u64, address: SocketAddr) -> Lent {
+        Lent::start_with(name, segments, address, None)
+    }
+
+    /// One that speaks TLS, with the certificate in that directory.
+    pub(crate) fn start_secure(name: &str, segments: u64, tls_dir: PathBuf) -> Lent {
+        Lent::start_with(name, segments, (Ipv4Addr::LOCALHOST, 0).into(), Some(tls_dir))
+    }
+
+    fn start_with(
+        name: &str,
+        segments: u64,
+        address: SocketAddr,
+        tls_dir: Option<PathBuf>,
+    ) -> Lent {
         let lend = Size(segments * SEGMENT_PAGES * PAGE_SIZE as u64);
-        let donor = Donor::open(&DonorConfig::new(name, address, lend), None).unwrap();
+        let config = DonorConfig { tls_dir, ..DonorConfig::new(name, address, lend) };
+        let donor = Donor::open(&config, None).unwrap();
         let serving = Some(donor.serve(TcpListener::bind(address).unwrap()).unwrap());
         Lent { name: name.to_owned(), donor, serving }
     }
@@ -182,7 +202,10 @@ pub(crate) fn write(lane: &mut Lane, pages: &[PageNo], turn: u64) -> Outcome {
 }
 
 pub(crate) fn assert_reads(lane: &mut Lane, pages: &[PageNo], turn: u64) {
-    let Outcome::Read(data) = read(lane, pages) else { panic!("pages {pages:?} not read") };
+    let data = match read(lane, pages) {
+        Outcome::Read(data) => data,
+        outcome => panic!("pages {pages:?} are not read: {outcome:?}"),
+    };
     for (page, data) in pages.iter().zip(data.chunks(PAGE_SIZE)) {
         assert_eq!(data, content(*page, turn), "page {page}");
     }
@@ -222,4 +245,53 @@ pub(crate) fn write_until_stored(lane: &mut Lane, pages: &[u64], turn: u64) {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Overwrites a byte of each of these pages in a donor's memory.
+pub(crate) fn damage(lent: &Lent, pages: &[u64], turn: u64) {
+    let memory = File::from(lent.donor.fds().unwrap().arena);
+    let mut left = pages.to_vec();
+    let mut found = [0; PAGE_SIZE];
+    for at in (0..lent.donor.snapshot().pages).map(|page| page * PAGE_SIZE as u64) {
+        memory.read_exact_at(&mut found, at).unwrap();
+        if let Some(index) = left.iter().position(|page| content(*page, turn) == found) {
+            left.swap_remove(index);
+            memory.write_all_at(&[!found[100]], at + 100).unwrap();
+        }
+    }
+    assert!(left.is_empty(), "pages that are not there: {left:?}");
+}
+
+/// Another borrower of the same name, who writes past a space; and what the donor holds for it.
+pub(crate) fn past(lent: &Lent, space: &Space) -> (Connection, Vec<HeldExtent>) {
+    let hello = Hello {
+        versions: VERSIONS,
+        space: space.config().id,
+        epoch: Epoch(1),
+        lane: 99,
+        lease: Duration::from_secs(30),
+        consumer: "test".into(),
+    };
+    let mut past = Connection::open(lent.address(), &hello, &Options::default()).unwrap();
+    let Answer::Held(lines) = past.call(Request::List { from: ExtentId(0) }, &[]).unwrap() else {
+        panic!("no list")
+    };
+    (past, lines)
+}
+
+/// Has the donor store something else for a page of a segment, with its sum: as if it had forgotten a write
+/// that it has acknowledged. False if it has nothing of that segment.
+pub(crate) fn write_past(lent: &Lent, space: &Space, segment: u64, page: u32, data: &Page) -> bool {
+    let (mut past, lines) = past(lent, space);
+    let Some(line) = lines.iter().find(|line| line.segment == segment) else { return false };
+    let (extent, generation) = (line.extent, line.generation);
+    let request = Request::Write { extent, generation, pages: &[page], sums: &[page_sum(data)] };
+    assert_eq!(past.call(request, &[data]).unwrap(), Answer::Done);
+    true
+}
+
+/// One round of the scrub.
+pub(crate) fn scrub_once(space: &Space, known: &dyn Fn(u64) -> Option<PageSum>) -> ScrubStatus {
+    while space.scrub(known).is_some() {}
+    space.status().scrub
 }

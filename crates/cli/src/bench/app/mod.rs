@@ -5,7 +5,6 @@
 //! methods take their turn at one program and one limit before the next, each round beginning with
 //! another one.
 
-mod cgroup;
 mod program;
 mod redis;
 mod setup;
@@ -14,7 +13,12 @@ mod swap;
 pub(super) use setup::Setup;
 pub(super) use swap::Kind;
 
-use super::{Common, cluster::Cluster, interrupt, stats::Spread};
+use super::{
+    Common,
+    cluster::{Cluster, PoolMemory},
+    interrupt,
+    stats::Spread,
+};
 use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::Size;
@@ -35,10 +39,11 @@ pub(crate) struct Args {
     /// Percentages of a program's memory that may be local.
     #[arg(long, value_delimiter = ',', default_value = "75,50,25", value_parser = clap::value_parser!(u8).range(5..=95))]
     local: Vec<u8>,
-    /// Only these programs: mbw, sort, redis, quicksort.
+    /// Only these programs: mbw, sort, redis, quicksort, and quicksorts-1, -2, -4 and -8, so many at a time,
+    /// each of an eighth of the memory.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Only these methods: hecaton, disk, zram, nbdkit.
+    /// Only these methods: hecaton, hecaton-mirror, hecaton-swap, disk, zram, nbdkit.
     #[arg(long, value_delimiter = ',')]
     methods: Vec<String>,
     /// Seconds after which a run is given up.
@@ -61,6 +66,8 @@ struct ProgramReport {
     /// The largest resident memory with nothing limiting it: the 100 %.
     memory_bytes: u64,
     all_local_s: Spread,
+    /// Of several processes: Jain's index of their times, 1 if all took the same.
+    all_local_fairness: Option<Spread>,
     runs: Vec<RunReport>,
 }
 
@@ -72,6 +79,8 @@ struct RunReport {
     elapsed_s: Option<Spread>,
     /// Median time to the median time with all memory local.
     slowdown: Option<f64>,
+    /// Of several processes: Jain's index of their times.
+    fairness: Option<Spread>,
     /// Memory that the swap device itself took of this host, beyond the program's limit.
     device_local_bytes: Option<u64>,
     /// How often the kernel's out-of-memory killer ended a run, which was then tried again.
@@ -91,6 +100,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rounds > 0, "--rounds 0 would measure nothing");
     let methods = chosen("--methods", &args.methods, &Method::ALL, |method| match method {
         Method::Hecaton => "hecaton",
+        Method::HecatonMirrored => "hecaton-mirror",
+        Method::HecatonSwap => "hecaton-swap",
         Method::Swap(Kind::Disk) => "disk",
         Method::Swap(Kind::Zram) => "zram",
         Method::Swap(Kind::Nbdkit) => "nbdkit",
@@ -98,6 +109,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 
     let scratch = common.scratch()?;
     let cluster = Cluster::find_or_start(common.manager.as_deref(), size * 3, scratch.path());
+    let swap = setup::check_swap().map_err(|error| format!("{error:#}"));
     let mut skipped = BTreeMap::new();
     let mut reports = Vec::new();
     let names = chosen("--only", &args.only, &program::NAMES, |name| name)?;
@@ -118,6 +130,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             rounds,
             limit: Duration::from_secs(args.limit_s),
             cluster: cluster.as_ref(),
+            swap: swap.as_ref().map(drop).map_err(String::as_str),
             dir: scratch.path(),
             common,
         };
@@ -159,6 +172,8 @@ struct AppBench<'a> {
     rounds: usize,
     limit: Duration,
     cluster: Result<&'a Cluster, &'a anyhow::Error>,
+    /// Why nothing can be swapped here, if that is so.
+    swap: Result<(), &'a str>,
     dir: &'a Path,
     common: &'a Common,
 }
@@ -167,6 +182,7 @@ struct AppBench<'a> {
 #[derive(Default)]
 struct Series {
     seconds: Vec<f64>,
+    fairness: Vec<f64>,
     device_local_bytes: Option<u64>,
     oom_kills: u32,
     failure: Option<String>,
@@ -175,12 +191,13 @@ struct Series {
 
 impl AppBench<'_> {
     fn run(&self, skipped: &mut BTreeMap<String, String>) -> anyhow::Result<ProgramReport> {
-        let mut local_s = Vec::new();
+        let (mut local_s, mut local_fairness) = (Vec::new(), Vec::new());
         let mut memory_bytes = 0;
         let mut series: BTreeMap<(usize, usize), Series> = BTreeMap::new();
         for round in 0..self.rounds {
             let finished = self.all_local()?;
             local_s.push(finished.elapsed.as_secs_f64());
+            local_fairness.extend(finished.fairness);
             if round == 0 {
                 memory_bytes = finished.peak_bytes;
             }
@@ -204,19 +221,22 @@ impl AppBench<'_> {
                 // lucky ones.
                 let elapsed_s =
                     if series.failure.is_none() { Spread::of(&series.seconds) } else { None };
+                let fairness = elapsed_s.and_then(|_| Spread::of(&series.fairness));
                 RunReport {
                     method: self.methods[method].name(),
                     local_percent: self.percents[at],
                     local_bytes: memory_bytes / 100 * u64::from(self.percents[at]),
                     slowdown: elapsed_s.map(|elapsed| elapsed.median / all_local_s.median),
                     elapsed_s,
+                    fairness,
                     device_local_bytes: series.device_local_bytes,
                     oom_kills: series.oom_kills,
                     failure: series.failure,
                 }
             })
             .collect();
-        Ok(ProgramReport { program: self.program.name(), memory_bytes, all_local_s, runs })
+        let (program, all_local_fairness) = (self.program.name(), Spread::of(&local_fairness));
+        Ok(ProgramReport { program, memory_bytes, all_local_s, all_local_fairness, runs })
     }
 
     fn all_local(&self) -> anyhow::Result<Finished> {
@@ -231,6 +251,23 @@ impl AppBench<'_> {
                 self.program.name(),
                 self.limit.as_secs()
             ),
+        }
+    }
+
+    fn set_up(&self, method: Method, local: u64, all: u64) -> anyhow::Result<Setup<'_>> {
+        let cluster = || self.cluster.map_err(|error| anyhow::anyhow!("{error:#}"));
+        if matches!(method, Method::HecatonSwap | Method::Swap(_)) {
+            self.swap.map_err(|reason| anyhow::anyhow!("{reason}"))?;
+            setup::wait_for_no_swap()?;
+        }
+        let paged = |pool| Ok(Setup::Hecaton { cluster: cluster()?, local, pool });
+        match method {
+            Method::Hecaton => paged(PoolMemory::Plain),
+            Method::HecatonMirrored => paged(PoolMemory::Copies(2)),
+            Method::HecatonSwap => {
+                Ok(Setup::HecatonSwap { cluster: cluster()?, local, swap: all * 2 })
+            }
+            Method::Swap(kind) => Setup::limited(kind, local, all * 2, self.dir),
         }
     }
 
@@ -251,12 +288,7 @@ impl AppBench<'_> {
             method.name()
         ));
         for attempt in 1..=ATTEMPTS {
-            let setup = match (method, self.cluster) {
-                (Method::Hecaton, Err(error)) => Err(anyhow::anyhow!("{error:#}")),
-                (Method::Hecaton, Ok(cluster)) => Ok(Setup::Hecaton { cluster, local }),
-                (Method::Swap(kind), _) => Setup::limited(kind, local, all * 2, self.dir),
-            };
-            let setup = match setup {
+            let setup = match self.set_up(method, local, all) {
                 Ok(setup) => setup,
                 Err(error) => {
                     interrupt::check()?;
@@ -270,6 +302,7 @@ impl AppBench<'_> {
             match outcome {
                 Ok(Outcome::Finished(finished)) => {
                     series.seconds.push(finished.elapsed.as_secs_f64());
+                    series.fairness.extend(finished.fairness);
                 }
                 Ok(Outcome::OutOfMemory) => {
                     series.oom_kills += 1;
@@ -305,10 +338,11 @@ fn show(report: &Report, methods: &[Method]) {
     );
     for program in &report.programs {
         println!(
-            "\n{}: {} of memory, {:.2} s with all of it local",
+            "\n{}: {} of memory, {:.2} s with all of it local{}",
             program.program,
             in_mebibytes(program.memory_bytes),
-            program.all_local_s.median
+            program.all_local_s.median,
+            shares(program.all_local_fairness)
         );
         let mut percents: Vec<_> = program.runs.iter().map(|run| run.local_percent).collect();
         percents.sort_unstable_by(|a, b| b.cmp(a));
@@ -362,12 +396,18 @@ fn show(report: &Report, methods: &[Method]) {
 fn cell(run: &RunReport, all_local_s: f64) -> String {
     match (&run.elapsed_s, run.slowdown) {
         (Some(elapsed), Some(slowdown)) => format!(
-            "{slowdown:.2} × ({:.2}–{:.2})",
+            "{slowdown:.2} × ({:.2}–{:.2}){}",
             elapsed.min / all_local_s,
-            elapsed.max / all_local_s
+            elapsed.max / all_local_s,
+            shares(run.fairness)
         ),
         _ => "—".to_owned(),
     }
+}
+
+/// How fair the shares of several processes were.
+fn shares(fairness: Option<Spread>) -> String {
+    fairness.map_or_else(String::new, |fairness| format!(", shares {:.3}", fairness.median))
 }
 
 #[cfg(test)]

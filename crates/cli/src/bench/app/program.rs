@@ -4,13 +4,15 @@ use super::{redis::Redis, setup::Setup};
 use crate::bench::{
     cluster::this_program,
     process::{Guarded, describe, require},
+    program::quicksorts,
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::SplitMix;
+use hecaton_policy::simulation::outcome::jain;
 use std::{
     fs::{self, File},
     hash::{DefaultHasher, Hasher as _},
-    io::{BufWriter, Write as _},
+    io::{BufWriter, Read as _, Write as _},
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
@@ -23,6 +25,8 @@ pub(super) struct Finished {
     pub(super) elapsed: Duration,
     /// Its largest resident memory; only of use where nothing limits it.
     pub(super) peak_bytes: u64,
+    /// Of several processes, how evenly they were served: Jain's index of their times.
+    pub(super) fairness: Option<f64>,
 }
 
 /// A run that did not.
@@ -36,7 +40,8 @@ pub(super) enum Outcome {
 
 /// What is known of a run from the way its process ended: nothing if it ended well.
 pub(super) fn failure(name: &str, status: ExitStatus) -> anyhow::Result<Option<Outcome>> {
-    if status.signal() == Some(SIGKILL) {
+    // `hecaton run` tells its program's end as a shell does.
+    if status.signal() == Some(SIGKILL) || status.code() == Some(128 + SIGKILL) {
         return Ok(Some(Outcome::OutOfMemory));
     }
     ensure!(status.success(), "`{name}` {}", describe(status));
@@ -55,7 +60,16 @@ pub(super) trait Program {
 }
 
 /// The programs' names, in the order in which they run.
-pub(super) const NAMES: [&str; 4] = ["mbw", "sort", "redis", "quicksort"];
+pub(super) const NAMES: [&str; 8] = [
+    "mbw",
+    "sort",
+    "redis",
+    "quicksort",
+    "quicksorts-1",
+    "quicksorts-2",
+    "quicksorts-4",
+    "quicksorts-8",
+];
 
 /// Makes a program of about `bytes` of memory ready to run, with its input in `dir`.
 pub(super) fn prepare(name: &str, bytes: u64, dir: &Path) -> anyhow::Result<Box<dyn Program>> {
@@ -64,6 +78,10 @@ pub(super) fn prepare(name: &str, bytes: u64, dir: &Path) -> anyhow::Result<Box<
         "sort" => Box::new(Sort::new(bytes, dir)?),
         "redis" => Box::new(Redis::new(bytes, dir)?),
         "quicksort" => Box::new(Quicksort::new(bytes)?),
+        "quicksorts-1" => Box::new(Quicksorts::new("quicksorts-1", 1, bytes)?),
+        "quicksorts-2" => Box::new(Quicksorts::new("quicksorts-2", 2, bytes)?),
+        "quicksorts-4" => Box::new(Quicksorts::new("quicksorts-4", 4, bytes)?),
+        "quicksorts-8" => Box::new(Quicksorts::new("quicksorts-8", MOST_QUICKSORTS, bytes)?),
         _ => bail!("there is no program {name}"),
     })
 }
@@ -76,7 +94,7 @@ fn run_to_end(name: &str, mut command: Command, limit: Duration) -> anyhow::Resu
     if let Some(outcome) = failure(name, status)? {
         return Ok(outcome);
     }
-    Ok(Outcome::Finished(Finished { elapsed, peak_bytes: guarded.peak_bytes() }))
+    Ok(Outcome::Finished(Finished { elapsed, peak_bytes: guarded.peak_bytes(), fairness: None }))
 }
 
 /// Copies one array into another, over and over: streaming reads and writes.
@@ -194,7 +212,11 @@ impl Program for Sort {
         }
         let sum = sum.join().expect("hashing does not panic")?;
         ensure!(sum == self.sum, "`sort` put out other lines than it should");
-        Ok(Outcome::Finished(Finished { elapsed, peak_bytes: guarded.peak_bytes() }))
+        Ok(Outcome::Finished(Finished {
+            elapsed,
+            peak_bytes: guarded.peak_bytes(),
+            fairness: None,
+        }))
     }
 }
 
@@ -227,5 +249,55 @@ impl Program for Quicksort {
         command.args(["bench", "program", "quicksort", "--count", &self.count.to_string()]);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         run_to_end(self.name(), command, limit)
+    }
+}
+
+/// As many as have `bench app`'s size together.
+const MOST_QUICKSORTS: u64 = 8;
+
+/// The same, several at a time on one client: each sorts as much, however many there are.
+struct Quicksorts {
+    name: &'static str,
+    hecaton: PathBuf,
+    processes: u64,
+    count: u64,
+}
+
+impl Quicksorts {
+    fn new(name: &'static str, processes: u64, bytes: u64) -> anyhow::Result<Self> {
+        let count = bytes / MOST_QUICKSORTS / 8;
+        Ok(Self { name, hecaton: this_program()?, processes, count })
+    }
+}
+
+impl Program for Quicksorts {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn run(&self, setup: &Setup<'_>, limit: Duration) -> anyhow::Result<Outcome> {
+        let mut command = setup.command(&self.hecaton);
+        command
+            .args(["bench", "program", "quicksorts", "--count", &self.count.to_string()])
+            .args(["--processes", &self.processes.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let start = Instant::now();
+        let mut guarded = Guarded::spawn(&mut command)?;
+        let mut output = guarded.output()?;
+        let said = thread::spawn(move || {
+            let mut said = String::new();
+            output.read_to_string(&mut said).map(|_| said)
+        });
+        let Some(status) = guarded.wait_until(start + limit)? else { return Ok(Outcome::TooSlow) };
+        let elapsed = start.elapsed();
+        if let Some(outcome) = failure(self.name, status)? {
+            return Ok(outcome);
+        }
+        let said = said.join().expect("reading does not panic")?;
+        let report: quicksorts::Report = serde_json::from_str(&said)
+            .with_context(|| format!("`{}` is not understood", self.name))?;
+        let fairness = Some(jain(&report.elapsed_s));
+        Ok(Outcome::Finished(Finished { elapsed, peak_bytes: report.peak_bytes, fairness }))
     }
 }

@@ -108,6 +108,6 @@ impl Redis {
         let peak_bytes = server.peak_bytes();
         client.send(&[b"SHUTDOWN", b"NOSAVE"])?;
         server.wait_until(deadline)?;
-        Ok(Outcome::Finished(Finished { elapsed, peak_bytes }))
+        Ok(Outcome::Finished(Finished { elapsed, peak_bytes, fairness: None }))
     }
 }

@@ -1,22 +1,28 @@
 //! What a program's memory is made of in one run.
 
-use super::{
-    cgroup::Cgroup,
-    swap::{Kind, Swap},
-};
+use super::swap::{Kind, Swap};
 use crate::bench::cluster::{Cluster, PoolMemory};
-use std::{ffi::OsStr, path::Path, process::Command};
+use crate::bench::process::eventually;
+use crate::cgroup::Cgroup;
+use anyhow::ensure;
+use std::{ffi::OsStr, path::Path, process::Command, time::Duration};
 
 /// How memory beyond the limit is had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Method {
     Hecaton,
+    /// The same, with two copies of what is in the pool.
+    HecatonMirrored,
+    /// The same pool, to which the kernel swaps.
+    HecatonSwap,
     Swap(Kind),
 }
 
 impl Method {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Hecaton,
+        Self::HecatonMirrored,
+        Self::HecatonSwap,
         Self::Swap(Kind::ALL[0]),
         Self::Swap(Kind::ALL[1]),
         Self::Swap(Kind::ALL[2]),
@@ -25,6 +31,8 @@ impl Method {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Hecaton => "Hecaton",
+            Self::HecatonMirrored => "Hecaton, 2 copies",
+            Self::HecatonSwap => "Hecaton swap",
             Self::Swap(kind) => kind.name(),
         }
     }
@@ -37,6 +45,13 @@ pub(in crate::bench) enum Setup<'a> {
     Hecaton {
         cluster: &'a Cluster,
         local: u64,
+        pool: PoolMemory,
+    },
+    /// `hecaton run` makes the group and the swap.
+    HecatonSwap {
+        cluster: &'a Cluster,
+        local: u64,
+        swap: u64,
     },
     /// The group before the swap: it must be empty before the device can go.
     Limited {
@@ -53,16 +68,18 @@ impl Setup<'_> {
         bytes: u64,
         dir: &Path,
     ) -> anyhow::Result<Self> {
+        let name = format!("hecaton-bench-{}-app", std::process::id());
         let swap = Box::new(Swap::open(kind, bytes, dir)?);
-        Ok(Self::Limited { cgroup: Cgroup::new("app", limit)?, swap })
+        Ok(Self::Limited { cgroup: Cgroup::new(&name, limit)?, swap })
     }
 
     /// `program` in these surroundings, ready for its arguments.
     pub(in crate::bench) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match self {
             Self::Local => Command::new(program),
-            Self::Hecaton { cluster, local } => {
-                cluster.run(*local, PoolMemory::Plain, None, program)
+            Self::Hecaton { cluster, local, pool } => cluster.run(*local, *pool, None, program),
+            Self::HecatonSwap { cluster, local, swap } => {
+                cluster.run_via_swap(*local, *swap, program)
             }
             Self::Limited { cgroup, .. } => cgroup.command(program),
         }
@@ -74,4 +91,18 @@ impl Setup<'_> {
             _ => None,
         }
     }
+}
+
+/// How long the swap of a run may take to be gone: all of it is read back first.
+const SWAP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whether programs can be given swap here at all.
+pub(super) fn check_swap() -> anyhow::Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "swap devices need root");
+    super::swap::check_none()
+}
+
+/// Waits until the swap of the run before is gone: what keeps it outlives a program that was given up.
+pub(super) fn wait_for_no_swap() -> anyhow::Result<()> {
+    eventually(SWAP_PATIENCE, super::swap::check_none)
 }

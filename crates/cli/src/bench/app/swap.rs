@@ -3,8 +3,9 @@
 //! The parts of a device are fields in the order in which they must go: swap off first, then the
 //! device, then what is behind it.
 
-use super::cgroup::eventually_even_if_interrupted;
 use crate::bench::process::{Guarded, eventually, require, tool};
+use crate::swap_device::{Loop, SwapOn};
+use crate::tools::take_down;
 use anyhow::{Context as _, bail, ensure};
 use std::{
     fs,
@@ -49,13 +50,7 @@ impl Swap {
     /// Puts `bytes` of swap of a kind in place. `dir` is a directory on a disk.
     pub(super) fn open(kind: Kind, bytes: u64, dir: &Path) -> anyhow::Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "swap devices need root");
-        let others = fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
-        if let Some(other) = others.lines().nth(1).and_then(|line| line.split_whitespace().next()) {
-            bail!(
-                "the machine already swaps to {other}, so it would not be clear what is measured; \
-                 `swapoff {other}` takes that out of use"
-            );
-        }
+        check_none()?;
         match kind {
             Kind::Disk => open_disk(bytes, dir),
             Kind::Zram => open_zram(bytes),
@@ -71,6 +66,18 @@ impl Swap {
             _ => None,
         }
     }
+}
+
+/// Fails if the machine swaps to anything.
+pub(super) fn check_none() -> anyhow::Result<()> {
+    let others = fs::read_to_string("/proc/swaps").context("cannot read /proc/swaps")?;
+    if let Some(other) = others.lines().nth(1).and_then(|line| line.split_whitespace().next()) {
+        bail!(
+            "the machine already swaps to {other}, so it would not be clear what is measured; \
+             `swapoff {other}` takes that out of use"
+        );
+    }
+    Ok(())
 }
 
 fn open_disk(bytes: u64, dir: &Path) -> anyhow::Result<Swap> {
@@ -89,7 +96,7 @@ fn open_disk(bytes: u64, dir: &Path) -> anyhow::Result<Swap> {
         Ok(on) => Ok(Swap::Disk { _on: on, _loop: None, _file: file }),
         Err(_) => {
             let device = Loop::new(&path)?;
-            Ok(Swap::Disk { _on: SwapOn::new(&device.0)?, _loop: Some(device), _file: file })
+            Ok(Swap::Disk { _on: SwapOn::new(device.path())?, _loop: Some(device), _file: file })
         }
     }
 }
@@ -138,8 +145,8 @@ fn open_nbdkit(bytes: u64, dir: &Path) -> anyhow::Result<Swap> {
         fs::metadata(&file).context("nbdfuse does not mount the disk")
     })?;
     let device = Loop::new(&file.to_string_lossy())?;
-    tool("mkswap", &[&device.0])?;
-    let on = SwapOn::new(&device.0)?;
+    tool("mkswap", &[device.path()])?;
+    let on = SwapOn::new(device.path())?;
     Ok(Swap::Nbdkit { _on: on, _loop: device, _mount: mount, _fuse: fuse, _server: server })
 }
 
@@ -147,46 +154,6 @@ fn open_nbdkit(bytes: u64, dir: &Path) -> anyhow::Result<Swap> {
 pub(super) fn free_port() -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("there is no free port")?;
     Ok(listener.local_addr()?.port())
-}
-
-fn take_down(program: &str, args: &[&str]) {
-    if let Err(error) = eventually_even_if_interrupted(|| tool(program, args)) {
-        tracing::warn!("{error:#}");
-    }
-}
-
-pub(in crate::bench) struct SwapOn(String);
-
-impl SwapOn {
-    fn new(device: &str) -> anyhow::Result<Self> {
-        tool("swapon", &[device])?;
-        Ok(Self(device.to_owned()))
-    }
-}
-
-impl Drop for SwapOn {
-    fn drop(&mut self) {
-        take_down("swapoff", &[&self.0]);
-    }
-}
-
-pub(in crate::bench) struct Loop(String);
-
-impl Loop {
-    /// Without a page cache of its own where the file allows it: with one, the memory of this host
-    /// would serve what the device behind it should.
-    fn new(file: &str) -> anyhow::Result<Self> {
-        require("losetup", "mount")?;
-        tool("losetup", &["--find", "--show", "--direct-io=on", file])
-            .or_else(|_| tool("losetup", &["--find", "--show", file]))
-            .map(Self)
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        take_down("losetup", &["--detach", &self.0]);
-    }
 }
 
 pub(in crate::bench) struct Zram(String);

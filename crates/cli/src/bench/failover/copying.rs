@@ -4,6 +4,7 @@
 use super::{Site, steady::Steady};
 use crate::bench::{interrupt, process::Guarded};
 use anyhow::{Context as _, ensure};
+use hecaton_memory::Size;
 use serde::Serialize;
 use std::{
     process::Stdio,
@@ -19,6 +20,15 @@ const NOTICED: Duration = Duration::from_secs(30);
 /// As long as copying takes at least, for faults to be compared with.
 const QUIET: Duration = Duration::from_secs(2);
 
+/// With one limit.
+#[derive(Serialize)]
+pub(super) struct AtLimit {
+    /// What copying is limited to.
+    pub(super) limit_gbps: f64,
+    pub(super) rebuild: Option<Copying>,
+    pub(super) drain: Copying,
+}
+
 /// One of them.
 #[derive(Serialize)]
 pub(super) struct Copying {
@@ -27,9 +37,6 @@ pub(super) struct Copying {
     /// Against one TCP stream between the same hosts.
     pub(super) to_tcp: f64,
     pub(super) aim_to_tcp: f64,
-    /// What copying is limited to, and the share of that.
-    pub(super) limit_gbps: f64,
-    pub(super) to_limit: f64,
     pub(super) fault_p50_us: f64,
     pub(super) fault_p99_us: f64,
     pub(super) quiet_fault_p50_us: f64,
@@ -39,12 +46,23 @@ pub(super) struct Copying {
     pub(super) aim_fault_ratio: f64,
 }
 
-/// A donor ends, and its memory with it.
-pub(super) fn rebuild(
+/// A donor drains, and one is lost with its memory where there are hosts that can be lost, while copying for
+/// the program is limited so.
+pub(super) fn at_limit(
     site: &mut Site,
-    program: &mut Steady,
+    (pages, limit): (u64, Size),
     tcp_gbps: f64,
-) -> anyhow::Result<Copying> {
+) -> anyhow::Result<AtLimit> {
+    let mut program = Steady::start(&site.cluster, pages, limit)?;
+    let drain = drain(site, &mut program, tcp_gbps)?;
+    let rebuild =
+        site.hosts.is_some().then(|| rebuild(site, &mut program, tcp_gbps)).transpose()?;
+    program.end()?;
+    Ok(AtLimit { limit_gbps: limit.0 as f64 / 1e9, rebuild, drain })
+}
+
+/// A donor ends, and its memory with it.
+fn rebuild(site: &mut Site, program: &mut Steady, tcp_gbps: f64) -> anyhow::Result<Copying> {
     let donor = site.donors()?.into_iter().next().context("there is no donor")?;
     let hosts = site.hosts.as_mut().context("there are no hosts that can be lost")?;
     let host = hosts.host_named(&donor.name)?;
@@ -54,7 +72,7 @@ pub(super) fn rebuild(
 }
 
 /// A donor drains.
-pub(super) fn drain(site: &Site, program: &mut Steady, tcp_gbps: f64) -> anyhow::Result<Copying> {
+fn drain(site: &Site, program: &mut Steady, tcp_gbps: f64) -> anyhow::Result<Copying> {
     let donor = site.donors()?.into_iter().next_back().context("there is no donor")?;
     let drain = || {
         let mut command = site.cluster.command("node");
@@ -111,14 +129,11 @@ fn measure(
     let seconds = (until - since).as_secs_f64();
     ensure!(seconds > 0.0, "too little was copied to be measured; give more --size");
     let gbps = (copied - first) as f64 / seconds / 1e9;
-    let limit_gbps = hecaton_pager::COPYING_BYTES_PER_S as f64 / 1e9;
     Ok(Copying {
         bytes: copied - before,
         gbps,
         to_tcp: gbps / tcp_gbps,
         aim_to_tcp: 0.8,
-        limit_gbps,
-        to_limit: gbps / limit_gbps,
         fault_p50_us: during.p50_us,
         fault_p99_us: during.p99_us,
         quiet_fault_p50_us: quiet.p50_us,

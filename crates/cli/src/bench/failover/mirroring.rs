@@ -1,14 +1,18 @@
-//! What a second copy of each page costs faults: those of `bench fault`, with one copy and with two in
-//! turns.
+//! What a second copy of each page, encryption, and an erasure code cost faults: those of `bench fault`, on one
+//! kind of pool memory and on another in turns.
 
 use crate::{
-    bench::{cluster::Cluster, fault, stats::Spread},
+    bench::{
+        cluster::{CODE_DONORS, Cluster, PoolMemory},
+        fault,
+        stats::Spread,
+    },
     table::Table,
 };
 use anyhow::Context as _;
 use hecaton_memory::{Size, pages_for_bytes};
 use serde::Serialize;
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::Path};
 
 /// How often each is measured.
 const ROUNDS: usize = 3;
@@ -24,58 +28,117 @@ pub(super) struct Mirroring {
     two_evicting_fault_p50_us: f64,
     evicting_fault_ratio: f64,
     aim_ratio: f64,
+    /// With one copy.
+    encrypted_fault_p50_us: f64,
+    encrypted_evicting_fault_p50_us: f64,
+    /// To one copy that is not encrypted.
+    encrypted_fault_ratio: f64,
+    encrypted_evicting_fault_ratio: f64,
+    /// Of memory that is coded, 4+2, and of the same in two copies, at six donors of an embedded cluster.
+    coded_fault_p50_us: f64,
+    uncoded_fault_p50_us: f64,
+    coded_fault_ratio: f64,
 }
 
-pub(super) fn measure(
-    cluster: &Cluster,
-    wire: SocketAddr,
-    size: Size,
-    quick: bool,
-) -> anyhow::Result<Mirroring> {
-    let rounds = if quick { 1 } else { ROUNDS };
-    let pages = pages_for_bytes(size.0);
-    let samples = (pages / 2).min(20_000);
-    let mut medians = [const { Vec::new() }; 4];
-    for _ in 0..rounds {
-        for (at, copies) in [(0, 1), (2, 2)] {
-            let (quiet, evicting) = fault::medians(cluster, wire, pages, samples, copies)?;
-            medians[at].push(quiet);
-            medians[at + 1].push(evicting);
-        }
+/// What is measured.
+pub(super) struct Faults {
+    pages: u64,
+    samples: u64,
+    rounds: usize,
+}
+
+impl Faults {
+    pub(super) fn new(size: Size, quick: bool) -> Self {
+        let pages = pages_for_bytes(size.0);
+        let rounds = if quick { 1 } else { ROUNDS };
+        Self { pages, samples: (pages / 2).min(20_000), rounds }
     }
-    let of = |at: usize| Spread::of(&medians[at]).map(|spread| spread.median).context("no round");
-    let (one, one_evicting, two, two_evicting) = (of(0)?, of(1)?, of(2)?, of(3)?);
-    Ok(Mirroring {
-        rounds,
-        one_fault_p50_us: one,
-        two_fault_p50_us: two,
-        fault_ratio: two / one,
-        one_evicting_fault_p50_us: one_evicting,
-        two_evicting_fault_p50_us: two_evicting,
-        evicting_fault_ratio: two_evicting / one_evicting,
-        aim_ratio: 1.15,
-    })
+
+    /// On that cluster, but for what is coded: that is on one of its own, in `dir`.
+    pub(super) fn measure(
+        &self,
+        cluster: &Cluster,
+        wire: SocketAddr,
+        dir: &Path,
+    ) -> anyhow::Result<Mirroring> {
+        let Self { pages, samples, rounds } = *self;
+        let kinds = [PoolMemory::Copies(1), PoolMemory::Copies(2), PoolMemory::Encrypted];
+        let mut medians = kinds.map(|kind| (kind, Vec::new(), Vec::new()));
+        for _ in 0..rounds {
+            for (kind, quiet, evicting) in &mut medians {
+                let (of_quiet, of_evicting) = fault::medians(cluster, wire, pages, samples, *kind)?;
+                quiet.push(of_quiet);
+                evicting.push(of_evicting);
+            }
+        }
+        let [one, two, encrypted] = medians;
+        let (one, one_evicting) = (median(&one.1)?, median(&one.2)?);
+        let (two, two_evicting) = (median(&two.1)?, median(&two.2)?);
+        let (encrypted, encrypted_evicting) = (median(&encrypted.1)?, median(&encrypted.2)?);
+        let (coded, uncoded) = self.coded(dir)?;
+        Ok(Mirroring {
+            rounds,
+            one_fault_p50_us: one,
+            two_fault_p50_us: two,
+            fault_ratio: two / one,
+            one_evicting_fault_p50_us: one_evicting,
+            two_evicting_fault_p50_us: two_evicting,
+            evicting_fault_ratio: two_evicting / one_evicting,
+            aim_ratio: 1.15,
+            encrypted_fault_p50_us: encrypted,
+            encrypted_evicting_fault_p50_us: encrypted_evicting,
+            encrypted_fault_ratio: encrypted / one,
+            encrypted_evicting_fault_ratio: encrypted_evicting / one_evicting,
+            coded_fault_p50_us: coded,
+            uncoded_fault_p50_us: uncoded,
+            coded_fault_ratio: coded / uncoded,
+        })
+    }
+
+    /// Of coded memory, and of the same in two copies.
+    fn coded(&self, dir: &Path) -> anyhow::Result<(f64, f64)> {
+        let Self { pages, samples, rounds } = *self;
+        // Two copies of region and ballast.
+        let bytes = hecaton_memory::pages_to_bytes(pages) * 6;
+        let cluster = Cluster::start(CODE_DONORS, bytes, &dir.join("coded"))?;
+        let wire = crate::bench::wire::serve()?;
+        let (mut coded, mut uncoded) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            coded.push(fault::coded_median(&cluster, wire, pages, samples)?);
+            let copies = PoolMemory::Copies(2);
+            uncoded.push(fault::medians(&cluster, wire, pages, samples, copies)?.0);
+        }
+        Ok((median(&coded)?, median(&uncoded)?))
+    }
+}
+
+fn median(of: &[f64]) -> anyhow::Result<f64> {
+    Spread::of(of).map(|spread| spread.median).context("no round")
 }
 
 pub(super) fn show(of: &Mirroring) {
-    let mut table =
-        Table::figures(["fault p50, µs", "one copy", "two copies", "two to one", "aim"]);
+    let mut table = Table::figures(["fault p50, µs", "without", "with", "ratio", "aim"]);
+    let (one, one_evicting) = (of.one_fault_p50_us, of.one_evicting_fault_p50_us);
+    let aim = Some(of.aim_ratio);
     let rows = [
-        ("nothing evicting", of.one_fault_p50_us, of.two_fault_p50_us, of.fault_ratio),
+        ("a second copy, nothing evicting", one, of.two_fault_p50_us, aim),
+        ("a second copy, half dirty and evicting", one_evicting, of.two_evicting_fault_p50_us, aim),
+        ("encrypted, nothing evicting", one, of.encrypted_fault_p50_us, None),
         (
-            "half dirty and evicting",
-            of.one_evicting_fault_p50_us,
-            of.two_evicting_fault_p50_us,
-            of.evicting_fault_ratio,
+            "encrypted, half dirty and evicting",
+            one_evicting,
+            of.encrypted_evicting_fault_p50_us,
+            None,
         ),
+        ("coded, against two copies", of.uncoded_fault_p50_us, of.coded_fault_p50_us, None),
     ];
-    for (name, one, two, ratio) in rows {
+    for (name, without, with, aim) in rows {
         table.row([
             name.to_owned(),
-            format!("{one:.1}"),
-            format!("{two:.1}"),
-            format!("{ratio:.2} ×"),
-            format!("{:.2} ×", of.aim_ratio),
+            format!("{without:.1}"),
+            format!("{with:.1}"),
+            format!("{:.2} ×", with / without),
+            aim.map(|aim| format!("{aim:.2} ×")).unwrap_or_default(),
         ]);
     }
     print!("{table}");

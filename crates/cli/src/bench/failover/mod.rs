@@ -23,11 +23,12 @@ use super::{
 };
 use crate::table::Table;
 use anyhow::{Context as _, ensure};
-use copying::Copying;
+use copying::AtLimit;
 use failing::{Donor, Failure};
 use hecaton_memory::{Size, pages_for_bytes};
 use hecaton_netns::{NetError, Network};
-use mirroring::Mirroring;
+use hecaton_pager::COPYING_BYTES_PER_S;
+use mirroring::{Faults, Mirroring};
 use serde::Serialize;
 use stalls::Stalls;
 use std::{net::SocketAddr, path::Path, time::Duration};
@@ -42,6 +43,14 @@ pub(crate) struct Args {
     /// Memory of the program; half of it may be local.
     #[arg(long, default_value = "512M")]
     size: Size,
+    /// Limits of copying to compare, in bytes a second: what `--copying` of `hecaton run` takes. One
+    /// that is never reached shows what donors can do.
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_value = "950M,1T")]
+    copying: Vec<Size>,
+    /// What the link of each host carries each way, in Gbit/s; without it, as much as this machine can
+    /// copy.
+    #[arg(long, value_name = "GBITS", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    link: Option<u16>,
     #[command(flatten)]
     common: Common,
 }
@@ -50,13 +59,14 @@ pub(crate) struct Args {
 struct Report {
     /// Whether each node was on a host of its own.
     on_hosts: bool,
+    /// What each host's link was limited to.
+    link_gbits: Option<u16>,
     region_bytes: u64,
     copies: u8,
     killed: Stalls,
     stopped: Stalls,
     cut_off: Option<Stalls>,
-    rebuild: Option<Copying>,
-    drain: Copying,
+    copying: Vec<AtLimit>,
     /// One plain TCP stream between two donors' hosts, median.
     tcp_gbps: f64,
     mirroring: Mirroring,
@@ -138,6 +148,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
         Err(error) => return Err(error.into()),
     };
+    match (&network, args.link) {
+        (Some(network), Some(link)) => network.limit(link)?,
+        (None, Some(_)) => {
+            skipped.push("link: there are no hosts whose links could be limited".into())
+        }
+        (_, None) => {}
+    }
+    let link_gbits = args.link.filter(|_| network.is_some());
     let scratch = common.scratch()?;
     // Two copies of everything, on two of three donors, and what is not given back yet.
     let mut site = Site::start(network, size.0 * 2, scratch.path())?;
@@ -151,7 +169,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let tcp_gbps = Spread::of(&streams).context("no stream")?.median;
 
-    let mut program = Steady::start(&site.cluster, pages_for_bytes(size.0))?;
+    let pages = pages_for_bytes(size.0);
+    let mut program = Steady::start(&site.cluster, pages, Size(COPYING_BYTES_PER_S))?;
     let mut stalls = |what: &str, failure| {
         common.say(&format!("{failures} times: a donor is {what}"));
         stalls::measure(&site, &mut program, failure, failures)
@@ -160,24 +179,25 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let stopped = stalls("stopped", Failure::Stopped)?;
     let is_on_hosts = site.hosts.is_some();
     let cut_off = is_on_hosts.then(|| stalls("cut off", Failure::CutOff)).transpose()?;
-    common.say("a donor drains");
-    let drain = copying::drain(&site, &mut program, tcp_gbps)?;
-    common.say("a donor is lost with its memory");
-    let rebuild =
-        is_on_hosts.then(|| copying::rebuild(&mut site, &mut program, tcp_gbps)).transpose()?;
     program.end()?;
+    let mut copying = Vec::new();
+    for limit in &args.copying {
+        common.say(&format!("copying {limit} a second: a donor drains, and one loses its memory"));
+        copying.push(copying::at_limit(&mut site, (pages, *limit), tcp_gbps)?);
+    }
 
-    common.say("faults with one copy and with two");
-    let mirroring = mirroring::measure(&site.cluster, wire, size, common.quick)?;
+    common.say("faults with one copy, with two, encrypted, and coded");
+    let faults = Faults::new(size, common.quick);
+    let mirroring = faults.measure(&site.cluster, wire, scratch.path())?;
     let report = Report {
         on_hosts: is_on_hosts,
+        link_gbits,
         region_bytes: size.0,
         copies: 2,
         killed,
         stopped,
         cut_off,
-        rebuild,
-        drain,
+        copying,
         tcp_gbps,
         mirroring,
         skipped,
@@ -228,21 +248,24 @@ fn show(report: &Report) {
         "GB/s",
         "to TCP",
         "aim",
-        "to its limit",
+        "limit, GB/s",
         "fault p50 µs",
         "quiet p50 µs",
         "to quiet",
         "aim",
     ]);
-    let copying = [("after a loss", report.rebuild.as_ref()), ("draining", Some(&report.drain))];
-    for (name, of) in copying.into_iter().filter_map(|(name, of)| Some((name, of?))) {
+    let copying = report.copying.iter().flat_map(|at| {
+        let of = [("draining", Some(&at.drain)), ("after a loss", at.rebuild.as_ref())];
+        of.into_iter().filter_map(|(name, of)| Some((name, at.limit_gbps, of?)))
+    });
+    for (name, limit, of) in copying {
         table.row([
             name.to_owned(),
             format!("{:.0}", of.bytes as f64 / 1e6),
             format!("{:.2}", of.gbps),
             format!("{:.2} ×", of.to_tcp),
             format!("{:.1} ×", of.aim_to_tcp),
-            format!("{:.2} ×", of.to_limit),
+            format!("{limit:.2}"),
             format!("{:.1}", of.fault_p50_us),
             format!("{:.1}", of.quiet_fault_p50_us),
             format!("{:.2} ×", of.fault_ratio),

@@ -7,7 +7,7 @@ use crate::bench::{
     program::steady::{Ready, Window},
 };
 use anyhow::{Context as _, bail, ensure};
-use hecaton_memory::pages_to_bytes;
+use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_pager::{PoolUse, Stats, control_socket};
 use serde::de::DeserializeOwned;
 use std::{
@@ -32,10 +32,11 @@ pub(super) struct Steady {
 }
 
 impl Steady {
-    /// Starts it with so many pages, and half of that local; it is filled, and all copies are there.
-    pub(super) fn start(cluster: &Cluster, pages: u64) -> anyhow::Result<Self> {
-        let mut command =
-            cluster.run_own(pages_to_bytes(pages / 2), PoolMemory::Copies(2), "steady");
+    /// Starts it with so many pages, and half of that local, for which so many bytes a second are copied at
+    /// most; it is filled, and all copies are there.
+    pub(super) fn start(cluster: &Cluster, pages: u64, copying: Size) -> anyhow::Result<Self> {
+        let pool = PoolMemory::CopiedAt(copying);
+        let mut command = cluster.run_own(pages_to_bytes(pages / 2), pool, "steady");
         command.args(["--pages", &pages.to_string()]);
         let mut guarded = Guarded::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (lines, input) = (guarded.lines()?, guarded.input()?);

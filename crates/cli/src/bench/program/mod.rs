@@ -6,6 +6,7 @@
 
 pub(super) mod guest;
 pub(super) mod quicksort;
+pub(super) mod quicksorts;
 pub(super) mod steady;
 pub(super) mod sweep;
 pub(super) mod touch;
@@ -23,6 +24,8 @@ pub(crate) enum Program {
     Sweep(sweep::Args),
     /// Fills an array of integers at random and sorts it.
     Quicksort(quicksort::Args),
+    /// Does that in several processes at a time.
+    Quicksorts(quicksorts::Args),
     /// Does within a guest what `bench vm` asks for.
     Guest(guest::Args),
 }
@@ -33,6 +36,7 @@ pub(super) fn run(program: Program) -> anyhow::Result<()> {
         Program::Steady(args) => steady::run(&args),
         Program::Sweep(args) => report(&sweep::run(&args)?),
         Program::Quicksort(args) => report(&quicksort::run(&args)?),
+        Program::Quicksorts(args) => report(&quicksorts::run(&args)?),
         Program::Guest(guest::Args {}) => guest::run(),
     }
 }

@@ -1,9 +1,10 @@
 //! Quicksort of random integers, the application of the MemX paper (section 5): little work per
 //! byte, large strides while partitioning, and a working set that shrinks level by level.
 
-use anyhow::ensure;
+use crate::bench::process::peak_resident_bytes;
+use anyhow::{Context as _, ensure};
 use hecaton_memory::SplitMix;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
 /// Arguments of `quicksort`.
@@ -14,11 +15,12 @@ pub(crate) struct Args {
     count: usize,
 }
 
-/// Both parts' times; the order and the sum of the result are checked.
-#[derive(Serialize)]
+/// Both parts' times, and the most memory that was resident; the order and the sum of the result are checked.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Report {
     fill_s: f64,
     sort_s: f64,
+    pub(super) peak_bytes: u64,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
@@ -34,7 +36,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
     let sort_s = start.elapsed().as_secs_f64();
     ensure!(numbers.is_sorted(), "the result is not in order");
     ensure!(total(&numbers) == sum, "the result holds other numbers");
-    Ok(Report { fill_s, sort_s })
+    let peak_bytes = peak_resident_bytes(std::process::id()).context("no resident memory")?;
+    Ok(Report { fill_s, sort_s, peak_bytes })
 }
 
 fn total(numbers: &[u64]) -> u64 {

@@ -38,10 +38,16 @@ pub(crate) struct Args {
     /// region out to the pool and leave its place free.
     #[arg(long, default_value_t = 0)]
     ballast: u64,
+    /// Says when the region has been filled and pushed out, and measures after a line of input.
+    #[arg(long)]
+    hold: bool,
     /// Where the plain TCP server is.
     #[arg(long)]
     wire: SocketAddr,
 }
+
+/// What it says then.
+pub(in crate::bench) const HELD: &str = "held";
 
 /// What was measured.
 #[derive(Serialize, Deserialize)]
@@ -73,6 +79,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
     let mut generations = vec![0_u32; args.pages as usize];
     if args.ballast > 0 {
         push_out(&region, &residency, args.ballast)?;
+    }
+    if args.hold {
+        println!("{HELD}");
+        std::io::stdin().read_line(&mut String::new())?;
     }
 
     let mut wire = Wire::connect(args.wire)?;
@@ -207,7 +217,7 @@ mod tests {
     #[test]
     fn too_few_faults_are_an_error_and_not_a_report() {
         let wire = crate::bench::wire::serve().unwrap();
-        let args = Args { pages: 64, samples: 10, dirty: false, ballast: 0, wire };
+        let args = Args { pages: 64, samples: 10, dirty: false, ballast: 0, hold: false, wire };
         let error = run(&args).err().expect("all pages are resident");
         assert!(error.to_string().contains("64 pages are too few"), "{error}");
     }

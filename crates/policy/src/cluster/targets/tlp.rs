@@ -7,7 +7,7 @@
 //! The paper divides `ttmem / sumtgt` before it multiplies. In integers that is zero, so it is meant as a
 //! real number; here the product comes first, and is rounded down.
 
-use super::{Decision, Situation, present_target, share};
+use super::{Decision, GREEDY_REQUEST_PAGES, Situation, present_target, share};
 use serde::Serialize;
 
 /// Settings of TLP.
@@ -45,7 +45,12 @@ pub(super) fn decide(settings: &Settings, situation: &Situation<'_>, decision: &
         });
     }
     let sum = targets.iter().fold(0u64, |sum, &target| sum.saturating_add(target));
-    decision.request_pages = sum.saturating_sub(total);
+    decision.request_pages = match total {
+        // P % of nothing is nothing. In the paper every node has memory of its own; one that has none asks
+        // as greedy-remote does.
+        0 if situation.consumers.iter().any(|one| one.puts_failed() > 0) => GREEDY_REQUEST_PAGES,
+        total => sum.saturating_sub(total),
+    };
     decision.wanted_pages = sum;
     share::scale_to_fit(&mut targets, total);
     decision.targets.extend(targets.into_iter().map(Some));
@@ -106,5 +111,11 @@ mod tests {
         // 1000 and 200 of 1000.
         let large = consumer(900, Some(900), 7);
         assert_eq!(decide(1000, &[large, small]), (vec![833, 166], 200));
+    }
+
+    #[test]
+    fn a_node_without_memory_of_its_own_asks_for_some() {
+        assert_eq!(decide(0, &[consumer(5, None, 7)]), (vec![0], GREEDY_REQUEST_PAGES));
+        assert_eq!(decide(0, &[consumer(5, None, 0)]), (vec![0], 0));
     }
 }

@@ -1,0 +1,263 @@
+//! Who is attached to a volume: any number of clients that read, or one that writes.
+//!
+//! A file system that two clients mount, one of which writes, is broken soon, and nobody says so. So
+//! who cannot be let in beside those that are attached is refused, with the name of one of them.
+//! Volumes whose clients take care of each other are created for several writers.
+//!
+//! A client is a process of this host or, over a network, a host, or whoever a certificate names at a host: it
+//! may have several connections.
+
+use rustix::net::getpeername;
+use rustix::net::sockopt::socket_peercred;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How long those are waited for that stand in the way: one that has just gone may not have been
+/// noticed to be gone.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Read only.
+    Reader,
+    /// Read and write.
+    Writer,
+}
+
+/// A client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Client {
+    /// A process of this host.
+    Process {
+        /// Its number.
+        pid: i32,
+        /// What it runs.
+        command: String,
+    },
+    /// Whoever has shown a certificate.
+    Certified {
+        /// Whose it is.
+        name: String,
+        /// Where it is, over a network.
+        host: Option<IpAddr>,
+    },
+    /// Another host, or this one by its address.
+    Host(IpAddr),
+    /// One of which nothing can be known; it is like no other.
+    Unknown,
+}
+
+/// Who stands in the way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Held {
+    /// One that writes.
+    #[error("{0} is attached as the writer: a volume has one, and no readers beside it")]
+    ByWriter(Client),
+    /// One that reads.
+    #[error("{0} is attached as a reader: a volume has no writer beside readers")]
+    ByReader(Client),
+}
+
+/// Those that are attached to a volume.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments {
+    table: Mutex<Table>,
+    left: Condvar,
+    /// Its clients take care of each other.
+    multi_writer: bool,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    attached: BTreeMap<u64, (Client, Role)>,
+}
+
+/// A client's right to the volume, until this is dropped.
+#[derive(Debug)]
+pub struct Attachment {
+    attachments: Arc<Attachments>,
+    number: u64,
+}
+
+impl Client {
+    /// Who is at the other end of a socket.
+    pub fn of_socket(socket: impl AsFd) -> Client {
+        if let Ok(Some(address)) = getpeername(&socket)
+            && let Ok(address) = SocketAddr::try_from(address)
+        {
+            return Client::Host(address.ip());
+        }
+        // One of another PID name space has no number here.
+        match socket_peercred(&socket).map(|peer| peer.pid.as_raw_pid()) {
+            Ok(pid @ 1..) => {
+                let command = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+                Client::Process { pid, command: command.unwrap_or_default().trim_end().to_owned() }
+            }
+            _ => Client::Unknown,
+        }
+    }
+
+    /// The same, with the name that its certificate says.
+    pub(crate) fn certified(self, name: &str) -> Client {
+        let host = match self {
+            Client::Host(host) => Some(host),
+            Client::Process { .. } | Client::Certified { .. } | Client::Unknown => None,
+        };
+        Client::Certified { name: name.to_owned(), host }
+    }
+
+    fn is_same(&self, other: &Client) -> bool {
+        match (self, other) {
+            (Client::Process { pid, .. }, Client::Process { pid: other, .. }) => pid == other,
+            (Client::Host(host), Client::Host(other)) => host == other,
+            (Client::Certified { .. }, Client::Certified { .. }) => self == other,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Client::Process { pid, command } if command.is_empty() => write!(f, "process {pid}"),
+            Client::Process { pid, command } => write!(f, "process {pid} ({command})"),
+            Client::Certified { name, host: None } => write!(f, "client `{name}`"),
+            Client::Certified { name, host: Some(host) } => write!(f, "client `{name}` at {host}"),
+            Client::Host(host) => write!(f, "a client at {host}"),
+            Client::Unknown => f.write_str("a client of another name space"),
+        }
+    }
+}
+
+impl Attachments {
+    pub(crate) fn new(multi_writer: bool) -> Arc<Attachments> {
+        Arc::new(Attachments { multi_writer, ..Attachments::default() })
+    }
+
+    /// Lets a client in, if those that are attached, and do not go at once, allow it.
+    pub(crate) fn attach(self: &Arc<Self>, client: Client, role: Role) -> Result<Attachment, Held> {
+        let is_barred = |table: &mut Table| self.bars(table, &client, role).is_some();
+        let (mut table, _) = self
+            .left
+            .wait_timeout_while(self.table(), PATIENCE, is_barred)
+            .expect("no thread panics with the attachments");
+        if let Some(held) = self.bars(&table, &client, role) {
+            return Err(held);
+        }
+        table.last += 1;
+        let number = table.last;
+        table.attached.insert(number, (client, role));
+        Ok(Attachment { attachments: Arc::clone(self), number })
+    }
+
+    /// Who writes, or may.
+    pub(crate) fn writer(&self) -> Option<Client> {
+        let table = self.table();
+        let mut writers = table.attached.values().filter(|(_, role)| *role == Role::Writer);
+        writers.next().map(|(client, _)| client.clone())
+    }
+
+    fn bars(&self, table: &Table, client: &Client, role: Role) -> Option<Held> {
+        let is_in_the_way = |(other, has): &&(Client, Role)| {
+            let both_read = role == Role::Reader && *has == Role::Reader;
+            !self.multi_writer && !both_read && !client.is_same(other)
+        };
+        let (holder, has) = table.attached.values().find(is_in_the_way)?.clone();
+        Some(match has {
+            Role::Writer => Held::ByWriter(holder),
+            Role::Reader => Held::ByReader(holder),
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("no thread panics with the attachments")
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.attachments.table().attached.remove(&self.number);
+        self.attachments.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+    use std::os::unix::net::UnixStream;
+
+    fn process(pid: i32) -> Client {
+        Client::Process { pid, command: "qemu".into() }
+    }
+
+    #[test]
+    fn many_read_or_one_writes() {
+        let attachments = Attachments::new(false);
+        let attach = |client: &Client, role| attachments.attach(client.clone(), role);
+        let readers = [1, 2, 2].map(|pid| attach(&process(pid), Role::Reader).unwrap());
+        let refused = attach(&process(3), Role::Writer).unwrap_err();
+        assert!(refused.to_string().contains("process 1 (qemu)"), "{refused}");
+        assert_eq!(attachments.writer(), None);
+        drop(readers);
+        // A client has as many connections as it likes.
+        let writer = [(); 3].map(|()| attach(&process(3), Role::Writer).unwrap());
+        let here = Client::Host(Ipv4Addr::LOCALHOST.into());
+        for (client, role) in [(&here, Role::Writer), (&process(1), Role::Reader)] {
+            assert_eq!(attach(client, role).unwrap_err(), Held::ByWriter(process(3)));
+        }
+        assert_eq!(attachments.writer(), Some(process(3)));
+        drop(writer);
+        let _other = attach(&Client::Unknown, Role::Writer).unwrap();
+        assert!(attach(&Client::Unknown, Role::Writer).is_err(), "it may be another");
+    }
+
+    #[test]
+    fn one_that_is_going_is_waited_for() {
+        let attachments = Attachments::new(false);
+        let first = attachments.attach(process(1), Role::Writer).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| attachments.attach(process(2), Role::Writer).is_ok());
+            drop(first);
+            assert!(second.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn those_that_take_care_of_each_other_all_write() {
+        let attachments = Attachments::new(true);
+        let writers = [1, 2].map(|pid| attachments.attach(process(pid), Role::Writer));
+        assert!(writers.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn whom_a_certificate_names_is_one_client_at_one_host() {
+        let attachments = Attachments::new(false);
+        let at = |host: &str| Client::Host(host.parse().unwrap());
+        let alice = at("192.0.2.1").certified("alice");
+        let _writes = attachments.attach(alice.clone(), Role::Writer).unwrap();
+        let _again = attachments.attach(alice, Role::Writer).unwrap();
+        for other in [at("192.0.2.1").certified("bob"), at("192.0.2.2").certified("alice")] {
+            let held = attachments.attach(other, Role::Writer).unwrap_err().to_string();
+            assert!(held.starts_with("client `alice` at 192.0.2.1 is attached"), "{held}");
+        }
+        let local = process(7).certified("alice").to_string();
+        assert_eq!(local, "client `alice`");
+    }
+
+    #[test]
+    fn a_client_is_known_by_its_socket() {
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let client = Client::of_socket(&socket);
+        assert!(client.to_string().contains(&std::process::id().to_string()), "{client}");
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(Client::of_socket(&socket), Client::Host(Ipv4Addr::LOCALHOST.into()));
+    }
+}

@@ -1,0 +1,249 @@
+//! The kernel's messages (include/uapi/linux/fuse.h): numbers, and what they are made of.
+//!
+//! Integers are in the machine's order. What the kernel sends is taken to be well formed, but never
+//! beyond the bytes that have come: a message that is too short reads as zeros.
+
+/// The version of the protocol that is spoken. What came after it is not needed.
+pub(super) const MAJOR: u32 = 7;
+/// Of Linux 5.4: with it comes all that the answers here rely on.
+pub(super) const MIN_MINOR: u32 = 31;
+/// The minor version that is told to the kernel.
+pub(super) const MINOR: u32 = 31;
+
+/// Bytes before the arguments of a request.
+pub(super) const IN_HEADER_BYTES: usize = 40;
+/// Bytes before an answer.
+pub(super) const OUT_HEADER_BYTES: usize = 16;
+/// Bytes of a write's arguments, before its data.
+pub(super) const WRITE_ARGUMENTS_BYTES: usize = 40;
+
+/// What a request wants.
+pub(super) mod opcode {
+    pub(in super::super) const FORGET: u32 = 2;
+    pub(in super::super) const GETATTR: u32 = 3;
+    pub(in super::super) const SETATTR: u32 = 4;
+    pub(in super::super) const OPEN: u32 = 14;
+    pub(in super::super) const READ: u32 = 15;
+    pub(in super::super) const WRITE: u32 = 16;
+    pub(in super::super) const STATFS: u32 = 17;
+    pub(in super::super) const RELEASE: u32 = 18;
+    pub(in super::super) const FSYNC: u32 = 20;
+    pub(in super::super) const FLUSH: u32 = 25;
+    pub(in super::super) const INIT: u32 = 26;
+    pub(in super::super) const INTERRUPT: u32 = 36;
+    pub(in super::super) const DESTROY: u32 = 38;
+    pub(in super::super) const BATCH_FORGET: u32 = 42;
+    pub(in super::super) const FALLOCATE: u32 = 43;
+    pub(in super::super) const LSEEK: u32 = 46;
+}
+
+/// What the two sides can do, as they tell each other at first.
+pub(super) mod init {
+    /// Several reads at once.
+    pub(in super::super) const ASYNC_READ: u32 = 1;
+    /// Writes of more than a page.
+    pub(in super::super) const BIG_WRITES: u32 = 1 << 5;
+    /// Several direct reads and writes at once.
+    pub(in super::super) const ASYNC_DIO: u32 = 1 << 15;
+    /// Requests of more than 32 pages.
+    pub(in super::super) const MAX_PAGES: u32 = 1 << 22;
+}
+
+/// What is to be changed of the file.
+pub(super) mod set {
+    pub(in super::super) const MODE: u32 = 1;
+    pub(in super::super) const UID: u32 = 1 << 1;
+    pub(in super::super) const GID: u32 = 1 << 2;
+    pub(in super::super) const SIZE: u32 = 1 << 3;
+    pub(in super::super) const MTIME: u32 = 1 << 5;
+    /// Through an open file, and not by its name.
+    pub(in super::super) const HANDLE: u32 = 1 << 6;
+    pub(in super::super) const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// The code of the message that has the kernel send again what was read and not answered (Linux 6.9).
+const NOTIFY_RESEND: i32 = 7;
+
+/// A request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request<'a> {
+    pub(super) opcode: u32,
+    /// What its answer is known by.
+    pub(super) unique: u64,
+    /// What follows the header.
+    pub(super) arguments: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// A whole message; none if it is shorter than its header.
+    pub(super) fn decode(message: &'a [u8]) -> Option<Request<'a>> {
+        let (header, arguments) = message.split_at_checked(IN_HEADER_BYTES)?;
+        Some(Request { opcode: u32_at(header, 4), unique: u64_at(header, 8), arguments })
+    }
+
+    /// Whether it asks for the file, or what is told of it, to be another than it is.
+    pub(super) fn changes_the_file(&self) -> bool {
+        matches!(self.opcode, opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE)
+    }
+
+    pub(super) fn u32_at(&self, at: usize) -> u32 {
+        u32_at(self.arguments, at)
+    }
+
+    pub(super) fn u64_at(&self, at: usize) -> u64 {
+        u64_at(self.arguments, at)
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let found = bytes.get(at..at + 4).unwrap_or(&[0; 4]);
+    u32::from_ne_bytes(found.try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let found = bytes.get(at..at + 8).unwrap_or(&[0; 8]);
+    u64::from_ne_bytes(found.try_into().expect("eight bytes"))
+}
+
+/// What stands before an answer. An error is a number of Linux, and nothing follows it.
+pub(super) fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_HEADER_BYTES] {
+    let mut header = [0; OUT_HEADER_BYTES];
+    header[..4].copy_from_slice(&((OUT_HEADER_BYTES + bytes) as u32).to_ne_bytes());
+    header[4..8].copy_from_slice(&(-error).to_ne_bytes());
+    header[8..].copy_from_slice(&unique.to_ne_bytes());
+    header
+}
+
+/// The message that has the kernel send again what was read and not answered.
+pub(super) fn resend() -> [u8; OUT_HEADER_BYTES] {
+    answer_header(0, -NOTIFY_RESEND, 0)
+}
+
+/// An answer of so many bytes, made of integers in their order.
+pub(super) struct Answer<const BYTES: usize> {
+    bytes: [u8; BYTES],
+    filled: usize,
+}
+
+impl<const BYTES: usize> Answer<BYTES> {
+    pub(super) fn new() -> Self {
+        Answer { bytes: [0; BYTES], filled: 0 }
+    }
+
+    pub(super) fn u16(self, value: u16) -> Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    pub(super) fn u32(self, value: u32) -> Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    pub(super) fn u64(self, value: u64) -> Self {
+        self.put(&value.to_ne_bytes())
+    }
+
+    fn put(mut self, value: &[u8]) -> Self {
+        self.bytes[self.filled..self.filled + value.len()].copy_from_slice(value);
+        self.filled += value.len();
+        self
+    }
+
+    /// What was not filled is zeros.
+    pub(super) fn bytes(&self) -> &[u8; BYTES] {
+        &self.bytes
+    }
+}
+
+/// The answer to the first message.
+pub(super) fn init_answer(
+    max_readahead: u32,
+    flags: u32,
+    background: u16,
+    max_io: u32,
+) -> Answer<64> {
+    Answer::new()
+        .u32(MAJOR)
+        .u32(MINOR)
+        .u32(max_readahead)
+        .u32(flags)
+        .u16(background)
+        // From so many on the kernel holds others back.
+        .u16(background / 4 * 3)
+        .u32(max_io)
+        // Times are told in seconds.
+        .u32(1_000_000_000)
+        .u16((max_io / 4096) as u16)
+}
+
+/// What the file is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attributes {
+    pub(super) size_bytes: u64,
+    pub(super) data_bytes: u64,
+    /// Since 1970.
+    pub(super) modified_s: u64,
+    pub(super) mode: u32,
+    pub(super) user: u32,
+    pub(super) group: u32,
+}
+
+impl Attributes {
+    /// The answer that tells them, and that they hold for so long.
+    pub(super) fn answer(&self, valid_s: u64) -> Answer<104> {
+        let head = Answer::new().u64(valid_s).u64(0);
+        let of_file = head.u64(1).u64(self.size_bytes).u64(self.data_bytes / 512);
+        let times = of_file.u64(self.modified_s).u64(self.modified_s).u64(self.modified_s);
+        let rest = times.u32(0).u32(0).u32(0).u32(self.mode).u32(1);
+        rest.u32(self.user).u32(self.group).u32(0).u32(4096)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn answers_are_as_the_kernel_reads_them() {
+        let header = answer_header(7, 5, 104);
+        assert_eq!((u32_at(&header, 0), u64_at(&header, 8)), (120, 7));
+        assert_eq!(u32_at(&header, 4) as i32, -5);
+        assert_eq!((u64_at(&resend(), 8), u32_at(&resend(), 4)), (0, 7));
+        let attributes = Attributes {
+            size_bytes: 8192,
+            data_bytes: 4096,
+            modified_s: 9,
+            mode: 0o100_600,
+            user: 3,
+            group: 4,
+        };
+        let answer = attributes.answer(1);
+        let bytes = answer.bytes();
+        assert_eq!([0, 24, 32].map(|at| u64_at(bytes, at)), [1, 8192, 8]);
+        assert_eq!([76, 80, 84, 88, 96].map(|at| u32_at(bytes, at)), [0o100_600, 1, 3, 4, 4096]);
+        let answer = init_answer(65536, init::MAX_PAGES, 64, 1 << 18);
+        let bytes = answer.bytes();
+        assert_eq!(
+            [0, 4, 8, 20, 24].map(|at| u32_at(bytes, at)),
+            [7, 31, 65536, 1 << 18, 1_000_000_000]
+        );
+        assert_eq!(bytes[28..30], 64u16.to_ne_bytes());
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_read_beyond_a_message(
+            message in prop::collection::vec(any::<u8>(), 0..100),
+            at in 0usize..200,
+        ) {
+            let Some(request) = Request::decode(&message) else {
+                prop_assert!(message.len() < IN_HEADER_BYTES);
+                return Ok(());
+            };
+            if at + 8 > request.arguments.len() {
+                prop_assert_eq!(request.u64_at(at), 0);
+            }
+            let _ = request.u32_at(at);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The lanes of a volume: its connections to the donors, lent to one request at a time.
+//!
+//! A lane is taken by whoever serves a request and given back when nothing of that is under way any
+//! more. The one that was given back last is taken first, so that there are as many as requests
+//! overlap.
+
+use hecaton_space::{Lane, Space, SpaceError};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// Most lanes at a time; so many requests of a volume talk to donors at once. Each is a connection to
+/// each donor, which takes 1024 of all its borrowers.
+pub(crate) const MAX_LANES: usize = 16;
+
+/// The same, of a volume for swap: a lane has 2 MiB for what each donor sends, which is locked.
+pub(crate) const SWAP_LANES: usize = 4;
+
+/// Most lanes beside those, which wait for donors that are away.
+const MAX_DETACHED: usize = 16;
+
+/// All lanes of a volume.
+pub(crate) struct Lanes {
+    space: Arc<Space>,
+    most: usize,
+    pool: Mutex<Pool>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Pool {
+    idle: Vec<Lane>,
+    /// Idle ones, and those that were lent.
+    count: usize,
+    detached: usize,
+}
+
+/// A lane on loan.
+pub(crate) struct Lent {
+    lanes: Arc<Lanes>,
+    lane: Option<Lane>,
+    is_detached: bool,
+}
+
+impl Lanes {
+    pub(crate) fn new(space: Arc<Space>, most: usize) -> Arc<Lanes> {
+        Arc::new(Lanes { space, most, pool: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// Lends a lane; waits until there is one.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Lent, SpaceError> {
+        let mut pool = self.pool();
+        let lane = loop {
+            if let Some(lane) = pool.idle.pop() {
+                break Some(lane);
+            }
+            if pool.count < self.most {
+                pool.count += 1;
+                break None;
+            }
+            pool = self.changed.wait(pool).expect("no thread panics with the lanes");
+        };
+        drop(pool);
+        // Gives the place back, if there is no lane for it.
+        let mut lent = Lent { lanes: Arc::clone(self), lane, is_detached: false };
+        if lent.lane.is_none() {
+            lent.lane = Some(self.space.lane()?);
+        }
+        Ok(lent)
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().expect("no thread panics with the lanes")
+    }
+}
+
+impl Lent {
+    /// Lets others have a lane in place of this one, which its holder keeps for long. False if there
+    /// are too many of those.
+    pub(crate) fn detach(&mut self) -> bool {
+        let mut pool = self.lanes.pool();
+        if self.is_detached || pool.detached >= MAX_DETACHED {
+            return self.is_detached;
+        }
+        pool.count -= 1;
+        pool.detached += 1;
+        self.is_detached = true;
+        self.lanes.changed.notify_one();
+        true
+    }
+}
+
+impl Deref for Lent {
+    type Target = Lane;
+
+    fn deref(&self) -> &Lane {
+        self.lane.as_ref().expect("it is there until the drop")
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Lane {
+        self.lane.as_mut().expect("it is there until the drop")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let lane = self.lane.take();
+        debug_assert!(lane.as_ref().is_none_or(|lane| lane.in_flight() == 0));
+        let mut pool = self.lanes.pool();
+        match (self.is_detached, lane) {
+            (false, Some(lane)) => pool.idle.push(lane),
+            (false, None) => pool.count -= 1,
+            (true, _) => pool.detached -= 1,
+        }
+        self.lanes.changed.notify_one();
+    }
+}

@@ -1,0 +1,17 @@
+//! A server of the network block device protocol, fixed newstyle, with structured replies.
+//!
+//! The protocol is at <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>. What is read from
+//! a client is decoded in [`wire`], which knows no socket; [`handshake`] needs no more than something to
+//! read and write. `client` takes a client through it, over TLS if that is asked for (`tls`), and `connection` serves
+//! its requests.
+
+mod client;
+mod connection;
+pub mod handshake;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod tls;
+pub mod wire;
+
+pub(crate) use client::serve;

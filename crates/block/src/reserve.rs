@@ -1,0 +1,70 @@
+//! Memory that a process has in advance: for one through which the kernel swaps.
+//!
+//! The kernel writes pages out because it lacks memory. If whoever takes them asked it for some to do
+//! so, each might wait for the other for ever. So such a process has all that a write can need before
+//! the first one comes: what it has mapped and will map is locked, its heap has a reserve that never
+//! goes back to the kernel, and what the kernel itself allocates for it (for sockets) it takes without
+//! waiting for other pages to be written.
+
+use crate::State;
+use rustix::io::Errno;
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::configure_io_flusher_behavior;
+use std::fs;
+
+/// What the heap has beyond what is in use: twice what 16 requests of the longest kind, and the
+/// connections to 7 donors, take at once.
+pub const HEAP_BYTES: usize = 128 << 20;
+
+/// The kernel kills others first.
+const OOM_SCORE_ADJ: &str = "-1000";
+
+/// Memory cannot be locked.
+#[derive(Debug, thiserror::Error)]
+#[error("the volume's process cannot lock its memory; swap takes root, or CAP_IPC_LOCK")]
+pub struct ReserveError(#[source] Errno);
+
+/// Reserves what this process needs before it has a volume. To be called before it has other threads:
+/// those that come inherit it.
+///
+/// What takes CAP_SYS_RESOURCE, which containers often lack, is gone without: it matters when all of
+/// the host is out of memory, and not when a group is at its limit.
+pub fn begin() -> Result<(), ReserveError> {
+    let preferred = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
+        .and_then(|()| Ok(configure_io_flusher_behavior(true)?));
+    if let Err(error) = preferred {
+        tracing::warn!(
+            %error,
+            "swap without CAP_SYS_RESOURCE: when the whole host is out of memory, and not only the \
+             program at its limit, the process that serves it may be killed, or wait for itself"
+        );
+    }
+    reserve_heap();
+    lock(MlockAllFlags::CURRENT)
+}
+
+/// Reserves what a volume's tables need, and all that is mapped from here on.
+pub fn finish(state: &State) -> Result<(), ReserveError> {
+    state.touch();
+    // The tables have room for a larger volume, which stays untouched.
+    lock(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT)?;
+    lock(MlockAllFlags::FUTURE)
+}
+
+fn lock(flags: MlockAllFlags) -> Result<(), ReserveError> {
+    mlockall(flags).map_err(ReserveError)
+}
+
+/// Gives the heap [`HEAP_BYTES`] more than it has, for good.
+pub fn reserve_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt changes nothing that was allocated, and no other thread allocates yet.
+    unsafe {
+        // One heap for all threads, none of it mapped for one allocation alone or given back.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+    }
+    // Touched, for where memory is not locked; and seen, so that the allocation is not left out.
+    drop(std::hint::black_box(vec![1u8; HEAP_BYTES]));
+}

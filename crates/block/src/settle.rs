@@ -1,0 +1,93 @@
+//! Writes and discards whose end is not known, because their donor is away.
+//!
+//! Their client has been told that they failed. But a donor that comes back may still find them in its
+//! socket and do them, after whatever was written to the same pages through another connection
+//! meanwhile. So the pages stay locked, and the same request is made on the same lane until its end is
+//! known: then nothing older can come any more. Others that want the pages are refused.
+//!
+//! A successor begins so as well, with all that its predecessor had under way; there, others wait for
+//! as long as a first attempt takes.
+
+use crate::lanes::Lent;
+use crate::page_locks::PageLock;
+use crate::state::State;
+use crate::volume::Volume;
+use hecaton_memory::{PageNo, PageSum, page_sum};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::time::Duration;
+
+/// Between two attempts.
+pub(crate) const PAUSE: Duration = Duration::from_secs(1);
+
+/// What is not settled, and the locks of its pages.
+pub(crate) enum Unsettled {
+    /// The pages that these slots name.
+    Writes(Box<Lent>, Vec<PageLock>, Vec<u32>),
+    /// Pages of one segment that are holes; all of the segment is locked.
+    Discard(PageLock, Range<PageNo>),
+}
+
+/// Settles it in a thread of its own.
+pub(crate) fn begin(volume: &Arc<Volume>, what: Unsettled) {
+    let volume = Arc::clone(volume);
+    volume.counters.unsettled.fetch_add(1, Relaxed);
+    let body = move || {
+        run(&volume, what);
+        volume.counters.unsettled.fetch_sub(1, Relaxed);
+    };
+    let thread = std::thread::Builder::new().name("settle".into()).spawn(body);
+    thread.expect("the system has a thread for a volume");
+}
+
+fn run(volume: &Volume, mut what: Unsettled) {
+    while !volume.is_over() {
+        match &mut what {
+            Unsettled::Writes(lane, locks, slots) => {
+                let named = Named::of(&volume.state, slots);
+                let items: Vec<_> = named.iter().map(Named::item).collect();
+                let (pending, error) = volume.store(lane, &items, slots, true, false);
+                volume.unsettled_slots.fetch_sub(slots.len() - pending.len(), AcqRel);
+                if pending.is_empty() {
+                    return;
+                }
+                let (pages, error) = (pending.len(), error.map(tracing::field::display));
+                tracing::debug!(pages, error, "not settled");
+                *slots = pending.into_iter().map(|at| slots[at]).collect();
+                // Who waits for a predecessor's pages is refused from now on.
+                locks.iter().for_each(PageLock::set_stuck);
+            }
+            Unsettled::Discard(lock, pages) => {
+                lock.set_stuck();
+                match volume.discard(pages.clone()) {
+                    Ok(()) => return,
+                    Err(error) => tracing::debug!(%error, "not settled"),
+                }
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// A copy of what a slot holds.
+struct Named {
+    page: PageNo,
+    sum: PageSum,
+    contents: Vec<u8>,
+}
+
+impl Named {
+    fn of(state: &State, slots: &[u32]) -> Vec<Named> {
+        let named = slots.iter().map(|slot| {
+            let contents = state.copy_of(*slot);
+            let page = state.named(*slot).expect("it is not settled");
+            Named { page, sum: page_sum(&contents), contents }
+        });
+        named.collect()
+    }
+
+    fn item(&self) -> crate::store::Item<'_> {
+        crate::store::Item { page: self.page, sum: self.sum, contents: &self.contents }
+    }
+}

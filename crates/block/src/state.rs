@@ -1,0 +1,372 @@
+//! What must outlive the process that serves a volume: memory that its supervisor keeps as well.
+//!
+//! | part | for each | words of | holds |
+//! |---|---|---|---|
+//! | head | volume | 8 bytes | magic, pages, epoch of the last process |
+//! | generations | segment | 8 | generation of the last acknowledged write or discard |
+//! | places | segment | 8 | 1: it is in the spill file; 0: in the pool, or nowhere |
+//! | slots | slot | 8 | page + 1 of a write under way; 0: free |
+//! | contents | slot | 8 | the page as it is to be written |
+//! | words | page | 4 | 0: a hole; [`LOST`]; otherwise what [`word_of`] makes of its sum |
+//!
+//! There is room for the largest volume, so that nothing has to move when one grows; the memory is
+//! sparse. A look at a word takes memory for it, too: those of a segment that has neither a generation
+//! nor a place are not looked at. After a kill each word is either old or new; what must hold between them:
+//!
+//! - A slot's contents are there before its page is named, and it is named before anything is sent. It
+//!   is free again only after the page's word and its segment's generation are those of the write. So
+//!   a successor that writes all named slots again leaves no page of which two copies differ.
+//! - A segment is in the spill file from before anything is written there until all of it is with
+//!   donors, and its generation is that of the last such write. What donors hold of it before that is
+//!   nobody's.
+//! - A hole is never asked for. So a page's word is 0 before donors are told to discard it.
+
+use crate::VolumeError;
+use crate::spill::Spill;
+use crate::volume::MAX_VOLUME_BYTES;
+use hecaton_memory::words::SharedWords;
+use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo, PageSum, pages_to_bytes};
+use hecaton_space::{Expected, SpaceConfig};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Most pages of a volume.
+pub(crate) const MAX_PAGES: u64 = MAX_VOLUME_BYTES / PAGE_SIZE as u64;
+
+/// Pages in a segment of a volume.
+pub(crate) const SEGMENT_PAGES: u64 = 1 << SpaceConfig::SEGMENT_ORDER;
+
+/// Pages whose writes may be under way at a time: 16 MiB.
+pub(crate) const SLOTS: u32 = 4096;
+
+/// The word of a page whose contents were to be written and could not be kept: reading it is an error
+/// until it is written anew.
+const LOST: u32 = u32::MAX;
+
+/// CRC32C of a page of zeros.
+const ZERO_SUM: PageSum = 0x98f9_4189;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"HECAVOL3");
+const PAGE_WORDS: usize = PAGE_SIZE / 8;
+const HEAD_WORDS: usize = PAGE_WORDS;
+/// Most segments of a volume.
+pub(crate) const MAX_SEGMENTS: u64 = MAX_PAGES.div_ceil(SEGMENT_PAGES);
+const PLACES_AT: usize = HEAD_WORDS + MAX_SEGMENTS as usize;
+const SLOTS_AT: usize = PLACES_AT + MAX_SEGMENTS as usize;
+const WIDE_WORDS: usize = SLOTS_AT + SLOTS as usize * (1 + PAGE_WORDS);
+
+/// What a page of a volume holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Page {
+    /// Zeros; the pool need not have it.
+    Hole,
+    /// Data, with the word that its sum gives.
+    Data(u32),
+    /// Nobody knows.
+    Lost,
+}
+
+/// What is noted of a page with this sum: neither a hole's word nor a lost page's.
+pub(crate) fn word_of(sum: PageSum) -> u32 {
+    match sum ^ ZERO_SUM {
+        0 => 1,
+        LOST => LOST - 1,
+        word => word,
+    }
+}
+
+/// The only sum that gives this word, if there is only one.
+pub(crate) fn sum_of(word: u32) -> Option<PageSum> {
+    (![0, 1, LOST - 1, LOST].contains(&word)).then_some(word ^ ZERO_SUM)
+}
+
+/// The tables of one volume, and its spill file if it has one.
+#[derive(Debug)]
+pub struct State {
+    words: SharedWords,
+    pub(crate) spill: Option<Spill>,
+}
+
+impl State {
+    /// Those of a new volume.
+    pub fn create(pages: u64) -> Result<State, VolumeError> {
+        check(pages)?;
+        let words = SharedWords::create("hecaton-volume", WIDE_WORDS, MAX_PAGES as usize)?;
+        let state = State { words, spill: None };
+        state.set_pages(pages);
+        state.words.wide()[0].store(MAGIC, Release);
+        Ok(state)
+    }
+
+    /// Those that a predecessor has left.
+    pub fn from_fd(fd: OwnedFd) -> Result<State, VolumeError> {
+        let state = State { words: SharedWords::from_fd(fd, WIDE_WORDS)?, spill: None };
+        let magic = state.words.wide()[0].load(Acquire);
+        if magic != MAGIC
+            || check(state.pages()).is_err()
+            || state.words.narrow().len() < MAX_PAGES as usize
+        {
+            return Err(VolumeError::Broken);
+        }
+        Ok(state)
+    }
+
+    /// With a file for what the pool has no room for.
+    #[must_use]
+    pub fn with_spill(self, spill: Option<Spill>) -> State {
+        State { spill, ..self }
+    }
+
+    /// The spill file's descriptor.
+    pub fn spill_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.spill.as_ref().map(Spill::as_fd)
+    }
+
+    /// Has the kernel give all memory that the tables may need as they are.
+    pub(crate) fn touch(&self) {
+        let wide = |word: &AtomicU64| {
+            word.fetch_or(0, Relaxed);
+        };
+        (0..self.pages().div_ceil(SEGMENT_PAGES)).for_each(|at| wide(self.generation(at)));
+        for slot in 0..SLOTS {
+            wide(self.slot(slot));
+            // They may begin in the middle of a page.
+            let contents = self.contents(slot);
+            wide(&contents[0]);
+            wide(&contents[PAGE_WORDS - 1]);
+        }
+        for page in (0..self.pages()).step_by(PAGE_SIZE / size_of::<u32>()) {
+            self.word(page).fetch_or(0, Relaxed);
+        }
+        self.word(self.pages() - 1).fetch_or(0, Relaxed);
+    }
+
+    /// Pages of the volume.
+    pub fn pages(&self) -> u64 {
+        self.words.wide()[1].load(Acquire)
+    }
+
+    /// It has so many pages from now on. Those that it has not are holes.
+    pub(crate) fn set_pages(&self, pages: u64) {
+        self.words.wide()[1].store(pages, Release);
+    }
+
+    /// Begins the life of another process: its epoch is higher than that of any before.
+    pub(crate) fn next_epoch(&self) -> Epoch {
+        Epoch(self.words.wide()[2].fetch_add(1, AcqRel) + 1)
+    }
+
+    pub(crate) fn page(&self, page: PageNo) -> Page {
+        if !self.is_begun(page / SEGMENT_PAGES) {
+            return Page::Hole;
+        }
+        match self.word(page).load(Acquire) {
+            0 => Page::Hole,
+            LOST => Page::Lost,
+            word => Page::Data(word),
+        }
+    }
+
+    /// Notes what a page holds from now on, and returns what it held. Anything but a hole only after the
+    /// segment's generation or place.
+    pub(crate) fn set_page(&self, page: PageNo, holds: Page) -> Page {
+        debug_assert!(holds == Page::Hole || self.is_begun(page / SEGMENT_PAGES));
+        let word = match holds {
+            Page::Hole if !self.is_begun(page / SEGMENT_PAGES) => return Page::Hole,
+            Page::Hole => 0,
+            Page::Data(word) => word,
+            Page::Lost => LOST,
+        };
+        match self.word(page).swap(word, AcqRel) {
+            0 => Page::Hole,
+            LOST => Page::Lost,
+            word => Page::Data(word),
+        }
+    }
+
+    /// Whether a page of the segment may hold anything.
+    pub(crate) fn is_begun(&self, segment: u64) -> bool {
+        self.generation(segment).load(Acquire) != 0 || self.is_spilled(segment)
+    }
+
+    /// Some page of the segment holds something, though no write was acknowledged.
+    pub(crate) fn begun(&self, segment: u64) {
+        self.generation(segment).fetch_max(1, AcqRel);
+    }
+
+    /// A write or discard of this generation was acknowledged.
+    pub(crate) fn acknowledged(&self, segment: u64, generation: Generation) {
+        self.generation(segment).fetch_max(generation.0, AcqRel);
+    }
+
+    /// The segment has no extents any more.
+    pub(crate) fn freed(&self, segment: u64) {
+        self.generation(segment).store(0, Release);
+    }
+
+    /// What donors must hold of each segment, where they hold any of it.
+    pub(crate) fn expected(&self) -> BTreeMap<u64, Expected> {
+        let segments = 0..self.pages().div_ceil(SEGMENT_PAGES);
+        let expected =
+            segments.filter(|segment| !self.is_spilled(*segment)).filter_map(|segment| {
+                let holds_data = |page: &PageNo| matches!(self.page(*page), Page::Data(_));
+                let pages = pages_of_segment(segment).filter(holds_data).count() as u32;
+                let generation = Generation(self.generation(segment).load(Acquire));
+                (pages > 0).then_some((segment, Expected { pages, generation }))
+            });
+        expected.collect()
+    }
+
+    /// Whether a segment is in the spill file.
+    pub(crate) fn is_spilled(&self, segment: u64) -> bool {
+        self.place(segment).load(Acquire) != 0
+    }
+
+    /// The segment is in the spill file from now on, or is not.
+    pub(crate) fn set_spilled(&self, segment: u64, spilled: bool) {
+        self.place(segment).store(spilled.into(), Release);
+    }
+
+    /// Names a page in a slot, with its contents.
+    pub(crate) fn fill(&self, slot: u32, page: PageNo, contents: &[u8]) {
+        for (word, bytes) in self.contents(slot).iter().zip(contents.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Relaxed);
+        }
+        self.slot(slot).store(page + 1, Release);
+    }
+
+    /// The slot's write is over.
+    pub(crate) fn empty(&self, slot: u32) {
+        self.slot(slot).store(0, Release);
+    }
+
+    /// The page that a slot names.
+    pub(crate) fn named(&self, slot: u32) -> Option<PageNo> {
+        self.slot(slot).load(Acquire).checked_sub(1)
+    }
+
+    /// The contents of a slot.
+    pub(crate) fn copy_of(&self, slot: u32) -> Vec<u8> {
+        self.contents(slot).iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect()
+    }
+
+    fn generation(&self, segment: u64) -> &AtomicU64 {
+        &self.words.wide()[HEAD_WORDS + segment as usize]
+    }
+
+    fn place(&self, segment: u64) -> &AtomicU64 {
+        &self.words.wide()[PLACES_AT + segment as usize]
+    }
+
+    fn slot(&self, slot: u32) -> &AtomicU64 {
+        &self.words.wide()[SLOTS_AT + slot as usize]
+    }
+
+    fn contents(&self, slot: u32) -> &[AtomicU64] {
+        let at = SLOTS_AT + SLOTS as usize + slot as usize * PAGE_WORDS;
+        &self.words.wide()[at..at + PAGE_WORDS]
+    }
+
+    fn word(&self, page: PageNo) -> &AtomicU32 {
+        &self.words.narrow()[page as usize]
+    }
+}
+
+impl AsFd for State {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.words.as_fd()
+    }
+}
+
+/// The pages of a segment; the last one may reach beyond the volume's end.
+pub(crate) fn pages_of_segment(segment: u64) -> Range<PageNo> {
+    let first = segment * SEGMENT_PAGES;
+    first..first + SEGMENT_PAGES
+}
+
+/// Whether a volume may have so many pages.
+pub(crate) fn check(pages: u64) -> Result<(), VolumeError> {
+    match pages {
+        1..=MAX_PAGES => Ok(()),
+        _ => Err(VolumeError::Size(pages_to_bytes(pages))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_memory::page_sum;
+
+    #[test]
+    fn the_sum_of_zeros_is_as_it_is_noted() {
+        assert_eq!(page_sum(&[0; PAGE_SIZE]), ZERO_SUM);
+    }
+
+    #[test]
+    fn no_sum_has_the_word_of_a_hole_or_of_a_lost_page() {
+        for sum in [ZERO_SUM, !ZERO_SUM, 0, 1, u32::MAX] {
+            assert!(![0, LOST].contains(&word_of(sum)), "{sum:x}");
+        }
+    }
+
+    #[test]
+    fn a_successor_finds_everything() {
+        let pages = 2 * SEGMENT_PAGES + 5;
+        let state = State::create(pages).unwrap();
+        assert_eq!(state.next_epoch(), Epoch(1));
+        state.acknowledged(2, Generation(9));
+        assert_eq!(state.set_page(pages - 1, Page::Data(7)), Page::Hole);
+        state.begun(0);
+        state.set_page(0, Page::Lost);
+        state.set_spilled(1, true);
+        state.set_page(SEGMENT_PAGES, Page::Data(8));
+        state.acknowledged(2, Generation(8));
+        let contents: Vec<u8> = (0..PAGE_SIZE).map(|at| at as u8).collect();
+        state.fill(SLOTS - 1, 3, &contents);
+        let fd = state.as_fd().try_clone_to_owned().unwrap();
+        drop(state);
+
+        let state = State::from_fd(fd).unwrap();
+        assert_eq!((state.pages(), state.next_epoch()), (pages, Epoch(2)));
+        assert_eq!(state.page(pages - 1), Page::Data(7));
+        assert_eq!((state.page(0), state.page(1)), (Page::Lost, Page::Hole));
+        assert!(state.is_spilled(1) && !state.is_spilled(2));
+        let expected = Expected { pages: 1, generation: Generation(9) };
+        assert_eq!(state.expected(), BTreeMap::from([(2, expected)]));
+        assert_eq!(state.named(SLOTS - 1), Some(3));
+        assert_eq!(state.copy_of(SLOTS - 1), contents);
+        state.empty(SLOTS - 1);
+        assert_eq!(state.named(SLOTS - 1), None);
+    }
+
+    #[test]
+    fn what_was_never_written_takes_no_memory() {
+        let state = State::create(MAX_PAGES).unwrap();
+        state.acknowledged(7, Generation(1));
+        for page in (0..MAX_PAGES).step_by(1000) {
+            assert_eq!(state.page(page), Page::Hole);
+            assert_eq!(state.set_page(page, Page::Hole), Page::Hole);
+        }
+        assert!(state.expected().is_empty());
+        let file = std::fs::File::from(state.as_fd().try_clone_to_owned().unwrap());
+        let taken = file.metadata().map(|file| std::os::unix::fs::MetadataExt::blocks(&file) * 512);
+        // Generations, places and the words of one segment.
+        assert!(taken.unwrap() < 4 << 20);
+    }
+
+    #[test]
+    fn what_are_no_tables_is_refused() {
+        let state = State::create(100).unwrap();
+        let fd = || state.as_fd().try_clone_to_owned().unwrap();
+        assert!(State::from_fd(fd()).is_ok());
+        state.set_pages(0);
+        assert!(matches!(State::from_fd(fd()), Err(VolumeError::Broken)));
+        let other = SharedWords::create("other", 512, 0).unwrap();
+        assert!(State::from_fd(other.as_fd().try_clone_to_owned().unwrap()).is_err());
+        assert!(matches!(State::create(0), Err(VolumeError::Size(0))));
+        assert!(matches!(State::create(MAX_PAGES + 1), Err(VolumeError::Size(_))));
+    }
+}

@@ -1,0 +1,29 @@
+//! A volume as a block device of this host's kernel (ublk, Linux 6.4): `/dev/ublkbN`.
+//!
+//! The kernel's driver hands the requests of the device to a process, over io_uring. The device outlives the
+//! processes that serve it, as a mount does: one that is killed leaves a device that waits, and its successor has the
+//! requests that were under way given to it once more. What was done and not answered is done twice, which is as
+//! once.
+//!
+//! The driver's interface is spoken here and not by `libublk`: a process takes over the device that another one had
+//! made, and that crate's build needs libclang. What there is to speak are ten commands.
+//!
+//! | module | what it is about |
+//! |---|---|
+//! | `abi` | the driver's numbers, and what they are made of |
+//! | `control` | making devices, starting and removing them |
+//! | [`disk`] | a device, which outlives the processes that serve it |
+//! | `queue` | what the kernel asks for, and its answers |
+//! | `request` | doing one of those |
+//! | [`server`] | threads that answer |
+
+mod abi;
+mod control;
+pub mod disk;
+mod queue;
+mod request;
+pub mod server;
+
+pub use control::UblkError;
+pub use disk::Disk;
+pub use server::DiskServer;

@@ -1,0 +1,996 @@
+//! Volumes on real donors, in this process.
+
+use super::*;
+use crate::{ResizeError, Spill};
+use hecaton_donor::{Donor, DonorConfig, Serving};
+use hecaton_memory::{Size, random_u64};
+use hecaton_space::DonorAddress;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::thread;
+
+/// Long enough for anything that ends at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Known(Mutex<BTreeMap<String, SocketAddr>>);
+
+impl Directory for Known {
+    fn donors(&self) -> Vec<DonorAddress> {
+        let known = self.0.lock().unwrap();
+        let address = |(name, addr): (&String, &SocketAddr)| DonorAddress {
+            name: name.clone(),
+            site: Site::unplaced(name),
+            addr: *addr,
+        };
+        known.iter().map(address).collect()
+    }
+}
+
+struct Lent {
+    donor: Donor,
+    serving: Option<Serving>,
+}
+
+impl Lent {
+    fn start(name: &str, at: SocketAddr) -> Lent {
+        Lent::of(name, at, 8)
+    }
+
+    fn of(name: &str, at: SocketAddr, segments: u64) -> Lent {
+        let lend = Size(segments * pages_to_bytes(SEGMENT_PAGES));
+        let donor = Donor::open(&DonorConfig::new(name, at, lend), None).unwrap();
+        let serving = Some(donor.serve(TcpListener::bind(at).unwrap()).unwrap());
+        Lent { donor, serving }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.serving.as_ref().unwrap().address()
+    }
+
+    /// Ends all connections; the memory stays.
+    fn stop(&mut self) -> SocketAddr {
+        let address = self.address();
+        self.serving = None;
+        address
+    }
+
+    fn serve_again(&mut self, address: SocketAddr) {
+        self.serving = Some(self.donor.serve(TcpListener::bind(address).unwrap()).unwrap());
+    }
+
+    fn is_all_free(&self) -> bool {
+        let snapshot = self.donor.snapshot();
+        snapshot.free_pages == snapshot.pages
+    }
+}
+
+pub(crate) struct World {
+    donors: Vec<Lent>,
+    known: Arc<Known>,
+    config: VolumeConfig,
+    /// Where spill files are.
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) fn new(donors: usize, copies: u8, pages: u64) -> World {
+        World::lending(8, donors, copies, pages)
+    }
+
+    /// Where there is no room any more in the pool of [`World::full`], once something is before it.
+    pub(crate) const FIRST_WITHOUT_ROOM: u64 = SEGMENT_PAGES * PAGE;
+
+    /// A volume that is larger than the pool.
+    pub(crate) fn full() -> World {
+        World::lending(1, 1, 1, 2 * SEGMENT_PAGES)
+    }
+
+    /// With donors that lend so many segments each.
+    fn lending(segments: u64, donors: usize, copies: u8, pages: u64) -> World {
+        let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
+        let donors: Vec<Lent> =
+            (0..donors).map(|number| Lent::of(&format!("d{number}"), anywhere, segments)).collect();
+        let known = Arc::new(Known::default());
+        for (number, donor) in donors.iter().enumerate() {
+            known.0.lock().unwrap().insert(format!("d{number}"), donor.address());
+        }
+        let config = VolumeConfig {
+            name: "disk".into(),
+            space: random_u64(),
+            pages,
+            for_swap: false,
+            copies,
+            site: Site::default(),
+            donors: Vec::new(),
+            tls_dir: None,
+            lease: Duration::from_secs(30),
+            donor_patience: Duration::from_secs(1),
+            scrub_bytes_per_s: 0,
+            copying_bytes_per_s: COPYING_BYTES_PER_S,
+            spill: None,
+            limit_bytes: None,
+            multi_writer: false,
+            write_buffer_bytes: None,
+            snapshot_of: None,
+        };
+        World { donors, known, config, dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// Its volume has a spill file, and no more than so many segments in the pool.
+    fn spilling(mut self, limit: Option<u64>) -> World {
+        let copies = u64::from(self.config.copies);
+        self.config.spill = Some(self.dir.path().join("spill"));
+        self.config.limit_bytes =
+            limit.map(|segments| segments * copies * pages_to_bytes(SEGMENT_PAGES));
+        self
+    }
+
+    /// Its volume has a write buffer.
+    pub(crate) fn buffering(mut self, bytes: u64) -> World {
+        self.config.write_buffer_bytes = Some(bytes);
+        self
+    }
+
+    /// The copies of its volume's pages are compared, so many bytes a second.
+    pub(crate) fn scrubbing(mut self, bytes_per_s: u64) -> World {
+        self.config.scrub_bytes_per_s = bytes_per_s;
+        self
+    }
+
+    /// Changes a byte of each page of a donor that holds this, and says how many these are.
+    pub(crate) fn alter(&self, donor: usize, held: &[u8]) -> u64 {
+        let donor = &self.donors[donor].donor;
+        let memory = File::from(donor.fds().unwrap().arena);
+        let mut found = [0; PAGE_SIZE];
+        let starts = (0..donor.snapshot().pages).map(pages_to_bytes);
+        let altered = starts.filter(|start| {
+            memory.read_exact_at(&mut found, *start).unwrap();
+            let is_it = found == held;
+            if is_it {
+                memory.write_all_at(&[!found[7]], start + 7).unwrap();
+            }
+            is_it
+        });
+        altered.count() as u64
+    }
+
+    /// Ends all connections of a donor.
+    pub(crate) fn stop(&mut self, donor: usize) {
+        self.donors[donor].stop();
+    }
+
+    pub(crate) fn volume(&self) -> Arc<Volume> {
+        let spill = self.config.spill.as_ref().map(|path| Spill::create(path).unwrap());
+        let state = State::create(self.config.pages).unwrap().with_spill(spill);
+        Volume::open(self.config.clone(), self.known.clone(), state).unwrap()
+    }
+
+    /// The one that comes after a process that was killed.
+    fn successor(&self, volume: &Volume) -> Arc<Volume> {
+        die(volume);
+        let fd = volume.state.as_fd().try_clone_to_owned().unwrap();
+        let spill = volume.state.spill.as_ref().map(|spill| {
+            let fd = spill.as_fd().try_clone_to_owned().unwrap();
+            Spill::from_fd(fd, self.config.spill.as_ref().unwrap())
+        });
+        let state = State::from_fd(fd).unwrap().with_spill(spill);
+        Volume::open(self.config.clone(), self.known.clone(), state).unwrap()
+    }
+}
+
+/// A process that is killed writes nothing out any more.
+fn die(volume: &Volume) {
+    if let Some(buffer) = &volume.buffer {
+        volume.is_over.store(true, Release);
+        eventually("nothing is written out", || buffer.is_closed());
+    }
+}
+
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < until, "still not: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn read(volume: &Volume, offset: u64, bytes: usize) -> Vec<u8> {
+    let mut buffer = vec![0xee; bytes];
+    volume.read(offset, &mut buffer).unwrap();
+    buffer
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, usize, u8),
+    Zeroes(u64, usize, bool),
+    Trim(u64, usize),
+    Read(u64, usize),
+    Succeed,
+    Flush,
+    Resize(u64),
+    /// Pages that it may have, and pages that are taken back.
+    Target(Option<u64>, u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    // Around the end of a segment, and the volume's.
+    let offset = prop_oneof![
+        0..40_000u64,
+        SEGMENT_PAGES * PAGE - 30_000..SEGMENT_PAGES * PAGE + 30_000,
+        SEGMENT_PAGES * PAGE + 60_000..(SEGMENT_PAGES + 20) * PAGE,
+    ];
+    let bytes = prop_oneof![1..600usize, 1..20_000usize, Just(4096), Just(512)];
+    let step =
+        (0..12u8, offset, bytes, any::<u8>()).prop_map(|(kind, at, bytes, fill)| match kind {
+            0..=4 => Step::Write(at, bytes, fill),
+            5 => Step::Zeroes(at, bytes, fill % 2 == 0),
+            6 => Step::Trim(at, bytes),
+            7 if fill < 60 => Step::Succeed,
+            7 if fill < 120 => Step::Resize(bytes as u64 % 40),
+            7 if fill < 180 => Step::Flush,
+            // Whole segments go.
+            8 if fill < 60 => Step::Trim(0, usize::MAX),
+            9 if fill < 120 => Step::Target((fill < 80).then_some(at % 40), bytes as u64 % 60),
+            _ => Step::Read(at, bytes),
+        });
+    prop::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn reads_show_what_was_written_at_any_byte(
+        steps in steps(), copies in 1..3u8, limit in prop::option::of(0..3u64),
+        buffer in prop::option::of(1..200u64),
+    ) {
+        let mut size = (SEGMENT_PAGES + 20) * PAGE;
+        let mut world = World::new(2, copies, SEGMENT_PAGES + 20);
+        if limit.is_some() {
+            world = world.spilling(limit);
+        }
+        if let Some(pages) = buffer {
+            world = world.buffering(pages * PAGE);
+        }
+        let mut volume = world.volume();
+        let mut model = vec![0u8; size as usize];
+        for step in steps {
+            // What is beyond the end is refused.
+            if let Step::Write(at, ..) | Step::Zeroes(at, ..) | Step::Trim(at, _) | Step::Read(at, _) =
+                step
+                && at >= size
+            {
+                let beyond = volume.write(at, &[1]);
+                let is_refused = matches!(beyond, Err(BlockError::Beyond { .. }));
+                prop_assert!(is_refused);
+                continue;
+            }
+            let fit = |at: u64, bytes: usize| bytes.min((size - at) as usize);
+            match step {
+                Step::Write(at, bytes, fill) => {
+                    let data: Vec<u8> = (0..fit(at, bytes)).map(|i| fill.wrapping_add(i as u8)).collect();
+                    volume.write(at, &data).unwrap();
+                    model[at as usize..at as usize + data.len()].copy_from_slice(&data);
+                }
+                Step::Zeroes(at, bytes, allocate) => {
+                    let bytes = fit(at, bytes);
+                    volume.write_zeroes(at, bytes as u64, allocate).unwrap();
+                    model[at as usize..at as usize + bytes].fill(0);
+                }
+                Step::Trim(at, bytes) => {
+                    let bytes = fit(at, bytes) as u64;
+                    volume.trim(at, bytes).unwrap();
+                    let whole = at.next_multiple_of(PAGE)..(at + bytes) / PAGE * PAGE;
+                    if !whole.is_empty() {
+                        model[whole.start as usize..whole.end as usize].fill(0);
+                    }
+                }
+                Step::Read(at, bytes) => {
+                    let bytes = fit(at, bytes);
+                    let found = read(&volume, at, bytes);
+                    prop_assert!(found == model[at as usize..at as usize + bytes], "at {at}");
+                }
+                Step::Succeed => volume = world.successor(&volume),
+                Step::Flush => volume.flush().unwrap(),
+                Step::Target(pages, wanted) => {
+                    volume.set_target(pages.map(|pages| pages * PAGE), 0);
+                    if let (Some(places), Some(spill)) = (&volume.places, &volume.state.spill) {
+                        departures::take_out(&volume, places, spill, wanted, Duration::ZERO);
+                    }
+                }
+                Step::Resize(pages) => {
+                    let wanted = (SEGMENT_PAGES + pages) * PAGE;
+                    let kept = model.get(wanted as usize..).unwrap_or_default();
+                    match volume.resize(wanted / PAGE) {
+                        Ok(()) => {
+                            prop_assert!(is_zero(kept));
+                            size = wanted;
+                            model.resize(size as usize, 0);
+                        }
+                        // Zeros may be kept, too.
+                        Err(ResizeError::InUse { end, .. }) => {
+                            prop_assert!(wanted < size && end > wanted && end <= size);
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                    prop_assert_eq!(volume.size_bytes(), size);
+                }
+            }
+        }
+        prop_assert!(read(&volume, 0, size as usize) == model);
+        let told = volume.extents(0, size, usize::MAX).unwrap();
+        let mut at = 0;
+        for extent in told {
+            let bytes = at..at + extent.bytes as usize;
+            prop_assert!(extent.contents == Contents::Data || is_zero(&model[bytes.clone()]));
+            at = bytes.end;
+        }
+        volume.flush().unwrap();
+        prop_assert!(read(&volume, 0, size as usize) == model);
+        let stats = volume.stats(0);
+        let data = model.chunks(PAGE_SIZE).filter(|page| !is_zero(page)).count() as u64;
+        prop_assert!(stats.data_bytes >= pages_to_bytes(data) && stats.unkept_bytes == 0);
+        prop_assert!(stats.spilled_bytes <= stats.data_bytes);
+        let most = limit.map_or(u64::MAX, |limit| limit * SEGMENT_PAGES * PAGE);
+        prop_assert!(stats.pool.segments_held * SEGMENT_PAGES * PAGE <= most);
+        volume.release().unwrap();
+        eventually("all is free", || world.donors.iter().all(Lent::is_all_free));
+    }
+}
+
+#[test]
+fn writers_of_one_page_do_not_lose_each_others_bytes() {
+    let world = World::new(1, 1, 64);
+    let volume = world.volume();
+    thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for turn in 1..=100u64 {
+                    let fill = [(thread * 31 + turn) as u8; 512];
+                    // The same sector of one of four pages; all threads have all of them.
+                    let at = turn % 4 * PAGE + thread * 512;
+                    volume.write(at, &fill).unwrap();
+                    let mut found = [0; 512];
+                    volume.read(at, &mut found).unwrap();
+                    assert_eq!(found, fill);
+                }
+            });
+        }
+    });
+    for page in 0..4 {
+        for thread in 0..8 {
+            let turn = (97..=100).find(|turn| turn % 4 == page).unwrap();
+            let expected = [(thread * 31 + turn) as u8; 512];
+            assert_eq!(read(&volume, page * PAGE + thread * 512, 512), expected);
+        }
+    }
+}
+
+#[test]
+fn a_successor_finishes_what_was_under_way() {
+    let world = World::new(2, 2, 100);
+    let volume = world.volume();
+    volume.write(0, &[1; 3 * PAGE_SIZE]).unwrap();
+    // As if the process was killed before anything of it was sent.
+    for (slot, page) in [(7, 1), (9, 50)] {
+        volume.state.fill(slot, page, &[2; PAGE_SIZE]);
+    }
+    let successor = world.successor(&volume);
+    eventually("it is settled", || successor.stats(0).unsettled == 0);
+    let expected = [[1; PAGE_SIZE], [2; PAGE_SIZE], [1; PAGE_SIZE]].concat();
+    assert!(read(&successor, 0, 3 * PAGE_SIZE) == expected);
+    assert!(read(&successor, 50 * PAGE, PAGE_SIZE) == [2; PAGE_SIZE]);
+    assert_eq!(successor.stats(0).data_bytes, 4 * PAGE);
+    assert!(matches!(volume.write(0, &[3; 512]), Err(BlockError::Over)), "it is fenced");
+}
+
+#[test]
+fn what_is_lost_fails_and_nothing_else_does() {
+    let mut world = World::new(2, 1, 2 * SEGMENT_PAGES);
+    let volume = world.volume();
+    let second = SEGMENT_PAGES * PAGE;
+    for at in [0, second] {
+        volume.write(at, &[5; 8192]).unwrap();
+    }
+    // A segment for each donor; one donor comes back with empty memory.
+    let address = world.donors[0].stop();
+    world.donors[0] = Lent::start("d0", address);
+    let is_lost = |at: u64| volume.read(at, &mut [0; 4096]).is_err();
+    eventually("one segment is lost", || is_lost(0) || is_lost(second));
+    let (lost, kept) = if is_lost(0) { (0, second) } else { (second, 0) };
+    assert!(read(&volume, kept, 8192) == [5; 8192]);
+    let (at, _) = volume.read(lost + 100, &mut [0; 8192]).unwrap_err();
+    assert_eq!(at, lost + 100);
+    assert_eq!(read(&volume, lost + 8192, 512), [0; 512], "it never was written");
+    assert!(volume.write(lost, &[6; 4096]).is_err(), "the rest would be zeros");
+    // What is given up is as new.
+    volume.trim(lost, second).unwrap();
+    volume.write(lost, &[6; 4096]).unwrap();
+    assert_eq!(read(&volume, lost, 4097)[4095..], [6, 0]);
+}
+
+#[test]
+fn a_write_to_a_donor_that_is_away_fails_and_is_settled_when_it_is_back() {
+    let mut world = World::new(1, 1, 100);
+    let volume = world.volume();
+    volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
+    let address = world.donors[0].stop();
+    assert!(volume.write(0, &[2; 2 * PAGE_SIZE]).is_err());
+    assert!(volume.read(2 * PAGE, &mut [0; PAGE_SIZE]).is_err());
+    world.donors[0].serve_again(address);
+    eventually("it is settled", || volume.stats(0).unsettled == 0);
+    eventually("it is reached", || volume.read(0, &mut [0; 512]).is_ok());
+    let first = read(&volume, 0, 4 * PAGE_SIZE);
+    assert!(first[..PAGE_SIZE] == [1; PAGE_SIZE] || first[..PAGE_SIZE] == [2; PAGE_SIZE]);
+    assert!(first[..PAGE_SIZE] == first[PAGE_SIZE..2 * PAGE_SIZE], "one request, one fate");
+    assert!(first[2 * PAGE_SIZE..] == [1; 2 * PAGE_SIZE]);
+    volume.write(0, &[3; PAGE_SIZE]).unwrap();
+    assert!(read(&volume, 0, PAGE_SIZE) == [3; PAGE_SIZE]);
+}
+
+#[test]
+fn with_two_copies_a_donor_dies_unnoticed() {
+    let mut world = World::new(3, 2, 2000);
+    let volume = world.volume();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let (volume, is_done) = (&volume, &is_done);
+            scope.spawn(move || {
+                let mut turn = 0;
+                while !is_done.load(Acquire) || turn < 300 {
+                    turn += 1;
+                    let at = (thread * 600 + turn * 7 % 500) * PAGE;
+                    let data = [turn as u8; PAGE_SIZE];
+                    volume.write(at, &data).unwrap();
+                    assert!(read(volume, at, PAGE_SIZE) == data);
+                }
+            });
+        }
+        thread::sleep(Duration::from_millis(50));
+        world.donors[0].stop();
+        world.known.0.lock().unwrap().remove("d0");
+        thread::sleep(Duration::from_millis(500));
+        is_done.store(true, Release);
+    });
+    assert_eq!(volume.stats(0).errors, 0);
+}
+
+#[test]
+fn a_volume_shrinks_to_what_is_in_use() {
+    let world = World::new(1, 1, 2 * SEGMENT_PAGES);
+    let volume = world.volume();
+    let end = SEGMENT_PAGES * PAGE;
+    volume.write(end + 5 * PAGE, &[1; 2 * PAGE_SIZE]).unwrap();
+    let refused = volume.resize(SEGMENT_PAGES).unwrap_err();
+    assert!(matches!(refused, ResizeError::InUse { bytes, end: used }
+        if bytes == 2 * PAGE && used == end + 7 * PAGE));
+    assert!(volume.resize(0).is_err() && volume.resize(MAX_PAGES + 1).is_err());
+    volume.resize(SEGMENT_PAGES + 7).unwrap();
+    volume.trim(end, 7 * PAGE).unwrap();
+    eventually("its segment is free", || world.donors[0].is_all_free());
+    volume.resize(1).unwrap();
+    assert!(matches!(volume.write(PAGE, &[1; 512]), Err(BlockError::Beyond { .. })));
+    // A successor knows the size that it was given last.
+    volume.resize(3 * SEGMENT_PAGES).unwrap();
+    let volume = world.successor(&volume);
+    assert_eq!(volume.stats(0).pool.segments, 3);
+    volume.write(3 * end - PAGE, &[2; PAGE_SIZE]).unwrap();
+    assert!(read(&volume, 3 * end - PAGE, PAGE_SIZE) == [2; PAGE_SIZE]);
+}
+
+#[test]
+fn what_the_pool_has_no_room_for_is_spilled_and_comes_back() {
+    let world = World::lending(2, 1, 1, 4 * SEGMENT_PAGES).spilling(None);
+    let mut volume = world.volume();
+    let segment = SEGMENT_PAGES * PAGE;
+    let data = |number: u64| vec![number as u8 + 1; 3 * PAGE_SIZE];
+    for number in 0..4 {
+        volume.write(number * segment + 700, &data(number)).unwrap();
+    }
+    let kept = |volume: &Volume, numbers: Range<u64>| {
+        numbers.clone().all(|number| {
+            read(volume, number * segment + 700, 3 * PAGE_SIZE) == data(number)
+                && read(volume, number * segment, 700) == [0; 700]
+        })
+    };
+    // Four pages of each: three and parts of two.
+    assert_eq!(volume.stats(0).spilled_bytes, 2 * 4 * PAGE);
+    assert!(kept(&volume, 0..4));
+    volume.flush().unwrap();
+    volume = world.successor(&volume);
+    assert_eq!(volume.stats(0).spilled_bytes, 2 * 4 * PAGE);
+    assert!(kept(&volume, 0..4));
+    // Room for one.
+    volume.trim(0, segment).unwrap();
+    eventually("one is back", || volume.stats(0).spilled_bytes == 4 * PAGE);
+    assert!(kept(&volume, 1..4));
+    volume = world.successor(&volume);
+    assert!(kept(&volume, 1..4));
+    volume.trim(segment, segment).unwrap();
+    eventually("all are back", || volume.stats(0).spilled_bytes == 0);
+    assert!(kept(&volume, 2..4));
+    let path = world.config.spill.as_ref().unwrap();
+    let taken = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap());
+    eventually("the file takes no room", || taken() == 0);
+    volume.release().unwrap();
+    assert!(!path.exists());
+    eventually("all is free", || world.donors[0].is_all_free());
+}
+
+#[test]
+fn a_volume_takes_no_more_of_the_pool_than_its_limit() {
+    let world = World::new(2, 2, 6 * SEGMENT_PAGES).spilling(Some(2));
+    let volume = world.volume();
+    thread::scope(|scope| {
+        for number in 0..6 {
+            let volume = &volume;
+            scope.spawn(move || {
+                volume.write(number * SEGMENT_PAGES * PAGE, &[9; PAGE_SIZE]).unwrap();
+            });
+        }
+    });
+    // Longer than one look for room takes.
+    for _ in 0..15 {
+        thread::sleep(Duration::from_millis(100));
+        let stats = volume.stats(0);
+        assert!(stats.pool.segments_held <= 2 && stats.spilled_bytes >= 4 * PAGE);
+    }
+}
+
+#[test]
+fn a_volume_at_its_target_writes_to_its_file_and_one_that_may_have_more_brings_it_back() {
+    let world = World::new(2, 2, 6 * SEGMENT_PAGES).spilling(None);
+    let volume = world.volume();
+    let segment = SEGMENT_PAGES * PAGE;
+    let puts = |volume: &Volume| {
+        let stats = volume.stats(0);
+        (stats.puts_total, stats.puts_succeeded)
+    };
+    volume.set_target(Some(3 * PAGE), 0);
+    assert_eq!(volume.stats(0).target_bytes, Some(3 * PAGE));
+    volume.write(0, &[1; 2 * PAGE_SIZE]).unwrap();
+    volume.write(segment, &[2; 2 * PAGE_SIZE]).unwrap();
+    assert_eq!(puts(&volume), (4, 4), "the segment in which it comes to its target included");
+    volume.write(2 * segment, &[3; 2 * PAGE_SIZE]).unwrap();
+    let stats = volume.stats(0);
+    assert_eq!((stats.spilled_bytes, stats.pool_bytes()), (2 * PAGE, 4 * PAGE));
+    assert_eq!(puts(&volume), (6, 4));
+    // What is read from the file was to be in the pool, too.
+    assert!(read(&volume, 2 * segment, PAGE_SIZE) == [3; PAGE_SIZE]);
+    assert_eq!((puts(&volume), volume.stats(0).gets), ((7, 4), 0));
+    assert!(read(&volume, 0, PAGE_SIZE) == [1; PAGE_SIZE]);
+    assert_eq!((puts(&volume), volume.stats(0).gets), ((7, 4), 1));
+    // Room for one page is none for two.
+    volume.set_target(Some(5 * PAGE), 0);
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
+    volume.set_target(Some(6 * PAGE), 0);
+    eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+    assert!(read(&volume, 2 * segment, 2 * PAGE_SIZE) == [3; 2 * PAGE_SIZE]);
+    volume.set_target(None, 0);
+    volume.write(3 * segment, &[4; PAGE_SIZE]).unwrap();
+    assert_eq!((volume.stats(0).spilled_bytes, volume.stats(0).target_bytes), (0, None));
+}
+
+#[test]
+fn what_its_own_limit_keeps_out_of_the_pool_is_no_want() {
+    let world = World::new(1, 1, 3 * SEGMENT_PAGES).spilling(Some(1));
+    let volume = world.volume();
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    volume.write(SEGMENT_PAGES * PAGE, &[2; PAGE_SIZE]).unwrap();
+    assert!(read(&volume, SEGMENT_PAGES * PAGE, PAGE_SIZE) == [2; PAGE_SIZE]);
+    let stats = volume.stats(0);
+    assert_eq!((stats.spilled_bytes, stats.puts_total, stats.puts_succeeded), (PAGE, 1, 1));
+}
+
+#[test]
+fn a_volume_without_a_file_has_no_target() {
+    let world = World::new(1, 1, 3 * SEGMENT_PAGES);
+    let volume = world.volume();
+    volume.set_target(Some(0), 1 << 20);
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    assert!(read(&volume, 0, PAGE_SIZE) == [1; PAGE_SIZE]);
+    let stats = volume.stats(0);
+    assert_eq!((stats.target_bytes, stats.puts_succeeded, stats.gets), (None, 1, 1));
+}
+
+#[test]
+fn what_is_taken_back_goes_to_the_file_the_longest_unused_first() {
+    let world = World::new(2, 2, 6 * SEGMENT_PAGES).spilling(None);
+    let mut volume = world.volume();
+    let segment = SEGMENT_PAGES * PAGE;
+    let data = |number: u64| vec![number as u8 + 1; 3 * PAGE_SIZE];
+    for number in 0..4 {
+        volume.write(number * segment + 700, &data(number)).unwrap();
+    }
+    let kept = |volume: &Volume| {
+        (0..4).all(|number| read(volume, number * segment + 700, 3 * PAGE_SIZE) == data(number))
+    };
+    let take = |volume: &Arc<Volume>, pages, idle| {
+        let (places, spill) = (volume.places.as_ref().unwrap(), volume.state.spill.as_ref());
+        departures::take_out(volume, places, spill.unwrap(), pages, idle)
+    };
+    // Clocks of a second: the others are used later than the second one.
+    thread::sleep(Duration::from_millis(1100));
+    for number in [0, 2, 3] {
+        assert!(read(&volume, number * segment + 700, PAGE_SIZE)[0] == number as u8 + 1);
+    }
+    volume.set_target(Some(13 * PAGE), 0);
+    assert!(take(&volume, 3, Duration::from_secs(1000)).is_empty());
+    assert_eq!(volume.stats(0).taken_back_bytes, 0, "nothing was idle for so long");
+    assert!(take(&volume, 3, Duration::ZERO).is_empty(), "all extents are given back");
+    let stats = volume.stats(0);
+    assert_eq!((stats.taken_back_bytes, stats.spilled_bytes), (4 * PAGE, 4 * PAGE));
+    assert_eq!(volume.places.as_ref().unwrap().get(1), Place::Spill, "it was not used for longest");
+    assert_eq!(stats.pool.segments_held, 3);
+    assert!(kept(&volume));
+    // A successor finds it there, writes to it there, and takes more out.
+    volume = world.successor(&volume);
+    assert_eq!(volume.stats(0).spilled_bytes, 4 * PAGE);
+    volume.set_target(Some(0), 0);
+    volume.write(segment + 700, &data(1)).unwrap();
+    assert!(kept(&volume) && volume.stats(0).spilled_bytes == 4 * PAGE);
+    assert!(take(&volume, u64::MAX, Duration::ZERO).is_empty());
+    assert_eq!(volume.stats(0).pool_bytes(), 0);
+    eventually("no donor has anything", || world.donors.iter().all(Lent::is_all_free));
+    assert!(kept(&volume));
+    volume.set_target(None, 0);
+    eventually("all is back", || volume.stats(0).spilled_bytes == 0);
+    assert!(kept(&volume));
+    volume = world.successor(&volume);
+    assert!(kept(&volume) && volume.stats(0).spilled_bytes == 0);
+}
+
+#[test]
+fn who_dies_between_disk_and_donors_leaves_a_segment_in_the_file() {
+    let world = World::new(2, 2, 3 * SEGMENT_PAGES).spilling(None);
+    let mut volume = world.volume();
+    let data = [1; 2 * PAGE_SIZE];
+    volume.write(0, &data).unwrap();
+    let (places, spill) = (volume.places.as_ref().unwrap(), volume.state.spill.as_ref().unwrap());
+    assert_eq!(departures::copy_out(&volume, places, spill, 0).unwrap(), 2);
+    assert_eq!(volume.stats(0).pool.segments_held, 1, "its extents are not given back yet");
+    volume = world.successor(&volume);
+    volume.set_target(Some(0), 0);
+    assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
+    eventually("they are", || world.donors.iter().all(Lent::is_all_free));
+    assert!(read(&volume, 0, 2 * PAGE_SIZE) == data);
+    volume.set_target(None, 0);
+    eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+    assert!(read(&volume, 0, 2 * PAGE_SIZE) == data);
+    volume = world.successor(&volume);
+    assert!(read(&volume, 0, 2 * PAGE_SIZE) == data);
+}
+
+/// With the thread that does it, and its seconds.
+#[test]
+fn what_lies_idle_goes_when_the_policy_wants_it_and_what_is_used_stays() {
+    let world = World::new(1, 1, 3 * SEGMENT_PAGES).spilling(None);
+    let volume = world.volume();
+    let segment = SEGMENT_PAGES * PAGE;
+    volume.write(0, &[1; 2 * PAGE_SIZE]).unwrap();
+    volume.write(segment, &[2; 2 * PAGE_SIZE]).unwrap();
+    eventually("the idle one goes", || {
+        volume.set_target(Some(PAGE), u64::MAX);
+        assert!(read(&volume, segment, PAGE_SIZE) == [2; PAGE_SIZE]);
+        volume.stats(0).taken_back_bytes > 0
+    });
+    assert_eq!(volume.places.as_ref().unwrap().get(0), Place::Spill);
+    assert_eq!(volume.places.as_ref().unwrap().get(1), Place::Pool);
+    assert!(read(&volume, 0, 2 * PAGE_SIZE) == [1; 2 * PAGE_SIZE]);
+}
+
+#[test]
+fn what_a_disk_does_not_take_back_stays_in_the_pool() {
+    let world = World::new(1, 1, 3 * SEGMENT_PAGES).spilling(None);
+    let full = File::options().read(true).write(true).open("/dev/full").unwrap();
+    let spill = Spill::from_fd(full.into(), world.config.spill.as_ref().unwrap());
+    let state = State::create(world.config.pages).unwrap().with_spill(Some(spill));
+    let volume = Volume::open(world.config.clone(), world.known.clone(), state).unwrap();
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    let (places, spill) = (volume.places.as_ref().unwrap(), volume.state.spill.as_ref().unwrap());
+    assert!(departures::take_out(&volume, places, spill, 1, Duration::ZERO).is_empty());
+    assert!(read(&volume, 0, PAGE_SIZE) == [1; PAGE_SIZE]);
+    let stats = volume.stats(0);
+    assert_eq!((stats.spilled_bytes, stats.taken_back_bytes, stats.errors), (0, 0, 0));
+}
+
+#[test]
+fn a_disk_that_is_full_or_wrong_is_an_error_and_nothing_else() {
+    let world = World::lending(1, 1, 1, 3 * SEGMENT_PAGES).spilling(None);
+    let volume = world.volume();
+    let second = SEGMENT_PAGES * PAGE;
+    volume.write(0, &[1; 2 * PAGE_SIZE]).unwrap();
+    volume.write(second, &[2; 2 * PAGE_SIZE]).unwrap();
+    let path = world.config.spill.as_ref().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[7], second + PAGE).unwrap();
+    let (at, error) = volume.read(second, &mut [0; 2 * PAGE_SIZE]).unwrap_err();
+    assert!(at == second + PAGE && matches!(error, BlockError::Damaged(_)));
+    assert_eq!(read(&volume, second, 512), [2; 512]);
+    // What is damaged is not brought back, and mended when it is written.
+    volume.trim(0, second).unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
+    volume.write(second + PAGE, &[3; PAGE_SIZE]).unwrap();
+    eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+    assert!(read(&volume, second + PAGE, PAGE_SIZE) == [3; PAGE_SIZE]);
+    drop(volume);
+
+    let world = World::lending(1, 1, 1, 3 * SEGMENT_PAGES).spilling(None);
+    let full = std::fs::OpenOptions::new().read(true).write(true).open("/dev/full").unwrap();
+    let spill = Spill::from_fd(full.into(), world.config.spill.as_ref().unwrap());
+    let state = State::create(world.config.pages).unwrap().with_spill(Some(spill));
+    let volume = Volume::open(world.config.clone(), world.known.clone(), state).unwrap();
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    let full = volume.write(second, &[1; PAGE_SIZE]).unwrap_err();
+    assert!(matches!(&full, BlockError::Spill(error) if error.is_full()), "{full}");
+    assert!(full.to_string().contains("spill"));
+    assert_eq!(volume.read(second, &mut [1; 512]).unwrap(), Contents::Hole);
+    assert!(read(&volume, 0, PAGE_SIZE) == [1; PAGE_SIZE]);
+    assert_eq!(volume.stats(0).unkept_bytes, 0);
+}
+
+/// A volume that serves a snapshot, as another process does.
+fn served(world: &World, config: VolumeConfig, snapshot: crate::Snapshot) -> Arc<Volume> {
+    let state = State::from_fd(snapshot.state().unwrap()).unwrap();
+    let volume = Volume::open(config, world.known.clone(), state).unwrap();
+    snapshot.taken();
+    volume
+}
+
+fn config_of_snapshot(world: &World) -> VolumeConfig {
+    VolumeConfig {
+        name: "copy".into(),
+        space: random_u64(),
+        spill: None,
+        limit_bytes: None,
+        write_buffer_bytes: None,
+        ..world.config.clone()
+    }
+}
+
+#[test]
+fn a_snapshot_is_of_one_moment_while_clients_write() {
+    const USED: u64 = 3000;
+    for (buffer, spill) in [(None, false), (Some(256 << 10), false), (None, true)] {
+        let mut world = World::lending(8, 2, 2, SEGMENT_PAGES + 100);
+        if spill {
+            world = world.spilling(Some(1));
+        }
+        if let Some(bytes) = buffer {
+            world = world.buffering(bytes);
+        }
+        let volume = world.volume();
+        // Both segments, and one write after the other: at any moment the pages up to one of them have
+        // a turn's number, and those after it that of the turn before.
+        let place = |at: u64| (SEGMENT_PAGES + 100 - USED + at) * PAGE;
+        let write = |at: u64, turn: u8| volume.write(place(at), &[turn; PAGE_SIZE]).unwrap();
+        (0..USED).for_each(|at| write(at, 1));
+        let is_done = AtomicBool::new(false);
+        let (config, snapshot) = thread::scope(|scope| {
+            scope.spawn(|| {
+                for turn in 2..250u8 {
+                    for at in 0..USED {
+                        if is_done.load(Acquire) {
+                            return;
+                        }
+                        // Pages that are dropped, too, are so after that moment.
+                        match at % 16 {
+                            0 => volume.trim(place(at), PAGE).unwrap(),
+                            _ => write(at, turn),
+                        }
+                    }
+                }
+            });
+            let config = config_of_snapshot(&world);
+            let snapshot = volume.snapshot(config.clone(), world.known.clone());
+            is_done.store(true, Release);
+            (config, snapshot.unwrap())
+        });
+        let copy = served(&world, config, snapshot);
+        let turns: Vec<u8> = (0..USED)
+            .filter(|at| at % 16 != 0)
+            .map(|at| {
+                let found = read(&copy, place(at), PAGE_SIZE);
+                assert!(found.iter().all(|byte| *byte == found[0]), "half a page");
+                found[0]
+            })
+            .collect();
+        let (first, last) = (turns[0], turns[turns.len() - 1]);
+        assert!(first == last || first == last + 1, "{first} and {last}");
+        assert!(turns.is_sorted_by(|one, next| one >= next), "of several moments");
+        assert!(last >= 1, "something is missing");
+        // What becomes of the volume is not the snapshot's.
+        volume.trim(0, volume.size_bytes()).unwrap();
+        volume.release().unwrap();
+        assert_eq!(read(&copy, place(1), 1)[0], first);
+        copy.release().unwrap();
+        eventually("all is free", || world.donors.iter().all(Lent::is_all_free));
+    }
+}
+
+#[test]
+fn a_snapshot_that_has_no_room_fails_and_nothing_else_does() {
+    let world = World::lending(2, 1, 1, 2 * SEGMENT_PAGES);
+    let volume = world.volume();
+    let second = SEGMENT_PAGES * PAGE;
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    volume.write(second, &[2; PAGE_SIZE]).unwrap();
+    let failed = volume.snapshot(config_of_snapshot(&world), world.known.clone());
+    let failed = failed.err().expect("there is no room");
+    assert!(matches!(failed, crate::SnapshotError::Copy(BlockError::NoRoom(_))), "{failed}");
+    volume.write(0, &[3; PAGE_SIZE]).unwrap();
+    assert!(read(&volume, 0, PAGE_SIZE) == [3; PAGE_SIZE]);
+    volume.trim(second, second).unwrap();
+    let config = config_of_snapshot(&world);
+    let snapshot = volume.snapshot(config.clone(), world.known.clone()).unwrap();
+    let copy = served(&world, config, snapshot);
+    assert!(read(&copy, 0, PAGE_SIZE) == [3; PAGE_SIZE]);
+    assert_eq!(read(&copy, second, 1), [0]);
+    // One that nobody takes gives its memory back.
+    copy.release().unwrap();
+    drop(volume.snapshot(config_of_snapshot(&world), world.known.clone()).unwrap());
+    volume.release().unwrap();
+    eventually("all is free", || world.donors[0].is_all_free());
+}
+
+/// Whether anything is answered that donors have not.
+fn is_anything_named(volume: &Volume) -> bool {
+    (0..SLOTS).any(|slot| volume.state.named(slot).is_some())
+}
+
+#[test]
+fn a_flush_is_answered_when_donors_have_all_that_was_buffered() {
+    let mut world = World::new(1, 1, 2 * SEGMENT_PAGES).buffering(1 << 20);
+    world.config.donor_patience = Duration::from_secs(5);
+    let volume = world.volume();
+    // The donor is there for the first page, so that there is a segment, and then it is away.
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    volume.flush().unwrap();
+    // A slot is free a moment after its page is where it is to be.
+    eventually("nothing is named", || !is_anything_named(&volume));
+    let address = world.donors[0].stop();
+    for page in 0..100 {
+        volume.write(page * PAGE, &[page as u8; PAGE_SIZE]).unwrap();
+        volume.write(page * PAGE + 7, &[0xaa]).unwrap();
+    }
+    assert_eq!(volume.stats(0).buffered_bytes, 100 * PAGE);
+    let flushed = volume.flush().unwrap_err();
+    assert!(matches!(flushed, BlockError::Unflushed), "{flushed}");
+    let kept = |volume: &Volume| {
+        let of_page =
+            |page: u64| [vec![page as u8; 7], vec![0xaa], vec![page as u8; 4088]].concat();
+        (0..100).all(|page| read(volume, page * PAGE, PAGE_SIZE) == of_page(page))
+    };
+    world.donors[0].serve_again(address);
+    eventually("it is written out", || volume.flush().is_ok());
+    assert_eq!(volume.stats(0).buffered_bytes, 0);
+    eventually("nothing is named", || !is_anything_named(&volume));
+    assert!(kept(&volume));
+}
+
+#[test]
+fn what_is_written_through_is_where_it_is_to_be_kept() {
+    let world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20).spilling(Some(0));
+    let is_flushed = |volume: &Volume| !volume.state.spill.as_ref().unwrap().is_dirty();
+    let through = Caching::WriteThrough;
+    let volume = world.volume();
+    volume.write_as(through, 0, &[1; PAGE_SIZE]).unwrap();
+    assert!(is_flushed(&volume) && volume.stats(0).spilled_bytes == PAGE);
+    volume.write_zeroes_as(through, 7, PAGE, false).unwrap();
+    assert!(is_flushed(&volume) && !is_anything_named(&volume));
+    volume.write(0, &[2; PAGE_SIZE]).unwrap();
+    eventually("it is written out", || !is_flushed(&volume));
+    volume.release().unwrap();
+
+    let world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20);
+    let volume = world.volume();
+    volume.write(0, &[1; 3 * PAGE_SIZE]).unwrap();
+    // What is with the buffer yet is older.
+    volume.write_as(through, 7, &[2; PAGE_SIZE]).unwrap();
+    volume.flush().unwrap();
+    let expected = [vec![1; 7], vec![2; PAGE_SIZE], vec![1; 2 * PAGE_SIZE - 7]].concat();
+    assert!(read(&volume, 0, 3 * PAGE_SIZE) == expected);
+}
+
+#[test]
+fn a_successor_writes_what_was_buffered() {
+    let mut world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20);
+    world.config.donor_patience = Duration::from_secs(5);
+    let volume = world.volume();
+    volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
+    volume.flush().unwrap();
+    let address = world.donors[0].stop();
+    for (page, fill) in [(0, 2), (1, 3), (0, 4)] {
+        volume.write(page * PAGE, &[fill; PAGE_SIZE]).unwrap();
+    }
+    // As if the process was killed as it wrote page 1 again: the later write was not answered.
+    let free = (0..SLOTS).find(|slot| volume.state.named(*slot).is_none()).unwrap();
+    volume.state.fill(free, 1, &[5; PAGE_SIZE]);
+    die(&volume);
+    world.donors[0].serve_again(address);
+    let successor = world.successor(&volume);
+    eventually("it is settled", || successor.stats(0).unsettled == 0);
+    assert!(read(&successor, 0, PAGE_SIZE) == [4; PAGE_SIZE]);
+    let either = read(&successor, PAGE, PAGE_SIZE);
+    assert!(either == [3; PAGE_SIZE] || either == [5; PAGE_SIZE]);
+    assert!(read(&successor, 3 * PAGE, PAGE_SIZE) == [1; PAGE_SIZE]);
+    assert!(!is_anything_named(&successor));
+    successor.write(0, &[6; PAGE_SIZE]).unwrap();
+    successor.flush().unwrap();
+    assert!(read(&successor, 0, PAGE_SIZE) == [6; PAGE_SIZE]);
+}
+
+#[test]
+fn a_full_pool_fails_flushes_and_writes_past_the_buffer() {
+    let world = World::full().buffering(64 << 10);
+    let volume = world.volume();
+    let second = World::FIRST_WITHOUT_ROOM;
+    volume.write(0, &[1; PAGE_SIZE]).unwrap();
+    volume.write(second, &[2; PAGE_SIZE]).unwrap();
+    assert!(volume.flush().is_err());
+    assert!(read(&volume, second, PAGE_SIZE) == [2; PAGE_SIZE], "it is kept");
+    let refused = volume.write(second + PAGE, &[3; PAGE_SIZE]);
+    assert!(matches!(refused, Err(BlockError::NoRoom(_))), "{refused:?}");
+    volume.trim(0, second).unwrap();
+    eventually("it is written out", || volume.flush().is_ok());
+    assert!(read(&volume, second, PAGE_SIZE) == [2; PAGE_SIZE]);
+    volume.write(second + PAGE, &[3; PAGE_SIZE]).unwrap();
+}
+
+#[test]
+fn many_write_to_the_same_pages_and_flush() {
+    let world = World::new(2, 2, SEGMENT_PAGES).buffering(64 << 10);
+    let volume = world.volume();
+    thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for turn in 0..300u64 {
+                    let fill = [(thread * 41 + turn) as u8; 512];
+                    let at = turn % 40 * PAGE + thread * 512;
+                    volume.write(at, &fill).unwrap();
+                    let mut found = [0; 512];
+                    volume.read(at, &mut found).unwrap();
+                    assert_eq!(found, fill);
+                    match turn % 50 {
+                        7 => volume.flush().unwrap(),
+                        // Beside those of the others, and longer than the buffer.
+                        9 => volume.write((50 + thread * 20) * PAGE, &[1; 20 * PAGE_SIZE]).unwrap(),
+                        _ => {}
+                    }
+                }
+            });
+        }
+    });
+    volume.flush().unwrap();
+    eventually("nothing is named", || !is_anything_named(&volume));
+}
+
+#[test]
+fn holes_take_no_memory_and_give_it_back() {
+    let world = World::new(1, 1, 2 * SEGMENT_PAGES);
+    let volume = world.volume();
+    volume.write(0, &[0; 1 << 20]).unwrap();
+    assert!(world.donors[0].is_all_free());
+    assert_eq!(volume.read(5, &mut [1; 5000]).unwrap(), Contents::Hole);
+    volume.write_zeroes(0, 1 << 20, true).unwrap();
+    assert!(!world.donors[0].is_all_free());
+    volume.write(0, &[1; 1 << 20]).unwrap();
+    volume.trim(1, (1 << 20) - 2).unwrap();
+    assert_eq!(volume.stats(0).data_bytes, 2 * PAGE, "parts of pages stay");
+    volume.write_zeroes(0, 1 << 20, false).unwrap();
+    assert_eq!(volume.stats(0).data_bytes, 0);
+    eventually("the segment is free", || world.donors[0].is_all_free());
+    let beyond = volume.write(2 * SEGMENT_PAGES * PAGE - 1, &[0; 2]);
+    assert!(matches!(beyond, Err(BlockError::Beyond { .. })));
+}

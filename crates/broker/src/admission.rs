@@ -1,0 +1,269 @@
+//! Who of the newcomers can start now, and what is set aside for those that cannot.
+
+use crate::action::{Action, RefuseWhy};
+use crate::books::Books;
+use crate::broker::{Counters, Waits};
+use crate::host::{Host, Newcomer, NewcomerKind, VmId};
+use crate::placement::{self, Layers};
+use crate::settings::Settings;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Most newcomers that wait at the same time.
+pub(crate) const MAX_WAITING: usize = 256;
+
+/// A newcomer that waits.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) since: Duration,
+    /// Where it is to be; none as long as there is no place for it.
+    pub(crate) parts: Option<Vec<u64>>,
+    pub(crate) state: Waits,
+}
+
+/// What newcomers that wait are to have of each node.
+#[derive(Clone, Debug)]
+pub(crate) struct Needs {
+    /// Regular and spot VMs: others are evicted for it.
+    pub(crate) urgent: Vec<u64>,
+    /// Harvest VMs' minima: nobody is evicted for it.
+    pub(crate) other: Vec<u64>,
+    /// Those that wait, and count as urgent.
+    pub(crate) who: Vec<Urgent>,
+}
+
+/// One that others are evicted for.
+#[derive(Clone, Debug)]
+pub(crate) struct Urgent {
+    pub(crate) since: Duration,
+    pub(crate) is_spot: bool,
+    pub(crate) parts: Vec<u64>,
+}
+
+impl Needs {
+    /// All that is set aside on a node.
+    pub(crate) fn of(&self, node: usize) -> u64 {
+        self.urgent[node].saturating_add(self.other[node])
+    }
+}
+
+/// Goes through the newcomers: regular ones first, then spot, then harvest, each kind in the order in
+/// which they came. Those that are admitted are written into the books.
+pub(crate) struct Admission<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) host: &'a Host,
+    pub(crate) buffer: &'a [u64],
+    pub(crate) books: &'a mut Books,
+    pub(crate) waiting: &'a mut BTreeMap<VmId, Waiting>,
+    pub(crate) evicted_at: &'a BTreeMap<VmId, Duration>,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) actions: &'a mut Vec<Action>,
+    pub(crate) now: Duration,
+}
+
+impl Admission<'_> {
+    pub(crate) fn run(mut self) -> Needs {
+        let nodes = self.books.nodes();
+        let mut needs = Needs { urgent: vec![0; nodes], other: vec![0; nodes], who: Vec::new() };
+        let exists = |id: VmId| self.host.vms.iter().any(|vm| vm.id == id);
+        let mut newcomers: Vec<&Newcomer> =
+            self.host.waiting.iter().filter(|newcomer| !exists(newcomer.id)).collect();
+        newcomers.sort_by_key(|newcomer| newcomer.kind);
+        self.waiting.retain(|id, _| newcomers.iter().any(|newcomer| newcomer.id == *id));
+        let mut harvest_vms = self.host.vms.iter().filter(|vm| vm.harvest.is_some()).count();
+        for newcomer in newcomers {
+            if let Some(why) = self.impossible(newcomer) {
+                self.refuse(newcomer, why);
+                continue;
+            }
+            let waiting = self.waiting.entry(newcomer.id).or_insert(Waiting {
+                since: self.now,
+                parts: None,
+                state: Waits::ForRoom,
+            });
+            waiting.state = Waits::ForRoom;
+            if newcomer.kind == NewcomerKind::Harvest {
+                if harvest_vms >= self.settings.harvest_quota {
+                    self.hold(newcomer, Waits::ForQuota);
+                    continue;
+                }
+                let is_early = |at: &Duration| self.now < *at + self.settings.replace_after;
+                if self.evicted_at.get(&newcomer.id).is_some_and(is_early) {
+                    self.hold(newcomer, Waits::AfterEviction);
+                    continue;
+                }
+                harvest_vms += usize::from(self.harvest(newcomer, &mut needs));
+            } else {
+                self.urgent(newcomer, &mut needs);
+            }
+        }
+        needs
+    }
+
+    fn impossible(&self, newcomer: &Newcomer) -> Option<RefuseWhy> {
+        let nodes = self.books.nodes();
+        if newcomer.bytes == 0 {
+            return Some(RefuseWhy::NoMemory);
+        }
+        if let Some(node) = newcomer.node.filter(|node| *node >= nodes) {
+            return Some(RefuseWhy::NoSuchNode { node, nodes });
+        }
+        if !self.waiting.contains_key(&newcomer.id) && self.waiting.len() >= MAX_WAITING {
+            return Some(RefuseWhy::TooManyWait { most: MAX_WAITING });
+        }
+        None
+    }
+
+    fn chunks(&self, newcomer: &Newcomer) -> u64 {
+        let chunk = self.settings.chunk_bytes;
+        newcomer.bytes.checked_next_multiple_of(chunk).unwrap_or(u64::MAX / chunk * chunk)
+    }
+
+    fn allowed(&self, newcomer: &Newcomer) -> std::ops::Range<usize> {
+        newcomer.node.map_or(0..self.books.nodes(), |node| node..node + 1)
+    }
+
+    /// A regular or spot VM.
+    fn urgent(&mut self, newcomer: &Newcomer, needs: &mut Needs) {
+        let bytes = self.chunks(newcomer);
+        let nodes = self.books.nodes();
+        let free: Vec<u64> =
+            (0..nodes).map(|n| self.books.free(n).saturating_sub(needs.of(n))).collect();
+        let allowed = self.allowed(newcomer);
+        let single = |node: usize| {
+            let mut parts = vec![0; nodes];
+            parts[node] = bytes;
+            parts
+        };
+        if let Some(node) = placement::at_once(bytes, allowed.clone(), &free, self.buffer) {
+            return self.admit(newcomer, single(node), false);
+        }
+        let reach: Vec<u64> =
+            (0..nodes).map(|n| self.books.reach(n).saturating_sub(needs.urgent[n])).collect();
+        let before = self.waiting.get(&newcomer.id).and_then(|waiting| waiting.parts.clone());
+        let still = before.filter(|parts| {
+            is_within_one(parts) && parts.iter().zip(&reach).all(|(part, reach)| part <= reach)
+        });
+        let layers: Vec<Layers> = (0..nodes).map(|n| self.layers(n)).collect();
+        let waited_for: Vec<u64> = (0..nodes).map(|n| needs.of(n)).collect();
+        let one = still.or_else(|| {
+            placement::within_reach(bytes, allowed, &reach, &waited_for, &layers).map(single)
+        });
+        let spans = one.is_none();
+        let parts = match one {
+            Some(parts) => parts,
+            None => {
+                let spread = match newcomer.node {
+                    None => placement::spanning(bytes, &reach, self.settings.chunk_bytes),
+                    Some(_) => None,
+                };
+                let Some(parts) = spread else {
+                    let reachable_bytes = self.allowed(newcomer).map(|n| reach[n]).sum();
+                    let why = RefuseWhy::NoRoom { bytes: newcomer.bytes, reachable_bytes };
+                    return self.refuse(newcomer, why);
+                };
+                parts
+            }
+        };
+        if parts.iter().zip(&free).all(|(part, free)| part <= free) {
+            return self.admit(newcomer, parts, spans);
+        }
+        for (need, part) in needs.urgent.iter_mut().zip(&parts) {
+            *need = need.saturating_add(*part);
+        }
+        let missing = parts.iter().zip(&free).map(|(part, free)| part.saturating_sub(*free)).sum();
+        if let Some(waiting) = self.waiting.get_mut(&newcomer.id) {
+            waiting.state = Waits::ForMemory { missing_bytes: missing };
+            waiting.parts = Some(parts.clone());
+            let is_spot = newcomer.kind == NewcomerKind::Spot;
+            needs.who.push(Urgent { since: waiting.since, is_spot, parts });
+        }
+    }
+
+    /// A harvest VM's minimum: out of what other harvest VMs have beyond theirs, and never out of the
+    /// buffer. Whether it is admitted, or has a place set aside.
+    fn harvest(&mut self, newcomer: &Newcomer, needs: &mut Needs) -> bool {
+        let bytes = self.chunks(newcomer);
+        let nodes = self.books.nodes();
+        let allowed = self.allowed(newcomer);
+        let room: Vec<u64> = (0..nodes)
+            .map(|n| {
+                let kept = self.books.minimum[n]
+                    .saturating_add(self.books.lent_used[n])
+                    .saturating_add(self.buffer[n])
+                    .saturating_add(needs.of(n));
+                let room = if allowed.contains(&n) { self.books.reach(n) } else { 0 };
+                room.saturating_sub(kept)
+            })
+            .collect();
+        let Some(parts) = placement::spanning(bytes, &room, self.settings.chunk_bytes) else {
+            self.hold(newcomer, Waits::ForRoom);
+            return false;
+        };
+        let missing = |n: usize| {
+            let wanted = parts[n].saturating_add(self.buffer[n]).saturating_add(needs.of(n));
+            if parts[n] == 0 { 0 } else { wanted.saturating_sub(self.books.free(n)) }
+        };
+        let missing: u64 = (0..nodes).map(missing).sum();
+        if missing == 0 {
+            self.admit(newcomer, parts, false);
+            return true;
+        }
+        for (need, part) in needs.other.iter_mut().zip(&parts) {
+            *need = need.saturating_add(*part);
+        }
+        if let Some(waiting) = self.waiting.get_mut(&newcomer.id) {
+            waiting.state = Waits::ForMemory { missing_bytes: missing };
+            waiting.parts = Some(parts);
+        }
+        true
+    }
+
+    fn layers(&self, n: usize) -> Layers {
+        Layers {
+            free: self.books.free(n),
+            lent_free: self.books.lent_free[n],
+            ephemeral: self.books.ephemeral[n],
+            harvested: self.books.harvested[n],
+            lent_used: self.books.lent_used[n],
+            minimum: self.books.minimum[n],
+        }
+    }
+
+    fn hold(&mut self, newcomer: &Newcomer, state: Waits) {
+        if let Some(waiting) = self.waiting.get_mut(&newcomer.id) {
+            waiting.state = state;
+            waiting.parts = None;
+        }
+    }
+
+    fn admit(&mut self, newcomer: &Newcomer, parts: Vec<u64>, spans: bool) {
+        let class = match newcomer.kind {
+            NewcomerKind::Harvest => &mut self.books.minimum,
+            NewcomerKind::Regular | NewcomerKind::Spot => &mut self.books.regular,
+        };
+        for (sum, part) in class.iter_mut().zip(&parts) {
+            *sum += part;
+        }
+        if let Some(waiting) = self.waiting.remove(&newcomer.id) {
+            let waited = self.now.saturating_sub(waiting.since);
+            if newcomer.kind == NewcomerKind::Regular {
+                self.counters.regular_waited += waited;
+                self.counters.regular_that_waited += u64::from(!waited.is_zero());
+            }
+        }
+        self.counters.admitted += 1;
+        self.counters.spanning += u64::from(spans);
+        self.actions.push(Action::Admit { vm: newcomer.id, base_bytes: parts });
+    }
+
+    fn refuse(&mut self, newcomer: &Newcomer, why: RefuseWhy) {
+        self.waiting.remove(&newcomer.id);
+        self.counters.refused += 1;
+        self.actions.push(Action::Refuse { vm: newcomer.id, why });
+    }
+}
+
+fn is_within_one(parts: &[u64]) -> bool {
+    parts.iter().filter(|part| **part > 0).count() == 1
+}

@@ -1,0 +1,72 @@
+//! Who was asked to give memory back, since when, and when it last did give some.
+
+use crate::books::Key;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// One that was asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Debt {
+    /// Later by as long as it had done all that it was asked and was not asked for the rest yet.
+    asked_at: Duration,
+    gave_at: Duration,
+    noted_at: Duration,
+    least_charge: u64,
+}
+
+impl Debt {
+    /// How long it has given nothing, for somebody who has waited since `from`.
+    pub(crate) fn silent(&self, from: Duration, now: Duration) -> Duration {
+        now.saturating_sub(self.gave_at.max(from))
+    }
+
+    /// How long it has taken, for somebody who has waited since `from`.
+    pub(crate) fn taking(&self, from: Duration, now: Duration) -> Duration {
+        now.saturating_sub(self.asked_at.max(from))
+    }
+}
+
+/// All that were asked and have not given all yet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Debts(BTreeMap<Key, Debt>);
+
+impl Debts {
+    /// Notes what is seen of one: what is counted to it, what of that is wanted, and whether it was
+    /// asked for something that it has not given.
+    pub(crate) fn note(&mut self, key: Key, charge: u64, owes: u64, asked: bool, now: Duration) {
+        if owes == 0 {
+            self.0.remove(&key);
+            return;
+        }
+        let Some(debt) = self.0.get_mut(&key) else {
+            if asked {
+                let debt =
+                    Debt { asked_at: now, gave_at: now, noted_at: now, least_charge: charge };
+                self.0.insert(key, debt);
+            }
+            return;
+        };
+        if !asked {
+            debt.asked_at += now.saturating_sub(debt.noted_at);
+            debt.gave_at = now;
+        }
+        if charge < debt.least_charge {
+            debt.least_charge = charge;
+            debt.gave_at = now;
+        }
+        debt.noted_at = now;
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Option<&Debt> {
+        self.0.get(&key)
+    }
+
+    /// Whether it has given nothing for so long, whoever waits.
+    pub(crate) fn is_stuck(&self, key: Key, patience: Duration, now: Duration) -> bool {
+        self.get(key).is_some_and(|debt| debt.silent(Duration::ZERO, now) >= patience)
+    }
+
+    pub(crate) fn retain(&mut self, keep: impl Fn(&Key) -> bool) {
+        self.0.retain(|key, _| keep(key));
+    }
+}

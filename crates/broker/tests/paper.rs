@@ -1,0 +1,331 @@
+//! What the paper describes: figure 5, and sections 4.3 and 4.4.
+
+mod common;
+
+use common::{G, carry_out, device_mut, harvest_vm, harvested, host, newcomer, settle};
+use hecaton_broker::{
+    Action, Broker, EvictWhy, NewcomerKind, NodeLedger, RefuseWhy, Settings, VmId, Waits,
+};
+use std::time::Duration;
+
+fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn broker(buffer: u64) -> Broker {
+    Broker::new(Settings { buffer_bytes: buffer, ..Settings::default() }).unwrap()
+}
+
+/// The example that the paper draws: 256 GB, a buffer of 32 GB, a harvest VM with a minimum of 64 GB.
+#[test]
+fn figure_5() {
+    let mut broker = broker(32 * G);
+    let mut host = host(1, 256 * G);
+    host.waiting.push(newcomer(1, NewcomerKind::Regular, 64 * G));
+    host.waiting.push(newcomer(2, NewcomerKind::Regular, 64 * G));
+    settle(&mut broker, &mut host, s(0), 256 * G);
+    // t0
+    host.waiting.push(newcomer(9, NewcomerKind::Harvest, 64 * G));
+    settle(&mut broker, &mut host, s(0), 256 * G);
+    assert_eq!(harvested(&host, 9) / G, 32, "64 are unallocated, and the buffer stays");
+    // t1
+    host.vms.retain(|vm| vm.id != VmId(2));
+    settle(&mut broker, &mut host, s(1), 256 * G);
+    assert_eq!(harvested(&host, 9) / G, 96);
+    // t2: 32 come from the buffer, and 64 are waited for.
+    host.waiting.push(newcomer(3, NewcomerKind::Regular, 96 * G));
+    let actions = broker.step(&host, s(2));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Admit { .. })), "{actions:?}");
+    let (_, _, waits) = broker.waiting().next().unwrap();
+    assert_eq!(waits, Waits::ForMemory { missing_bytes: 64 * G });
+    carry_out(&mut host, &actions, 256 * G);
+    settle(&mut broker, &mut host, s(2), 256 * G);
+    assert_eq!(harvested(&host, 9), 0, "it is at its minimum, and the buffer is full again");
+    assert_eq!(broker.ledger().nodes[0].buffer_bytes / G, 32);
+    // t3: the whole buffer is used, and nobody is asked for anything, as nobody has anything.
+    host.waiting.push(newcomer(4, NewcomerKind::Regular, 32 * G));
+    let actions = settle(&mut broker, &mut host, s(3), 256 * G);
+    assert_eq!(actions.len(), 1, "{actions:?}");
+    assert!(matches!(actions[0], Action::Admit { vm: VmId(4), .. }));
+    assert_eq!(broker.ledger().nodes[0].buffer_bytes, 0);
+    // t4: the minimum is needed: a warning, a clean shutdown, an end.
+    host.waiting.push(newcomer(5, NewcomerKind::Regular, 32 * G));
+    let actions = settle(&mut broker, &mut host, s(4), 256 * G);
+    assert_eq!(actions, [Action::Warn { vm: VmId(9), deadline: s(34) }]);
+    assert!(broker.step(&host, s(13)).is_empty());
+    let actions = broker.step(&host, s(14));
+    assert_eq!(actions, [Action::ShutDown { vm: VmId(9), deadline: s(34) }]);
+    assert!(broker.step(&host, s(33)).is_empty());
+    let actions = settle(&mut broker, &mut host, s(34), 256 * G);
+    assert!(
+        matches!(
+            actions[..],
+            [
+                Action::Evict { vm: VmId(9), why: EvictWhy::MinimumNeeded },
+                Action::Admit { vm: VmId(5), .. }
+            ]
+        ),
+        "{actions:?}"
+    );
+    let node = NodeLedger {
+        total_bytes: 256 * G,
+        regular_bytes: 224 * G,
+        buffer_bytes: 32 * G,
+        ..NodeLedger::default()
+    };
+    assert_eq!(broker.ledger().nodes, [node]);
+    // It is wanted back, and comes back when there is room again, after a while.
+    host.waiting.push(newcomer(9, NewcomerKind::Harvest, 64 * G));
+    settle(&mut broker, &mut host, s(35), 256 * G);
+    host.vms.retain(|vm| vm.id != VmId(3));
+    assert!(settle(&mut broker, &mut host, s(93), 256 * G).is_empty());
+    assert_eq!(broker.waiting().next().unwrap().2, Waits::AfterEviction);
+    settle(&mut broker, &mut host, s(94), 256 * G);
+    assert_eq!(harvested(&host, 9) / G, 32);
+}
+
+/// A warning is lifted when the minimum is not needed after all.
+#[test]
+fn who_is_not_needed_is_spared() {
+    let mut broker = broker(0);
+    let mut host = host(1, 8 * G);
+    host.vms.push(harvest_vm(9, 1, vec![4 * G], 8 * G));
+    host.waiting.push(newcomer(1, NewcomerKind::Regular, 6 * G));
+    let actions = settle(&mut broker, &mut host, s(0), 8 * G);
+    assert_eq!(actions, [Action::Warn { vm: VmId(9), deadline: s(30) }]);
+    host.waiting.clear();
+    let actions = broker.step(&host, s(9));
+    assert_eq!(actions[0], Action::Spare { vm: VmId(9) });
+    assert!(matches!(actions[1], Action::Grow { vm: VmId(9), .. }), "{actions:?}");
+    assert_eq!(broker.counters().spared, 1);
+}
+
+/// Twice the minimum harvests twice as much, and a maximum is a maximum.
+#[test]
+fn shares_are_in_proportion_to_the_minima() {
+    let mut broker = broker(4 * G);
+    let mut host = host(1, 64 * G);
+    host.vms.push(harvest_vm(1, 1, vec![8 * G], 64 * G));
+    host.vms.push(harvest_vm(2, 1, vec![4 * G], 64 * G));
+    settle(&mut broker, &mut host, s(0), 0);
+    assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (32, 16));
+    host.vms[0].harvest.as_mut().unwrap().max_bytes = 18 * G;
+    settle(&mut broker, &mut host, s(1), 0);
+    assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (10, 38));
+}
+
+/// The creation waits only for what the buffer does not have; several give at the same time, in batches.
+#[test]
+fn several_give_at_the_same_time_in_batches() {
+    for (parallel, asked) in [(true, 2), (false, 1)] {
+        let settings = Settings { parallel, ..Settings::default() };
+        let mut broker = Broker::new(settings).unwrap();
+        let mut host = host(1, 32 * G);
+        for vm in [1, 2] {
+            host.vms.push(harvest_vm(vm, 1, vec![4 * G], 32 * G));
+        }
+        settle(&mut broker, &mut host, s(0), 0);
+        host.waiting.push(newcomer(3, NewcomerKind::Regular, 8 * G));
+        let actions = broker.step(&host, s(1));
+        assert_eq!(actions.len(), asked, "{actions:?}");
+        for action in &actions {
+            let Action::Shrink { requested_bytes, target_bytes, .. } = action else {
+                panic!("{action:?}");
+            };
+            assert_eq!((requested_bytes / G, target_bytes / G), (11, 8));
+        }
+        assert!(broker.step(&host, s(1)).is_empty(), "one order at a time");
+        carry_out(&mut host, &actions, 0);
+        settle(&mut broker, &mut host, s(1), 0);
+        assert!(host.vms.iter().any(|vm| vm.id == VmId(3)));
+        assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (8, 8));
+    }
+}
+
+/// Regular VMs are within one node, though that takes an eviction; the buffer is even.
+#[test]
+fn regular_vms_stay_within_a_node() {
+    let mut broker = broker(4 * G);
+    let mut host = host(2, 16 * G);
+    host.vms.push(harvest_vm(9, 2, vec![8 * G, 0], 64 * G));
+    settle(&mut broker, &mut host, s(0), 0);
+    let ledger = broker.ledger().clone();
+    assert_eq!([0, 1].map(|n| ledger.nodes[n].buffer_bytes / G), [2, 2]);
+    assert_eq!([0, 1].map(|n| ledger.nodes[n].harvested_bytes / G), [6, 14]);
+    // 10 G could be had at once from both nodes' buffers and the harvested memory of both; node 1 has
+    // them alone.
+    host.waiting.push(newcomer(1, NewcomerKind::Regular, 12 * G));
+    settle(&mut broker, &mut host, s(1), 0);
+    assert_eq!(host.vms[1].base_bytes, [0, 12 * G]);
+    // Nobody has 12 G but node 0, with the minimum.
+    host.waiting.push(newcomer(2, NewcomerKind::Regular, 12 * G));
+    let actions = settle(&mut broker, &mut host, s(2), 0);
+    assert!(actions.contains(&Action::Warn { vm: VmId(9), deadline: s(32) }), "{actions:?}");
+    settle(&mut broker, &mut host, s(22), 0);
+    settle(&mut broker, &mut host, s(32), 0);
+    assert_eq!(host.vms[1].base_bytes, [12 * G, 0]);
+    assert_eq!(broker.counters().spanning, 0);
+    // 4 G are left on each: more than that spans, or is refused if it must not.
+    host.waiting.push(hecaton_broker::Newcomer {
+        node: Some(0),
+        ..newcomer(3, NewcomerKind::Regular, 6 * G)
+    });
+    let actions = settle(&mut broker, &mut host, s(33), 0);
+    let why = RefuseWhy::NoRoom { bytes: 6 * G, reachable_bytes: 4 * G };
+    assert_eq!(actions, [Action::Refuse { vm: VmId(3), why }]);
+    host.waiting.push(newcomer(4, NewcomerKind::Regular, 6 * G));
+    settle(&mut broker, &mut host, s(34), 0);
+    assert_eq!(host.vms[2].base_bytes, [4 * G, 2 * G]);
+    assert_eq!(broker.counters().spanning, 1);
+}
+
+/// What each of the four ways of failing a newcomer ends with, and that spot newcomers have more patience.
+#[test]
+fn who_fails_a_newcomer_is_evicted_at_once() {
+    let cases = [
+        (EvictWhy::NotEnough, 5),
+        (EvictWhy::TooSlow, 30),
+        (EvictWhy::NotContiguous, 5),
+        (EvictWhy::WrongNode, 5),
+    ];
+    for (why, seconds) in cases {
+        for (kind, factor) in [(NewcomerKind::Regular, 1), (NewcomerKind::Spot, 4)] {
+            let mut broker = broker(0);
+            let mut host = host(2, 16 * G);
+            host.vms.push(harvest_vm(9, 2, vec![2 * G, 2 * G], 32 * G));
+            settle(&mut broker, &mut host, s(0), 0);
+            if why == EvictWhy::WrongNode {
+                // Half of what is node 0's is on node 1, whose guest gave as much back.
+                device_mut(&mut host, VmId(9), 0).held_bytes = vec![7 * G, 7 * G];
+                let other = device_mut(&mut host, VmId(9), 1);
+                (other.requested_bytes, other.plugged_bytes) = (7 * G, 7 * G);
+                other.held_bytes = vec![0, 7 * G];
+            }
+            host.waiting
+                .push(hecaton_broker::Newcomer { node: Some(1), ..newcomer(1, kind, 10 * G) });
+            let mut killed = None;
+            for second in 1..200 {
+                let actions = broker.step(&host, s(second));
+                if let Some(Action::Evict { why, .. }) =
+                    actions.iter().find(|action| matches!(action, Action::Evict { .. }))
+                {
+                    killed = Some((*why, second - 1));
+                    break;
+                }
+                for action in actions {
+                    let Action::Shrink { vm, node, requested_bytes, order, .. } = action else {
+                        continue;
+                    };
+                    let device = device_mut(&mut host, vm, node);
+                    device.requested_bytes = requested_bytes;
+                    device.done = order;
+                    match why {
+                        EvictWhy::NotContiguous => {
+                            device.scattered_bytes += device.plugged_bytes - requested_bytes;
+                            device.plugged_bytes = requested_bytes;
+                            device.held_bytes[node] = requested_bytes;
+                        }
+                        EvictWhy::WrongNode if node == 1 => {
+                            device.plugged_bytes = requested_bytes;
+                            device.held_bytes[node] = requested_bytes;
+                        }
+                        _ => {}
+                    }
+                }
+                if why == EvictWhy::TooSlow {
+                    let device = device_mut(&mut host, VmId(9), 1);
+                    device.plugged_bytes -= common::BLOCK;
+                    device.held_bytes[1] -= common::BLOCK;
+                }
+            }
+            assert_eq!(killed, Some((why, seconds * factor)), "{kind:?}");
+        }
+    }
+}
+
+/// For the buffer nobody is evicted: others give instead of one that hangs, until it does give.
+#[test]
+fn others_fill_the_buffer_for_one_that_hangs() {
+    let mut broker = broker(8 * G);
+    let mut host = host(1, 32 * G);
+    for vm in [1, 2] {
+        host.vms.push(harvest_vm(vm, 1, vec![4 * G], 32 * G));
+    }
+    settle(&mut broker, &mut host, s(0), 0);
+    assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (8, 8));
+    host.waiting.push(newcomer(3, NewcomerKind::Regular, 4 * G));
+    for second in 1..60 {
+        let (mine, others): (Vec<Action>, Vec<Action>) = broker
+            .step(&host, s(second))
+            .into_iter()
+            .partition(|action| matches!(action, Action::Shrink { vm: VmId(1), .. }));
+        assert!(!others.iter().any(|action| matches!(action, Action::Evict { .. })), "{others:?}");
+        carry_out(&mut host, &others, 0);
+        for action in mine {
+            let Action::Shrink { vm, node, requested_bytes, order, .. } = action else { continue };
+            let device = device_mut(&mut host, vm, node);
+            (device.requested_bytes, device.done) = (requested_bytes, order);
+        }
+        let buffer = broker.ledger().nodes[0].buffer_bytes / G;
+        assert!(second < 30 || buffer == 8, "{buffer} G after {second} s");
+    }
+    assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (8, 4));
+    let device = device_mut(&mut host, VmId(1), 0);
+    device.plugged_bytes = device.requested_bytes;
+    device.held_bytes[0] = device.requested_bytes;
+    settle(&mut broker, &mut host, s(60), 0);
+    assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (6, 6));
+}
+
+/// Lent extents: those that are free give first, those in use after harvest VMs, and not for the buffer.
+#[test]
+fn lent_extents_give_in_their_turn() {
+    let settings = Settings {
+        buffer_bytes: 2 * G,
+        lend_cap_bytes: 8 * G,
+        ephemeral_cap_bytes: 4 * G,
+        ..Settings::default()
+    };
+    let mut broker = Broker::new(settings).unwrap();
+    let mut host = host(1, 32 * G);
+    host.vms.push(harvest_vm(9, 1, vec![4 * G], 16 * G));
+    settle(&mut broker, &mut host, s(0), 0);
+    let classes = |broker: &Broker| {
+        let n = broker.ledger().nodes[0];
+        [n.buffer_bytes, n.lent_free_bytes, n.ephemeral_bytes, n.harvested_bytes, n.lent_used_bytes]
+            .map(|bytes| bytes / G)
+    };
+    assert_eq!(classes(&broker), [2, 8, 4, 12, 0]);
+    host.nodes[0].lent.used_bytes = 6 * G;
+    settle(&mut broker, &mut host, s(1), 0);
+    assert_eq!(classes(&broker), [2, 2, 4, 12, 6]);
+    let mut id = 10;
+    let mut come = |broker: &mut Broker, bytes: u64| {
+        id += 1;
+        host.waiting.push(newcomer(id, NewcomerKind::Regular, bytes));
+        settle(broker, &mut host, s(2), 0);
+        classes(broker)
+    };
+    assert_eq!(come(&mut broker, 4 * G), [2, 0, 4, 12, 6], "what was free is the buffer's again");
+    assert_eq!(come(&mut broker, 6 * G), [2, 0, 0, 10, 6]);
+    assert_eq!(come(&mut broker, 8 * G), [2, 0, 0, 2, 6]);
+    assert_eq!(come(&mut broker, 2 * G), [2, 0, 0, 0, 6]);
+    assert_eq!(come(&mut broker, 2 * G), [0, 0, 0, 0, 6], "nothing is moved for the buffer");
+    assert_eq!(come(&mut broker, 4 * G), [0, 0, 0, 0, 2]);
+}
+
+/// A quota is a quota, also for those that wait.
+#[test]
+fn there_are_no_more_harvest_vms_than_may_be() {
+    let settings = Settings { harvest_quota: 1, ..Settings::default() };
+    let mut broker = Broker::new(settings).unwrap();
+    let mut host = host(1, 32 * G);
+    host.waiting.push(newcomer(1, NewcomerKind::Harvest, 4 * G));
+    host.waiting.push(newcomer(2, NewcomerKind::Harvest, 4 * G));
+    settle(&mut broker, &mut host, s(0), 8 * G);
+    assert_eq!(host.vms.len(), 1);
+    assert_eq!(broker.waiting().next().unwrap().2, Waits::ForQuota);
+    host.vms.clear();
+    settle(&mut broker, &mut host, s(0), 8 * G);
+    assert_eq!(host.vms[0].id, VmId(2));
+}

@@ -1,0 +1,63 @@
+//! The arguments of a node's agent, which divides its host's memory.
+
+use crate::failure::usage;
+use hecaton_broker::Settings;
+use hecaton_memory::Size;
+use hecaton_node::agent::AgentConfig;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the agent is to do.
+#[derive(clap::Args)]
+pub(crate) struct AgentArgs {
+    /// Has harvest VMs, and what --lend lends, use the memory of this host that no regular virtual machine has,
+    /// and give it back before one misses it; machines are started with `hecaton vm create`
+    #[arg(long, requires = "qmp_dir")]
+    agent: bool,
+    /// The directory of the machines' monitors, which is made if need be; no other agent may have it
+    #[arg(long, value_name = "DIR", requires = "agent")]
+    qmp_dir: Option<PathBuf>,
+    /// Free memory that nobody harvests, so that regular machines start without waiting
+    #[arg(long, value_name = "SIZE", default_value = "0", requires = "agent")]
+    buffer: Size,
+    /// The most of this host's memory that machines and donors have together; the rest is left to other programs
+    /// [default: all that those do not have]
+    #[arg(long, value_name = "SIZE", requires = "agent")]
+    manage: Option<Size>,
+    /// The most that a machine is asked to give back at once
+    #[arg(long, value_name = "SIZE", default_value = "1G", requires = "agent")]
+    batch: Size,
+    /// How long a harvest VM may give nothing back, while a regular machine waits for it, before it is evicted
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "agent")]
+    reclaim_patience: u64,
+    /// How long it may take to give back what a regular machine waits for, before it is evicted
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "agent")]
+    reclaim_time: u64,
+    /// Most harvest VMs on this host [default: no limit]
+    #[arg(long, value_name = "NUMBER", requires = "agent")]
+    harvest_quota: Option<usize>,
+}
+
+impl AgentArgs {
+    /// How the agent is to be, if there is one.
+    pub(crate) fn check(&self) -> anyhow::Result<Option<AgentConfig>> {
+        // Each of the two needs the other.
+        let Some(qmp_dir) = self.qmp_dir.clone().filter(|_| self.agent) else { return Ok(None) };
+        let settings = Settings {
+            buffer_bytes: self.buffer.0,
+            batch_bytes: Some(self.batch.0),
+            patience: Duration::from_secs(self.reclaim_patience),
+            reclaim_time: Duration::from_secs(self.reclaim_time),
+            harvest_quota: self.harvest_quota.unwrap_or(usize::MAX),
+            ..Settings::default()
+        };
+        if let Err(error) = settings.check() {
+            usage!("{error}");
+        }
+        Ok(Some(AgentConfig {
+            qmp_dir,
+            manage_bytes: self.manage.map(|Size(bytes)| bytes),
+            settings,
+        }))
+    }
+}

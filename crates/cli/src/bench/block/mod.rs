@@ -1,0 +1,313 @@
+//! `bench block`: a volume beside servers that have their data in their own memory.
+//!
+//! fio is the client of all over NBD, and a driver of this bench's own of those that are drives over vhost-user.
+//! Within a round each workload goes to every server in turn, each round beginning with another one; ratios are
+//! taken within a round and a front, so that what the machine does meanwhile is in both sides of them.
+
+mod drive;
+mod fio;
+mod server;
+
+use super::{
+    Common,
+    cluster::Cluster,
+    interrupt,
+    stats::{Latencies, Spread},
+    wire::{self, Wire},
+};
+use crate::table::Table;
+use anyhow::{Context as _, ensure};
+use fio::{Measured, Workload};
+use hecaton_memory::{PAGE_SIZE, Size};
+use serde::Serialize;
+use server::{Kind, Server};
+use std::{collections::BTreeMap, path::Path};
+
+/// Arguments of `bench block`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The size of each device, all of which is used.
+    #[arg(long, default_value = "512M")]
+    size: Size,
+    /// How often everything is measured; the medians are reported.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// How long each workload is measured at each server, in each round.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Plain round trips in each round.
+const ROUND_TRIPS: u32 = 2000;
+
+/// What a server is asked in, each with a client that is the same for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Front {
+    Nbd,
+    VhostUser,
+}
+
+impl Front {
+    /// A server's name, of those that are asked in several ways.
+    fn of(self, server: &str) -> String {
+        match self {
+            Front::Nbd => server.to_owned(),
+            Front::VhostUser => format!("{server}, vhost-user"),
+        }
+    }
+}
+
+/// A server, asked in one way.
+struct Target<'a> {
+    kind: Kind,
+    at: Address<'a>,
+}
+
+enum Address<'a> {
+    Nbd(&'a str),
+    VhostUser(&'a Path),
+}
+
+impl Target<'_> {
+    fn measure(&self, workload: &Workload, bytes: u64, seconds: u32) -> anyhow::Result<Measured> {
+        match self.at {
+            Address::Nbd(uri) => fio::measure(uri, workload, bytes, seconds),
+            Address::VhostUser(socket) => drive::measure(socket, workload, bytes, seconds),
+        }
+    }
+
+    fn front(&self) -> Front {
+        match self.at {
+            Address::Nbd(_) => Front::Nbd,
+            Address::VhostUser(_) => Front::VhostUser,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    rounds: usize,
+    seconds: u32,
+    device_bytes: u64,
+    /// Of 4 KiB over a loopback connection, with blocking sockets: medians.
+    tcp_rtt_us: Spread,
+    workloads: Vec<WorkloadReport>,
+    /// Servers that were not measured, and why.
+    skipped: BTreeMap<&'static str, String>,
+}
+
+#[derive(Serialize)]
+struct WorkloadReport {
+    workload: &'static str,
+    block_bytes: u64,
+    depth: u32,
+    servers: Vec<ServerReport>,
+}
+
+#[derive(Serialize)]
+struct ServerReport {
+    server: &'static str,
+    front: Front,
+    requests_per_s: Spread,
+    mb_per_s: f64,
+    p50_us: Spread,
+    p99_us: Spread,
+    /// Requests of hecaton in a second to those of this server, of each round and over the same front.
+    hecaton_ratio: Option<Spread>,
+    /// What hecaton's median request takes longer than this server's, in plain round trips.
+    hecaton_round_trips_more: Option<f64>,
+}
+
+/// What each round measured of one workload, by the place among what is measured.
+type Series = Vec<Vec<Measured>>;
+
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    let common = &args.common;
+    let rounds = if common.quick { 1 } else { args.rounds };
+    let seconds = if common.quick { 1 } else { args.seconds };
+    let bytes = if common.quick { args.size.0.min(64 << 20) } else { args.size.0 };
+    ensure!(rounds > 0, "--rounds 0 would measure nothing");
+    let is_whole = bytes > 0 && bytes.is_multiple_of(1 << 20);
+    ensure!(is_whole, "--size {}: give a multiple of 1M", args.size);
+    fio::require_fio()?;
+    let scratch = common.scratch()?;
+    let cluster = Cluster::find_or_start(common.manager.as_deref(), bytes / 4 * 5, scratch.path())?;
+    let mut skipped = BTreeMap::new();
+    let mut servers = Vec::new();
+    for kind in Kind::ALL {
+        match Server::start(kind, bytes, &cluster, scratch.path()) {
+            Ok(server) => servers.push((kind, server)),
+            Err(error) if kind == Kind::Hecaton => return Err(error),
+            Err(error) => {
+                interrupt::check()?;
+                common.say(&format!("WITHOUT {}: {error:#}", kind.name()));
+                skipped.insert(kind.name(), format!("{error:#}"));
+            }
+        }
+    }
+    for (kind, server) in &servers {
+        common.say(&format!("filling {}", kind.name()));
+        fio::fill(&server.uri, bytes).with_context(|| format!("filling {}", kind.name()))?;
+    }
+    let targets = targets(&servers)?;
+    let mut round_trips = Vec::new();
+    let mut series: Vec<Series> = vec![vec![Vec::new(); targets.len()]; Workload::ALL.len()];
+    for round in 0..rounds {
+        round_trips.push(round_trip_us()?);
+        for (workload, series) in Workload::ALL.iter().zip(&mut series) {
+            for turn in 0..targets.len() {
+                let at = (turn + round) % targets.len();
+                let target = &targets[at];
+                let name = target.front().of(target.kind.name());
+                common.say(&format!("round {} of {rounds}: {}, {name}", round + 1, workload.name));
+                let measured = target.measure(workload, bytes, seconds);
+                series[at].push(measured.with_context(|| format!("{} at {name}", workload.name))?);
+                interrupt::check()?;
+            }
+        }
+    }
+    let tcp_rtt_us = Spread::of(&round_trips).context("there is no round")?;
+    let of: Vec<_> = targets.iter().map(|target| (target.kind, target.front())).collect();
+    let workloads = Workload::ALL.iter().zip(&series);
+    let workloads =
+        workloads.map(|(workload, series)| report(workload, &of, series, tcp_rtt_us.median));
+    let workloads = workloads.collect::<Option<Vec<_>>>().context("there is no round")?;
+    let device_bytes = bytes;
+    let report = Report { rounds, seconds, device_bytes, tcp_rtt_us, workloads, skipped };
+    if common.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        show(&report);
+    }
+    Ok(())
+}
+
+/// Each server, and those that are drives once more.
+fn targets<'a>(servers: &'a [(Kind, Server<'a>)]) -> anyhow::Result<Vec<Target<'a>>> {
+    let mut targets = Vec::new();
+    for (kind, server) in servers {
+        targets.push(Target { kind: *kind, at: Address::Nbd(&server.uri) });
+        if let Some(socket) = &server.drive {
+            drive::check(socket).with_context(|| format!("the drive of {}", kind.name()))?;
+            targets.push(Target { kind: *kind, at: Address::VhostUser(socket) });
+        }
+    }
+    Ok(targets)
+}
+
+/// The median of plain round trips.
+fn round_trip_us() -> anyhow::Result<f64> {
+    let mut wire = Wire::connect(wire::serve()?)?;
+    let mut latencies = Latencies::new();
+    for _ in 0..ROUND_TRIPS {
+        latencies.record(wire.ask(PAGE_SIZE as u64)?);
+    }
+    Ok(latencies.percentiles().p50_us)
+}
+
+/// Nothing if there was no round.
+fn report(
+    workload: &Workload,
+    targets: &[(Kind, Front)],
+    series: &Series,
+    round_trip_us: f64,
+) -> Option<WorkloadReport> {
+    let of = |at: usize, value: fn(&Measured) -> f64| -> Vec<f64> {
+        series[at].iter().map(value).collect()
+    };
+    let mut servers = Vec::new();
+    for (at, (kind, front)) in targets.iter().enumerate() {
+        let ours = targets.iter().position(|target| *target == (Kind::Hecaton, *front))?;
+        let our_p50_us = Spread::of(&of(ours, |measured| measured.p50_us))?.median;
+        let requests_per_s = Spread::of(&of(at, |measured| measured.per_s))?;
+        let p50_us = Spread::of(&of(at, |measured| measured.p50_us))?;
+        let rounds = series[ours].iter().zip(&series[at]);
+        let ratios: Vec<f64> = rounds.map(|(ours, peer)| ours.per_s / peer.per_s).collect();
+        let is_peer = at != ours;
+        servers.push(ServerReport {
+            server: kind.name(),
+            front: *front,
+            mb_per_s: requests_per_s.median * workload.block_bytes as f64 / 1e6,
+            requests_per_s,
+            p99_us: Spread::of(&of(at, |measured| measured.p99_us))?,
+            hecaton_ratio: if is_peer { Spread::of(&ratios) } else { None },
+            hecaton_round_trips_more: is_peer.then(|| (our_p50_us - p50_us.median) / round_trip_us),
+            p50_us,
+        });
+    }
+    let Workload { name, block_bytes, depth, .. } = *workload;
+    Some(WorkloadReport { workload: name, block_bytes, depth, servers })
+}
+
+fn show(report: &Report) {
+    println!(
+        "Medians of {} rounds of {} s, least and most; devices of {}; a plain round trip takes {:.1} µs",
+        report.rounds,
+        report.seconds,
+        Size(report.device_bytes),
+        report.tcp_rtt_us.median
+    );
+    for workload in &report.workloads {
+        println!("\n{} KiB {}", workload.block_bytes >> 10, workload.workload);
+        let mut table =
+            Table::figures(["", "requests/s", "MB/s", "p50", "p99", "hecaton to it", "p50 more"]);
+        for server in &workload.servers {
+            let Spread { median, min, max } = server.requests_per_s;
+            let ratio = server.hecaton_ratio.map_or_else(String::new, |ratio| {
+                format!("{:.2} × ({:.2}–{:.2})", ratio.median, ratio.min, ratio.max)
+            });
+            let more = server.hecaton_round_trips_more;
+            table.row([
+                server.front.of(server.server),
+                format!("{median:.0} ({min:.0}–{max:.0})"),
+                format!("{:.0}", server.mb_per_s),
+                format!("{:.0} µs", server.p50_us.median),
+                format!("{:.0} µs", server.p99_us.median),
+                ratio,
+                more.map_or_else(String::new, |more| format!("{more:.1} round trips")),
+            ]);
+        }
+        print!("{table}");
+    }
+    println!();
+    for (server, why) in &report.skipped {
+        println!("Without {server}: {why}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_the_same_round_and_front() {
+        let measured = |per_s, p50_us| Measured { per_s, p50_us, p99_us: 1.0 };
+        let series = vec![
+            vec![measured(100.0, 30.0), measured(10.0, 30.0), measured(60.0, 30.0)],
+            vec![measured(200.0, 10.0), measured(10.0, 10.0), measured(20.0, 10.0)],
+            vec![measured(80.0, 40.0); 3],
+            vec![measured(40.0, 20.0); 3],
+        ];
+        let targets = [
+            (Kind::Hecaton, Front::Nbd),
+            (Kind::Nbdkit, Front::Nbd),
+            (Kind::Hecaton, Front::VhostUser),
+            (Kind::Qemu, Front::VhostUser),
+        ];
+        let report = report(&Workload::ALL[0], &targets, &series, 10.0).unwrap();
+        let [ours, nbdkit, drive, qemu] = &report.servers[..] else { panic!("four were measured") };
+        assert!(ours.hecaton_ratio.is_none() && drive.hecaton_ratio.is_none());
+        assert_eq!(nbdkit.hecaton_ratio, Some(Spread { median: 1.0, min: 0.5, max: 3.0 }));
+        assert_eq!(nbdkit.hecaton_round_trips_more, Some(2.0));
+        assert_eq!(nbdkit.requests_per_s.median, 20.0);
+        assert!((nbdkit.mb_per_s - 20.0 * 4096.0 / 1e6).abs() < 1e-9);
+        assert_eq!(qemu.hecaton_ratio, Some(Spread { median: 2.0, min: 2.0, max: 2.0 }));
+        assert_eq!(qemu.hecaton_round_trips_more, Some(2.0));
+        let nothing = vec![vec![]; 4];
+        assert!(super::report(&Workload::ALL[0], &targets, &nothing, 1.0).is_none());
+    }
+}

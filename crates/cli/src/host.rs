@@ -1,0 +1,240 @@
+//! `hecaton host`: who has which part of this host's memory.
+
+use crate::cluster::ClusterArgs;
+use crate::table::Table;
+use anyhow::Context as _;
+use clap::Subcommand;
+use hecaton_broker::{NewcomerKind, Waits};
+use hecaton_memory::Size;
+use hecaton_node::agent::{AgentReport, MachineState};
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, stdout};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+/// How often `watch` looks.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Puts the terminal's cursor into its corner, and clears what is below.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// The commands about this host.
+#[derive(Subcommand)]
+pub(crate) enum Host {
+    /// Shows every byte of this host's memory by who has it, the machines, and those that wait
+    Status(StatusArgs),
+    /// Shows the same every second, until it is interrupted
+    Watch(WatchArgs),
+}
+
+/// Arguments of `hecaton host status`.
+#[derive(clap::Args)]
+pub(crate) struct StatusArgs {
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// Arguments of `hecaton host watch`.
+#[derive(clap::Args)]
+pub(crate) struct WatchArgs {
+    /// Prints one JSON object a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+pub(crate) fn run(host: &Host) -> anyhow::Result<ExitCode> {
+    match host {
+        Host::Status(args) => print!("{}", shown(&look(&args.cluster)?, args.json)?),
+        Host::Watch(args) => watch(args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn watch(args: &WatchArgs) -> anyhow::Result<()> {
+    let clears = stdout().is_terminal() && !args.json;
+    loop {
+        let text = shown(&look(&args.cluster)?, args.json)?;
+        match (clears, args.json) {
+            (true, _) => print!("{CLEAR}{text}"),
+            (false, true) => print!("{text}"),
+            (false, false) => println!("{text}"),
+        }
+        thread::sleep(INTERVAL);
+    }
+}
+
+fn look(cluster: &ClusterArgs) -> anyhow::Result<AgentReport> {
+    let report = cluster.need_local_node()?.status()?;
+    report.agent.with_context(|| {
+        format!(
+            "node {} has no agent, or not looked yet; start it with --agent --qmp-dir DIR",
+            report.name
+        )
+    })
+}
+
+fn shown(report: &AgentReport, json: bool) -> anyhow::Result<String> {
+    match json {
+        true => Ok(serde_json::to_string(report)? + "\n"),
+        false => Ok(text(report)),
+    }
+}
+
+fn text(report: &AgentReport) -> String {
+    let mut heading = vec!["MEMORY".to_owned()];
+    heading.extend(report.nodes.iter().map(|node| format!("NUMA {}", node.node)));
+    heading.push("HOST".to_owned());
+    let mut table = Table::figures(heading);
+    let mut row = |name: &str, cells: Vec<u64>| {
+        let sum = cells.iter().sum();
+        let cells = cells.into_iter().chain([sum]).map(|bytes| Size(bytes).to_string());
+        table.row(std::iter::once(name.to_owned()).chain(cells));
+    };
+    let classes: Vec<_> = report.nodes.iter().map(|node| node.classes()).collect();
+    let names = classes.first().into_iter().flatten().map(|(name, _)| *name);
+    for (at, name) in names.enumerate() {
+        row(&name.replace('_', " "), classes.iter().map(|classes| classes[at].1).collect());
+    }
+    let overdrawn: Vec<u64> = report.nodes.iter().map(|node| node.ledger.overdrawn_bytes).collect();
+    if overdrawn.iter().any(|bytes| *bytes > 0) {
+        row("counted twice", overdrawn);
+    }
+    row("all", report.nodes.iter().map(|node| node.host_bytes).collect());
+    let mut text = table.to_string();
+    if !report.machines.is_empty() {
+        let mut table = Table::new([
+            "MACHINE",
+            "KIND",
+            "STATE",
+            ">BASE",
+            ">HARVESTED",
+            ">ASKED",
+            ">MAX",
+            ">IN MEMORY",
+        ]);
+        for machine in &report.machines {
+            let size = |bytes| Size(bytes).to_string();
+            table.row([
+                machine.name.clone(),
+                kind(machine.kind).to_owned(),
+                state(machine.state).to_owned(),
+                size(machine.base_bytes),
+                size(machine.harvested_bytes),
+                size(machine.requested_bytes),
+                size(machine.max_bytes),
+                size(machine.held_bytes),
+            ]);
+        }
+        let _ = write!(text, "\n{table}");
+    }
+    if !report.waiting.is_empty() {
+        let mut table = Table::new(["WAITING", "KIND", ">SIZE", ">SECONDS", "FOR"]);
+        for newcomer in &report.waiting {
+            table.row([
+                newcomer.name.clone(),
+                kind(newcomer.kind).to_owned(),
+                Size(newcomer.bytes).to_string(),
+                (newcomer.waiting_ms / 1000).to_string(),
+                waits(newcomer.waits),
+            ]);
+        }
+        let _ = write!(text, "\n{table}");
+    }
+    text
+}
+
+fn kind(kind: NewcomerKind) -> &'static str {
+    match kind {
+        NewcomerKind::Regular => "regular",
+        NewcomerKind::Spot => "spot",
+        NewcomerKind::Harvest => "harvest",
+    }
+}
+
+fn state(state: MachineState) -> &'static str {
+    match state {
+        MachineState::Starting => "starting",
+        MachineState::Running => "running",
+        MachineState::Silent => "silent",
+        MachineState::Warned => "warned",
+        MachineState::ShuttingDown => "shutting down",
+        MachineState::Evicted => "evicted",
+    }
+}
+
+fn waits(waits: Option<Waits>) -> String {
+    match waits {
+        Some(Waits::ForMemory { missing_bytes }) => format!("{} of others", Size(missing_bytes)),
+        Some(Waits::ForRoom) => "room".to_owned(),
+        Some(Waits::ForQuota) => "a harvest VM to end".to_owned(),
+        Some(Waits::AfterEviction) => "some time after its eviction".to_owned(),
+        None => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_broker::{Counters, NodeLedger};
+    use hecaton_node::agent::{MachineReport, NewcomerReport, NodeMemoryReport};
+
+    #[test]
+    fn every_byte_is_in_a_row() {
+        let ledger = NodeLedger {
+            total_bytes: 6 << 30,
+            regular_bytes: 3 << 30,
+            harvested_bytes: 2 << 30,
+            buffer_bytes: 1 << 30,
+            ..NodeLedger::default()
+        };
+        let node =
+            |node| NodeMemoryReport { node, host_bytes: 8 << 30, unmanaged_bytes: 2 << 30, ledger };
+        let report = AgentReport {
+            qmp_dir: "/run/vms".into(),
+            buffer_bytes: 2 << 30,
+            nodes: vec![node(0), node(1)],
+            machines: vec![MachineReport {
+                name: "h".into(),
+                kind: NewcomerKind::Harvest,
+                state: MachineState::ShuttingDown,
+                pid: 7,
+                base_bytes: 1 << 30,
+                max_bytes: 4 << 30,
+                requested_bytes: 1 << 30,
+                harvested_bytes: 2 << 30,
+                held_bytes: 3 << 30,
+            }],
+            waiting: vec![NewcomerReport {
+                name: "r".into(),
+                kind: NewcomerKind::Regular,
+                bytes: 2 << 30,
+                waiting_ms: 1500,
+                waits: Some(Waits::ForMemory { missing_bytes: 1 << 30 }),
+            }],
+            counters: Counters::default(),
+        };
+        for node in &report.nodes {
+            let sum: u64 = node.classes().iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(sum, node.host_bytes);
+        }
+        let text = text(&report);
+        let line = |words: &str| {
+            let is_it = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") == words;
+            assert!(text.lines().any(is_it), "{words}:\n{text}");
+        };
+        line("MEMORY NUMA 0 NUMA 1 HOST");
+        line("unmanaged 2G 2G 4G");
+        line("all 8G 8G 16G");
+        line("h harvest shutting down 1G 2G 1G 4G 3G");
+        line("r regular 2G 1 1G of others");
+        assert!(!text.contains("counted twice"));
+        let again: AgentReport = serde_json::from_str(&shown(&report, true).unwrap()).unwrap();
+        assert_eq!(again, report);
+    }
+}

@@ -1,0 +1,209 @@
+//! `hecaton policy`: who of the cluster may hold how much of the pool.
+
+use crate::cluster::ClusterArgs;
+use crate::failure::{Usage, usage};
+use clap::{Subcommand, ValueEnum};
+use hecaton_memory::{PAGE_SIZE, Size};
+use hecaton_policy::cluster::choice::{Choice, Named};
+use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, tlp};
+use serde::Serialize;
+use std::process::ExitCode;
+
+/// Who may hold how much of the pool.
+#[derive(Subcommand)]
+pub(crate) enum Policy {
+    /// Shows the policy by which the pool is divided
+    Show(ShowArgs),
+    /// Divides the pool by another policy from now on, while programs run
+    #[command(
+        after_help = "The manager keeps the policy, and each second tells nodes how much of the pool their \
+consumers may use together; nodes divide that. A target is soft: no program is ended and no page is lost by \
+it. What a consumer may hold and holds is in `hecaton status`; what the policies are, in docs/policies.md."
+    )]
+    Set(SetArgs),
+}
+
+/// Arguments of `hecaton policy show`.
+#[derive(clap::Args)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of `hecaton policy set`.
+#[derive(clap::Args)]
+pub(crate) struct SetArgs {
+    /// The policy
+    #[arg(value_enum)]
+    policy: Name,
+    /// tlp: percent of the node's memory by which a target rises, and of itself by which it falls, in a second;
+    /// 2 if nothing is said
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=100))]
+    p: Option<u64>,
+    /// tlp: memory that a consumer may leave unused before its target falls; 4M if nothing is said
+    #[arg(long, value_name = "SIZE")]
+    threshold: Option<Size>,
+    /// tlp: memory that a node keeps free when others ask for it; 64M if nothing is said
+    #[arg(long, value_name = "SIZE")]
+    reserve: Option<Size>,
+    /// greedy-remote: memory that a node asks for in a second in which it had too little; 4000K if nothing is said
+    #[arg(long, value_name = "SIZE")]
+    request: Option<Size>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// Everybody may hold what it gets
+    None,
+    /// Nodes use what they lend themselves; who comes first has it
+    GreedyLocal,
+    /// Who comes first has it, and a node without room asks for other nodes' share
+    GreedyRemote,
+    /// The two-level policy of the vMCA paper
+    Tlp,
+    /// Targets that run ahead of demand, shared evenly among those in want
+    Anticipating,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Shown<'a> {
+    manager: &'a str,
+    policy: Option<Named>,
+}
+
+pub(crate) fn run(policy: &Policy) -> anyhow::Result<ExitCode> {
+    match policy {
+        Policy::Show(args) => show(args),
+        Policy::Set(args) => set(args),
+    }
+}
+
+fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
+    let manager = args.cluster.need_manager()?;
+    let policy = manager.status()?.policy;
+    match args.json {
+        true => {
+            println!("{}", serde_json::to_string(&Shown { manager: &manager.url, policy })?);
+        }
+        false => println!("{}", in_words(policy.as_ref())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn set(args: &SetArgs) -> anyhow::Result<ExitCode> {
+    let choice = args.choice()?;
+    args.cluster.need_manager()?.choose(choice)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl SetArgs {
+    fn choice(&self) -> anyhow::Result<Option<Choice>> {
+        let of_tlp = [
+            ("--p", self.p.is_some()),
+            ("--threshold", self.threshold.is_some()),
+            ("--reserve", self.reserve.is_some()),
+        ];
+        let of_greedy = [("--request", self.request.is_some())];
+        let foreign = of_tlp.iter().filter(|_| self.policy != Name::Tlp);
+        let foreign = foreign.chain(of_greedy.iter().filter(|_| self.policy != Name::GreedyRemote));
+        for (option, is_given) in foreign {
+            if *is_given {
+                let own = if *option == "--request" { "greedy-remote" } else { "tlp" };
+                usage!("{option} is a setting of the policy {own}, and of no other");
+            }
+        }
+        let defaults = tlp::Settings::default();
+        let choice = match self.policy {
+            Name::None => return Ok(None),
+            Name::GreedyLocal => Choice::GreedyLocal {},
+            Name::GreedyRemote => Choice::GreedyRemote {
+                request_pages: pages("--request", self.request, GREEDY_REQUEST_PAGES)?,
+            },
+            Name::Tlp => Choice::Tlp {
+                percent: self.p.unwrap_or(defaults.percent),
+                threshold_pages: pages("--threshold", self.threshold, defaults.threshold_pages)?,
+                reserve_pages: pages("--reserve", self.reserve, defaults.reserve_pages)?,
+            },
+            Name::Anticipating => Choice::Anticipating {},
+        };
+        if let Err(error) = choice.check() {
+            usage!("{error}");
+        }
+        Ok(Some(choice))
+    }
+}
+
+/// Whole pages, or `or` if nothing is said.
+fn pages(option: &str, size: Option<Size>, or: u64) -> anyhow::Result<u64> {
+    let Some(Size(bytes)) = size else { return Ok(or) };
+    match bytes % PAGE_SIZE as u64 {
+        0 => Ok(bytes / PAGE_SIZE as u64),
+        beyond => Err(Usage(format!(
+            "{option} has {beyond} bytes beyond a multiple of the page, {PAGE_SIZE}; say 4M, for example"
+        ))
+        .into()),
+    }
+}
+
+/// The policy, for people.
+pub(crate) fn in_words(policy: Option<&Named>) -> String {
+    let none = || "none: everybody may hold what it gets".to_owned();
+    policy.map_or_else(none, Named::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cli, Command};
+    use clap::Parser as _;
+
+    fn choice(words: &str) -> anyhow::Result<Option<Choice>> {
+        let words = ["hecaton", "policy", "set"].into_iter().chain(words.split(' '));
+        let cli = Cli::try_parse_from(words)?;
+        let Command::Policy(Policy::Set(args)) = cli.command else { panic!("another command") };
+        args.choice()
+    }
+
+    #[test]
+    fn what_is_shown_is_what_was_set() {
+        for words in [
+            "greedy-local",
+            "greedy-remote --request 8M",
+            "tlp --p 5 --threshold 8M --reserve 0",
+            "anticipating",
+        ] {
+            let chosen = choice(words).expect(words);
+            assert_eq!(shown(chosen), words);
+        }
+        assert_eq!(shown(choice("tlp").unwrap()), "tlp --p 2 --threshold 4M --reserve 64M");
+        let request_pages = GREEDY_REQUEST_PAGES;
+        assert_eq!(choice("greedy-remote").unwrap(), Some(Choice::GreedyRemote { request_pages }));
+        assert_eq!(choice("none").unwrap(), None);
+    }
+
+    fn shown(choice: Option<Choice>) -> String {
+        in_words(choice.map(Named::Known).as_ref())
+    }
+
+    #[test]
+    fn settings_of_another_policy_and_parts_of_pages_are_refused() {
+        for (words, part) in [
+            ("greedy-local --p 3", "--p is a setting of the policy tlp"),
+            ("tlp --request 4M", "--request is a setting of the policy greedy-remote"),
+            ("anticipating --reserve 4M", "--reserve is a setting"),
+            ("tlp --threshold 1000", "1000 bytes beyond"),
+            ("greedy-remote --request 0", "greedy-local"),
+            ("tlp --p 0", "0 is not in 1..=100"),
+            ("fair", "possible values"),
+        ] {
+            let error = choice(words).expect_err(words).to_string();
+            assert!(error.contains(part), "{words}: {error}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! `hecaton swap-keeper`: the swap of one program, from before it starts until the last that it left
+//! behind has ended.
+//!
+//! A process of its own, because swap must not stay when `hecaton run` is killed: the kernel swaps to
+//! it whatever becomes of us. Its standard input is a pipe from that command. Down it comes what is
+//! wanted, and up goes what there is; when the pipe ends, the command needs it no more or is dead.
+//! Then it waits until the program's group is empty, and takes everything down: a program whose
+//! command was killed has its memory on, as one on userfaultfd has.
+
+use super::signals::Signals;
+use crate::cgroup::Cgroup;
+use crate::swap_device::{Loop, SwapOn};
+use crate::tools::{self, tool};
+use anyhow::Context as _;
+use hecaton_node::client::NodeClient;
+use hecaton_node::message::{CreateVolume, Export};
+use hecaton_node::volumes::ExportAddress;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+/// Between two looks at the group, and two attempts to delete the volume.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Before other swap that the host may have: what the group swaps goes here.
+const PRIORITY: &str = "100";
+
+/// What `hecaton run` wants.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Wish {
+    /// The node's control socket.
+    pub(super) node: PathBuf,
+    /// The volume to swap to.
+    pub(super) volume: CreateVolume,
+    /// Where it is to be a file.
+    pub(super) file: PathBuf,
+    /// The name of the program's memory cgroup.
+    pub(super) cgroup: String,
+    /// Memory that the group may have on this host.
+    pub(super) local_bytes: u64,
+}
+
+/// What the keeper says when all is in place, or why it is not.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Word {
+    /// The group that the program is to enter.
+    Ready(PathBuf),
+    /// In one line.
+    Failed(String),
+}
+
+pub(crate) fn run() -> anyhow::Result<ExitCode> {
+    // A signal to all of a terminal, or of a session that ends, is no reason to leave swap behind.
+    let _signals = Signals::hold()?;
+    let mut lines = io::stdin().lock().lines();
+    let wish = lines.next().transpose()?.unwrap_or_default();
+    let wish: Wish = serde_json::from_str(&wish)
+        .context("this command is started by `hecaton run`, with a pipe from it")?;
+    let swap = match Swap::set_up(wish) {
+        Ok(swap) => swap,
+        Err(error) => {
+            // The command says it.
+            println!("{}", serde_json::to_string(&Word::Failed(format!("{error:#}")))?);
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    println!("{}", serde_json::to_string(&Word::Ready(swap.cgroup.path().to_owned()))?);
+    for _ in lines {}
+    while swap.cgroup.is_in_use() {
+        thread::sleep(POLL);
+    }
+    drop(swap);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Swap in use, and whose it is. The parts go in the order of the fields.
+struct Swap {
+    cgroup: Cgroup,
+    _on: SwapOn,
+    _device: Loop,
+    _volume: Volume,
+}
+
+impl Swap {
+    fn set_up(wish: Wish) -> anyhow::Result<Swap> {
+        for (program, package) in
+            [("losetup", "mount"), ("mkswap", "util-linux"), ("swapon", "mount")]
+        {
+            tools::require(program, package)?;
+        }
+        let volume = Volume::create(wish.node, wish.volume, wish.file)?;
+        // With a page cache in between, writing pages out would take memory.
+        let device = Loop::direct(&volume.file.to_string_lossy())?;
+        tool("mkswap", &[device.path()])?;
+        let on = SwapOn::with(&["--priority", PRIORITY, "--discard=pages"], device.path())?;
+        let cgroup = Cgroup::new(&wish.cgroup, wish.local_bytes)?;
+        Ok(Swap { cgroup, _on: on, _device: device, _volume: volume })
+    }
+}
+
+/// The volume, as a file. It is deleted when this is dropped.
+struct Volume {
+    node: PathBuf,
+    name: String,
+    file: PathBuf,
+}
+
+impl Volume {
+    fn create(node: PathBuf, wish: CreateVolume, file: PathBuf) -> anyhow::Result<Volume> {
+        let mut client = NodeClient::connect(&node).context("the node does not answer")?;
+        let name = wish.name.clone();
+        client.create_volume(wish)?;
+        let volume = Volume { node, name, file };
+        let address = ExportAddress::Fuse(volume.file.clone());
+        let volume_name = volume.name.clone();
+        client.export_volume(Export {
+            volume: volume_name,
+            address,
+            read_only: false,
+            tls: None,
+        })?;
+        Ok(volume)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // A loop device lets go of its file a moment after it was told to.
+        let deleted = tools::eventually_even_if_interrupted(|| {
+            NodeClient::connect(&self.node)?.delete_volume(&self.name).map_err(anyhow::Error::from)
+        });
+        if let Err(error) = deleted {
+            // Without its node, the volume's process ends as nobody uses it.
+            tracing::warn!(volume = self.name, "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `hecaton vm create`: a virtual machine on this host's own memory, once the node's agent has room for it.
+//!
+//! This process asks, and becomes QEMU when it is admitted: so the agent knows the machine by its process from the
+//! moment it is promised memory, and nobody has to live beside it. Its exit status, terminal and signals
+//! are QEMU's.
+
+use crate::cluster::ClusterArgs;
+use crate::failure::usage;
+use crate::run::find_program;
+use anyhow::{Context as _, bail};
+use hecaton_broker::NewcomerKind;
+use hecaton_memory::Size;
+use hecaton_node::client::{ClientError, NodeClient};
+use hecaton_node::message::{Admitted, CreateVm};
+use hecaton_node::report::check_name;
+use hecaton_vm::create::{self, GROWING_DRIVER, Memory, check_sizes};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long another node is looked for when the one that was asked has been killed.
+const NODE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often.
+const NODE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Arguments of `hecaton vm create`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// All of its memory is its own as long as it runs; others give back what it needs
+    #[arg(long, group = "kind", required = true)]
+    regular: bool,
+    /// As a regular one, and low-priority itself: harvest VMs have more time to give back what it needs
+    #[arg(long, group = "kind", required = true)]
+    spot: bool,
+    /// It has its minimum, and up to its maximum what nobody else needs. Its kernel needs
+    /// memhp_default_state=online_movable on its command line
+    #[arg(long, group = "kind", required = true)]
+    harvest: bool,
+    /// The memory of a regular or spot machine
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["harvest", "min", "max"])]
+    memory: Option<Size>,
+    /// The memory that a harvest VM has as long as it runs
+    #[arg(long, value_name = "SIZE", requires = "harvest")]
+    min: Option<Size>,
+    /// The most memory that a harvest VM has
+    #[arg(long, value_name = "SIZE", requires = "harvest")]
+    max: Option<Size>,
+    /// The host's NUMA node that its memory is to be on [default: one that has room]
+    #[arg(long, value_name = "NODE")]
+    numa: Option<u32>,
+    /// The machine's name on this host [default: vm- and this process's number]
+    #[arg(long)]
+    name: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// QEMU and its arguments, without those about its memory
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl Args {
+    fn wish(&self) -> anyhow::Result<CreateVm> {
+        let (min, max) = match (self.harvest, self.memory, self.min, self.max) {
+            (false, Some(memory), ..) => (memory, memory),
+            (true, _, Some(min), Some(max)) => (min, max),
+            (false, ..) => usage!("give --memory SIZE: how much memory the machine has"),
+            (true, ..) => usage!("give --min SIZE and --max SIZE: a harvest VM needs both"),
+        };
+        if let Err(error) = check_sizes(min.0, max.0) {
+            usage!("{error}");
+        }
+        let name = self.name.clone().unwrap_or_else(|| format!("vm-{}", std::process::id()));
+        if let Err(error) = check_name(&name) {
+            usage!("--name: {error}");
+        }
+        let kind = match (self.harvest, self.spot) {
+            (true, _) => NewcomerKind::Harvest,
+            (false, true) => NewcomerKind::Spot,
+            (false, false) => NewcomerKind::Regular,
+        };
+        Ok(CreateVm { name, kind, bytes: min.0, max_bytes: max.0, numa_node: self.numa })
+    }
+}
+
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let wish = args.wish()?;
+    let program = find_program(&args.command[0])?;
+    // What is wrong with the command line is said before anybody gives memory for it.
+    edit(&args.command[1..], &Memory::plan(&[0], &[wish.bytes], wish.max_bytes), Path::new("x"))?;
+    if wish.max_bytes > wish.bytes {
+        check_can_grow(&program)?;
+    }
+    let Admitted { memory, monitor } = wait_for_memory(args.cluster.need_local_node()?, &wish)?;
+    let arguments = edit(&args.command[1..], &memory, &monitor)?;
+    let error = Command::new(&program).arg0(&args.command[0]).args(arguments).exec();
+    Err(error).with_context(|| format!("cannot start {}", program.display()))
+}
+
+fn edit(arguments: &[OsString], memory: &Memory, monitor: &Path) -> anyhow::Result<Vec<OsString>> {
+    match create::edit(arguments, memory, monitor) {
+        Ok(arguments) => Ok(arguments),
+        Err(error) => usage!("this machine cannot be created: {error}"),
+    }
+}
+
+/// Asks QEMU for its device: without virtio-mem it would end when it is too late.
+fn check_can_grow(program: &Path) -> anyhow::Result<()> {
+    let device = format!("{GROWING_DRIVER},help");
+    let help = Command::new(program).args(["-device", &device]).stdin(Stdio::null()).output();
+    let help = help.with_context(|| format!("cannot start {}", program.display()))?;
+    if !create::can_grow(&String::from_utf8_lossy(&help.stdout)) {
+        bail!(
+            "{} has no {GROWING_DRIVER} (see its `-device {device}`), by which harvest VMs grow and shrink: take QEMU 5.1 \
+             or later for x86-64, or 7.0 for arm64",
+            program.display()
+        );
+    }
+    Ok(())
+}
+
+/// Also over the kill of a node: the next one is asked in its stead, and knows if this machine was admitted.
+fn wait_for_memory(mut client: NodeClient, wish: &CreateVm) -> anyhow::Result<Admitted> {
+    let socket = client.socket().to_owned();
+    loop {
+        match client.create_vm(wish.clone()) {
+            Err(ClientError::Closed | ClientError::Io(_)) => {}
+            answered => return Ok(answered?),
+        }
+        let lost = Instant::now();
+        client = loop {
+            match NodeClient::connect(&socket) {
+                Ok(client) => break client,
+                Err(_) if lost.elapsed() < NODE_PATIENCE => thread::sleep(NODE_INTERVAL),
+                Err(error) => {
+                    return Err(error).with_context(|| {
+                        format!("no node answers at {}; is it running?", socket.display())
+                    });
+                }
+            }
+        };
+    }
+}

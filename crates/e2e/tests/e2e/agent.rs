@@ -1,0 +1,321 @@
+//! A node's agent divides a part of this host among real machines: `hecaton vm create` starts them, and the agent
+//! is killed in between.
+//!
+//! The machines are emulated, and so nobody is evicted for being slow, and nothing is timed.
+
+use crate::{
+    cluster::{Cluster, PATIENCE, all, eventually},
+    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, guests},
+    harness::{Outcome, TestResult},
+    process::{Running, kill_dead, run},
+    restart::start_manager,
+};
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+const M: u64 = 1 << 20;
+
+/// The guest says when it is there, and when it has been given more than 800 MiB.
+const SCRIPT: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/meminfo; }
+    echo guest: waits
+    while [ $(has) -le 800 ]; do sleep 1; done
+    echo guest: has grown; sleep 3600";
+
+/// What is plugged is movable, from the first block on.
+const KERNEL: &str = " memhp_default_state=online_movable";
+
+/// A node with an agent that has 1280 MiB of this host, 64 of which nobody harvests.
+struct Host<'a> {
+    cluster: &'a Cluster,
+    /// None while it is killed. Before its manager.
+    node: Option<Running>,
+    manager: String,
+    _manager: Running,
+    /// Further arguments of the node.
+    arguments: &'a [&'a str],
+}
+
+impl<'a> Host<'a> {
+    fn start(cluster: &'a Cluster) -> anyhow::Result<Self> {
+        Self::start_with(cluster, &[])
+    }
+
+    fn start_with(cluster: &'a Cluster, arguments: &'a [&'a str]) -> anyhow::Result<Self> {
+        // Of its own: what it lends is nobody else's matter.
+        let (running, manager) = start_manager(&cluster.hecaton, "127.0.0.1:0")?;
+        let mut host = Host { cluster, node: None, manager, _manager: running, arguments };
+        host.start_node()?;
+        Ok(host)
+    }
+
+    fn start_node(&mut self) -> anyhow::Result<()> {
+        let mut command = self.node_command("agent-host", "agent-node")?;
+        self.node = Some(Running::spawn(&mut command)?);
+        eventually(|| self.status(), "the agent has looked", PATIENCE, |_| Ok(true))
+    }
+
+    fn node_command(&self, name: &str, dir: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(&self.cluster.hecaton);
+        command.args(["node", "--name", name, "--manager", &self.manager, "--dir"]);
+        command.arg(self.cluster.file(dir)).args(self.arguments).args([
+            "--agent",
+            "--manage",
+            "1280M",
+            "--qmp-dir",
+        ]);
+        command.arg(self.vms()).args(["--buffer", "64M", "--batch", "128M"]);
+        // Emulated guests on a busy machine are slow, and are not to be evicted for it.
+        command.args(["--reclaim-patience", "400", "--reclaim-time", "400"]);
+        // No longer than a failed test leaves its donor.
+        command.args(["--adopt-within", "120"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.cluster.log()?);
+        Ok(command)
+    }
+
+    fn vms(&self) -> PathBuf {
+        self.cluster.file("vms")
+    }
+
+    /// SIGKILL.
+    fn kill_node(&mut self) -> anyhow::Result<()> {
+        let mut node = self.node.take().context("there is no node")?;
+        kill_dead(node.id());
+        node.wait(PATIENCE, || Ok(())).map(drop)
+    }
+
+    /// `hecaton vm create` with these arguments, ready for the machine's own.
+    fn create(&self, arguments: &[&str]) -> Command {
+        let mut command = self.cluster.command("vm");
+        command.arg("create").args(arguments).arg("--dir").arg(self.cluster.file("agent-node"));
+        command.arg("--");
+        command
+    }
+
+    fn machine(&self, guests: &Guests, name: &str, arguments: &[&str]) -> anyhow::Result<Machine> {
+        let mut command = self.create(&[&["--name", name], arguments].concat());
+        let mut words = guests.command_line(Qemu::Backports, SCRIPT);
+        let append = words.iter().position(|word| word == "-append");
+        words[append.context("QEMU has no kernel line")? + 1].push(KERNEL);
+        command.args(words).arg("-no-reboot");
+        Machine::spawn(name, command, self.vms().join(format!("{name}.qmp")))
+    }
+
+    /// What `hecaton host status --json` says.
+    fn status(&self) -> anyhow::Result<Value> {
+        let mut command = self.cluster.command("host");
+        command.args(["status", "--json", "--dir"]).arg(self.cluster.file("agent-node"));
+        let ended = run(&mut command, PATIENCE)?;
+        ended.expect_success("hecaton host status")?;
+        Ok(serde_json::from_slice(&ended.stdout)?)
+    }
+
+    /// Waits until the harvest VM has so many MiB beyond its minimum, and others so many in all.
+    fn until(&self, what: &str, harvested: u64, regular: u64) -> anyhow::Result<()> {
+        eventually(
+            || self.status(),
+            what,
+            GUEST_PATIENCE,
+            |status| {
+                let machines = status["machines"].as_array().context("no machines")?;
+                let harvest = machines.iter().find(|machine| machine["kind"] == "harvest");
+                let harvest = harvest.with_context(|| format!("it is gone: {status}"))?;
+                let others: u64 = machines
+                    .iter()
+                    .filter(|machine| machine["kind"] == "regular")
+                    .filter_map(|machine| machine["base_bytes"].as_u64())
+                    .sum();
+                Ok(harvest["harvested_bytes"] == harvested * M
+                    && harvest["state"] == "running"
+                    && others == regular * M)
+            },
+        )?;
+        println!("    {what}: {harvested} MiB harvested, {regular} MiB of regular VMs");
+        Ok(())
+    }
+}
+
+const CLASSES: [&str; 10] = [
+    "system_bytes",
+    "regular_bytes",
+    "minimum_bytes",
+    "lent_used_bytes",
+    "harvested_bytes",
+    "ephemeral_bytes",
+    "lent_free_bytes",
+    "reserved_bytes",
+    "buffer_bytes",
+    "unassigned_bytes",
+];
+
+/// Every byte is somebody's, and nobody's twice.
+fn adds_up(status: &Value) -> anyhow::Result<()> {
+    for node in status["nodes"].as_array().context("no nodes")? {
+        let bytes = |class: &str| node[class].as_u64().context("a class is missing");
+        let mut sum = bytes("unmanaged_bytes")?;
+        for class in CLASSES {
+            sum += bytes(class)?;
+        }
+        ensure!(sum == bytes("host_bytes")?, "it does not add up: {node}");
+        ensure!(bytes("overdrawn_bytes")? == 0, "something is promised twice: {node}");
+    }
+    Ok(())
+}
+
+/// A harvest VM grows into what is free; regular ones come, and start when it has given what they need; they
+/// leave, and it grows. An agent that is killed while one waits, or between, is the next one's matter alone.
+pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let mut host = Host::start(cluster)?;
+    let mut harvest =
+        host.machine(&guests, "harvest", &["--harvest", "--min", "256M", "--max", "1G"])?;
+    harvest.wait_for("guest: waits")?;
+    host.until("alone, it has its maximum", 768, 0)?;
+    harvest.wait_for("guest: has grown")?;
+
+    let mut first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
+    first.wait_for("guest: waits")?;
+    host.until("a regular VM has come", 448, 512)?;
+
+    // Nobody is there to hear of it, and then somebody else.
+    let mut second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
+    eventually(
+        || host.status(),
+        "it has asked",
+        PATIENCE,
+        |status| Ok(status.to_string().contains("\"second\"")),
+    )?;
+    host.kill_node()?;
+    host.start_node()?;
+    second.wait_for("guest: waits")?;
+    host.until("another one has come, over the kill of the agent", 192, 768)?;
+
+    host.kill_node()?;
+    drop(first);
+    host.start_node()?;
+    host.until("one has left while no agent was there", 704, 256)?;
+    drop(second);
+    host.until("all have left", 768, 0)?;
+    let mut left: Vec<_> = fs::read_dir(host.vms())?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<anyhow::Result<_>>()?;
+    left.sort();
+    ensure!(left == ["agent.lock", "harvest.json", "harvest.qmp"], "{left:?} are left");
+    Ok(Outcome::Passed)
+}
+
+/// A machine whose monitor says nothing stalls nobody else: its memory stays its own, and others are admitted.
+pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let host = Host::start(cluster)?;
+    let mut harvest =
+        host.machine(&guests, "harvest", &["--harvest", "--min", "256M", "--max", "512M"])?;
+    harvest.wait_for("guest: waits")?;
+    host.until("it has its maximum", 256, 0)?;
+    let status = host.status()?;
+    let pid = status["machines"][0]["pid"].as_u64().context("it has no process")?;
+    let stopped = crate::process::Stopped::stop(u32::try_from(pid)?);
+    eventually(
+        || host.status(),
+        "it is known to be silent",
+        PATIENCE,
+        |status| Ok(status["machines"][0]["state"] == "silent"),
+    )?;
+    let mut other = host.machine(&guests, "other", &["--regular", "--memory", "512M"])?;
+    other.wait_for("guest: waits")?;
+    let status = host.status()?;
+    ensure!(status["nodes"][0]["harvested_bytes"] == 256 * M, "it counts no longer: {status}");
+    drop(stopped);
+    host.until("it answers again", 256, 512)?;
+    Ok(Outcome::Passed)
+}
+
+/// What the node lends is what machines leave, and gives way to them. No guest is needed: what a machine was promised
+/// counts from its admission.
+pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
+    let mut host = Host::start_with(cluster, &["--lend", "1G"])?;
+    let lends = |host: &Host<'_>, mib: u64, what: &str| {
+        eventually(
+            || host.status(),
+            what,
+            PATIENCE,
+            |status| {
+                adds_up(status)?;
+                Ok(status["nodes"][0]["lent_free_bytes"] == mib * M)
+            },
+        )
+    };
+    lends(&host, 1024, "it lends all that it may")?;
+    let fake = cluster.file("sleeping-qemu");
+    fs::write(&fake, "#!/bin/sh\nexec sleep 600\n")?;
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755))?;
+    let mut command = host.create(&["--regular", "--memory", "768M"]);
+    let machine = Running::spawn(command.arg(&fake).stdout(Stdio::null()))?;
+    lends(&host, 448, "it lends what the machine and the buffer leave")?;
+    // The donor knows it as well, and outlives its node.
+    host.kill_node()?;
+    host.start_node()?;
+    lends(&host, 448, "it lends no more after the kill of the node")?;
+    let mut command = Command::new(&cluster.hecaton);
+    let ended = run(command.args(["status", "--json", "--manager", &host.manager]), PATIENCE)?;
+    let status: Value = serde_json::from_slice(&ended.stdout)?;
+    let donor = all(&status, "donors").next().context("there is no donor")?;
+    ensure!(donor["stats"]["told_limit_bytes"] == 448 * M, "it was told otherwise: {donor}");
+    drop(machine);
+    lends(&host, 1024, "it lends all again")?;
+    Ok(Outcome::Passed)
+}
+
+/// What cannot be is said in clear words, and no machine is started.
+pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
+    let host = Host::start(cluster)?;
+    // A QEMU without virtio-mem, which says that it was started.
+    let started = cluster.file("started");
+    let fake = cluster.file("fake-qemu");
+    let script = format!(
+        "#!/bin/sh\n[ \"$1 $2\" = \"-device virtio-mem-pci,help\" ] && exit 1\ntouch {}\n",
+        started.display()
+    );
+    fs::write(&fake, script)?;
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755))?;
+    for (arguments, own, words) in [
+        (
+            &["--harvest", "--min", "2G", "--max", "1G"][..],
+            &[][..],
+            "2G is more than the maximum of 1G",
+        ),
+        (&["--regular", "--memory", "3M"], &[], "take 2M or 4M"),
+        (&["--harvest", "--min", "256M", "--max", "513M"], &[], "take 512M or 514M"),
+        (&["--regular"], &[], "give --memory SIZE"),
+        (&["--harvest", "--min", "256M"], &[], "a harvest VM needs both"),
+        (&["--regular", "--memory", "64M"], &["-m", "1G"], "-m 1G: how much memory"),
+        (&["--harvest", "--min", "64M", "--max", "1G"], &[], "has no virtio-mem-pci"),
+        (&["--regular", "--memory", "64M", "--numa", "77"], &[], "no NUMA node 77"),
+        (&["--regular", "--memory", "2G"], &[], "choose another host"),
+        (&["--regular", "--memory", "64M", "--name", "a/b"], &[], "cannot be a name"),
+    ] {
+        let ended = run(host.create(arguments).arg(&fake).args(own), PATIENCE)?;
+        ensure!(!ended.status.success(), "{arguments:?} is taken");
+        ensure!(ended.stderr.contains(words), "{arguments:?}: {}", ended.stderr);
+    }
+    ensure!(!started.exists(), "it was started");
+    // The cluster's own node has no agent.
+    let mut other = cluster.command("host");
+    let ended = run(other.args(["status", "--dir"]).arg(cluster.file("node")), PATIENCE)?;
+    ensure!(ended.stderr.contains("has no agent"), "{}", ended.stderr);
+    // Two agents would promise the same memory twice.
+    let mut second = host.node_command("agent-host-2", "agent-node-2")?;
+    let ended = run(second.stderr(Stdio::piped()), PATIENCE)?;
+    ensure!(ended.stderr.contains("another agent's"), "{}", ended.stderr);
+    let mut large = Command::new(&cluster.hecaton);
+    large.args(["node", "--name", "agent-host-3", "--manager", &host.manager, "--dir"]);
+    large.arg(cluster.file("agent-node-3")).args(["--agent", "--manage", "1G", "--buffer", "2G"]);
+    let ended = run(large.arg("--qmp-dir").arg(cluster.file("vms-3")), PATIENCE)?;
+    ensure!(ended.stderr.contains("a buffer of 2147483648 bytes"), "{}", ended.stderr);
+    Ok(Outcome::Passed)
+}

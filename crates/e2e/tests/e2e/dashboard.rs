@@ -1,0 +1,183 @@
+//! What an administrator sees of a cluster, and does to it, in a browser and in a terminal.
+
+use crate::{
+    browser::{self, Browser},
+    cluster::{Cluster, PATIENCE, all},
+    harness::{Outcome, TestResult},
+    life::program_of,
+    process::{Running, family, kill_dead, missing, name_of, signal},
+};
+use anyhow::{Context as _, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::{
+    io::{Read, Write as _},
+    process::{Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::Instant,
+};
+
+/// The text of an element in the donors' table.
+const fn donor_row() -> &'static str {
+    "const row = name => document.querySelector(`#donors tr[data-key=\"${name}\"]`)?.innerText ?? '';"
+}
+
+/// A program runs, a donor is killed, another one drains: all of it is on the page, and the drain
+/// begins when it is confirmed and not before.
+pub(crate) fn in_a_browser(_: &Cluster) -> TestResult {
+    if let Some(reason) = browser::none_here() {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let cluster = Cluster::start(3, "256M")?;
+    let mut command = cluster.on_pool("24M", env!("CARGO_BIN_EXE_verify-threads"));
+    command.args(["3", "6000", "1000000"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let running = Running::spawn(&mut command)?;
+    program_of(&running)?;
+
+    let page = Browser::open(&cluster.url)?;
+    page.wait("the host", "document.querySelectorAll('#hosts .host .part.lent').length === 1")?;
+    page.wait("the program", "document.querySelectorAll('#consumers tbody tr').length === 1")?;
+    page.wait("the donors", "document.querySelectorAll('#donors tbody tr').length === 3")?;
+    page.wait("who has its memory", "document.querySelectorAll('#flows .ribbon').length > 0")?;
+    page.wait(
+        "faults a second",
+        "/\\d/.test(document.querySelector('#summary [data-key=faults] dd').innerText)",
+    )?;
+    page.wait(
+        "that all is well",
+        "document.querySelector('#alarm-list').innerText.includes('Nothing needs attention')",
+    )?;
+
+    kill_dead(process_of(&cluster, "donor-2")?);
+    page.wait(
+        "that a donor was lost",
+        "[...document.querySelectorAll('#alarm-list li.warning')]\
+         .some(one => one.innerText.includes('donor-2') && one.innerText.includes('was lost'))",
+    )?;
+
+    let drains = |status: &Value| {
+        let donor = all(status, "donors").find(|donor| donor["name"] == "donor-1");
+        Ok(donor.is_some_and(|donor| donor["stats"]["draining"] == true))
+    };
+    page.click("[data-act=drain][data-donor=donor-1]")?;
+    page.wait("the question", "document.querySelector('#confirm').open")?;
+    page.click("#confirm-no")?;
+    page.wait("no question", "!document.querySelector('#confirm').open")?;
+    ensure!(!drains(&cluster.status()?)?, "it drains without having been confirmed");
+    page.click("[data-act=drain][data-donor=donor-1]")?;
+    page.click("#confirm-yes")?;
+    cluster.eventually("donor-1 drains", PATIENCE, drains)?;
+    let shown = |what: &str, condition: &str| {
+        page.wait(what, &format!("(() => {{ {} return {condition} }})()", donor_row()))
+    };
+    shown("that it drains", "row('donor-1').includes('draining')")?;
+    page.wait(
+        "that it is drained",
+        "document.querySelector('#alarm-list').innerText.includes('donor is drained')",
+    )?;
+    page.click("[data-act=undrain][data-donor=donor-1]")?;
+    page.click("#confirm-yes")?;
+    shown("that it serves again", "row('donor-1').includes('serving')")?;
+
+    page.click("[data-act=recall][data-donor=donor-3]")?;
+    page.click("#confirm-yes")?;
+    page.wait(
+        "that nothing is no size",
+        "document.querySelector('#confirm-error').innerText.includes('is no size')",
+    )?;
+
+    page.click("#confirm-no")?;
+    page.wait("no policy", "document.querySelector('#policy').innerText.includes('none')")?;
+    page.click("#policy [data-act=policy]")?;
+    page.click("#confirm-choices input[value=anticipating]")?;
+    page.click("#confirm-yes")?;
+    page.wait(
+        "the policy",
+        "document.querySelector('#policy code')?.innerText === 'anticipating'",
+    )?;
+    page.wait(
+        "the program's target",
+        "document.querySelector('#consumers tbody .meter') !== null",
+    )?;
+    page.wait(
+        "the host's quota",
+        "document.querySelector('#hosts .host').innerText.includes('may use')",
+    )?;
+
+    let console = page.console()?;
+    ensure!(console.is_empty(), "the console says: {console:?}");
+    Ok(Outcome::Passed)
+}
+
+fn process_of(cluster: &Cluster, donor: &str) -> anyhow::Result<u32> {
+    let status = cluster.status()?;
+    let known = all(&status, "donors").find(|one| one["name"] == donor);
+    let pid = known.and_then(|one| one["pid"].as_u64());
+    Ok(u32::try_from(pid.with_context(|| format!("no process of {donor}: {status}"))?)?)
+}
+
+/// `hecaton top` shows the cluster, and leaves the terminal as it was by key and by signal.
+pub(crate) fn in_a_terminal(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("script") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    for by_key in [true, false] {
+        let top = format!(
+            "stty rows 30 cols 110; exec {} top --manager {}",
+            cluster.hecaton.display(),
+            cluster.url
+        );
+        let mut terminal = Running::spawn(
+            Command::new("script")
+                .args(["-qfec", &top, "/dev/null"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null()),
+        )?;
+        let mut keys = terminal.child_mut().stdin.take().context("no input")?;
+        let output = read_on(terminal.child_mut().stdout.take().context("no output")?);
+        let mut said = String::new();
+        read_until(&output, &mut said, "HOSTS")?;
+        ensure!(said.contains("\x1b[?1049h"), "it has no screen of its own: {said:?}");
+        match by_key {
+            true => keys.write_all(b"q")?,
+            false => {
+                let mut all = family(terminal.id()).into_iter();
+                let is_top = |id: &u32| name_of(*id).as_deref() == Some("hecaton");
+                signal(all.find(is_top).context("no `hecaton top`")?, Signal::INT);
+            }
+        }
+        read_until(&output, &mut said, "\x1b[?1049l")?;
+        let ended = terminal.wait(PATIENCE, || Ok(()))?;
+        ensure!(ended.success(), "it ended with {ended}");
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Reads in a thread of its own, so that what is never said is not waited for without end.
+fn read_on(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (tell, said) = channel();
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if tell.send(bytes[..count].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    said
+}
+
+fn read_until(from: &Receiver<Vec<u8>>, said: &mut String, what: &str) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while !said.contains(what) {
+        match from.recv_timeout(PATIENCE.saturating_sub(start.elapsed())) {
+            Ok(bytes) => said.push_str(&String::from_utf8_lossy(&bytes)),
+            Err(error @ (RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) => {
+                return Err(error).with_context(|| format!("no {what:?} in {said:?}"));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,283 @@
+//! Volumes as drives of emulated machines: over vhost-user and NBD, with nothing of Hecaton in the
+//! guest, and attached by the guest's own kernel.
+//!
+//! Scripts name `mkfs.ext4` and `/bin/nbd-client`: busybox has an `mke2fs` and an `nbd-client` of its own.
+
+use crate::{
+    cluster::{Cluster, LONG, all},
+    guest::{Machine, Qemu, Spec, guests},
+    harness::{Outcome, TestResult},
+    process::{kill_dead, run},
+    volume::Disk,
+};
+use anyhow::{Context as _, ensure};
+use hecaton_e2e::Random;
+use std::{fs, path::PathBuf, process::Command};
+
+/// Arguments of QEMU for a drive over vhost-user, which connects again when it has to.
+fn drive(cluster: &Cluster, disk: &Disk<'_>, id: &str, qemu: Qemu) -> anyhow::Result<[String; 4]> {
+    let path = export(cluster, disk, id, &[])?;
+    Ok(drive_at(&path, id, qemu))
+}
+
+/// Has a volume served to machine monitors, and returns the socket.
+fn export(
+    cluster: &Cluster,
+    disk: &Disk<'_>,
+    id: &str,
+    options: &[&str],
+) -> anyhow::Result<String> {
+    let socket = cluster.file(&format!("{id}.vhost"));
+    let path = socket.display().to_string();
+    let said = disk.export(&[&["--vhost-user", &path], options].concat())?;
+    ensure!(said == format!("vhost-user:{path}"), "export says {said}");
+    Ok(path)
+}
+
+fn drive_at(path: &str, id: &str, qemu: Qemu) -> [String; 4] {
+    let reconnect = match qemu {
+        Qemu::Installed => "reconnect=1",
+        Qemu::Backports => "reconnect-ms=200",
+    };
+    [
+        "-chardev".to_owned(),
+        format!("socket,id={id},path={path},{reconnect}"),
+        "-device".to_owned(),
+        format!("vhost-user-blk-pci,chardev={id},num-queues=2"),
+    ]
+}
+
+/// Fills a file system of each kind before a reboot, and finds all of it after.
+const FILE_SYSTEMS: &str = r#"
+load xfs
+big=/mnt/big; mkdir $big
+check() { (cd $1 && md5sum -c -s sums) || exit 1; }
+if mount -t ext4 /dev/vda /mnt 2>/dev/null; then
+  mkdir -p $big; mount -t xfs /dev/vdb $big || exit 1
+  check /mnt; check $big
+  umount $big; umount /mnt
+  e2fsck -fn /dev/vda >/dev/null 2>&1 || exit 1
+  xfs_repair -n /dev/vdb >/dev/null 2>&1 || exit 1
+  exit 0
+fi
+rmdir $big
+mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && mkdir $big || exit 1
+mkfs.xfs -q /dev/vdb && mount -t xfs /dev/vdb $big || exit 1
+fill() {
+  i=0
+  while [ $i -lt $2 ]; do
+    dd if=/dev/urandom of=$1/f$i bs=64k count=16 2>/dev/null || exit 1
+    (cd $1; md5sum f$i >>sums)
+    echo guest: filled $1 $i
+    [ $((i % 4)) != 0 ] || sync
+    i=$((i + 1))
+  done
+}
+fill /mnt 20
+fill $big 6
+rm /mnt/f5 $big/f5; sed -i /f5/d /mnt/sums $big/sums
+sync; fstrim /mnt; fstrim $big
+echo 3 >/proc/sys/vm/drop_caches
+check /mnt; check $big
+umount $big; umount /mnt
+echo guest: full
+reboot -f
+"#;
+
+/// The process that serves a drive is killed again and again as a guest fills it, a donor too. The guest
+/// notices nothing, and finds all of it after a reboot.
+pub(crate) fn file_systems_outlive_what_is_killed(_: &Cluster) -> TestResult {
+    let guests = guests!();
+    let cluster = Cluster::start(3, "400M")?;
+    let small = Disk::create(&cluster, "small", "96M", &["--mirror", "2"])?;
+    let big = Disk::create(&cluster, "big", "320M", &["--mirror", "2"])?;
+    let mut arguments = drive(&cluster, &small, "small", Qemu::Backports)?.to_vec();
+    arguments.extend(drive(&cluster, &big, "big", Qemu::Backports)?);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let spec = Spec { script: FILE_SYSTEMS, arguments: &arguments, ..Spec::default() };
+    let mut machine = Machine::start_alone(&cluster, &guests, &spec)?;
+    // As it begins to write all of it back.
+    for at in [4, 8, 12, 16] {
+        machine.wait_for(&format!("guest: filled /mnt {at}"))?;
+        kill_dead(small.pid()?);
+    }
+    machine.wait_for("guest: filled /mnt/big 2")?;
+    let status = cluster.status()?;
+    let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
+    kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+    kill_dead(big.pid()?);
+    machine.wait_for("guest: full")?;
+    machine.wait_for("guest: ready")?;
+    // While it boots, and its firmware and kernel set their queues up.
+    kill_dead(small.pid()?);
+    machine.succeed()?;
+    for disk in [&small, &big] {
+        let status = disk.status()?;
+        let stats = &status["stats"];
+        ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{status}");
+    }
+    ensure!(small.status()?["restarts"].as_u64() == Some(5), "{}", small.status()?);
+    for disk in [small, big] {
+        cluster.eventually("nobody is connected", LONG, |_| {
+            Ok(disk.status()?["stats"]["clients"] == 0)
+        })?;
+        disk.delete()?;
+    }
+    cluster.wait_until_idle(LONG)?;
+    Ok(Outcome::Passed)
+}
+
+/// Fills a file system and reads it back from the drive.
+const FILL: &str = r#"
+mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /mnt && cd /mnt || exit 1
+dd if=/dev/urandom of=data bs=64k count=384 2>/dev/null && md5sum data >sums || exit 1
+sync; echo 3 >/proc/sys/vm/drop_caches
+md5sum -c -s sums && cd / && umount /mnt && e2fsck -fn /dev/vda >/dev/null 2>&1
+"#;
+
+/// The paper's driver domain: the host has the volumes, each of two guests a drive.
+pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let one = Disk::create(cluster, "one", "64M", &[])?;
+    let other = Disk::create(cluster, "other", "64M", &[])?;
+    let arguments = drive(cluster, &one, "one", Qemu::Installed)?;
+    let mut vhost: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    vhost.push("-no-reboot");
+    let qemu = Qemu::Installed;
+    let spec = Spec { name: "one", script: FILL, arguments: &vhost, qemu, ..Spec::default() };
+    let mut first = Machine::start_alone(cluster, &guests, &spec)?;
+    let nbd = format!("file={},if=virtio,format=raw", other.uri());
+    let nbd = ["-no-reboot", "-drive", &nbd];
+    let spec = Spec { name: "other", script: FILL, arguments: &nbd, ..Spec::default() };
+    let mut second = Machine::start_alone(cluster, &guests, &spec)?;
+    first.succeed()?;
+    second.succeed()?;
+    for disk in [one, other] {
+        cluster.eventually("nobody is connected", LONG, |_| {
+            Ok(disk.status()?["stats"]["clients"] == 0)
+        })?;
+        let status = disk.status()?;
+        let written = status["stats"]["written_bytes"].as_u64();
+        ensure!(status["stats"]["errors"] == 0 && written > Some(24 << 20), "{status}");
+        disk.delete()?;
+    }
+    cluster.wait_until_idle(LONG)?;
+    Ok(Outcome::Passed)
+}
+
+/// Two machines have one drive, which they are told is read only; nobody writes it in another way meanwhile.
+pub(crate) fn two_machines_read_what_neither_writes(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let disk = Disk::create(cluster, "shared", "64M", &[])?;
+    let (random, sum) = random_file(cluster, 64 << 20)?;
+    let copied = run(Command::new("nbdcopy").arg(&random).arg(disk.uri()), LONG)?;
+    copied.expect_success("nbdcopy to the volume")?;
+    let path = export(cluster, &disk, "shared", &["--read-only"])?;
+    let script = format!(
+        "[ $(cat /sys/block/vda/ro) = 1 ] || exit 1
+        [ $(cat /sys/block/vda/queue/discard_max_bytes) = 0 ] || exit 1
+        dd if=/dev/zero of=/dev/vda bs=4k count=1 conv=fsync 2>/dev/null && exit 1
+        dd if=/dev/vda bs=1M 2>/dev/null | md5sum | grep {sum} || exit 1
+        echo guest: read; read -r word </dev/ttyS0"
+    );
+    let arguments = drive_at(&path, "shared", Qemu::Backports);
+    let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    arguments.push("-no-reboot");
+    let spec = |name| Spec { name, script: &script, arguments: &arguments, ..Spec::default() };
+    let mut machines = [
+        Machine::start_alone(cluster, &guests, &spec("one"))?,
+        Machine::start_alone(cluster, &guests, &spec("other"))?,
+    ];
+    for machine in &mut machines {
+        machine.wait_for("guest: read")?;
+    }
+    ensure!(disk.status()?["stats"]["clients"] == 2, "{}", disk.status()?);
+    let mut io = Command::new("qemu-io");
+    let refused = run(io.args(["-f", "raw", "-c", "write 0 4k"]).arg(disk.uri()), LONG)?;
+    ensure!(
+        !refused.status.success() && refused.stderr.contains("(qemu-system-x86"),
+        "{}",
+        refused.stderr
+    );
+    for machine in &mut machines {
+        machine.say("")?;
+        machine.succeed()?;
+    }
+    cluster
+        .eventually("nobody is connected", LONG, |_| Ok(disk.status()?["stats"]["clients"] == 0))?;
+    let status = disk.status()?;
+    ensure!(status["stats"]["errors"] == 0, "{status}");
+    disk.delete()?;
+    cluster.wait_until_idle(LONG)?;
+    fs::remove_file(cluster.file("random"))?;
+    Ok(Outcome::Passed)
+}
+
+/// Random bytes, and what `md5sum` says of them.
+fn random_file(cluster: &Cluster, bytes: usize) -> anyhow::Result<(PathBuf, String)> {
+    let path = cluster.file("random");
+    let mut random = Random(13);
+    let mut contents = Vec::with_capacity(bytes);
+    while contents.len() < bytes {
+        contents.extend(random.next().to_le_bytes());
+    }
+    fs::write(&path, contents)?;
+    let ended = run(Command::new("md5sum").arg(&path), LONG)?;
+    ended.expect_success("md5sum")?;
+    let sum = ended.text().split(' ').next().unwrap_or_default().to_owned();
+    Ok((path, sum))
+}
+
+/// In the guest: its own kernel attaches the volume and swaps on it, with a program larger than the
+/// guest's memory.
+pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let disk = Disk::create(cluster, "swap", "512M", &[])?;
+    let uri = disk.export(&["--nbd", "127.0.0.1:0"])?;
+    let port = uri.rsplit(':').next().and_then(|rest| rest.split('/').next());
+    let port = port.with_context(|| format!("no port in {uri}"))?;
+    let (data, sum) = random_file(cluster, 200 << 20)?;
+    // What reaches this address of QEMU's own network reaches the host's loopback. `dd` has a buffer
+    // that is larger than the guest's memory, fills it, and writes out what is in it. Answers must find
+    // memory to be received into: without a reserve the guest's kernel drops them, and waits ever longer.
+    let script = format!(
+        "load virtio_net nbd
+        echo 16384 >/proc/sys/vm/min_free_kbytes
+        ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up || exit 1
+        /bin/nbd-client -swap -N swap 10.0.2.2 {port} /dev/nbd0 || exit 1
+        mkswap /dev/nbd0 >/dev/null && swapon /dev/nbd0 || exit 1
+        dd if=/dev/vda bs=200M count=1 iflag=fullblock 2>/dev/null | md5sum | grep {sum} || exit 1
+        awk '/^pswpout/ {{ print \"guest: swapped \" $2 }}' /proc/vmstat
+        swapoff /dev/nbd0 && /bin/nbd-client -d /dev/nbd0"
+    );
+    let data = format!("file={},if=virtio,format=raw,readonly=on", data.display());
+    let arguments = [
+        "-no-reboot",
+        "-drive",
+        &data,
+        "-netdev",
+        "user,id=net",
+        "-device",
+        "virtio-net-pci,netdev=net",
+    ];
+    let spec = Spec {
+        name: "swapping",
+        memory: "192M",
+        script: &script,
+        arguments: &arguments,
+        ..Spec::default()
+    };
+    let mut machine = Machine::start_alone(cluster, &guests, &spec)?;
+    let said = machine.wait_for("guest: swapped")?;
+    let pages = said.rsplit(' ').next().and_then(|pages| pages.parse::<u64>().ok());
+    ensure!(pages > Some((64 << 20) / 4096), "the guest has {said}");
+    machine.succeed()?;
+    let status = disk.status()?;
+    ensure!(status["stats"]["errors"] == 0, "{status}");
+    cluster
+        .eventually("nobody is connected", LONG, |_| Ok(disk.status()?["stats"]["clients"] == 0))?;
+    disk.delete()?;
+    cluster.wait_until_idle(LONG)?;
+    fs::remove_file(cluster.file("random"))?;
+    Ok(Outcome::Passed)
+}

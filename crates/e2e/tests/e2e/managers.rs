@@ -1,0 +1,210 @@
+//! Several managers with their registry in etcd: one leads, and another one when that dies, sleeps, or
+//! cannot reach etcd.
+
+use crate::{
+    cluster::{Cluster, PATIENCE, all, hecaton, log_in, scratch},
+    harness::{Outcome, TestResult},
+    process::{Running, Stopped, kill_dead, missing},
+    programs::end_verified,
+};
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+use std::{
+    net::TcpListener,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Members of etcd, and managers: most of them are left when one dies.
+const COUNT: usize = 3;
+
+/// Longer than a manager leads without renewing its lease.
+const OVERSLEPT: Duration = Duration::from_secs(8);
+
+/// The donor that is told something.
+const DONOR: &str = "node-1";
+
+/// Addresses of this host that are free now.
+fn free(count: usize) -> anyhow::Result<Vec<String>> {
+    // All bound before the first is given up, so that they differ.
+    let bound: Result<Vec<_>, _> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
+    bound?.iter().map(|one| Ok(one.local_addr()?.to_string())).collect()
+}
+
+/// Processes that can be killed and started again as they were.
+struct Several {
+    commands: Vec<Box<dyn Fn() -> anyhow::Result<Command>>>,
+    running: Vec<Running>,
+}
+
+impl Several {
+    fn start(commands: Vec<Box<dyn Fn() -> anyhow::Result<Command>>>) -> anyhow::Result<Several> {
+        let running = commands.iter().map(|command| Running::spawn(&mut command()?));
+        let running = running.collect::<anyhow::Result<_>>()?;
+        Ok(Several { commands, running })
+    }
+
+    fn kill(&mut self, index: usize) -> anyhow::Result<()> {
+        kill_dead(self.running[index].id());
+        self.running[index].wait(PATIENCE, || Ok(()))?;
+        Ok(())
+    }
+
+    fn start_again(&mut self, index: usize) -> anyhow::Result<()> {
+        self.running[index] = Running::spawn(&mut self.commands[index]()?)?;
+        Ok(())
+    }
+}
+
+fn members(scratch: &Path, clients: &[String]) -> anyhow::Result<Several> {
+    let peers: Vec<String> = free(COUNT)?.iter().map(|peer| format!("http://{peer}")).collect();
+    let named = peers.iter().enumerate().map(|(index, peer)| format!("m{index}={peer}"));
+    let initial = named.collect::<Vec<_>>().join(",");
+    let commands = clients.iter().zip(peers).enumerate().map(|(index, (client, peer))| {
+        let (data, initial) = (scratch.join(format!("etcd-{index}")), initial.clone());
+        let client = client.clone();
+        let command = move || {
+            let mut command = Command::new("etcd");
+            command.args(["--name", &format!("m{index}"), "--initial-cluster", &initial]);
+            command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+            command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+            // What is tried is not what a power failure leaves.
+            command.arg("--data-dir").arg(&data).arg("--unsafe-no-fsync");
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            Ok(command)
+        };
+        Box::new(command) as Box<dyn Fn() -> anyhow::Result<Command>>
+    });
+    Several::start(commands.collect())
+}
+
+/// `GET /v1/status` of one manager: what it says if it leads.
+fn status_at(url: &str) -> Option<Value> {
+    let agent: ureq::Agent =
+        ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(2))).build().into();
+    agent.get(format!("{url}/v1/status")).call().ok()?.body_mut().read_json().ok()
+}
+
+fn leaders(urls: &[String]) -> Vec<usize> {
+    (0..urls.len()).filter(|index| status_at(&urls[*index]).is_some()).collect()
+}
+
+/// Waits until one of the managers leads that `may`.
+fn leader(urls: &[String], may: impl Fn(usize) -> bool) -> anyhow::Result<usize> {
+    let begun = Instant::now();
+    loop {
+        let leaders = leaders(urls);
+        ensure!(leaders.len() <= 1, "managers {leaders:?} lead");
+        match leaders[..] {
+            [leader] if may(leader) => return Ok(leader),
+            _ if begun.elapsed() > PATIENCE => bail!("none leads of those that may: {leaders:?}"),
+            _ => thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn told_limit(status: &Value) -> Option<u64> {
+    let donor = all(status, "donors").find(|donor| donor["name"] == DONOR)?;
+    donor["stats"]["told_limit_bytes"].as_u64()
+}
+
+/// The leader is killed, sleeps for longer than its lease, and etcd loses a member and then its
+/// majority: one manager leads at most, an order that was taken is never forgotten, and a program
+/// notices nothing.
+pub(crate) fn take_turns(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing("etcd") {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let scratch = scratch()?;
+    let clients: Vec<String> =
+        free(COUNT)?.iter().map(|client| format!("http://{client}")).collect();
+    let mut etcd = members(scratch.path(), &clients)?;
+    let addresses = free(COUNT)?;
+    let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
+    let log = log_in(&scratch)?;
+    let commands = addresses.into_iter().map(|address| {
+        let (etcd, hecaton, log) = (clients.join(","), hecaton()?, log.try_clone()?);
+        let command = move || {
+            let mut command = Command::new(&hecaton);
+            command.args(["manager", "--listen", &address, "--etcd", &etcd]);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.try_clone()?);
+            Ok(command)
+        };
+        Ok(Box::new(command) as Box<dyn Fn() -> anyhow::Result<Command>>)
+    });
+    let mut managers = Several::start(commands.collect::<anyhow::Result<_>>()?)?;
+    leader(&urls, |_| true)?;
+
+    let node = |name: &str| {
+        let mut command = Command::new(hecaton()?);
+        command.args(["node", "--name", name, "--lend", "300M", "--manager", &urls.join(",")]);
+        command.args(["--adopt-within", "0", "--dir"]).arg(scratch.path().join(name));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.try_clone()?);
+        Running::spawn(&mut command)
+    };
+    let mut second = node("node-2")?;
+    let first = node(DONOR)?;
+    let cluster = Cluster::of(urls.join(","), Vec::new(), first, scratch)?;
+    cluster.wait_for_donors(2)?;
+    let mut program = cluster.command("run");
+    program.args(["--local", "16M", "--mirror", "2", "--"]);
+    program.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "8000"]);
+    program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log.try_clone()?);
+    let mut program = Running::spawn(&mut program)?;
+    // It finds its node through the manager that leads.
+    cluster.eventually("the program runs", PATIENCE, |status| {
+        Ok(all(status, "consumers").any(|one| one["state"] == "serving"))
+    })?;
+
+    // Taken, and not told to the donor by this manager any more.
+    let killed = leader(&urls, |_| true)?;
+    let limit = format!("{}/v1/donors/{DONOR}/limit", urls[killed]);
+    ureq::put(format!("{limit}?bytes={}", 250 << 20)).send_empty().context("an order")?;
+    managers.kill(killed)?;
+    cluster.status().context("a command while nobody leads")?;
+    let sleeper = leader(&urls, |index| index != killed)?;
+    cluster.eventually("the order is carried out", PATIENCE, |status| {
+        Ok(told_limit(status) == Some(250 << 20))
+    })?;
+
+    let stopped = Stopped::stop(managers.running[sleeper].id());
+    let third = leader(&urls, |index| index != sleeper)?;
+    thread::sleep(OVERSLEPT);
+    drop(stopped);
+    for _ in 0..20 {
+        let leaders = leaders(&urls);
+        ensure!(leaders == [third], "after one has slept, {leaders:?} lead");
+    }
+    managers.start_again(killed)?;
+
+    etcd.kill(0)?;
+    cluster.eventually("all nodes are up, with most of etcd", PATIENCE, |status| {
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        Ok(nodes.all(|node| node["state"] == "up"))
+    })?;
+    let current = leader(&urls, |_| true)?;
+    let limit = format!("{}/v1/donors/{DONOR}/limit", urls[current]);
+    ureq::delete(&limit).call().context("an order with most of etcd")?;
+    cluster.eventually("that order is carried out", PATIENCE, |status| {
+        Ok(told_limit(status).is_none())
+    })?;
+
+    etcd.kill(1)?;
+    let begun = Instant::now();
+    while !leaders(&urls).is_empty() {
+        ensure!(begun.elapsed() < PATIENCE, "one leads without most of etcd");
+        thread::sleep(Duration::from_millis(100));
+    }
+    etcd.start_again(0)?;
+    etcd.start_again(1)?;
+    leader(&urls, |_| true).context("with all of etcd again")?;
+    cluster.wait_for_donors(2)?;
+
+    end_verified(&cluster, &mut program)?;
+    cluster.wait_until_idle(PATIENCE)?;
+    second.signal(rustix::process::Signal::TERM);
+    second.wait(PATIENCE, || Ok(()))?;
+    Ok(Outcome::Passed)
+}

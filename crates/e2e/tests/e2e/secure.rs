@@ -1,0 +1,89 @@
+//! A cluster with certificates: programs whose pages travel by TLS, donors that are killed, and pagers.
+
+use crate::{
+    cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+    harness::{Outcome, TestResult},
+    process::{Running, kill_dead, run},
+    programs::end_verified,
+};
+use anyhow::{Context as _, ensure};
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// A certificate of the cluster's authority.
+fn issue(pki: &Path, name: &str, role: &str, options: &[&str]) -> anyhow::Result<PathBuf> {
+    let mut command = Command::new(hecaton()?);
+    command.args(["pki", "issue", name, "--role", role]).args(options).arg("--dir").arg(pki);
+    run(&mut command, PATIENCE)?.expect_success("hecaton pki issue")?;
+    Ok(pki.join("issued").join(name))
+}
+
+/// A pager and a donor are killed while a program runs: its pages are copied anew, from donor to donor, and all
+/// of that between nodes that know each other.
+pub(crate) fn pages_travel_by_tls(_: &Cluster) -> TestResult {
+    let scratch = scratch()?;
+    let pki = scratch.path().join("pki");
+    let mut init = Command::new(hecaton()?);
+    run(init.args(["pki", "init", "--dir"]).arg(&pki), PATIENCE)?.expect_success("pki init")?;
+    let own = issue(&pki, "m", "manager", &["--host", "127.0.0.1"])?;
+    let mut command = Command::new(hecaton()?);
+    command.args(["manager", "--json", "--listen", "127.0.0.1:0", "--tls-dir"]).arg(own);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_in(&scratch)?);
+    let mut manager = Running::spawn(&mut command)?;
+    let ready = ready_line(&mut manager)?;
+    let url = ready["manager"].as_str().context("no URL")?.to_owned();
+    let node = |name: &str, options: &[&str]| {
+        let mut command = Command::new(hecaton()?);
+        command.args(["node", "--name", name, "--manager", &url]).args(options);
+        command.arg("--tls-dir").arg(issue(&pki, name, "node", &[])?);
+        command.args(["--adopt-within", "0", "--dir"]).arg(scratch.path().join(name));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_in(&scratch)?);
+        Running::spawn(&mut command)
+    };
+    let lend = ["--lend", "300M"];
+    let mut lenders = ["one", "two", "three"]
+        .map(|name| node(name, &lend))
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    let borrower = node("borrower", &[])?;
+    let admin = issue(&pki, "root", "admin", &[])?;
+    let variable = format!("HECATON_TLS={}", admin.display());
+    let prefix = vec!["env".into(), variable.into()];
+    let dir = scratch.path().join("borrower");
+    let cluster = Cluster::of(url.clone(), prefix, borrower, scratch)?;
+    cluster.wait_for_donors(lenders.len())?;
+
+    let mut program = cluster.command("run");
+    program.env_remove("HECATON_MANAGER").arg("--dir").arg(&dir);
+    program.args(["--local", "16M", "--mirror", "2", "--"]);
+    program.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "8000"]);
+    program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(cluster.log()?);
+    let mut program = Running::spawn(&mut program)?;
+    cluster.eventually("the program's pages are in the pool", PATIENCE, |status| {
+        let lent = |donor: &serde_json::Value| donor["stats"]["lent_pages"].as_u64() > Some(0);
+        Ok(all(status, "donors").filter(|donor| lent(donor)).count() > 1)
+    })?;
+    kill_dead(cluster.pager_of_only_consumer()?);
+    // With its donor, which does not outlive it.
+    let mut killed = lenders.remove(0);
+    kill_dead(killed.id());
+    killed.wait(PATIENCE, || Ok(()))?;
+    cluster.eventually("copies are made anew", PATIENCE, |status| {
+        let filled = |donor: &serde_json::Value| donor["stats"]["pages_filled"].as_u64() > Some(0);
+        Ok(all(status, "donors").any(filled))
+    })?;
+    end_verified(&cluster, &mut program)?;
+    // Or what it has said last would be waited for.
+    run(cluster.command("node").args(["remove", "one"]), PATIENCE)?
+        .expect_success("node remove")?;
+    cluster.wait_until_idle(PATIENCE)?;
+    let log = cluster.log_tail();
+    ensure!(!log.contains("PRIVATE"), "a key is in the log");
+    for mut lender in lenders {
+        lender.signal(rustix::process::Signal::TERM);
+        lender.wait(PATIENCE, || Ok(()))?;
+    }
+    Ok(Outcome::Passed)
+}

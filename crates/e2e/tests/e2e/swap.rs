@@ -1,0 +1,182 @@
+//! Programs that the kernel swaps to a volume, and what is killed under them.
+
+use crate::{
+    cluster::{Cluster, LONG, PATIENCE, all},
+    harness::{Outcome, TestResult},
+    process::{Running, kill_dead, missing, run, signal},
+};
+use anyhow::{Context as _, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
+
+/// Two threads with 160 MiB each: ten times [`LOCAL`].
+const MEMORY: [&str; 2] = ["2", "40960"];
+const LOCAL: &str = "32M";
+
+/// Why the kernel cannot swap to a volume here.
+fn lacking() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("only root swaps".to_owned());
+    }
+    if !Path::new("/dev/fuse").exists() || !Path::new("/dev/loop-control").exists() {
+        return Some("the kernel has no FUSE, or no loop devices".to_owned());
+    }
+    let has_cgroup = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists()
+        || fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")
+            .is_ok_and(|controllers| controllers.contains("memory"));
+    if !has_cgroup {
+        return Some("there is no memory cgroup".to_owned());
+    }
+    ["losetup", "mkswap", "swapon"].into_iter().find_map(missing)
+}
+
+/// `hecaton run --via swap` with a name, ready for a program.
+fn swapping(cluster: &Cluster, options: &[&str]) -> Command {
+    let mut command = cluster.command("run");
+    command.args(["--via", "swap", "--name", "swapping", "--local", LOCAL, "--swap", "400M"]);
+    command.args(options).arg("--").stdin(Stdio::piped());
+    command
+}
+
+/// What the kernel swaps to: the last that was added is the first.
+fn swapped_bytes() -> anyhow::Result<u64> {
+    let swaps = fs::read_to_string("/proc/swaps")?;
+    let used = swaps.lines().skip(1).filter(|line| line.starts_with("/dev/loop"));
+    let used = used.filter_map(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok());
+    Ok(used.sum::<u64>() << 10)
+}
+
+/// Waits until so much is swapped out.
+fn wait_for_swap(running: &mut Running, bytes: u64) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while swapped_bytes()? < bytes {
+        ensure!(matches!(running.child_mut().try_wait(), Ok(None)), "the command has ended");
+        ensure!(start.elapsed() < LONG, "only {} bytes are swapped", swapped_bytes()?);
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Swap, loop device, group and volume have gone.
+fn nothing_is_left(cluster: &Cluster, swaps_before: &str) -> anyhow::Result<()> {
+    // The kernel gives all of it back in pieces before it lets go.
+    cluster.eventually("nothing of the swap is left", LONG, |_| {
+        let loops = run(Command::new("losetup").arg("--all"), PATIENCE)?.text();
+        let groups = ["/sys/fs/cgroup/memory/hecaton-swapping", "/sys/fs/cgroup/hecaton-swapping"];
+        let volumes = cluster.command("volume").args(["list", "--json"]).output()?;
+        Ok(fs::read_to_string("/proc/swaps")? == swaps_before
+            && !loops.contains("-swap-")
+            && groups.iter().all(|group| !Path::new(group).exists())
+            && serde_json::from_slice::<Value>(&volumes.stdout)? == Value::Array(Vec::new()))
+    })
+}
+
+fn server(cluster: &Cluster) -> anyhow::Result<(u32, Value)> {
+    let mut status = cluster.command("volume");
+    let ended = run(status.args(["status", "swapping", "--json"]), PATIENCE)?;
+    ended.expect_success("hecaton volume status")?;
+    let status: Value = serde_json::from_slice(&ended.stdout)?;
+    let pid = status["pid"].as_u64().with_context(|| format!("no process: {status}"))?;
+    Ok((u32::try_from(pid)?, status))
+}
+
+/// All bytes are right, though the process that serves the swap and a donor are killed.
+pub(crate) fn ten_times_the_limit(_: &Cluster) -> TestResult {
+    if let Some(reason) = lacking() {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let before = fs::read_to_string("/proc/swaps")?;
+    let cluster = Cluster::start(3, "700M")?;
+    let mut command = swapping(&cluster, &["--mirror", "2"]);
+    // It gives memory back and takes some at random, so it runs for as long as the test wants it to:
+    // until its standard input ends.
+    let mut running = Running::spawn(command.arg(VERIFY).args(MEMORY))?;
+    let input = running.child_mut().stdin.take();
+    wait_for_swap(&mut running, 200 << 20)?;
+    let (pid, _) = server(&cluster)?;
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap_or_default();
+    let locked_kib: u64 = locked.split_whitespace().next().context("VmLck")?.parse()?;
+    ensure!(locked_kib > 64 << 10, "the serving process has locked {locked}");
+    kill_dead(pid);
+    thread::sleep(Duration::from_secs(1));
+    let donors = cluster.status()?;
+    let donor = all(&donors, "donors").next().and_then(|donor| donor["pid"].as_u64());
+    kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+    thread::sleep(Duration::from_secs(2));
+    drop(input);
+    let ended = running.wait(LONG, || Ok(()))?;
+    ensure!(ended.success(), "the program ended with {ended}\n    {}", cluster.log_tail());
+    nothing_is_left(&cluster, &before)?;
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
+/// A program whose command is killed keeps its memory; when it ends, nothing stays.
+pub(crate) fn its_command_is_killed(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = lacking() {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let before = fs::read_to_string("/proc/swaps")?;
+    let mut command = swapping(cluster, &[]);
+    // It runs until its standard input ends, which is the test's.
+    let mut running = Running::spawn(command.arg(VERIFY).args(MEMORY))?;
+    let input = running.child_mut().stdin.take();
+    wait_for_swap(&mut running, 100 << 20)?;
+    let group = ["/sys/fs/cgroup/memory/hecaton-swapping", "/sys/fs/cgroup/hecaton-swapping"];
+    let group = group.iter().find(|group| Path::new(group).exists()).context("no group")?;
+    let members = fs::read_to_string(format!("{group}/cgroup.procs"))?;
+    let program: u32 = members.trim().parse().with_context(|| format!("members {members:?}"))?;
+    kill_dead(running.id());
+    ensure!(!running.wait(PATIENCE, || Ok(()))?.success(), "it was not killed");
+    // It is to work on for a while.
+    let swapped = swapped_bytes()?;
+    thread::sleep(Duration::from_secs(1));
+    ensure!(Path::new(&format!("/proc/{program}")).exists(), "the program died with its command");
+    ensure!(swapped > 0 && swapped_bytes()? > 0, "the swap went from under it");
+    drop(input);
+    nothing_is_left(cluster, &before)?;
+    Ok(Outcome::Passed)
+}
+
+/// Statuses and signals are the program's; what cannot be is one clear line.
+pub(crate) fn it_ends_as_its_program_does(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = lacking() {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let before = fs::read_to_string("/proc/swaps")?;
+    let ended = run(swapping(cluster, &[]).args(["sh", "-c", "echo out; exit 7"]), PATIENCE)?;
+    ensure!(ended.status.code() == Some(7) && ended.text() == "out\n", "{}", ended.stderr);
+    nothing_is_left(cluster, &before)?;
+    let mut running = Running::spawn(swapping(cluster, &[]).args(["sleep", "100"]))?;
+    thread::sleep(Duration::from_secs(2));
+    signal(running.id(), Signal::TERM);
+    let ended = running.wait(PATIENCE, || Ok(()))?;
+    ensure!(ended.code() == Some(143), "a signal ended it with {ended}");
+    nothing_is_left(cluster, &before)?;
+    let cases: &[(&[&str], &str)] = &[
+        (&["--stats", "/dev/null", "--", "true"], "--stats"),
+        (&["--encrypt", "--", "true"], "--encrypt"),
+        (&["--mirror", "9", "--", "true"], "9 copies"),
+        (&["--", "no-such-program"], "no-such-program"),
+    ];
+    for (arguments, said) in cases {
+        let mut command = cluster.command("run");
+        let ended =
+            run(command.args(["--via", "swap", "--local", LOCAL]).args(*arguments), PATIENCE)?;
+        let what = format!("{arguments:?} said {:?}", ended.stderr);
+        ensure!(!ended.status.success() && ended.stderr.contains(said), "{what}");
+        ensure!(ended.stderr.lines().count() == 1, "{what}: not one line");
+    }
+    nothing_is_left(cluster, &before)?;
+    Ok(Outcome::Passed)
+}

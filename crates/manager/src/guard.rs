@@ -1,0 +1,189 @@
+//! What a web page of somebody else's may not do to a manager through its reader's browser.
+//!
+//! A browser sends requests to any address that a page names, loopback and the inner network
+//! included. Two ways of misusing that are closed here, for all routes:
+//!
+//! - *Cross-site requests.* A request that changes something and says where it comes from (`Origin`,
+//!   which browsers always send with such requests, or `Sec-Fetch-Site`) must come from the manager's
+//!   own page, and be JSON, which no HTML form can send. Programs say neither, and pass.
+//! - *DNS rebinding.* A page whose own name was made to point here is of the same site, as far as the
+//!   browser can tell. But its requests name that site as their `Host`. On loopback, `Host` must be an
+//!   address, `localhost` or this machine's name; elsewhere, where nodes may know the manager by a name
+//!   of any kind, that is asked of requests from browsers that change something.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Where a server listens, as far as it matters here.
+#[derive(Clone, Debug)]
+struct Guard {
+    is_loopback: bool,
+    own_name: String,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Refusal {
+    #[error("the request names no host")]
+    NoHost,
+    #[error(
+        "`{0}` is not a name that this manager answers to: use its address, `localhost` or the \
+         name of its machine"
+    )]
+    Host(String),
+    #[error("a page of `{0}` may not change anything here")]
+    Origin(String),
+    #[error("a request from a page must be application/json")]
+    ContentType,
+}
+
+impl Guard {
+    /// For a server on this address.
+    fn new(address: SocketAddr) -> Guard {
+        let own_name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+        Guard { is_loopback: address.ip().is_loopback(), own_name }
+    }
+
+    fn admit(
+        &self,
+        method: &Method,
+        host: Option<&str>,
+        headers: &HeaderMap,
+    ) -> Result<(), Refusal> {
+        let host = host.ok_or(Refusal::NoHost)?;
+        let is_own = self.is_own(host);
+        if self.is_loopback && !is_own {
+            return Err(Refusal::Host(host.to_owned()));
+        }
+        if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
+            return Ok(());
+        }
+        let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+        if let Some(site @ ("cross-site" | "same-site")) = text("sec-fetch-site") {
+            return Err(Refusal::Origin(text("origin").unwrap_or(site).to_owned()));
+        }
+        let Some(origin) = text("origin") else { return Ok(()) };
+        // The scheme is not compared: there is one server at this host and port.
+        let is_here = origin.split_once("://").is_some_and(|(_, at)| at.eq_ignore_ascii_case(host));
+        if !is_here {
+            return Err(Refusal::Origin(origin.to_owned()));
+        }
+        if !is_own {
+            return Err(Refusal::Host(host.to_owned()));
+        }
+        let kind = text(header::CONTENT_TYPE.as_str()).unwrap_or_default();
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        match kind.eq_ignore_ascii_case("application/json") {
+            true => Ok(()),
+            false => Err(Refusal::ContentType),
+        }
+    }
+
+    /// Whether nobody else's name can be this host: addresses cannot be rebound.
+    fn is_own(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            Some(rest) => {
+                let Some((address, _)) = rest.split_once(']') else { return false };
+                return address.parse::<Ipv6Addr>().is_ok();
+            }
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        let name = name.trim_end_matches('.').to_lowercase();
+        name.parse::<IpAddr>().is_ok() || name == "localhost" || name == self.own_name
+    }
+}
+
+/// Routes of a server on this address, with the guard before them.
+pub(crate) fn guarded(routes: Router, address: SocketAddr) -> Router {
+    routes.layer(from_fn_with_state(Guard::new(address), check))
+}
+
+/// Lets a request pass, or says why not.
+async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    let named = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    match guard.admit(request.method(), authority.or(named), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => {
+            let status = match refusal {
+                Refusal::NoHost => StatusCode::BAD_REQUEST,
+                Refusal::Host(_) => StatusCode::MISDIRECTED_REQUEST,
+                Refusal::Origin(_) => StatusCode::FORBIDDEN,
+                Refusal::ContentType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            };
+            (status, format!("{refusal}\n")).into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::{HeaderName, HeaderValue};
+
+    fn guard(is_loopback: bool) -> Guard {
+        Guard { is_loopback, own_name: "m1".to_owned() }
+    }
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        pairs.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn on_loopback_only_names_that_cannot_be_rebound_are_answered_to() {
+        let admit = |host| guard(true).admit(&Method::GET, Some(host), &HeaderMap::new());
+        for good in
+            ["127.0.0.1:7070", "localhost", "LocalHost:1", "localhost.", "[::1]:7070", "m1:80"]
+        {
+            assert_eq!(admit(good), Ok(()), "{good}");
+        }
+        for bad in
+            ["evil.example:7070", "127.0.0.1.evil.example", "localhost.evil.example", "", "[x"]
+        {
+            assert_eq!(admit(bad), Err(Refusal::Host(bad.to_owned())), "{bad}");
+        }
+        assert_eq!(guard(true).admit(&Method::GET, None, &HeaderMap::new()), Err(Refusal::NoHost));
+    }
+
+    #[test]
+    fn elsewhere_nodes_may_use_any_name_and_pages_may_not() {
+        let guard = guard(false);
+        let none = HeaderMap::new();
+        assert_eq!(guard.admit(&Method::POST, Some("manager.example:7070"), &none), Ok(()));
+        let page = headers(&[
+            ("origin", "http://evil.example:7070"),
+            ("content-type", "application/json"),
+        ]);
+        let rebound = guard.admit(&Method::POST, Some("evil.example:7070"), &page);
+        assert_eq!(rebound, Err(Refusal::Host("evil.example:7070".to_owned())));
+    }
+
+    #[test]
+    fn other_sites_pages_change_nothing() {
+        let admit =
+            |pairs: &[_]| guard(true).admit(&Method::POST, Some("localhost:7070"), &headers(pairs));
+        let own = ("origin", "http://localhost:7070");
+        let json = ("content-type", "application/json; charset=utf-8");
+        assert_eq!(admit(&[own, json]), Ok(()));
+        assert_eq!(admit(&[own, json, ("sec-fetch-site", "same-origin")]), Ok(()));
+        assert_eq!(admit(&[]), Ok(()), "a program");
+        for origin in ["http://evil.example", "null", "http://localhost:7071", "http://localhost"] {
+            let refused = Err(Refusal::Origin(origin.to_owned()));
+            assert_eq!(admit(&[("origin", origin), json]), refused, "{origin}");
+        }
+        let other_port = admit(&[("sec-fetch-site", "same-site")]);
+        assert_eq!(other_port, Err(Refusal::Origin("same-site".to_owned())));
+        for form in ["text/plain", "application/x-www-form-urlencoded", ""] {
+            let refused = admit(&[own, ("content-type", form)]);
+            assert_eq!(refused, Err(Refusal::ContentType), "{form}");
+        }
+        assert_eq!(admit(&[own]), Err(Refusal::ContentType));
+    }
+}

@@ -1,0 +1,602 @@
+//! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
+
+use super::divide::{Lender, divide};
+use super::host_memory::{self, MemoryFile, NodeMemory, OtherUse, managed, memory_files};
+use super::monitor::MachineMonitor;
+use super::process::ProcessId;
+use super::record::{Directory, Record};
+use super::report::{AgentReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport};
+use super::{AgentConfig, AgentError, Arrival, Shared};
+use crate::donors::DonorReport;
+use crate::message::{Admitted, CreateVm};
+use crate::node::Inner;
+use crate::report::check_name;
+use hecaton_broker::{
+    Action, Broker, Device, Elastic, EvictWhy, Harvest, Host, Newcomer, NewcomerKind, NodeNo,
+    NumaNode, Order, Settings, Vm, VmId,
+};
+use hecaton_vm::create::{BLOCK_BYTES, Memory, check_sizes};
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often the host is looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often while somebody waits.
+const BUSY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long the machines that an agent finds at its start may take to say how large they are, before it counts them
+/// as large as they can be.
+const FIRST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long QEMU may take to end when it is told to, before it is killed.
+const QUIT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Most machines of a host.
+const MAX_MACHINES: usize = 1024;
+
+/// All that the agent knows.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    directory: Directory,
+    manage_bytes: Option<u64>,
+    settings: Settings,
+    broker: Broker,
+    begun: Instant,
+    /// The kernel's numbers of the NUMA nodes; the broker's are their places here.
+    nodes: Vec<u32>,
+    memory: Vec<NodeMemory>,
+    other_use: Vec<OtherUse>,
+    last_id: u64,
+    machines: BTreeMap<VmId, Machine>,
+    waiting: Vec<Waiting>,
+    lending: Lending,
+}
+
+/// A machine that was admitted.
+#[derive(Debug)]
+struct Machine {
+    record: Record,
+    monitor: MachineMonitor,
+    /// It was there before this agent, which may have to count it as large as it can be.
+    was_found: bool,
+    /// As of this look.
+    files: Vec<MemoryFile>,
+    is_shutting_down: bool,
+    /// Since when it is to be gone.
+    evicted: Option<Instant>,
+}
+
+/// One that waits to be admitted.
+#[derive(Debug)]
+struct Waiting {
+    newcomer: Newcomer,
+    wish: CreateVm,
+    process: ProcessId,
+    since: Instant,
+    answer: Sender<Result<Admitted, String>>,
+}
+
+/// The donors' limit: the one in force, and one that they have not all confirmed.
+#[derive(Debug, Default)]
+struct Lending {
+    limit_bytes: u64,
+    done: Order,
+    ordered: Option<(Order, u64, Vec<u64>)>,
+    ephemeral_done: Order,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        config: &AgentConfig,
+        directory: Directory,
+        lend_bytes: u64,
+        shared: Arc<Shared>,
+    ) -> Result<Keeper, AgentError> {
+        let memory = host_memory::read()?;
+        let totals: Vec<u64> = memory.iter().map(|node| node.total_bytes).collect();
+        let host = totals.iter().sum();
+        if let Some(manage) = config.manage_bytes.filter(|manage| *manage > host) {
+            return Err(AgentError::Manage { manage, host });
+        }
+        if lend_bytes > 0 && memory.len() > 1 {
+            return Err(AgentError::LendsOnSeveralNodes(memory.len()));
+        }
+        let settings = Settings { lend_cap_bytes: lend_bytes, ..config.settings.clone() };
+        settings.check_host(&managed(&totals, config.manage_bytes))?;
+        Ok(Keeper {
+            shared,
+            directory,
+            manage_bytes: config.manage_bytes,
+            broker: Broker::new(settings.clone())?,
+            settings,
+            begun: Instant::now(),
+            nodes: memory.iter().map(|node| node.node).collect(),
+            other_use: memory.iter().map(|_| OtherUse::default()).collect(),
+            memory,
+            last_id: 0,
+            machines: BTreeMap::new(),
+            waiting: Vec::new(),
+            lending: Lending::default(),
+        })
+    }
+
+    /// Until the agent is stopped, or its node is gone.
+    pub(super) fn run(mut self, node: &Weak<Inner>) {
+        self.find_machines();
+        if let Some(node) = node.upgrade() {
+            self.lending.limit_bytes = node.host_limits().iter().sum();
+        }
+        while !self.shared.stop.is_set() {
+            let Some(node) = node.upgrade() else { return };
+            self.step(&node);
+            drop(node);
+            let is_quiet = self.waiting.is_empty();
+            self.shared.bell.wait(if is_quiet { INTERVAL } else { BUSY_INTERVAL });
+        }
+    }
+
+    /// The machines that an agent before this one has left.
+    fn find_machines(&mut self) {
+        let records = self.directory.records().unwrap_or_else(|error| {
+            tracing::error!(%error, dir = %self.directory.path().display(), "cannot be read");
+            Vec::new()
+        });
+        for record in records {
+            if !record.process.is_alive() {
+                self.directory.remove(&record.name);
+                continue;
+            }
+            let name = record.name.clone();
+            if let Err(error) = self.enter(record, true) {
+                tracing::error!(vm = name, error, "a machine is left out, and counts as other use");
+            }
+        }
+        let begun = Instant::now();
+        let is_undecided = |machine: &Machine| !machine.monitor.heard().is_decided();
+        while self.machines.values().any(is_undecided) && begun.elapsed() < FIRST_PATIENCE {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn enter(&mut self, record: Record, was_found: bool) -> Result<VmId, String> {
+        let socket = self.directory.socket(&record.name)?;
+        let monitor = MachineMonitor::start(socket, record.process.pid);
+        let monitor =
+            monitor.map_err(|error| format!("its monitor cannot be followed: {error}"))?;
+        let id = self.next_id();
+        let machine = Machine {
+            record,
+            monitor,
+            was_found,
+            files: Vec::new(),
+            is_shutting_down: false,
+            evicted: None,
+        };
+        self.machines.insert(id, machine);
+        Ok(id)
+    }
+
+    fn next_id(&mut self) -> VmId {
+        self.last_id += 1;
+        VmId(self.last_id)
+    }
+
+    fn step(&mut self, node: &Inner) {
+        self.take_arrivals();
+        self.forget_who_is_gone();
+        match host_memory::read() {
+            Ok(memory) => self.memory = memory,
+            Err(error) => tracing::warn!(%error, "the host's memory cannot be read"),
+        }
+        let donors = node.donor_reports();
+        let now = self.begun.elapsed();
+        let host = self.look(&donors, now);
+        for action in self.broker.step(&host, now) {
+            self.carry_out(action, node, &donors);
+        }
+        let report = self.report();
+        *self.shared.report() = Some(report);
+    }
+
+    /// Checks who came, and puts them into the queue.
+    fn take_arrivals(&mut self) {
+        let arrivals = match &mut *self.shared.arrivals() {
+            Some(arrivals) => std::mem::take(arrivals),
+            None => return,
+        };
+        for arrival in arrivals {
+            let Arrival { wish, process, answer } = arrival;
+            // One who has gone away needs no answer.
+            match self.receive(&wish, process) {
+                Ok(Received::IsThere(admitted)) => drop(answer.send(Ok(admitted))),
+                Ok(Received::Waits(at)) => self.waiting[at].answer = answer,
+                Ok(Received::Comes(newcomer)) => {
+                    let since = Instant::now();
+                    self.waiting.push(Waiting { newcomer, wish, process, since, answer });
+                }
+                Err(reason) => drop(answer.send(Err(reason))),
+            }
+        }
+    }
+
+    fn receive(&mut self, wish: &CreateVm, process: ProcessId) -> Result<Received, String> {
+        check_name(&wish.name).map_err(|error| error.to_string())?;
+        let monitor = self.directory.socket(&wish.name)?;
+        check_sizes(wish.bytes, wish.max_bytes).map_err(|error| error.to_string())?;
+        let known = self.machines.values().find(|machine| machine.record.name == wish.name);
+        if let Some(machine) = known {
+            // Its launcher has lost the agent that admitted it before it heard so.
+            return match machine.record.process == process {
+                true => Ok(Received::IsThere(Admitted {
+                    memory: machine.record.memory.clone(),
+                    monitor,
+                })),
+                false => Err(self.taken(&wish.name)),
+            };
+        }
+        if let Some(at) = self.waiting.iter().position(|waiting| waiting.wish.name == wish.name) {
+            return match self.waiting[at].process == process {
+                true => Ok(Received::Waits(at)),
+                false => Err(self.taken(&wish.name)),
+            };
+        }
+        if self.machines.len() + self.waiting.len() >= MAX_MACHINES {
+            return Err(format!("{MAX_MACHINES} machines are the most that one agent has"));
+        }
+        let node = wish.numa_node.map(|number| {
+            let at = self.nodes.iter().position(|node| *node == number);
+            at.ok_or_else(|| {
+                let there: Vec<_> = self.nodes.iter().map(u32::to_string).collect();
+                format!("the host has no NUMA node {number}; it has {}", there.join(", "))
+            })
+        });
+        let node = node.transpose()?;
+        Ok(Received::Comes(Newcomer {
+            id: self.next_id(),
+            kind: wish.kind,
+            bytes: wish.bytes,
+            node,
+        }))
+    }
+
+    fn taken(&self, name: &str) -> String {
+        format!("there is a machine `{name}` already; choose another name")
+    }
+
+    fn forget_who_is_gone(&mut self) {
+        self.waiting.retain(|waiting| waiting.process.is_alive());
+        let directory = &self.directory;
+        self.machines.retain(|_, machine| {
+            let is_alive = machine.record.process.is_alive();
+            if !is_alive {
+                directory.remove(&machine.record.name);
+            }
+            is_alive
+        });
+    }
+
+    /// The host as the broker is told of it.
+    fn look(&mut self, donors: &[DonorReport], now: Duration) -> Host {
+        for machine in self.machines.values_mut() {
+            machine.files = memory_files(machine.record.process.pid).unwrap_or_default();
+        }
+        let places = Places(&self.nodes);
+        let mut held = vec![0u64; self.nodes.len()];
+        for machine in self.machines.values() {
+            for (node, bytes) in machine.held_by_node(places) {
+                held[node] += bytes;
+            }
+        }
+        let lent = self.lending.look(donors);
+        let totals = self.totals();
+        let managed = managed(&totals, self.manage_bytes);
+        let mut nodes = Vec::new();
+        for at in 0..self.nodes.len() {
+            let memory = self.memory.iter().find(|memory| memory.node == self.nodes[at]);
+            let in_use = memory
+                .map_or(0, |node| node.total_bytes - node.available_bytes.min(node.total_bytes));
+            // Donors are on a host of one node only.
+            let ours = held[at] + committed_bytes(donors);
+            let other = self.other_use[at].note(totals[at], in_use.saturating_sub(ours), now);
+            nodes.push(NumaNode {
+                total_bytes: managed[at],
+                system_bytes: other.saturating_sub(totals[at] - managed[at]),
+                lent: if at == 0 { lent } else { Elastic::default() },
+                ephemeral: Elastic { done: self.lending.ephemeral_done, ..Elastic::default() },
+            });
+        }
+        let vms = self.machines.iter().map(|(id, machine)| machine.look(*id, places)).collect();
+        let waiting = self.waiting.iter().map(|waiting| waiting.newcomer).collect();
+        Host { nodes, vms, waiting }
+    }
+
+    /// What each node has, also one that is not there at the moment.
+    fn totals(&self) -> Vec<u64> {
+        let total = |number: &u32| {
+            let memory = self.memory.iter().find(|memory| memory.node == *number);
+            memory.map_or(0, |memory| memory.total_bytes)
+        };
+        self.nodes.iter().map(total).collect()
+    }
+
+    fn carry_out(&mut self, action: Action, node: &Inner, donors: &[DonorReport]) {
+        match action {
+            Action::Admit { vm, base_bytes } => self.admit(vm, &base_bytes),
+            Action::Refuse { vm, why } => {
+                if let Some(waiting) = self.leave_queue(vm) {
+                    let _ = waiting.answer.send(Err(why.to_string()));
+                }
+            }
+            Action::Grow { vm, node, requested_bytes, order }
+            | Action::Shrink { vm, node, requested_bytes, order, .. } => {
+                let places = Places(&self.nodes);
+                if let Some(machine) = self.machines.get(&vm)
+                    && let Some(part) = machine.part_on(node, places)
+                {
+                    machine.monitor.resize(Memory::device_id(part), requested_bytes, order);
+                }
+            }
+            Action::Lend { limit_bytes, order, .. } | Action::Recall { limit_bytes, order, .. } => {
+                let parts = divide(limit_bytes, &lenders(donors));
+                node.set_host_limits(&parts);
+                self.lending.ordered = Some((order, limit_bytes, parts));
+            }
+            // There are no ephemeral pools: their limit is nothing, and stays so.
+            Action::Ephemeral { order, .. } => self.lending.ephemeral_done = order,
+            Action::Warn { vm, deadline } => {
+                let name = self.name(vm);
+                let left_s = deadline.saturating_sub(self.begun.elapsed()).as_secs();
+                tracing::warn!(vm = name, left_s, "its minimum is needed for a regular VM");
+            }
+            Action::Spare { vm } => tracing::info!(vm = self.name(vm), "its minimum is not needed"),
+            Action::ShutDown { vm, .. } => {
+                if let Some(machine) = self.machines.get_mut(&vm)
+                    && !std::mem::replace(&mut machine.is_shutting_down, true)
+                {
+                    machine.monitor.power_down();
+                }
+            }
+            Action::Evict { vm, why } => self.evict(vm, why),
+        }
+    }
+
+    /// Writes down that the machine is there, and tells its launcher.
+    fn admit(&mut self, vm: VmId, base_bytes: &[u64]) {
+        let Some(waiting) = self.leave_queue(vm) else { return };
+        let Waiting { wish, process, answer, .. } = waiting;
+        let max_bytes = match wish.kind {
+            NewcomerKind::Harvest => wish.max_bytes,
+            NewcomerKind::Regular | NewcomerKind::Spot => wish.bytes,
+        };
+        let memory = Memory::plan(&self.nodes, base_bytes, max_bytes);
+        let record =
+            Record { name: wish.name, kind: wish.kind, process, max_bytes, memory: memory.clone() };
+        let entered = self.directory.socket(&record.name).and_then(|monitor| {
+            let written = self.directory.write(&record);
+            written.map_err(|error| {
+                let dir = self.directory.path().display();
+                format!("what it is cannot be written to {dir}: {error}; it is not admitted")
+            })?;
+            // Left by one of this name that was killed: nobody listens there.
+            let _ = std::fs::remove_file(&monitor);
+            let name = record.name.clone();
+            self.enter(record, false).inspect_err(|_| self.directory.remove(&name))?;
+            Ok(Admitted { memory, monitor })
+        });
+        let _ = answer.send(entered);
+    }
+
+    fn leave_queue(&mut self, vm: VmId) -> Option<Waiting> {
+        let at = self.waiting.iter().position(|waiting| waiting.newcomer.id == vm)?;
+        Some(self.waiting.remove(at))
+    }
+
+    fn evict(&mut self, vm: VmId, why: EvictWhy) {
+        let Some(machine) = self.machines.get_mut(&vm) else { return };
+        let name = &machine.record.name;
+        match machine.evicted {
+            None => {
+                tracing::warn!(vm = name, "it is evicted: {why}");
+                machine.evicted = Some(Instant::now());
+                machine.monitor.quit();
+            }
+            Some(since) if since.elapsed() > QUIT_PATIENCE => machine.record.process.kill(),
+            Some(_) => {}
+        }
+    }
+
+    fn name(&self, vm: VmId) -> &str {
+        self.machines.get(&vm).map_or("", |machine| &machine.record.name)
+    }
+
+    fn report(&self) -> AgentReport {
+        let ledgers = &self.broker.ledger().nodes;
+        let nodes = self.nodes.iter().zip(self.totals()).zip(ledgers);
+        let nodes = nodes.map(|((node, host_bytes), ledger)| NodeMemoryReport {
+            node: *node,
+            host_bytes,
+            unmanaged_bytes: host_bytes.saturating_sub(ledger.total_bytes),
+            ledger: *ledger,
+        });
+        let warned: BTreeMap<VmId, Duration> = self.broker.warned().collect();
+        let mut machines: Vec<MachineReport> = self
+            .machines
+            .iter()
+            .map(|(id, machine)| machine.report(warned.contains_key(id)))
+            .collect();
+        machines.sort_by(|a, b| a.name.cmp(&b.name));
+        let states: BTreeMap<_, _> =
+            self.broker.waiting().map(|(id, _, waits)| (id, waits)).collect();
+        let waiting = self.waiting.iter().map(|waiting| NewcomerReport {
+            name: waiting.wish.name.clone(),
+            kind: waiting.wish.kind,
+            bytes: waiting.wish.bytes,
+            waiting_ms: u64::try_from(waiting.since.elapsed().as_millis()).unwrap_or(u64::MAX),
+            waits: states.get(&waiting.newcomer.id).copied(),
+        });
+        AgentReport {
+            qmp_dir: self.directory.path().to_owned(),
+            buffer_bytes: self.settings.buffer_bytes,
+            nodes: nodes.collect(),
+            machines,
+            waiting: waiting.collect(),
+            counters: *self.broker.counters(),
+        }
+    }
+}
+
+/// What became of an arrival.
+enum Received {
+    /// It was admitted already.
+    IsThere(Admitted),
+    /// It waits already, at this place.
+    Waits(usize),
+    /// It is new.
+    Comes(Newcomer),
+}
+
+/// Where the kernel's NUMA nodes stand in the broker's list.
+#[derive(Clone, Copy)]
+struct Places<'a>(&'a [u32]);
+
+impl Places<'_> {
+    /// Of a part of a machine; none if its node is not there any more.
+    fn of(self, host_node: Option<u32>) -> Option<NodeNo> {
+        match host_node {
+            None => Some(0),
+            Some(number) => self.0.iter().position(|node| *node == number),
+        }
+    }
+}
+
+impl Machine {
+    /// What is in memory of a file of this size.
+    fn held_in(&self, bytes: u64) -> u64 {
+        self.files.iter().find(|file| file.bytes == bytes).map_or(0, |file| file.held_bytes)
+    }
+
+    /// What is in memory on each node.
+    fn held_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
+        let parts = self.record.memory.parts.iter();
+        parts
+            .filter_map(|part| {
+                let sizes = [part.base_bytes, part.more_bytes];
+                let held =
+                    sizes.iter().filter(|bytes| **bytes > 0).map(|bytes| self.held_in(*bytes));
+                Some((places.of(part.host_node)?, held.sum()))
+            })
+            .collect()
+    }
+
+    /// Its part on a node of the broker's.
+    fn part_on(&self, node: NodeNo, places: Places<'_>) -> Option<usize> {
+        let mut parts = self.record.memory.parts.iter();
+        parts.position(|part| places.of(part.host_node) == Some(node))
+    }
+
+    /// As the broker is told of it.
+    fn look(&self, id: VmId, places: Places<'_>) -> Vm {
+        let heard = self.monitor.heard();
+        let mut base_bytes = vec![0; places.0.len()];
+        let mut devices = Vec::new();
+        let most = self.record.max_bytes.saturating_sub(self.record.memory.base_bytes());
+        for (number, part) in self.record.memory.parts.iter().enumerate() {
+            let Some(node) = places.of(part.host_node) else { continue };
+            base_bytes[node] += part.base_bytes;
+            if part.more_bytes == 0 {
+                continue;
+            }
+            let id = Memory::device_id(number);
+            let found = heard.devices.iter().find(|device| device.id == id);
+            // One that this agent has admitted begins with nothing; one that was there may have all.
+            let unknown = if self.was_found { part.more_bytes } else { 0 };
+            let requested_bytes = found.map_or(unknown, |device| device.requested_bytes);
+            let plugged_bytes = found.map_or(unknown, |device| device.plugged_bytes);
+            let mut held_bytes = vec![0; places.0.len()];
+            held_bytes[node] = self.held_in(part.more_bytes).max(plugged_bytes);
+            devices.push(Device {
+                node,
+                block_bytes: found.map_or(BLOCK_BYTES, |device| device.block_bytes),
+                max_bytes: most.min(part.more_bytes),
+                requested_bytes,
+                plugged_bytes,
+                held_bytes,
+                scattered_bytes: 0,
+                done: heard.done.get(&id).copied().unwrap_or_default(),
+                is_heard: found.is_some() && heard.is_fresh(),
+            });
+        }
+        let harvest = (self.record.kind == NewcomerKind::Harvest)
+            .then_some(Harvest { max_bytes: self.record.max_bytes, devices });
+        Vm { id, base_bytes, harvest }
+    }
+
+    fn report(&self, is_warned: bool) -> MachineReport {
+        let heard = self.monitor.heard();
+        let state = if self.evicted.is_some() {
+            MachineState::Evicted
+        } else if self.is_shutting_down {
+            MachineState::ShuttingDown
+        } else if is_warned {
+            MachineState::Warned
+        } else if heard.is_fresh() {
+            MachineState::Running
+        } else if heard.is_known() || self.was_found {
+            MachineState::Silent
+        } else {
+            MachineState::Starting
+        };
+        MachineReport {
+            name: self.record.name.clone(),
+            kind: self.record.kind,
+            state,
+            pid: self.record.process.pid,
+            base_bytes: self.record.memory.base_bytes(),
+            max_bytes: self.record.max_bytes,
+            requested_bytes: heard.devices.iter().map(|device| device.requested_bytes).sum(),
+            harvested_bytes: heard.devices.iter().map(|device| device.plugged_bytes).sum(),
+            held_bytes: self.files.iter().map(|file| file.held_bytes).sum(),
+        }
+    }
+}
+
+impl Lending {
+    /// What donors have. An order is carried out once each has said that it knows its part.
+    fn look(&mut self, donors: &[DonorReport]) -> Elastic {
+        let is_told = |donor: &DonorReport, part: u64| {
+            let told = donor.stats.as_ref().and_then(|stats| stats.told_limit_bytes);
+            told.unwrap_or(donor.lend_bytes) <= part
+        };
+        if let Some((order, limit_bytes, parts)) = &self.ordered
+            && lending(donors).zip(parts).all(|(donor, part)| is_told(donor, *part))
+        {
+            (self.limit_bytes, self.done) = (*limit_bytes, *order);
+            self.ordered = None;
+        }
+        let used_bytes = lenders(donors).iter().map(|lender| lender.used_bytes).sum();
+        Elastic { limit_bytes: self.limit_bytes, used_bytes, done: self.done }
+    }
+}
+
+/// Donors of the memory that machines have as well; huge pages were set aside for good.
+fn lending(donors: &[DonorReport]) -> impl Iterator<Item = &DonorReport> {
+    donors.iter().filter(|donor| !donor.memory.huge_pages)
+}
+
+fn lenders(donors: &[DonorReport]) -> Vec<Lender> {
+    let used = |donor: &DonorReport| donor.stats.as_ref().map_or(0, |stats| stats.in_use_bytes());
+    lending(donors)
+        .map(|donor| Lender { lend_bytes: donor.lend_bytes, used_bytes: used(donor) })
+        .collect()
+}
+
+/// What donors really have in memory.
+fn committed_bytes(donors: &[DonorReport]) -> u64 {
+    let stats = lending(donors).filter_map(|donor| donor.stats.as_ref());
+    stats.map(|stats| stats.committed_bytes).sum()
+}

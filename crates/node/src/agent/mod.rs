@@ -1,0 +1,181 @@
+//! The agent: who has which part of this host's memory.
+//!
+//! It finds the machines of its directory, tells the broker (`hecaton-broker`) every second what the host looks like, and
+//! carries out what that decides: machines grow and shrink, newcomers are admitted, donors lend less.
+//! Nothing is kept but one file for each machine, written before the machine is: an agent that is killed in the middle
+//! of anything leaves a host from which the next one goes on.
+//!
+//! One thread looks and decides; each machine has a thread of its own that talks to its monitor, so that one
+//! that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
+
+mod divide;
+mod host_memory;
+mod keeper;
+mod monitor;
+mod process;
+mod record;
+mod report;
+
+pub use report::{AgentReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport};
+
+use crate::message::{Admitted, CreateVm};
+use crate::node::Inner;
+use crate::stop::{Bell, Stop};
+use hecaton_broker::{Settings, SettingsError};
+use hecaton_memory::Size;
+use keeper::Keeper;
+use process::ProcessId;
+use record::{Directory, RecordError};
+use std::io;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::{self, JoinHandle};
+
+/// How an agent is to be.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// The directory of the machines' monitors, and of the files that say what they are.
+    pub qmp_dir: PathBuf,
+    /// The most that it gives to machines and donors, in bytes; none for all that the host has.
+    pub manage_bytes: Option<u64>,
+    /// How it decides. What donors may have is the agent's own matter.
+    pub settings: Settings,
+}
+
+/// Why there is no agent.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] RecordError),
+    /// Settings that cannot be.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// More than there is.
+    #[error("--manage {} is more than the {} that the host has; give less", Size(*.manage), Size(*.host))]
+    Manage {
+        /// What was given.
+        manage: u64,
+        /// What there is.
+        host: u64,
+    },
+    /// Donors are limited as one.
+    #[error(
+        "a node with --agent can lend on a host of one NUMA node only, and this one has {0}; leave --lend out"
+    )]
+    LendsOnSeveralNodes(usize),
+    /// The host cannot be read, or the thread not be started.
+    #[error("the agent cannot start")]
+    Io(#[from] io::Error),
+}
+
+/// Why a machine is not created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// There is no agent.
+    #[error("the node has no agent; start it with --agent --qmp-dir DIR")]
+    NoAgent,
+    /// The agent has refused it.
+    #[error("{0}")]
+    Refused(String),
+    /// The node stops.
+    #[error("the node ends, and admits nobody")]
+    Ending,
+}
+
+/// One who waits for an answer.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    wish: CreateVm,
+    /// Its launcher, which becomes the machine.
+    process: ProcessId,
+    answer: Sender<Result<Admitted, String>>,
+}
+
+/// What the agent's thread shares with those who ask.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// None once nobody is admitted any more.
+    arrivals: Mutex<Option<Vec<Arrival>>>,
+    report: Mutex<Option<AgentReport>>,
+    stop: Stop,
+    bell: Bell,
+}
+
+impl Shared {
+    fn arrivals(&self) -> MutexGuard<'_, Option<Vec<Arrival>>> {
+        self.arrivals.lock().expect("no thread panics with the arrivals")
+    }
+
+    fn report(&self) -> MutexGuard<'_, Option<AgentReport>> {
+        self.report.lock().expect("no thread panics with the report")
+    }
+}
+
+/// The node's agent, if it has one.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    shared: Arc<Shared>,
+    /// Until it is opened.
+    keeper: Mutex<Option<Box<Keeper>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Agent {
+    /// Takes the directory; nothing is looked at yet. `lend_bytes`: what its
+    /// donors could lend.
+    pub(crate) fn new(config: AgentConfig, lend_bytes: u64) -> Result<Agent, AgentError> {
+        let shared = Arc::new(Shared::default());
+        let directory = Directory::claim(&config.qmp_dir)?;
+        let keeper = Keeper::new(&config, directory, lend_bytes, Arc::clone(&shared))?;
+        *shared.arrivals() = Some(Vec::new());
+        let keeper = Mutex::new(Some(Box::new(keeper)));
+        Ok(Agent { shared, keeper, thread: Mutex::default() })
+    }
+
+    /// Begins: donors are limited by it from now on.
+    pub(crate) fn open(&self, node: Weak<Inner>) -> io::Result<()> {
+        let keeper = self.keeper.lock().expect("no thread panics with the keeper").take();
+        let Some(keeper) = keeper else { return Ok(()) };
+        let thread =
+            thread::Builder::new().name("agent".into()).spawn(move || keeper.run(&node))?;
+        *self.thread.lock().expect("no thread panics with the thread") = Some(thread);
+        Ok(())
+    }
+
+    /// Waits until the machine is admitted, or refused; also without end, as long as `pid` lives, its
+    /// launcher.
+    pub(crate) fn create(&self, wish: CreateVm, pid: u32) -> Result<Admitted, CreateError> {
+        let process = ProcessId::of(pid).ok_or(CreateError::Refused(format!(
+            "process {pid}, which is to become the machine, cannot be seen from the node: start both in the same \
+             process namespace"
+        )))?;
+        let (answer, answered) = mpsc::channel();
+        match &mut *self.shared.arrivals() {
+            Some(arrivals) => arrivals.push(Arrival { wish, process, answer }),
+            None => return Err(CreateError::Ending),
+        }
+        self.shared.bell.ring();
+        match answered.recv() {
+            Ok(answer) => answer.map_err(CreateError::Refused),
+            Err(mpsc::RecvError) => Err(CreateError::Ending),
+        }
+    }
+
+    /// The host as it was found the last time; none before the first look.
+    pub(crate) fn report(&self) -> Option<AgentReport> {
+        self.shared.report().clone()
+    }
+
+    /// Ends. Machines run on, as large as they are.
+    pub(crate) fn stop(&self) {
+        self.shared.stop.set();
+        self.shared.bell.ring();
+        drop(self.shared.arrivals().take());
+        if let Some(thread) = self.thread.lock().expect("no thread panics with the thread").take() {
+            // One that panicked has said so on stderr already.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The directory of the machines: for each a monitor's socket, and a file that says what the machine is.
+//!
+//! The file is written when the machine is admitted and before its launcher is told, so that what was promised is
+//! known to the next agent, also of a machine whose QEMU has not opened its monitor yet. It counts as long as the
+//! process runs that it names: the launcher, which becomes QEMU.
+
+use super::process::ProcessId;
+use crate::node_dir::{MAX_SOCKET_PATH, write_whole};
+use hecaton_broker::NewcomerKind;
+use hecaton_vm::create::Memory;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+/// What the records' names end with.
+const RECORD: &str = "json";
+
+/// A machine, as the file beside its monitor says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) name: String,
+    pub(super) kind: NewcomerKind,
+    pub(super) process: ProcessId,
+    /// The most that it may have; what it has from its start, if it does not grow.
+    pub(super) max_bytes: u64,
+    pub(super) memory: Memory,
+}
+
+/// The directory. Nobody else has it.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// Why the directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Another agent has it.
+    #[error(
+        "--qmp-dir {0} is another agent's, which runs; two of them would promise the same memory twice"
+    )]
+    Taken(PathBuf),
+    /// Not to be used.
+    #[error("--qmp-dir {path} cannot be used")]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Directory {
+    /// Makes it if need be, and keeps others from it.
+    pub(super) fn claim(path: &Path) -> Result<Directory, RecordError> {
+        let failed = |source| RecordError::Io { path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(failed)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(failed)?;
+        let lock = File::create(path.join("agent.lock")).map_err(failed)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Directory { path, _lock: lock }),
+            Err(Errno::WOULDBLOCK) => Err(RecordError::Taken(path)),
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the machine's monitor listens; the reason if it cannot.
+    pub(super) fn socket(&self, name: &str) -> Result<PathBuf, String> {
+        let path = self.path.join(format!("{name}.qmp"));
+        let length = path.as_os_str().len();
+        match length <= MAX_SOCKET_PATH {
+            true => Ok(path),
+            false => Err(format!(
+                "the monitor's path {} has {length} bytes, and {MAX_SOCKET_PATH} can be; choose a shorter name, or a \
+                 shorter --qmp-dir",
+                path.display()
+            )),
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.{RECORD}"))
+    }
+
+    /// Writes a record: whole, or not at all.
+    pub(super) fn write(&self, record: &Record) -> io::Result<()> {
+        write_whole(&self.file(&record.name), record)
+    }
+
+    /// Removes a machine's record and socket.
+    pub(super) fn remove(&self, name: &str) {
+        // The socket first: without a record nobody would look for it.
+        for path in [self.path.join(format!("{name}.qmp")), self.file(name)] {
+            if let Err(error) = fs::remove_file(&path)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(%error, path = %path.display(), "cannot be removed");
+            }
+        }
+    }
+
+    /// All records. What is none is named in the log and left as it is.
+    pub(super) fn records(&self) -> io::Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != RECORD) {
+                continue;
+            }
+            let read = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
+            match read {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    tracing::warn!(%error, path = %path.display(), "no machine's record");
+                }
+            }
+        }
+        Ok(records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_outlive_who_wrote_them_and_two_agents_do_not_share_a_directory() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("vms");
+        let directory = Directory::claim(&path).expect("claimed");
+        let error = Directory::claim(&path).expect_err("it is taken").to_string();
+        assert!(error.contains("another agent's"), "{error}");
+        let record = Record {
+            name: "a.b".into(),
+            kind: NewcomerKind::Harvest,
+            process: ProcessId::of(std::process::id()).unwrap(),
+            max_bytes: 8 << 20,
+            memory: Memory::plan(&[0], &[4 << 20], 8 << 20),
+        };
+        directory.write(&record).expect("written");
+        // Half of one, of an agent that was killed; and nobody's.
+        fs::write(path.join("c.json.new"), "{").unwrap();
+        fs::write(path.join("d.json"), "{").unwrap();
+        drop(directory);
+        let directory = Directory::claim(&path).expect("free again");
+        assert_eq!(directory.records().unwrap(), [record]);
+        fs::write(directory.socket("a.b").unwrap(), "").unwrap();
+        directory.remove("a.b");
+        assert_eq!(directory.records().unwrap(), []);
+        assert!(!directory.socket("a.b").unwrap().exists());
+        assert!(directory.socket(&"n".repeat(100)).unwrap_err().contains("shorter name"));
+    }
+}

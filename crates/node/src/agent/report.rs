@@ -1,0 +1,113 @@
+//! What the agent says of its host.
+
+use hecaton_broker::{Counters, NewcomerKind, NodeLedger, Waits};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The host's memory, and who has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentReport {
+    /// The directory of the machines' monitors.
+    pub qmp_dir: PathBuf,
+    /// What is to be free for newcomers.
+    pub buffer_bytes: u64,
+    /// The NUMA nodes. Every byte of each is in one class.
+    pub nodes: Vec<NodeMemoryReport>,
+    /// The machines, in the order of their names.
+    pub machines: Vec<MachineReport>,
+    /// Those that are to be created and wait, in the order in which they came.
+    pub waiting: Vec<NewcomerReport>,
+    /// What has happened since this agent began.
+    pub counters: Counters,
+}
+
+/// A NUMA node's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeMemoryReport {
+    /// The kernel's number for it.
+    pub node: u32,
+    /// All that the node has.
+    pub host_bytes: u64,
+    /// What of it the agent leaves to others.
+    pub unmanaged_bytes: u64,
+    /// Whose the rest is.
+    #[serde(flatten)]
+    pub ledger: NodeLedger,
+}
+
+impl NodeMemoryReport {
+    /// Every byte of the node, by class, and those that give last before those that give first. What is
+    /// [overdrawn](NodeLedger::overdrawn_bytes) is in two of them.
+    pub fn classes(&self) -> [(&'static str, u64); 11] {
+        let ledger = &self.ledger;
+        [
+            ("unmanaged", self.unmanaged_bytes),
+            ("system", ledger.system_bytes),
+            ("regular", ledger.regular_bytes),
+            ("minimum", ledger.minimum_bytes),
+            ("lent_used", ledger.lent_used_bytes),
+            ("harvested", ledger.harvested_bytes),
+            ("ephemeral", ledger.ephemeral_bytes),
+            ("lent_free", ledger.lent_free_bytes),
+            ("reserved", ledger.reserved_bytes),
+            ("buffer", ledger.buffer_bytes),
+            ("unassigned", ledger.unassigned_bytes),
+        ]
+    }
+}
+
+/// What a machine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineState {
+    /// Its monitor has not answered yet.
+    Starting,
+    /// It runs.
+    Running,
+    /// Its monitor does not answer.
+    Silent,
+    /// Its minimum is needed for a regular VM: it will be shut down.
+    Warned,
+    /// It was told to shut down.
+    ShuttingDown,
+    /// It is being ended.
+    Evicted,
+}
+
+/// A machine of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineReport {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub kind: NewcomerKind,
+    /// What it is doing.
+    pub state: MachineState,
+    /// Its process.
+    pub pid: u32,
+    /// What it has as long as it exists: a harvest VM's minimum.
+    pub base_bytes: u64,
+    /// The most that it may have.
+    pub max_bytes: u64,
+    /// What its guest was asked to have beyond its minimum.
+    pub requested_bytes: u64,
+    /// What its guest has beyond its minimum.
+    pub harvested_bytes: u64,
+    /// What of all this is really in memory.
+    pub held_bytes: u64,
+}
+
+/// A machine that is to be created, and waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewcomerReport {
+    /// The name that it will have.
+    pub name: String,
+    /// What it is.
+    pub kind: NewcomerKind,
+    /// What it will have from its start.
+    pub bytes: u64,
+    /// For how long.
+    pub waiting_ms: u64,
+    /// What for; none before it was looked at.
+    pub waits: Option<Waits>,
+}

@@ -1,0 +1,211 @@
+//! One volume's process after another.
+
+use super::{
+    Copying, Deletion, Process, Resizing, Volume, VolumeEvent, VolumeOrder, VolumeStart,
+    VolumeState, Volumes,
+};
+use crate::channel::{self, Receiver};
+use crate::child::{Conversation, End, Running};
+use crate::restart::Backoff;
+use rustix::process::Signal;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::time::Instant;
+
+/// What a process has said of its end. Nothing if it was killed: then what it served goes on in
+/// another one.
+enum LastWord {
+    None,
+    Released,
+    Failed(String),
+}
+
+impl Volumes {
+    /// Runs a volume's processes, the first of which may be there already, until it is deleted or the
+    /// node stops. One that never served is not started again.
+    pub(super) fn supervise(&self, name: &str, mut running: Option<Conversation>) {
+        let mut backoff = Backoff::default();
+        loop {
+            let born = Instant::now();
+            let (was_released, reason) = match self.run_once(name, running.take()) {
+                Ok((_, LastWord::Released)) => (true, "it was told to end".to_owned()),
+                Ok((_, LastWord::Failed(reason))) => (false, reason),
+                Ok((end, LastWord::None)) => (false, end.to_string()),
+                Err(error) => (false, format!("cannot run it: {error}")),
+            };
+            let goes_on = self.with(name, |volume| {
+                volume.report.last_error = Some(reason.clone());
+                volume.report.state = VolumeState::Starting;
+                volume.has_served && !was_released
+            });
+            // One that never served is forgotten by whoever wants it created, with the reason.
+            let has_served = self.with(name, |volume| volume.has_served).unwrap_or(false);
+            if !goes_on.unwrap_or(false) || self.0.stop.is_set() {
+                if has_served || self.0.stop.is_set() {
+                    self.forget(name);
+                }
+                return;
+            }
+            tracing::warn!(volume = name, reason, "a volume's process ended; starting it again");
+            let _ = self.with(name, |volume| volume.report.restarts += 1);
+            if self.0.stop.wait(backoff.after_death(born.elapsed())) {
+                return self.forget(name);
+            }
+        }
+    }
+
+    /// Runs one process to its end, which may be there already, and tells it with the process's own
+    /// word on why.
+    fn run_once(&self, name: &str, running: Option<Conversation>) -> io::Result<(End, LastWord)> {
+        let is_new = running.is_none();
+        let Conversation { process, stream, receiver } = match running {
+            Some(running) => running,
+            None => {
+                let (ours, theirs) = UnixStream::pair()?;
+                let stdin = Stdio::from(OwnedFd::from(theirs));
+                let process = self.0.command.spawn("volume-server", stdin, Stdio::null())?;
+                let receiver = Receiver::new(ours.try_clone()?);
+                Conversation { process: Running::Started(process), stream: ours, receiver }
+            }
+        };
+        let (pid, target) = (process.pid(), process.target());
+        let started = self.with(name, |volume| {
+            if is_new {
+                self.send_start(volume, &stream);
+            }
+            // Orders come after the start, and none is missed in between.
+            volume.report.pid = Some(pid);
+            volume.told_word = None;
+            volume.process = Some(Process { stream, target: target.clone() });
+            match volume.deletion {
+                Deletion::Asked => volume.order(&VolumeOrder::Delete, None),
+                Deletion::No | Deletion::Refused(_) => {}
+            }
+            if self.0.stop.is_set() {
+                volume.order(&VolumeOrder::End, None);
+            }
+        });
+        let conversation = match started {
+            Ok(()) => self.converse(name, receiver),
+            Err(_) => Err(io::Error::other("the volume is not wanted any more")),
+        };
+        if conversation.is_err() {
+            target.signal(Signal::KILL);
+        }
+        let end = process.wait();
+        let _ = self.with(name, |volume| {
+            volume.process = None;
+            volume.report.pid = None;
+            if let Copying::Asked = volume.copying {
+                volume.copying = Copying::Refused("its process ended; try again".to_owned());
+            }
+            volume.unexporting_is_over();
+            if let Resizing::Asked(_) = volume.resizing {
+                let reason = "its process ended; `hecaton volume status` tells its size";
+                volume.resizing = Resizing::Refused(reason.to_owned());
+            }
+        });
+        Ok((end?, conversation?))
+    }
+
+    /// Tells a process what it is to serve, and gives it what the one before it had.
+    fn send_start(&self, volume: &mut Volume, stream: &UnixStream) {
+        volume.entrances.retain_mut(|entrance| match entrance.succeed() {
+            Ok(()) => true,
+            Err(error) => {
+                let address = entrance.address();
+                tracing::error!(volume = volume.config.name, %address, %error, "an export is gone");
+                volume.report.exports.retain(|export| export.address != address);
+                false
+            }
+        });
+        volume.told = match volume.held.is_empty() {
+            true => self.0.donors.all(),
+            // Who has what the process before it stored may be named no more.
+            false => self.0.donors.ever(),
+        };
+        let start = VolumeStart {
+            config: volume.config.clone(),
+            donors: volume.told.clone(),
+            exports: volume.report.exports.clone(),
+            labels: volume.held.iter().map(|(label, _)| label.to_owned()).collect(),
+            restarts: volume.report.restarts,
+            outlive: self.outlive(volume.number),
+        };
+        let entrances = volume.entrances.iter().map(AsFd::as_fd);
+        let fds: Vec<_> = entrances.chain(volume.held.iter().map(|(_, fd)| fd)).collect();
+        if let Err(error) = channel::send(stream, &start, &fds) {
+            // It died at once; how, its exit status says.
+            tracing::debug!(%error, "a volume's process took no start line");
+        }
+    }
+
+    /// Listens to a process until it closes its end, which it does by ending.
+    fn converse(&self, name: &str, mut receiver: Receiver) -> io::Result<LastWord> {
+        let mut last_word = LastWord::None;
+        while let Some(event) = receiver.receive()? {
+            let fds = match &event {
+                VolumeEvent::HoldFds(labels) => receiver.take_fds(labels.len())?,
+                VolumeEvent::Snapshot => receiver.take_fds(1)?,
+                _ => Vec::new(),
+            };
+            let taken = self.with(name, |volume| {
+                match event {
+                    VolumeEvent::HoldFds(labels) => return volume.held.hold(labels, fds),
+                    VolumeEvent::Serving => {
+                        volume.has_served = true;
+                        volume.report.state = VolumeState::Serving;
+                        self.0.news.ring();
+                    }
+                    VolumeEvent::Stats(stats) => {
+                        volume.report.size_bytes = stats.size_bytes;
+                        volume.report.stats = Some(*stats);
+                        volume.tell_word();
+                        let donors = self.0.donors.all();
+                        if volume.told != donors {
+                            volume.order(&VolumeOrder::Donors(donors.clone()), None);
+                            volume.told = donors;
+                        }
+                    }
+                    VolumeEvent::Unexported => volume.unexported(Ok(())),
+                    VolumeEvent::NotUnexported(attached) => volume.unexported(Err(attached)),
+                    VolumeEvent::Resized => {
+                        if let Resizing::Asked(bytes) = volume.resizing {
+                            volume.report.size_bytes = bytes;
+                            volume.resizing = Resizing::Done;
+                        }
+                    }
+                    VolumeEvent::NotResized(reason) => {
+                        if let Resizing::Asked(_) = volume.resizing {
+                            volume.resizing = Resizing::Refused(reason);
+                        }
+                    }
+                    // Nobody waits for it any more: its memory is given back when its lease ends.
+                    VolumeEvent::Snapshot => {
+                        if let (Copying::Asked, Some(tables)) =
+                            (&volume.copying, fds.into_iter().next())
+                        {
+                            volume.copying = Copying::Done(tables);
+                        }
+                    }
+                    VolumeEvent::NoSnapshot(reason) => {
+                        if let Copying::Asked = volume.copying {
+                            volume.copying = Copying::Refused(reason);
+                        }
+                    }
+                    VolumeEvent::InUse(clients) if volume.deletion == Deletion::Asked => {
+                        volume.deletion = Deletion::Refused(clients);
+                    }
+                    VolumeEvent::InUse(_) => {}
+                    VolumeEvent::Released => last_word = LastWord::Released,
+                    VolumeEvent::Failed(reason) => last_word = LastWord::Failed(reason),
+                }
+                Ok(())
+            });
+            taken.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        }
+        Ok(last_word)
+    }
+}

@@ -1,0 +1,194 @@
+//! What the tokens allow that an authority has given out: decisions only, and the file that they stand in.
+//!
+//! | line | |
+//! |---|---|
+//! | `HASH ENDS USES NAME` | the SHA-256 of the token's secret, when it ends (Unix seconds), how often it may still be used, and by whom (`*`: anybody) |
+//! | ` NAME:KEY ...` | at its end, who has used it, and the SHA-256 of the key that was certified |
+//!
+//! An answer may be lost on its way: who asks again with the same key is answered again.
+
+use crate::token::{hex, sha256, unhex};
+
+/// Most tokens that are good at one time.
+pub(crate) const MAX_TOKENS: usize = 4096;
+
+/// Whoever has the token.
+const ANYBODY: &str = "*";
+
+/// What one token allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Grant {
+    secret_hash: String,
+    ends_unix_s: i64,
+    uses: u32,
+    name: Option<String>,
+    used_by: Vec<(String, String)>,
+}
+
+/// What all tokens allow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Grants(Vec<Grant>);
+
+/// What a party with a token gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// A certificate, if the name has none.
+    New,
+    /// A certificate in any case: the token was made for that name, or it is asked for again.
+    Named,
+}
+
+/// Why it gets nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrantError {
+    /// No such token was given out, or it was withdrawn, used up, or is over.
+    #[error("the token is not known: it may be used up, over or withdrawn; ask for another one")]
+    Unknown,
+    /// It is for another name.
+    #[error("the token is for node `{0}`")]
+    OtherName(String),
+}
+
+impl Grants {
+    /// Reads the file. `Err` has the number of a line that cannot be read.
+    pub(crate) fn parse(text: &str) -> Result<Grants, usize> {
+        let parse = |(at, line)| parse(line).ok_or(at + 1);
+        text.lines().enumerate().map(parse).collect::<Result<_, _>>().map(Grants)
+    }
+
+    /// As it is to stand in the file.
+    pub(crate) fn to_text(&self) -> String {
+        self.0.iter().map(line).collect()
+    }
+
+    /// Takes a new one. False if there are too many.
+    pub(crate) fn add(
+        &mut self,
+        now_unix_s: i64,
+        secret: &str,
+        ends_unix_s: i64,
+        uses: u32,
+        name: Option<String>,
+    ) -> bool {
+        self.forget_what_is_over(now_unix_s);
+        if self.0.len() >= MAX_TOKENS {
+            return false;
+        }
+        let secret_hash = hex(&sha256(secret.as_bytes()));
+        self.0.push(Grant { secret_hash, ends_unix_s, uses, name, used_by: Vec::new() });
+        true
+    }
+
+    /// Forgets all, and says how many of them could still be used.
+    pub(crate) fn withdraw(&mut self, now_unix_s: i64) -> usize {
+        self.forget_what_is_over(now_unix_s);
+        std::mem::take(&mut self.0).iter().filter(|grant| grant.uses > 0).count()
+    }
+
+    /// Uses the token with this secret for a name and the key that is to be certified.
+    pub(crate) fn use_up(
+        &mut self,
+        now_unix_s: i64,
+        secret: &str,
+        name: &str,
+        key: &[u8],
+    ) -> Result<Admission, GrantError> {
+        self.forget_what_is_over(now_unix_s);
+        let hash = hex(&sha256(secret.as_bytes()));
+        let grant = self.0.iter_mut().find(|grant| grant.secret_hash == hash);
+        let grant = grant.ok_or(GrantError::Unknown)?;
+        if let Some(wanted) = &grant.name
+            && wanted != name
+        {
+            return Err(GrantError::OtherName(wanted.clone()));
+        }
+        let user = (name.to_owned(), hex(&sha256(key)));
+        if grant.used_by.contains(&user) {
+            return Ok(Admission::Named);
+        }
+        grant.uses = grant.uses.checked_sub(1).ok_or(GrantError::Unknown)?;
+        grant.used_by.push(user);
+        Ok(if grant.name.is_some() { Admission::Named } else { Admission::New })
+    }
+
+    fn forget_what_is_over(&mut self, now_unix_s: i64) {
+        self.0.retain(|grant| grant.ends_unix_s > now_unix_s);
+    }
+}
+
+fn line(grant: &Grant) -> String {
+    let Grant { secret_hash, ends_unix_s, uses, name, used_by } = grant;
+    let name = name.as_deref().unwrap_or(ANYBODY);
+    let used_by: String = used_by.iter().map(|(name, key)| format!(" {name}:{key}")).collect();
+    format!("{secret_hash} {ends_unix_s} {uses} {name}{used_by}\n")
+}
+
+fn parse(line: &str) -> Option<Grant> {
+    let mut words = line.split(' ');
+    let secret_hash = words.next().filter(|hash| unhex(hash).is_some())?.to_owned();
+    let ends_unix_s = words.next()?.parse().ok()?;
+    let uses = words.next()?.parse().ok()?;
+    let name = words.next()?;
+    let name = (name != ANYBODY).then(|| name.to_owned());
+    let user = |word: &str| {
+        let (name, key) = word.split_once(':')?;
+        Some((name.to_owned(), key.to_owned()))
+    };
+    let used_by = words.map(user).collect::<Option<_>>()?;
+    Some(Grant { secret_hash, ends_unix_s, uses, name, used_by })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the next command finds it.
+    fn again(grants: &Grants) -> Grants {
+        Grants::parse(&grants.to_text()).expect("read")
+    }
+
+    #[test]
+    fn a_token_is_good_so_many_times_and_not_for_ever() {
+        let mut grants = Grants::default();
+        assert!(grants.add(0, "s", 100, 2, None));
+        assert!(!grants.to_text().contains(" s "), "the secret itself is kept");
+        let mut grants = again(&grants);
+        assert_eq!(grants.use_up(1, "t", "a", b"1"), Err(GrantError::Unknown));
+        assert_eq!(grants.use_up(1, "s", "a", b"1"), Ok(Admission::New));
+        let mut grants = again(&grants);
+        // Its answer was lost.
+        assert_eq!(grants.use_up(2, "s", "a", b"1"), Ok(Admission::Named));
+        assert_eq!(grants.use_up(3, "s", "b", b"2"), Ok(Admission::New));
+        let mut grants = again(&grants);
+        assert_eq!(grants.use_up(3, "s", "c", b"3"), Err(GrantError::Unknown), "used up");
+        assert_eq!(grants.use_up(3, "s", "a", b"4"), Err(GrantError::Unknown), "another key");
+        assert_eq!(grants.use_up(99, "s", "b", b"2"), Ok(Admission::Named));
+        assert_eq!(grants.use_up(100, "s", "b", b"2"), Err(GrantError::Unknown), "it is over");
+    }
+
+    #[test]
+    fn a_token_with_a_name_is_for_that_name() {
+        let mut grants = Grants::default();
+        assert!(grants.add(0, "s", 100, 1, Some("a".to_owned())));
+        let mut grants = again(&grants);
+        let other = Err(GrantError::OtherName("a".to_owned()));
+        assert_eq!(grants.use_up(1, "s", "b", b"1"), other);
+        assert_eq!(grants.use_up(1, "s", "a", b"1"), Ok(Admission::Named));
+        assert!(grants.add(1, "t", 100, 1, None));
+        assert_eq!(grants.withdraw(1), 1, "the other one is used up");
+        assert_eq!(grants.use_up(1, "s", "a", b"1"), Err(GrantError::Unknown));
+        assert_eq!(grants.use_up(1, "t", "a", b"1"), Err(GrantError::Unknown));
+    }
+
+    #[test]
+    fn there_is_a_limit_and_what_is_over_does_not_count() {
+        let mut grants = Grants::default();
+        for number in 0..MAX_TOKENS {
+            assert!(grants.add(0, &number.to_string(), 10, 1, None));
+        }
+        assert!(!grants.add(9, "one more", 20, 1, None));
+        assert!(grants.add(10, "one more", 20, 1, None));
+        assert_eq!(Grants::parse("x 1 1 *"), Err(1));
+        assert_eq!(Grants::parse("00 1 1 *\n00 1 1 * a"), Err(2));
+    }
+}

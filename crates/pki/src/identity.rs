@@ -1,0 +1,139 @@
+//! Who a certificate is of.
+
+use std::fmt;
+use std::str::FromStr;
+use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::x509::AttributeTypeAndValue;
+
+/// What a party is in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Serves the control plane.
+    Manager,
+    /// Lends and borrows, and speaks for itself only.
+    Node,
+    /// Looks, and gives orders.
+    Admin,
+    /// Looks.
+    ReadOnly,
+    /// Serves volumes to other hosts.
+    Export,
+    /// Uses volumes of other hosts.
+    Client,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Role; 6] =
+        [Role::Manager, Role::Node, Role::Admin, Role::ReadOnly, Role::Export, Role::Client];
+
+    /// Its name, in certificates and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Manager => "manager",
+            Role::Node => "node",
+            Role::Admin => "admin",
+            Role::ReadOnly => "read-only",
+            Role::Export => "export",
+            Role::Client => "client",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Role {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Role, &'static str> {
+        let found = Role::ALL.into_iter().find(|role| role.name() == text);
+        found.ok_or("a role is manager, node, admin, read-only, export or client")
+    }
+}
+
+/// A party.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name: a node's is the one that it has in the cluster.
+    pub name: String,
+    /// Its role.
+    pub role: Role,
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} `{}`", self.role, self.name)
+    }
+}
+
+/// Why a certificate tells nobody's identity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// It is no X.509 certificate.
+    #[error("the certificate cannot be read")]
+    Unreadable,
+    /// It has no common name, several, or one that is not text.
+    #[error("the certificate's subject has no single common name (CN)")]
+    NoName,
+    /// It has no role, or several.
+    #[error(
+        "the certificate's subject has no single unit (OU) that is a role: manager, node, admin, \
+         read-only, export or client"
+    )]
+    NoRole,
+}
+
+impl Identity {
+    /// Who a certificate (DER) is of; whether it is to be believed is another question.
+    pub fn of(certificate: &[u8]) -> Result<Identity, IdentityError> {
+        let (_, certificate) =
+            X509Certificate::from_der(certificate).map_err(|_| IdentityError::Unreadable)?;
+        let subject = certificate.subject();
+        let name = single(subject.iter_common_name()).ok_or(IdentityError::NoName)?;
+        let unit = single(subject.iter_organizational_unit()).ok_or(IdentityError::NoRole)?;
+        let role = unit.parse().map_err(|_| IdentityError::NoRole)?;
+        Ok(Identity { name: name.to_owned(), role })
+    }
+}
+
+fn single<'a>(
+    mut attributes: impl Iterator<Item = &'a AttributeTypeAndValue<'a>>,
+) -> Option<&'a str> {
+    let first = attributes.next()?.as_str().ok()?;
+    attributes.next().is_none().then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+
+    fn certificate(attributes: &[(DnType, &str)]) -> Vec<u8> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        for (kind, value) in attributes {
+            params.distinguished_name.push(kind.clone(), *value);
+        }
+        let key = KeyPair::generate().expect("a key");
+        params.self_signed(&key).expect("signed").der().to_vec()
+    }
+
+    #[test]
+    fn the_subject_names_party_and_role() {
+        let (cn, ou) = (DnType::CommonName, DnType::OrganizationalUnitName);
+        for role in Role::ALL {
+            assert_eq!(role.name().parse(), Ok(role));
+            let der = certificate(&[(cn.clone(), "a"), (ou.clone(), role.name())]);
+            assert_eq!(Identity::of(&der), Ok(Identity { name: "a".to_owned(), role }));
+        }
+        let of = |attributes: &[(DnType, &str)]| Identity::of(&certificate(attributes));
+        assert_eq!(of(&[(cn.clone(), "a")]), Err(IdentityError::NoRole));
+        assert_eq!(of(&[(cn, "a"), (ou.clone(), "root")]), Err(IdentityError::NoRole));
+        assert_eq!(of(&[(ou, "admin")]), Err(IdentityError::NoName));
+        assert_eq!(Identity::of(b"nothing"), Err(IdentityError::Unreadable));
+    }
+}

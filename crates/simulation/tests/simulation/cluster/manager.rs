@@ -1,0 +1,345 @@
+//! A manager's process: its own election and registry, with letters where the product has etcd's HTTP
+//! interface and its own, and two things under way at most, as it has a thread that campaigns and a lock
+//! around the registry.
+
+use super::keeper::{LEASE, Process};
+use super::{Answer, Body, KEEPER, Letter, Question, Reply, Request, manager_host};
+use crate::dice::Dice;
+use crate::network::{Host, Network};
+use hecaton_manager::Registry;
+use hecaton_manager::book::Book;
+use hecaton_manager::election::{Election, Heard, Term};
+use hecaton_manager::pen::{Pen, Stroke};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Time between two questions to the keeper.
+const INTERVAL: Duration = LEASE.checked_div(5).expect("five is not zero");
+
+/// How long the keeper may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the campaigning thread is at, and which answer it waits for.
+enum Campaign {
+    Resting,
+    Asking {
+        call: u64,
+        asked: Duration,
+    },
+    /// It leads, and reads what others have left.
+    Reading {
+        call: u64,
+        term: Term,
+        since: Duration,
+    },
+    /// It writes the epoch, before anybody is answered with it.
+    Opening {
+        call: u64,
+        term: Term,
+        stroke: Stroke,
+        registry: Registry,
+        since: Duration,
+    },
+    /// The registry is to be taken over when nobody holds its lock.
+    Opened {
+        term: Term,
+        registry: Registry,
+    },
+}
+
+/// A request whose outcome is being written, with the answer that follows.
+struct Writing {
+    call: u64,
+    since: Duration,
+    /// What was asked of the keeper last, if it is not asked for a second time already.
+    to_repeat: Option<Question>,
+    term: Term,
+    /// What is on its way; none while it is looked what is there.
+    stroke: Option<Stroke>,
+    reply: (Host, u64, Reply),
+}
+
+pub(super) struct Manager {
+    number: usize,
+    life: u64,
+    pub(super) election: Election,
+    book: Book,
+    pen: Pen,
+    campaign: Campaign,
+    /// The lease that it got last.
+    lease: Option<Term>,
+    next_turn: Duration,
+    writing: Option<Writing>,
+    inbox: VecDeque<(Host, u64, Request)>,
+    /// What has come while it was stopped.
+    mail: Vec<Letter>,
+    calls: u64,
+    /// It is stopped until then, in the middle of anything.
+    pub(super) asleep_until: Duration,
+    /// There is no process until then.
+    pub(super) down_until: Duration,
+}
+
+impl Manager {
+    pub(super) fn new(number: usize, life: u64, now: Duration) -> Manager {
+        Manager {
+            number,
+            life,
+            election: Election::new(LEASE),
+            book: Book::new(Registry::default(), now),
+            pen: Pen::default(),
+            campaign: Campaign::Resting,
+            lease: None,
+            next_turn: now,
+            writing: None,
+            inbox: VecDeque::new(),
+            mail: Vec::new(),
+            calls: 0,
+            asleep_until: Duration::ZERO,
+            down_until: Duration::ZERO,
+        }
+    }
+
+    /// Its process dies; another one comes at that time.
+    pub(super) fn crash(&mut self, until: Duration, now: Duration) {
+        *self = Manager::new(self.number, self.life + 1, now);
+        self.down_until = until;
+    }
+
+    fn process(&self) -> Process {
+        (self.number, self.life)
+    }
+
+    pub(super) fn receive(
+        &mut self,
+        letter: Letter,
+        now: Duration,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        if now < self.down_until {
+            return;
+        }
+        if now < self.asleep_until {
+            self.mail.push(letter);
+            return;
+        }
+        match letter.body {
+            Body::Request(request) => self.inbox.push_back((letter.from, letter.call, request)),
+            Body::Answer(process, answer) if process == self.process() => {
+                self.keeper_answers(letter.call, answer, now, net, dice);
+            }
+            _ => {}
+        }
+        self.serve(now, net, dice);
+    }
+
+    /// What is due by the clock.
+    pub(super) fn tick(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
+        if now < self.down_until || now < self.asleep_until {
+            return;
+        }
+        for letter in std::mem::take(&mut self.mail) {
+            self.receive(letter, now, net, dice);
+        }
+        match self.campaign {
+            Campaign::Resting if self.next_turn <= now => {
+                let ask = self.election.next(now);
+                let call = self.question(Question::Ask(ask, self.lease), net, dice);
+                self.campaign = Campaign::Asking { call, asked: now };
+                self.next_turn = now + INTERVAL;
+            }
+            Campaign::Asking { asked, .. } if asked + PATIENCE <= now => {
+                self.heard(asked, Heard::Silence, now, net, dice);
+            }
+            Campaign::Reading { since, .. } | Campaign::Opening { since, .. }
+                if since + PATIENCE <= now =>
+            {
+                self.resign(now, net, dice);
+            }
+            _ => {}
+        }
+        if let Some(writing) = self.writing.take_if(|writing| writing.since + PATIENCE <= now) {
+            self.pen.unsure();
+            self.reply(writing.reply.0, writing.reply.1, Reply::Unwritten, net, dice);
+        }
+        if let Some(writing) = &mut self.writing
+            && writing.since + PATIENCE / 2 <= now
+            && let Some(question) = writing.to_repeat.take()
+        {
+            // Of another member: the first one may have it, and only hang.
+            let call = writing.call;
+            self.post(call, question, net, dice);
+        }
+        self.serve(now, net, dice);
+    }
+
+    fn question(&mut self, question: Question, net: &mut Network, dice: &mut Dice) -> u64 {
+        self.calls += 1;
+        self.post(self.calls, question, net, dice);
+        self.calls
+    }
+
+    fn post(&self, call: u64, question: Question, net: &mut Network, dice: &mut Dice) {
+        let (from, body) = (manager_host(self.number), Body::Question(self.process(), question));
+        net.post(Letter { from, to: KEEPER, call, body }, dice);
+    }
+
+    /// Asks for what `writing` needs next: to be written, or first what is there.
+    fn write(&mut self, mut writing: Writing, net: &mut Network, dice: &mut Dice) {
+        let Some(changes) = self.book.unwritten().cloned() else {
+            // Another registry was taken over meanwhile.
+            let (to, call, _) = writing.reply;
+            return self.reply(to, call, Reply::Unwritten, net, dice);
+        };
+        writing.stroke = self.pen.stroke(writing.term);
+        let question = match writing.stroke {
+            Some(stroke) => Question::Write(writing.term, stroke, changes),
+            None => Question::Look,
+        };
+        writing.to_repeat = Some(question.clone());
+        writing.call = self.question(question, net, dice);
+        self.writing = Some(writing);
+    }
+
+    fn reply(&self, to: Host, call: u64, reply: Reply, net: &mut Network, dice: &mut Dice) {
+        let from = manager_host(self.number);
+        net.post(Letter { from, to, call, body: Body::Reply(reply) }, dice);
+    }
+
+    fn keeper_answers(
+        &mut self,
+        call: u64,
+        answer: Answer,
+        now: Duration,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        if let Some(writing) = self.writing.take_if(|writing| writing.call == call) {
+            match (writing.stroke, answer) {
+                (Some(stroke), Answer::Written) => {
+                    self.pen.taken(stroke);
+                    self.book.written();
+                    let (to, request, reply) = writing.reply;
+                    self.reply(to, request, reply, net, dice);
+                }
+                (_, Answer::Stamp(stamp)) => {
+                    self.pen.found(stamp);
+                    self.write(writing, net, dice);
+                }
+                (_, Answer::Overtaken) => {
+                    self.pen.unsure();
+                    self.write(writing, net, dice);
+                }
+                _ => {
+                    self.pen.unsure();
+                    let (to, request, _) = writing.reply;
+                    self.reply(to, request, Reply::Unwritten, net, dice);
+                }
+            }
+            return;
+        }
+        match (std::mem::replace(&mut self.campaign, Campaign::Resting), answer) {
+            (Campaign::Asking { call: asked_in, asked }, Answer::Heard(heard))
+                if asked_in == call =>
+            {
+                self.heard(asked, heard, now, net, dice);
+            }
+            (Campaign::Reading { call: asked_in, term, .. }, Answer::Lasting(lasting, stamp))
+                if asked_in == call =>
+            {
+                let registry = Registry::new(lasting);
+                let changes = registry.changes().clone();
+                self.pen.found(stamp);
+                let stroke = self.pen.stroke(term).expect("it was looked what is there");
+                let call = self.question(Question::Write(term, stroke, changes), net, dice);
+                self.campaign = Campaign::Opening { call, term, stroke, registry, since: now };
+            }
+            (
+                Campaign::Opening { call: asked_in, term, stroke, mut registry, .. },
+                Answer::Written,
+            ) if asked_in == call => {
+                self.pen.taken(stroke);
+                registry.written();
+                self.campaign = Campaign::Opened { term, registry };
+            }
+            (Campaign::Opening { call: asked_in, .. }, _) if asked_in == call => {
+                self.pen.unsure();
+                self.resign(now, net, dice);
+            }
+            // An answer to a question that was given up.
+            (campaign, _) => self.campaign = campaign,
+        }
+    }
+
+    fn heard(
+        &mut self,
+        asked: Duration,
+        heard: Heard,
+        now: Duration,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        if let Heard::Won(term) = heard {
+            self.lease = Some(term);
+        }
+        let _ = self.election.hear(asked, now, heard);
+        self.campaign = Campaign::Resting;
+        if let Some(term) = self.election.leads(now)
+            && self.book.term() != Some(term)
+        {
+            let call = self.question(Question::Read, net, dice);
+            self.campaign = Campaign::Reading { call, term, since: now };
+        }
+    }
+
+    /// Another manager may be able to.
+    fn resign(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
+        self.campaign = Campaign::Resting;
+        self.pen.unsure();
+        let _ = self.election.hear(now, now, Heard::Gone);
+        if let Some(lease) = self.lease.take() {
+            self.question(Question::Revoke(lease), net, dice);
+        }
+    }
+
+    /// Answers what it was asked, one after the other.
+    fn serve(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
+        loop {
+            if self.writing.is_some() {
+                return;
+            }
+            match std::mem::replace(&mut self.campaign, Campaign::Resting) {
+                Campaign::Opened { term, registry } => self.book.take_over(term, registry, now),
+                campaign => self.campaign = campaign,
+            }
+            let Some((from, call, request)) = self.inbox.pop_front() else { return };
+            if !self.book.is_of(self.election.leads(now)) {
+                self.reply(from, call, Reply::NotLeading, net, dice);
+                continue;
+            }
+            let reply = self.book.change(now, |registry, now| match request {
+                Request::Beat(report) => {
+                    let name = report.name.clone();
+                    Reply::Beat(registry.heartbeat(now, &name, *report).map_err(drop))
+                }
+                Request::Drain(donor, draining) => match registry.drain(&donor, draining) {
+                    true => Reply::Done,
+                    false => Reply::NoDonor,
+                },
+                Request::Limit(donor, limit) => match registry.limit(&donor, limit) {
+                    true => Reply::Done,
+                    false => Reply::NoDonor,
+                },
+            });
+            match (self.book.unwritten().is_some(), self.book.term()) {
+                (true, Some(term)) => {
+                    let (reply, stroke, to_repeat) = ((from, call, reply), None, None);
+                    let writing = Writing { call: 0, since: now, to_repeat, term, stroke, reply };
+                    self.write(writing, net, dice);
+                }
+                _ => self.reply(from, call, reply, net, dice),
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! A user's QEMU command line, given memory that its host's agent has admitted it to.
+//!
+//! The machine's memory is all the agent's matter: how much it begins with, on which NUMA nodes of the host, and
+//! how much can be plugged there later. So what a command line says of it itself is refused, and the whole
+//! is added: a shared memory file for each part, a virtio-mem device for each part that can grow, and the
+//! monitor through which it does. Memory files were preferred to anonymous memory because the host can
+//! tell from outside, by `/proc/PID/fd`, how much of which of them is really in memory.
+
+use crate::option::{OptionError, OptionValue};
+use crate::words::{self, Word};
+use hecaton_memory::Size;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// What every size is a multiple of, virtio-mem's blocks included: a huge page.
+pub const BLOCK_BYTES: u64 = 2 << 20;
+
+/// What QEMU may lose of the guest's address space to put each device where a memory block begins.
+const ALIGNMENT_BYTES: u64 = 1 << 30;
+
+/// The driver of the devices by which a machine grows.
+pub const GROWING_DRIVER: &str = "virtio-mem-pci";
+
+/// A machine's memory. Each part is a NUMA node of the guest, in this order; the first has memory from
+/// the start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// One for each node of the host that it has memory of, or may have.
+    pub parts: Vec<Part>,
+}
+
+/// What a machine has, or may have, of one NUMA node of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The host's node, by the kernel's number; none on a host with one node, where nothing is bound.
+    pub host_node: Option<u32>,
+    /// From its start on, in bytes.
+    pub base_bytes: u64,
+    /// The most that can be plugged, in bytes; zero for no device.
+    pub more_bytes: u64,
+}
+
+impl Memory {
+    /// Of a machine that has `base_bytes` on each of the host's nodes (`nodes` has their numbers) and may
+    /// grow to `max_bytes` in all, on any of them. No device has the size of anything else of the machine: by
+    /// its size a memory file is told from others.
+    pub fn plan(nodes: &[u32], base_bytes: &[u64], max_bytes: u64) -> Memory {
+        let may_grow = max_bytes.saturating_sub(base_bytes.iter().sum());
+        let mut parts: Vec<Part> = nodes
+            .iter()
+            .zip(base_bytes)
+            .map(|(node, base)| Part {
+                host_node: (nodes.len() > 1).then_some(*node),
+                base_bytes: *base,
+                more_bytes: may_grow,
+            })
+            .filter(|part| part.base_bytes > 0 || part.more_bytes > 0)
+            .collect();
+        // Stable: the nodes stay in their order.
+        parts.sort_by_key(|part| part.base_bytes == 0);
+        for at in 0..parts.len() {
+            if parts[at].more_bytes == 0 {
+                continue;
+            }
+            let is_taken = |bytes: u64, parts: &[Part]| {
+                parts.iter().any(|part| part.base_bytes == bytes)
+                    || parts[..at].iter().any(|part| part.more_bytes == bytes)
+            };
+            while is_taken(parts[at].more_bytes, &parts) {
+                parts[at].more_bytes += BLOCK_BYTES;
+            }
+        }
+        Memory { parts }
+    }
+
+    /// What it has from its start.
+    pub fn base_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.base_bytes).sum()
+    }
+
+    /// The id of the device of a part.
+    pub fn device_id(part: usize) -> String {
+        format!("hecaton-mem{part}")
+    }
+}
+
+/// Why a command line cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CreateError {
+    /// It says itself what memory the machine has.
+    #[error(
+        "{what}: how much memory the machine has and where is given before the `--` and set up by \
+         Hecaton; leave it out"
+    )]
+    OwnMemory {
+        /// The option.
+        what: String,
+    },
+    /// Its process would not be the one that was started.
+    #[error("-daemonize: the machine is known by the process that was started; leave it out")]
+    Detached,
+    /// An option that cannot be read.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+}
+
+/// Why a size cannot be a machine's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// Nothing at all.
+    #[error("0 bytes cannot be a machine's memory; give {} at least", Size(BLOCK_BYTES))]
+    Nothing,
+    /// No multiple of the block.
+    #[error(
+        "{bytes} bytes are no multiple of {}, the block in which memory is plugged; take {} or {}",
+        Size(BLOCK_BYTES), Size(*below), Size(*above)
+    )]
+    NoBlocks {
+        /// What was given.
+        bytes: u64,
+        /// The nearest below.
+        below: u64,
+        /// The nearest above.
+        above: u64,
+    },
+    /// The minimum is above the maximum.
+    #[error("a minimum of {} is more than the maximum of {}; exchange them", Size(*min), Size(*max))]
+    MinAboveMax {
+        /// What was given.
+        min: u64,
+        /// What was given.
+        max: u64,
+    },
+}
+
+/// Whether a machine can have from `min_bytes` to `max_bytes`: equal ones for a machine that does not
+/// grow.
+pub fn check_sizes(min_bytes: u64, max_bytes: u64) -> Result<(), SizeError> {
+    for bytes in [min_bytes, max_bytes] {
+        if bytes == 0 {
+            return Err(SizeError::Nothing);
+        }
+        if !bytes.is_multiple_of(BLOCK_BYTES) {
+            let below = bytes / BLOCK_BYTES * BLOCK_BYTES;
+            let above = below.saturating_add(BLOCK_BYTES);
+            return Err(SizeError::NoBlocks { bytes, below, above });
+        }
+    }
+    if min_bytes > max_bytes {
+        return Err(SizeError::MinAboveMax { min: min_bytes, max: max_bytes });
+    }
+    Ok(())
+}
+
+/// The command line with this memory, its program left out; see the module's text.
+pub fn edit(
+    arguments: &[OsString],
+    memory: &Memory,
+    monitor: &Path,
+) -> Result<Vec<OsString>, CreateError> {
+    let mut words = words::parse(arguments);
+    for word in &words {
+        check_word(word)?;
+    }
+    let mut add = |name: &str, value: String| {
+        words.push(Word::Option { name: name.to_owned(), value });
+    };
+    let base = memory.base_bytes();
+    let more: u64 = memory.parts.iter().map(|part| part.more_bytes).sum();
+    let devices = memory.parts.iter().filter(|part| part.more_bytes > 0).count() as u64;
+    add(
+        "m",
+        match devices {
+            0 => format!("size={base}B"),
+            _ => format!("size={base}B,maxmem={}B", base + more + (devices + 1) * ALIGNMENT_BYTES),
+        },
+    );
+    let is_numa = memory.parts.len() > 1;
+    for (number, part) in memory.parts.iter().enumerate() {
+        let bound = part
+            .host_node
+            .map_or_else(String::new, |node| format!(",host-nodes={node},policy=bind"));
+        let file = |id: &str, bytes: u64| {
+            format!("memory-backend-memfd,id=hecaton-{id}{number},size={bytes}B,share=on{bound}")
+        };
+        let mut node = format!("node,nodeid={number}");
+        if part.base_bytes > 0 {
+            add("object", file("base", part.base_bytes));
+            node += &format!(",memdev=hecaton-base{number}");
+        }
+        match is_numa {
+            true => add("numa", node),
+            false => add("machine", format!("memory-backend=hecaton-base{number}")),
+        }
+        if part.more_bytes > 0 {
+            add("object", file("more", part.more_bytes));
+            let id = Memory::device_id(number);
+            let place = if is_numa { format!(",node={number}") } else { String::new() };
+            add(
+                "device",
+                format!(
+                    "{GROWING_DRIVER},id={id},memdev=hecaton-more{number}{place},\
+                 block-size={BLOCK_BYTES},requested-size=0"
+                ),
+            );
+        }
+    }
+    let monitor = monitor.to_string_lossy().replace(',', ",,");
+    add("qmp", format!("unix:{monitor},server=on,wait=off"));
+    Ok(words::to_arguments(&words))
+}
+
+/// Refuses what is about the machine's memory.
+fn check_word(word: &Word) -> Result<(), CreateError> {
+    let (name, value) = match word {
+        Word::Switch(name) if name == "daemonize" => return Err(CreateError::Detached),
+        Word::Switch(name) if name == "mem-prealloc" => {
+            return Err(CreateError::OwnMemory { what: format!("-{name}") });
+        }
+        Word::Option { name, value } => (name.as_str(), value),
+        Word::Switch(_) | Word::Other(_) => return Ok(()),
+    };
+    let is_own = match name {
+        "m" | "mem-path" | "numa" => true,
+        "machine" | "M" => OptionValue::parse(value, "type")?.get("memory-backend").is_some(),
+        "object" => {
+            let object = OptionValue::parse(value, "qom-type")?;
+            object.get("qom-type").is_some_and(|kind| kind.starts_with("memory-backend-"))
+        }
+        "device" => {
+            let device = OptionValue::parse(value, "driver")?;
+            device.get("driver").is_some_and(|driver| {
+                driver.starts_with("virtio-mem") || matches!(driver, "pc-dimm" | "nvdimm")
+            })
+        }
+        _ => false,
+    };
+    match is_own {
+        true => Err(CreateError::OwnMemory { what: format!("-{name} {value}") }),
+        false => Ok(()),
+    }
+}
+
+/// Whether QEMU can make a machine grow, by what `-device virtio-mem-pci,help` prints. `-device help`, which lists them
+/// all, fails where QEMU does not find all of its modules.
+pub fn can_grow(device_help: &str) -> bool {
+    device_help.contains(&format!("{GROWING_DRIVER} options"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    fn edited(command: &str, memory: &Memory) -> Result<String, CreateError> {
+        let arguments: Vec<OsString> = command.split_whitespace().map(Into::into).collect();
+        let edited = edit(&arguments, memory, Path::new("/run/a,b.qmp"))?;
+        Ok(edited.join(OsString::from(" ").as_os_str()).into_string().unwrap())
+    }
+
+    #[test]
+    fn a_machine_gets_its_memory_and_its_device() {
+        let regular = Memory::plan(&[0], &[4 * M], 4 * M);
+        assert_eq!(
+            edited("-M q35 disk.img", &regular).unwrap(),
+            "-M q35 disk.img -m size=4194304B -object \
+             memory-backend-memfd,id=hecaton-base0,size=4194304B,share=on -machine \
+             memory-backend=hecaton-base0 -qmp unix:/run/a,,b.qmp,server=on,wait=off"
+        );
+        let harvest = Memory::plan(&[0], &[2 * M], 8 * M);
+        assert_eq!(
+            edited("-nographic", &harvest).unwrap(),
+            "-nographic -m size=2097152B,maxmem=2155872256B -object \
+             memory-backend-memfd,id=hecaton-base0,size=2097152B,share=on -machine \
+             memory-backend=hecaton-base0 -object \
+             memory-backend-memfd,id=hecaton-more0,size=6291456B,share=on -device \
+             virtio-mem-pci,id=hecaton-mem0,memdev=hecaton-more0,block-size=2097152,requested-size=0 \
+             -qmp unix:/run/a,,b.qmp,server=on,wait=off"
+        );
+    }
+
+    #[test]
+    fn each_node_of_the_host_is_one_of_the_guest() {
+        let memory = Memory::plan(&[0, 2], &[0, 4 * M], 8 * M);
+        let nodes: Vec<_> = memory.parts.iter().map(|part| part.host_node).collect();
+        assert_eq!(nodes, [Some(2), Some(0)], "the first has memory from the start");
+        let line = edited("", &memory).unwrap();
+        for part in [
+            "id=hecaton-base0,size=4194304B,share=on,host-nodes=2,policy=bind",
+            "-numa node,nodeid=0,memdev=hecaton-base0",
+            "-numa node,nodeid=1 ",
+            "id=hecaton-more1,size=8388608B,share=on,host-nodes=0,policy=bind",
+            "memdev=hecaton-more1,node=1,",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(!line.contains("memory-backend=") && !line.contains("hecaton-base1"), "{line}");
+    }
+
+    #[test]
+    fn devices_are_known_by_their_size() {
+        let memory = Memory::plan(&[0, 1], &[4 * M, 4 * M], 12 * M);
+        let sizes: Vec<_> = memory.parts.iter().map(|part| part.more_bytes).collect();
+        assert_eq!(sizes, [6 * M, 8 * M]);
+        assert_eq!(Memory::plan(&[0, 1], &[4 * M, 0], 4 * M).parts.len(), 1);
+    }
+
+    #[test]
+    fn what_says_itself_what_memory_it_has_is_refused() {
+        let memory = Memory::plan(&[0], &[2 * M], 2 * M);
+        for command in [
+            "-m 1G",
+            "-numa node",
+            "-machine q35,memory-backend=x",
+            "-object memory-backend-ram,id=x,size=1G",
+            "-device virtio-mem-pci,id=x",
+            "-mem-prealloc",
+        ] {
+            let error = edited(command, &memory).expect_err(command).to_string();
+            assert!(error.starts_with(command) && error.contains("leave it out"), "{error}");
+        }
+        assert_eq!(edited("-daemonize", &memory), Err(CreateError::Detached));
+        edited("-object rng-random,id=r -device virtio-rng-pci,rng=r", &memory).expect("fine");
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        assert_eq!(check_sizes(2 * M, 4 * M), Ok(()));
+        assert_eq!(check_sizes(0, 4 * M), Err(SizeError::Nothing));
+        let words = |min, max| check_sizes(min, max).expect_err("cannot be").to_string();
+        assert!(words(3 * M, 4 * M).contains("take 2M or 4M"), "{}", words(3 * M, 4 * M));
+        assert!(words(6 * M, 4 * M).contains("6M is more than the maximum of 4M"));
+    }
+
+    #[test]
+    fn a_qemu_that_cannot_grow_is_told_from_one_that_can() {
+        let help = "virtio-mem-pci options:\n  acpi-index=<uint32>    -  (default: 0)\n";
+        assert!(can_grow(help));
+        assert!(!can_grow("-device virtio-mem-pci,help: Device 'virtio-mem-pci' not found\n"));
+    }
+}

@@ -15,6 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// After so long `status` has what was so before: who serves a consumer tells its node once a second, and
+/// the node the manager.
+pub(crate) const TOLD: Duration = Duration::from_millis(2200);
+
 /// How long anything may take that is not a program's own work. Shorter than a lease, so that memory
 /// which only a lease's end brings back is found missing.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(50);

@@ -112,9 +112,8 @@ pub(crate) fn file_systems_outlive_what_is_killed(_: &Cluster) -> TestResult {
     kill_dead(small.pid()?);
     machine.succeed()?;
     for disk in [&small, &big] {
-        let status = disk.status()?;
-        let stats = &status["stats"];
-        ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{status}");
+        let stats = disk.stats()?;
+        ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{stats}");
     }
     ensure!(small.status()?["restarts"].as_u64() == Some(5), "{}", small.status()?);
     for disk in [small, big] {
@@ -156,9 +155,11 @@ pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster) -> TestResult {
         cluster.eventually("nobody is connected", LONG, |_| {
             Ok(disk.status()?["stats"]["clients"] == 0)
         })?;
-        let status = disk.status()?;
-        let written = status["stats"]["written_bytes"].as_u64();
-        ensure!(status["stats"]["errors"] == 0 && written > Some(24 << 20), "{status}");
+        let stats = disk.stats()?;
+        ensure!(
+            stats["errors"] == 0 && stats["written_bytes"].as_u64() > Some(24 << 20),
+            "{stats}"
+        );
         disk.delete()?;
     }
     cluster.wait_until_idle(LONG)?;
@@ -191,7 +192,8 @@ pub(crate) fn two_machines_read_what_neither_writes(cluster: &Cluster) -> TestRe
     for machine in &mut machines {
         machine.wait_for("guest: read")?;
     }
-    ensure!(disk.status()?["stats"]["clients"] == 2, "{}", disk.status()?);
+    let stats = disk.stats()?;
+    ensure!(stats["clients"] == 2, "{stats}");
     let mut io = Command::new("qemu-io");
     let refused = run(io.args(["-f", "raw", "-c", "write 0 4k"]).arg(disk.uri()), LONG)?;
     ensure!(
@@ -205,8 +207,8 @@ pub(crate) fn two_machines_read_what_neither_writes(cluster: &Cluster) -> TestRe
     }
     cluster
         .eventually("nobody is connected", LONG, |_| Ok(disk.status()?["stats"]["clients"] == 0))?;
-    let status = disk.status()?;
-    ensure!(status["stats"]["errors"] == 0, "{status}");
+    let stats = disk.stats()?;
+    ensure!(stats["errors"] == 0, "{stats}");
     disk.delete()?;
     cluster.wait_until_idle(LONG)?;
     fs::remove_file(cluster.file("random"))?;
@@ -272,8 +274,8 @@ pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster) -> TestResult {
     let pages = said.rsplit(' ').next().and_then(|pages| pages.parse::<u64>().ok());
     ensure!(pages > Some((64 << 20) / 4096), "the guest has {said}");
     machine.succeed()?;
-    let status = disk.status()?;
-    ensure!(status["stats"]["errors"] == 0, "{status}");
+    let stats = disk.stats()?;
+    ensure!(stats["errors"] == 0, "{stats}");
     cluster
         .eventually("nobody is connected", LONG, |_| Ok(disk.status()?["stats"]["clients"] == 0))?;
     disk.delete()?;

@@ -2,7 +2,7 @@
 //! killed and stopped, and the hosts cut off, while programs use their memory.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, at_host, hecaton, log_in, ready_line, scratch},
+    cluster::{Cluster, LONG, PATIENCE, TOLD, all, at_host, hecaton, log_in, ready_line, scratch},
     harness::{Outcome, TestResult},
     process::{Running, Stopped, kill_dead, missing, run, signal},
     volume::{Disk, fio_verify, no_fio},
@@ -132,8 +132,7 @@ impl Hosts {
 
     /// Waits until there are copies of everything, as told after this was called.
     fn until_whole(&self, program: &Program) -> anyhow::Result<()> {
-        // The pager tells its node once a second, and the node the manager.
-        thread::sleep(Duration::from_millis(2200));
+        thread::sleep(TOLD);
         self.cluster.eventually("each page has its copies", PATIENCE, |status| {
             let pool = program.pool(status);
             let is_zero = |name: &str| pool[name].as_u64() == Some(0);

@@ -3,7 +3,7 @@
 //! donor that says nothing.
 
 use crate::{
-    cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
+    cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, TOLD, all},
     guest::{Machine, Spec, guests, report},
     harness::{Outcome, TestResult},
     integrity::PROGRAM,
@@ -59,8 +59,9 @@ pub(crate) fn pool_of_only_consumer(status: &Value) -> Value {
     all(status, "consumers").next().map_or(Value::Null, |one| one["stats"]["pool"].clone())
 }
 
-/// Waits until there are copies of everything.
+/// Waits until there are copies of everything, as told after this was called.
 pub(crate) fn until_whole(cluster: &Cluster) -> anyhow::Result<()> {
+    thread::sleep(TOLD);
     cluster.eventually("each page has its copies", PATIENCE, |status| {
         let pool = pool_of_only_consumer(status);
         let is_zero = |name: &str| pool[name].as_u64() == Some(0);

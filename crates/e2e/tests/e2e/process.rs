@@ -23,7 +23,10 @@ pub(crate) struct Ended {
 
 impl Ended {
     pub(crate) fn expect_success(&self, what: &str) -> anyhow::Result<()> {
-        ensure!(self.status.success(), "{what}: {}: {}", self.status, self.stderr.trim());
+        // Some programs say there what went wrong.
+        let output = self.text();
+        let last = output.trim().lines().last().unwrap_or_default();
+        ensure!(self.status.success(), "{what}: {}: {} {last}", self.status, self.stderr.trim());
         Ok(())
     }
 

@@ -4,7 +4,9 @@
 use crate::{
     cluster::{Cluster, LONG, PATIENCE, TOLD, all, at_host, hecaton, log_in, ready_line, scratch},
     harness::{Outcome, TestResult},
-    process::{Running, Stopped, kill_dead, missing, run, signal},
+    process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
+    programs::write_lines,
+    redis::Redis,
     volume::{Disk, fio_verify, no_fio},
 };
 use anyhow::{Context as _, bail, ensure};
@@ -16,9 +18,10 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     fs,
-    io::Read as _,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
-    process::{ChildStdout, Stdio},
+    process::{ChildStdin, ChildStdout, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -209,6 +212,43 @@ impl Hosts {
         fitting[random.below(fitting.len())]
     }
 
+    /// One donor after the other is killed, stopped, cut off in every way, loses its memory and is
+    /// drained, and the borrower is cut off itself. After each, `until_whole` waits for all copies.
+    fn fail_one_after_another(
+        &self,
+        until_whole: &mut dyn FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let [first, second, third] = DONORS;
+        kill_dead(self.donor(first)?);
+        until_whole().context("killed")?;
+
+        let stopped = Stopped::stop(self.donor(second)?);
+        thread::sleep(SILENCE);
+        drop(stopped);
+        until_whole().context("stopped")?;
+
+        for (host, cut) in [(third, Cut::Off), (first, Cut::Deaf), (second, Cut::Mute)] {
+            let outage = self.network.cut(host, cut)?;
+            thread::sleep(SILENCE);
+            outage.heal()?;
+            until_whole().with_context(|| format!("{cut:?}"))?;
+        }
+
+        self.kill_node(third)?;
+        thread::sleep(SILENCE);
+        self.start_donor(third)?;
+        until_whole().context("back without its memory")?;
+
+        // It finds everything when it is back within its lease.
+        let outage = self.network.cut(BORROWER, Cut::Off)?;
+        thread::sleep(SILENCE * 2);
+        outage.heal()?;
+        until_whole().context("the borrower cut off")?;
+
+        self.drain(first)?;
+        until_whole().context("drained")
+    }
+
     /// Pages that donors other than `except` have lent to the consumer.
     fn lent_to(&self, consumer: &str, except: usize) -> anyhow::Result<u64> {
         let (status, except) = (self.cluster.status()?, self.network.host(except).name());
@@ -299,9 +339,7 @@ fn start_node(
     Running::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log))
 }
 
-/// One donor after the other is killed, stopped, cut off in every way, loses its memory and is
-/// drained, and the borrower is cut off itself: with two copies, neither the program nor the client of
-/// the volume ever notices.
+/// With two copies, neither the program nor the client of the volume ever notices.
 pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
     let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
@@ -310,7 +348,6 @@ pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
     if let Some(reason) = no_fio()? {
         return Ok(Outcome::Skipped(reason));
     }
-    let [first, second, third] = DONORS;
     let program = hosts.verifier("verifier", &[])?;
     let disk = Disk::create(&hosts.cluster, "disk", "128M", &["--mirror", "2"])?;
     let mut fio = fio_verify(&disk.uri());
@@ -324,46 +361,130 @@ pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
         anyhow::Ok(())
     };
 
-    kill_dead(hosts.donor(first)?);
-    until_whole().context("killed")?;
-
-    let stopped = Stopped::stop(hosts.donor(second)?);
-    thread::sleep(SILENCE);
-    drop(stopped);
-    until_whole().context("stopped")?;
-
-    for (host, cut) in [(third, Cut::Off), (first, Cut::Deaf), (second, Cut::Mute)] {
-        let outage = hosts.network.cut(host, cut)?;
-        thread::sleep(SILENCE);
-        outage.heal()?;
-        until_whole().with_context(|| format!("{cut:?}"))?;
-    }
-
-    hosts.kill_node(third)?;
-    thread::sleep(SILENCE);
-    hosts.start_donor(third)?;
-    until_whole().context("back without its memory")?;
-
-    // It finds everything when it is back within its lease.
-    let outage = hosts.network.cut(BORROWER, Cut::Off)?;
-    thread::sleep(SILENCE * 2);
-    outage.heal()?;
-    until_whole().context("the borrower cut off")?;
-
-    hosts.drain(first)?;
-    until_whole().context("drained")?;
+    hosts.fail_one_after_another(&mut until_whole)?;
 
     signal(fio.id(), Signal::INT);
     let ended = fio.wait(PATIENCE, || Ok(()))?;
     ensure!(ended.code() == Some(FIO_INTERRUPTED), "fio ended with {ended}");
-    let status = disk.status()?;
-    ensure!(status["stats"]["errors"] == 0, "{status}");
+    let stats = disk.stats()?;
+    ensure!(stats["errors"] == 0, "{stats}");
     disk.delete()?;
     let pool = program.pool(&hosts.cluster.status()?).clone();
     ensure!(pool["copied_bytes"].as_u64() > Some(0), "no copy was ever made anew: {pool}");
     program.has_verified(&hosts.cluster)?;
     hosts.cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)
+}
+
+/// Nor do programs that nobody wrote for this: one that tests memory, one that sorts and one that keeps
+/// what its client sets.
+pub(crate) fn programs_outlive_them(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["stress-ng", "sort", "redis-server"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let hosts = match Hosts::start(&DONORS, DONORS.len())? {
+        Ok(hosts) => hosts,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let cluster = &hosts.cluster;
+    let on_pool = |name: &str| {
+        let mut command = cluster.command("run");
+        command.args(["--local", "16M", "--mirror", "2", "--name", name, "--"]);
+        command
+    };
+
+    let mut stress = on_pool("stress-ng");
+    stress.args(["stress-ng", "--vm", "1", "--vm-bytes", "64M", "--verify", "--vm-method", "all"]);
+    stress.args(["--timeout", "0"]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut stress = Running::spawn(stress.stderr(Stdio::piped()))?;
+
+    let (lines, sorted) = (cluster.file("lines"), cluster.file("sorted"));
+    write_lines(&lines, 300_000)?;
+    let mut sort = Command::new("sort");
+    run(sort.env("LC_ALL", "C").arg(&lines).arg("-o").arg(&sorted), LONG)?
+        .expect_success("sort")?;
+    let mut sorting = on_pool("sort");
+    let script =
+        "while read -r go; do sort -S 200M \"$1\" | cmp - \"$2\" || exit 1; echo sorted; done";
+    sorting.env("LC_ALL", "C").args(["sh", "-c", script, "sh"]).args([&lines, &sorted]);
+    let mut sorting = Running::spawn(sorting.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+    let asked = sorting.child_mut().stdin.take().context("no input")?;
+    let answers = sorting.child_mut().stdout.take().context("no output")?;
+
+    let mut redis_server = on_pool("redis");
+    redis_server.arg("redis-server");
+    let mut redis = Redis::start(redis_server, &cluster.dir("redis")?)?;
+
+    let is_over = AtomicBool::new(false);
+    let until_whole = || {
+        thread::sleep(TOLD);
+        cluster.eventually("all pages of all have their copies", PATIENCE, |status| {
+            let is_whole = |one: &Value| one["stats"]["pool"]["degraded_bytes"] == 0;
+            Ok(all(status, "consumers").count() == 3 && all(status, "consumers").all(is_whole))
+        })
+    };
+    let (sorts, sets) = thread::scope(|scope| -> anyhow::Result<(u64, u64)> {
+        let sorts = scope.spawn(|| sort_until(&is_over, asked, answers));
+        let sets = scope.spawn(|| set_until(&is_over, &mut redis));
+        let failed = until_whole()
+            .context("at first")
+            .and_then(|()| hosts.fail_one_after_another(&mut || until_whole()));
+        is_over.store(true, Relaxed);
+        let (sorts, sets) = (sorts.join(), sets.join());
+        let told = |_| anyhow::anyhow!("a client panicked");
+        let (sorts, sets) = (sorts.map_err(told)??, sets.map_err(told)??);
+        failed.map(|()| (sorts, sets))
+    })?;
+    ensure!(sorts > 1 && sets > 1000, "{sorts} files sorted, {sets} keys set");
+
+    redis.shut_down()?;
+    let ended = sorting.wait(LONG, || Ok(()))?;
+    ensure!(ended.success(), "sort ended with {ended}");
+    signal(stress.id(), Signal::INT);
+    let ended = stress.wait(LONG, || Ok(()))?;
+    let mut said = String::new();
+    stress.child_mut().stderr.take().context("no errors")?.read_to_string(&mut said)?;
+    ensure!(ended.success() && !said.contains("fail:"), "stress-ng ended with {ended}: {said}");
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
+/// Has the same file sorted again and again; how often it came out right.
+fn sort_until(
+    is_over: &AtomicBool,
+    mut asked: ChildStdin,
+    answers: ChildStdout,
+) -> anyhow::Result<u64> {
+    let mut sorts = 0;
+    let mut answers = BufReader::new(answers).lines();
+    while !is_over.load(Relaxed) {
+        writeln!(asked)?;
+        let answer = answers.next().transpose()?;
+        ensure!(answer.as_deref() == Some("sorted"), "sort said {answer:?}");
+        sorts += 1;
+    }
+    Ok(sorts)
+}
+
+/// Sets keys and reads others that were set before; at the end, all of them.
+fn set_until(is_over: &AtomicBool, redis: &mut Redis) -> anyhow::Result<u64> {
+    let mut generations = vec![0; 40_000];
+    for key in 0..generations.len() {
+        redis.set(key, 0)?;
+    }
+    let mut random = Random(11);
+    let mut sets = 0;
+    while !is_over.load(Relaxed) {
+        let (one, other) = (random.below(generations.len()), random.below(generations.len()));
+        generations[one] += 1;
+        redis.set(one, generations[one])?;
+        redis.expect(other, generations[other])?;
+        sets += 1;
+    }
+    for (key, generation) in generations.iter().enumerate() {
+        redis.expect(key, *generation)?;
+    }
+    Ok(sets)
 }
 
 /// When both donors of a segment are gone, the program is ended with the segment's, the space's and

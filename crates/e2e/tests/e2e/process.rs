@@ -164,6 +164,11 @@ pub(crate) fn missing(program: &str) -> Option<String> {
     (!found).then(|| format!("`{program}` is not installed"))
 }
 
+/// The same, of several.
+pub(crate) fn missing_any(programs: &[&str]) -> Option<String> {
+    programs.iter().find_map(|program| missing(program))
+}
+
 /// The process and all that descend from it, as far as they can be seen at this moment.
 pub(crate) fn family(id: u32) -> Vec<u32> {
     let mut members = vec![id];

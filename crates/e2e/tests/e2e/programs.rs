@@ -66,7 +66,7 @@ pub(crate) fn sort_like_without(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-fn write_lines(path: &Path, lines: usize) -> anyhow::Result<()> {
+pub(crate) fn write_lines(path: &Path, lines: usize) -> anyhow::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     let mut random = Random(lines as u64);
     for _ in 0..lines {

@@ -3,7 +3,7 @@
 use crate::{
     cluster::{Cluster, LONG, PATIENCE, TOLD, all},
     harness::{Outcome, TestResult},
-    process::{Ended, Running, kill_dead, missing, run, signal},
+    process::{Ended, Running, kill_dead, missing, missing_any, run, signal},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -144,10 +144,6 @@ impl<'a> Disk<'a> {
         ensure!(!self.socket.exists(), "the socket of a deleted volume is left");
         Ok(())
     }
-}
-
-fn missing_any(programs: &[&str]) -> Option<String> {
-    programs.iter().find_map(|program| missing(program))
 }
 
 /// A file of random bytes with holes between them, whose size is not of whole pages.

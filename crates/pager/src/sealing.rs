@@ -22,28 +22,23 @@
 //! Each sealing has a version of its own, be it of the same contents sent again. So nothing depends on
 //! whether they are the same.
 
-use crate::state::seal::SealTable;
 use hecaton_memory::{PAGE_SIZE, PageNo, PageSum, page_sum};
 use hecaton_space::seal::Sealer;
+use hecaton_space::seal_table::SealTable;
 use hecaton_transport::protocol::MAX_PAGES;
-use rustix::process::{Resource, Rlimit, setrlimit};
-use std::fmt;
-use std::ptr;
 use std::sync::Arc;
 
 /// Seals and opens a consumer's pages.
+#[derive(Debug)]
 pub(crate) struct Sealing {
-    sealer: Sealer,
-    table: SealTable,
+    sealer: Box<Sealer>,
+    table: SealTable<'static>,
 }
 
 impl Sealing {
     /// With the key of this state file.
-    pub(crate) fn new(table: SealTable) -> Arc<Sealing> {
-        let sealing = Arc::new(Sealing { sealer: Sealer::new(&table.key()), table });
-        keep_off_disk(table.key_memory());
-        keep_off_disk(&sealing.sealer);
-        sealing
+    pub(crate) fn new(table: SealTable<'static>) -> Arc<Sealing> {
+        Arc::new(Sealing { sealer: table.sealer(), table })
     }
 
     /// Seals a page that is about to be sent.
@@ -62,29 +57,6 @@ impl Sealing {
                 .zip(data.chunks_exact_mut(PAGE_SIZE))
                 .map(|(&page, data)| self.sealer.open(page, &self.table.get(page), data).is_ok()),
         );
-    }
-}
-
-/// Keeps the pages that hold a key out of swap, and the process out of core dumps.
-fn keep_off_disk<T: ?Sized>(key: &T) {
-    let (at, bytes) = (ptr::from_ref(key).cast_mut().cast(), size_of_val(key));
-    // SAFETY: what is locked is a reference's, and locking changes nothing in it. It is never unlocked:
-    // it is used to the end of the process.
-    if let Err(error) = unsafe { rustix::mm::mlock(at, bytes) } {
-        tracing::warn!(%error, "the key of this space cannot be locked into memory: it may be swapped");
-    }
-    // Less than any dump has, and the one limit with which the kernel does not start the handler either
-    // that /proc/sys/kernel/core_pattern may name: with 0 it would.
-    let none = Rlimit { current: Some(1), maximum: Some(1) };
-    if let Err(error) = setrlimit(Resource::Core, none) {
-        tracing::warn!(%error, "the key of this space would be in a core dump of its pager");
-    }
-}
-
-/// Says nothing of the key.
-impl fmt::Debug for Sealing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sealing")
     }
 }
 
@@ -153,11 +125,12 @@ mod tests {
     #[test]
     fn each_consumer_has_a_key_of_its_own_and_its_successors_have_it_too() {
         let (one, other) = (State::create().unwrap(), State::create().unwrap());
-        let key = open_state(one).seals.key();
-        assert_eq!(open_state(one).seals.key(), key);
-        assert_ne!(open_state(other).seals.key(), key);
-        assert_ne!(key, [0; 32]);
-        assert_eq!(format!("{:?}", sealing(one)), "Sealing");
+        let held = sent(&sealing(one), 4, &contents(1));
+        assert_eq!(opens(&sealing(one), 4, &held), Some(contents(1)));
+        // The seal alone opens nothing.
+        open_state(other).seals.set(4, &open_state(one).seals.get(4));
+        assert_eq!(opens(&sealing(other), 4, &held), None);
+        assert_eq!(format!("{:?}", sealing(one)), "Sealing { sealer: Sealer, table: SealTable }");
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! the same with sockets.
 //!
 //! Donors need not be trusted with what they keep: [`seal`] is what pages go through before they leave,
-//! where their owner wants that.
+//! where their owner wants that, and [`seal_table`] what opens them.
 //!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
@@ -39,6 +39,7 @@ pub mod requests;
 pub mod row;
 pub mod scrub;
 pub mod seal;
+pub mod seal_table;
 mod space;
 mod status;
 pub mod stripe;

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | [`entry`] | each page of each address space that was ever touched | 8 |
 //! | [`record`] | each page of the space that is in use | 8 |
-//! | [`seal`] | each page of the space that was written out, if it is encrypted | 24 |
+//! | seals ([`hecaton_space::seal_table`]) | each page of the space that was written out, if it is encrypted | 24 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | generations | a segment of the space | 8 |
 //! | codes | a stripe of segments that are coded, because they have gone cold | 16 |
@@ -22,15 +22,14 @@ pub(crate) mod batch;
 pub(crate) mod entry;
 pub(crate) mod journal;
 pub(crate) mod record;
-pub(crate) mod seal;
 
 use crate::guest::span::MAX_REGIONS;
 use batch::BatchRecord;
 use hecaton_memory::{Generation, PAGE_SIZE};
+use hecaton_space::seal_table::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use journal::Journal;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use seal::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{
     AtomicU64,
@@ -98,8 +97,9 @@ pub(crate) struct State {
     /// Two words of each stripe of the space that is coded: with which generation (0: it is not), and
     /// which of its segments are part of it.
     pub(crate) codes: &'static [AtomicU64],
-    /// The key of an encrypted space, and its pages' seals.
-    pub(crate) seals: SealTable,
+    /// The key of an encrypted space, and its pages' seals. Those are written by the thread that writes
+    /// pages out, and read of pages that it does not write: see [`crate::sealing`].
+    pub(crate) seals: SealTable<'static>,
     /// Of each staging slot, the space page that it holds plus one; 0 when free.
     pub(crate) slot_pages: &'static [AtomicU64],
     /// Messages read from the kernel and not yet acted upon.

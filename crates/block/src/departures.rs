@@ -119,6 +119,7 @@ fn copy(volume: &Volume, spill: &Spill, data: &[(PageNo, u32)]) -> Result<(), Bl
             if let Err(error) = spill.write(batch[at].0, contents) {
                 failed.get_or_insert(error);
             }
+            true
         });
         fetched.map_err(|(_, error)| error)?;
         failed.map_or(Ok(()), Err)?;

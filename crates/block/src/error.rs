@@ -97,8 +97,8 @@ pub enum BlockError {
     /// Writes that were buffered, and answered, are not with the donors.
     #[error("writes that were answered from the buffer are not with the donors, or were given up")]
     Unflushed,
-    /// A page came damaged, again and again.
-    #[error("page {0} came back with a wrong checksum from every copy, or twice from the only one")]
+    /// A page came damaged, or altered, again and again.
+    #[error("page {0} is not what was written, in every copy, or twice in the only one")]
     Damaged(u64),
     /// The spill file cannot be used.
     #[error(transparent)]

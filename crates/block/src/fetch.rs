@@ -24,11 +24,12 @@ struct Ask {
 }
 
 /// Reads different pages, given with the words of their sums, and hands each to `sink` with its place
-/// in the list. The error says which place is the first that could not be read; all others were.
+/// in the list, where it was received. What `sink` says is not the page is treated as what has another sum.
+/// The error says which place is the first that could not be read; all others were.
 pub(crate) fn fetch(
     lane: &mut Lane,
     pages: &[(PageNo, u32)],
-    sink: &mut dyn FnMut(usize, &[u8]),
+    sink: &mut dyn FnMut(usize, &mut [u8]) -> bool,
 ) -> Result<(), (usize, BlockError)> {
     let space = lane.space().clone();
     let attempts = ATTEMPTS.max(space.config().redundancy.copies().into());
@@ -68,10 +69,8 @@ pub(crate) fn fetch(
         lane.progress(Some(WAIT), &mut |completion| match completion {
             Completion::Read { token, from, giver, data, .. } => {
                 let Some(Ask { run, avoid }) = asked.get(&token) else { return };
-                for (at, data) in (run.start + from..).zip(data.chunks_exact(PAGE_SIZE)) {
-                    if word_of(page_sum(data)) == pages[at].1 {
-                        sink(at, data);
-                    } else {
+                for (at, data) in (run.start + from..).zip(data.chunks_exact_mut(PAGE_SIZE)) {
+                    if word_of(page_sum(data)) != pages[at].1 || !sink(at, data) {
                         // Pages that no donor has are zeros, and come from nobody.
                         let giver = giver.unwrap_or(DonorIndex::UNKNOWN);
                         let avoid = avoid.iter().copied().chain([giver]).collect();
@@ -91,7 +90,8 @@ pub(crate) fn fetch(
         });
         for ask in damaged {
             let (page, times) = (pages[ask.run.start].0, ask.avoid.len());
-            tracing::warn!(page, times, "a page came back with a wrong checksum");
+            tracing::warn!(page, times, "a page came back that is not what was written");
+            space.suspect(page);
             match times < attempts {
                 true => to_ask.push_back(ask),
                 false => fail(ask.run.start, BlockError::Damaged(page)),

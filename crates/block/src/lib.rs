@@ -20,6 +20,7 @@
 //! | `target` | what the cluster's policy lets it have of the pool |
 //! | `resize` | another size |
 //! | [`snapshot`] | a copy as of one moment |
+//! | `sealing` | pages that donors can neither read nor alter |
 //! | `page_locks` | who may touch which pages |
 //! | `lanes` | the connections to donors, shared by the requests |
 //! | `fetch`, `store` | pages from the donors, and to them |
@@ -49,6 +50,7 @@ pub mod reserve;
 mod resize;
 mod returns;
 mod scrub;
+mod sealing;
 pub mod server;
 mod settle;
 mod slots;

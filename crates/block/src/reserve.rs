@@ -44,8 +44,8 @@ pub fn begin() -> Result<(), ReserveError> {
 }
 
 /// Reserves what a volume's tables need, and all that is mapped from here on.
-pub fn finish(state: &State) -> Result<(), ReserveError> {
-    state.touch();
+pub fn finish(state: &State, is_encrypted: bool) -> Result<(), ReserveError> {
+    state.touch(is_encrypted);
     // The tables have room for a larger volume, which stays untouched.
     lock(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT)?;
     lock(MlockAllFlags::FUTURE)

@@ -44,17 +44,38 @@ mod tests {
 
     #[test]
     fn what_goes_bad_unread_is_mended() {
-        let mut world = World::new(2, 2, PAGES).scrubbing(1 << 30);
-        let volume = world.volume();
-        let contents = [0x5a; PAGE_SIZE];
-        for page in 0..PAGES {
-            volume.write(page * PAGE_SIZE as u64, &contents).unwrap();
+        for encrypt in [false, true] {
+            let mut world = World::new(2, 2, PAGES).scrubbing(1 << 30).encrypting(encrypt);
+            let volume = world.volume();
+            let contents = [0x5a; PAGES as usize * PAGE_SIZE];
+            volume.write(0, &contents).unwrap();
+            assert_eq!(world.each_page_of(0, |_, page| page[7] = !page[7]), PAGES);
+            eventually("it is mended", || of(&volume).pages_repaired == PAGES);
+            assert_eq!((of(&volume).pages_lost, of(&volume).copies_given_up), (0, 0));
+            world.stop(1);
+            assert_eq!(read(&volume, 0, contents.len()), contents);
         }
-        assert_eq!(world.alter(0, &contents), PAGES);
-        eventually("it is mended", || of(&volume).pages_repaired == PAGES);
-        assert_eq!((of(&volume).pages_lost, of(&volume).copies_given_up), (0, 0));
-        world.stop(1);
-        assert_eq!(read(&volume, 0, PAGES as usize * PAGE_SIZE), contents.repeat(PAGES as usize));
+    }
+
+    #[test]
+    fn what_came_back_wrong_is_mended_without_a_scrub() {
+        for encrypt in [false, true] {
+            let world = World::new(2, 2, PAGES).encrypting(encrypt);
+            let volume = world.volume();
+            let contents = [0x5a; PAGES as usize * PAGE_SIZE];
+            volume.write(0, &contents).unwrap();
+            // Half of the pages at each donor, whichever of them is read.
+            for donor in 0..2 {
+                world.each_page_of(donor, |at, page| {
+                    if at % 2 == donor as u64 {
+                        page[7] = !page[7];
+                    }
+                });
+            }
+            assert_eq!(of(&volume).pages_repaired, 0);
+            assert_eq!(read(&volume, 0, contents.len()), contents);
+            eventually("it is mended", || of(&volume).pages_repaired == PAGES);
+        }
     }
 
     #[test]

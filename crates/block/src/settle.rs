@@ -3,7 +3,8 @@
 //! Their client has been told that they failed. But a donor that comes back may still find them in its
 //! socket and do them, after whatever was written to the same pages through another connection
 //! meanwhile. So the pages stay locked, and the same request is made on the same lane until its end is
-//! known: then nothing older can come any more. Others that want the pages are refused.
+//! known: then nothing older can come any more, whatever its bytes are (those of an encrypted volume are
+//! others each time). Others that want the pages are refused.
 //!
 //! A successor begins so as well, with all that its predecessor had under way; there, others wait for
 //! as long as a first attempt takes.

@@ -2,7 +2,8 @@
 //!
 //! A page is where it is in the volume, so that there is nothing to be looked up or lost; the file is
 //! sparse. Its contents are of use only with the volume's tables, which have the pages' sums: what a
-//! disk gives back wrongly, or not at all, is found when it is read.
+//! disk gives back wrongly, or not at all, is found when it is read. Of an encrypted volume they are as donors
+//! have them ([`crate::sealing`]).
 
 use hecaton_memory::{PAGE_SIZE, PageNo, pages_to_bytes};
 use rustix::fs::{FallocateFlags, fallocate};

@@ -7,15 +7,18 @@
 //! | places | segment | 8 | 1: it is in the spill file; 0: in the pool, or nowhere |
 //! | slots | slot | 8 | page + 1 of a write under way; 0: free |
 //! | contents | slot | 8 | the page as it is to be written |
-//! | words | page | 4 | 0: a hole; [`LOST`]; otherwise what [`word_of`] makes of its sum |
+//! | keys | volume, if it is encrypted | 8 | the key, and the last version that anything was sealed with |
+//! | seals | page, if it is encrypted | 24 | version and tag of what is stored ([`crate::sealing`]) |
+//! | words | page | 4 | 0: a hole; [`LOST`]; otherwise what [`word_of`] makes of the sum of what is stored |
 //!
 //! There is room for the largest volume, so that nothing has to move when one grows; the memory is
 //! sparse. A look at a word takes memory for it, too: those of a segment that has neither a generation
 //! nor a place are not looked at. After a kill each word is either old or new; what must hold between them:
 //!
 //! - A slot's contents are there before its page is named, and it is named before anything is sent. It
-//!   is free again only after the page's word and its segment's generation are those of the write. So
-//!   a successor that writes all named slots again leaves no page of which two copies differ.
+//!   is free again only after the page's seal, its word and its segment's generation are those of the
+//!   write. So a successor that writes all named slots again leaves no page of which two copies differ,
+//!   and none that its seal does not open.
 //! - A segment is in the spill file from before anything is written there until all of it is with
 //!   donors, and its generation is that of the last such write. What donors hold of it before that is
 //!   nobody's.
@@ -26,6 +29,7 @@ use crate::spill::Spill;
 use crate::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::words::SharedWords;
 use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo, PageSum, pages_to_bytes};
+use hecaton_space::seal_table::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use hecaton_space::{Expected, SpaceConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -49,14 +53,15 @@ const LOST: u32 = u32::MAX;
 /// CRC32C of a page of zeros.
 const ZERO_SUM: PageSum = 0x98f9_4189;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"HECAVOL3");
+const MAGIC: u64 = u64::from_le_bytes(*b"HECAVOL4");
 const PAGE_WORDS: usize = PAGE_SIZE / 8;
 const HEAD_WORDS: usize = PAGE_WORDS;
 /// Most segments of a volume.
 pub(crate) const MAX_SEGMENTS: u64 = MAX_PAGES.div_ceil(SEGMENT_PAGES);
 const PLACES_AT: usize = HEAD_WORDS + MAX_SEGMENTS as usize;
 const SLOTS_AT: usize = PLACES_AT + MAX_SEGMENTS as usize;
-const WIDE_WORDS: usize = SLOTS_AT + SLOTS as usize * (1 + PAGE_WORDS);
+const KEYS_AT: usize = SLOTS_AT + SLOTS as usize * (1 + PAGE_WORDS);
+const WIDE_WORDS: usize = KEYS_AT + KEYS_WORDS + MAX_PAGES as usize * SEAL_WORDS;
 
 /// What a page of a volume holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +130,9 @@ impl State {
         self.spill.as_ref().map(Spill::as_fd)
     }
 
-    /// Has the kernel give all memory that the tables may need as they are.
-    pub(crate) fn touch(&self) {
+    /// Has the kernel give all memory that the tables may need as they are; of a volume that is encrypted,
+    /// for its seals as well.
+    pub(crate) fn touch(&self, is_encrypted: bool) {
         let wide = |word: &AtomicU64| {
             word.fetch_or(0, Relaxed);
         };
@@ -142,6 +148,12 @@ impl State {
             self.word(page).fetch_or(0, Relaxed);
         }
         self.word(self.pages() - 1).fetch_or(0, Relaxed);
+        if is_encrypted {
+            let words = KEYS_WORDS + self.pages() as usize * SEAL_WORDS;
+            let of_seals = &self.words.wide()[KEYS_AT..KEYS_AT + words];
+            of_seals.iter().step_by(PAGE_WORDS).for_each(wide);
+            wide(&of_seals[words - 1]);
+        }
     }
 
     /// Pages of the volume.
@@ -253,6 +265,12 @@ impl State {
         self.contents(slot).iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect()
     }
 
+    /// The key, and the pages' seals, of a volume that is encrypted.
+    pub(crate) fn seals(&self) -> SealTable<'_> {
+        let (keys, seals) = self.words.wide()[KEYS_AT..].split_at(KEYS_WORDS);
+        SealTable::at(keys, seals)
+    }
+
     fn generation(&self, segment: u64) -> &AtomicU64 {
         &self.words.wide()[HEAD_WORDS + segment as usize]
     }
@@ -299,6 +317,7 @@ pub(crate) fn check(pages: u64) -> Result<(), VolumeError> {
 mod tests {
     use super::*;
     use hecaton_memory::page_sum;
+    use hecaton_space::seal::Seal;
 
     #[test]
     fn the_sum_of_zeros_is_as_it_is_noted() {
@@ -326,6 +345,8 @@ mod tests {
         state.acknowledged(2, Generation(8));
         let contents: Vec<u8> = (0..PAGE_SIZE).map(|at| at as u8).collect();
         state.fill(SLOTS - 1, 3, &contents);
+        let seal = Seal { version: state.seals().draw_version(), tag: [9; 16] };
+        state.seals().set(MAX_PAGES - 1, &seal);
         let fd = state.as_fd().try_clone_to_owned().unwrap();
         drop(state);
 
@@ -338,6 +359,8 @@ mod tests {
         assert_eq!(state.expected(), BTreeMap::from([(2, expected)]));
         assert_eq!(state.named(SLOTS - 1), Some(3));
         assert_eq!(state.copy_of(SLOTS - 1), contents);
+        assert_eq!(state.seals().get(MAX_PAGES - 1), seal);
+        assert!(state.seals().draw_version() > seal.version);
         state.empty(SLOTS - 1);
         assert_eq!(state.named(SLOTS - 1), None);
     }

@@ -10,6 +10,7 @@ use crate::fetch::{fetch, runs};
 use crate::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
 use crate::page_locks::{Access, PageLock, PageLocks};
 use crate::places::{Place, Places};
+use crate::sealing::Sealed;
 use crate::settle::{self, Unsettled};
 use crate::slots::Slots;
 use crate::snapshot::Copying;
@@ -23,6 +24,7 @@ use hecaton_memory::{
     Epoch, PAGE_SIZE, PageNo, SpaceId, is_zero, page_sum, pages_for_bytes, pages_to_bytes,
 };
 use hecaton_pki::CredentialsDir;
+use hecaton_space::seal::Sealer;
 use hecaton_space::{
     COPYING_BYTES_PER_S, Directory, Redundancy, Site, Space, SpaceConfig, SpaceError,
 };
@@ -103,6 +105,9 @@ pub struct VolumeConfig {
     /// ([`crate::buffer`]).
     #[serde(default)]
     pub write_buffer_bytes: Option<u64>,
+    /// Donors and the spill file get pages only encrypted, and cannot alter them unnoticed.
+    #[serde(default)]
+    pub encrypt: bool,
     /// It is a copy of that volume as of one moment, and nobody may write to it.
     #[serde(default)]
     pub snapshot_of: Option<String>,
@@ -162,6 +167,8 @@ pub struct Volume {
     pub(crate) target: Target,
     /// Of a volume that has one.
     pub(crate) buffer: Option<Buffer>,
+    /// Of a volume that is encrypted.
+    sealer: Option<Box<Sealer>>,
     slots: Slots,
     attachments: Arc<Attachments>,
     pub(crate) counters: Counters,
@@ -204,6 +211,7 @@ impl Volume {
             locks: Arc::default(),
             lanes: Lanes::new(Arc::clone(&space), most_lanes),
             buffer: config.write_buffer_bytes.map(Buffer::new),
+            sealer: config.encrypt.then(|| state.seals().sealer()),
             slots: Slots::new(&state),
             attachments: Attachments::new(config.multi_writer),
             places,
@@ -592,7 +600,7 @@ impl Volume {
 
     /// Writes the pages that are named in these slots. What is settled leaves its slot; the places of
     /// the others are returned, with the first error of all. For `was_sent` see [`store`]. Slots that
-    /// are the buffer's stay so if nothing has become of their pages.
+    /// are the buffer's stay so if nothing has become of their pages. For seals see [`crate::sealing`].
     pub(crate) fn store(
         &self,
         lane: &mut Lent,
@@ -601,6 +609,10 @@ impl Volume {
         was_sent: bool,
         are_buffered: bool,
     ) -> (Vec<usize>, Option<BlockError>) {
+        let sealed = self.sealer.as_deref();
+        let sealed = sealed.map(|sealer| Sealed::of(items, sealer, self.state.seals()));
+        let to_send = sealed.as_ref().map(|sealed| sealed.items(items));
+        let items = to_send.as_deref().unwrap_or(items);
         let mut pending = Vec::new();
         let mut first_error = None;
         let mut free = Vec::with_capacity(slots.len());
@@ -632,12 +644,16 @@ impl Volume {
                     Some(error)
                 }
             };
-            for item in &items[run.clone()] {
+            for at in run.clone() {
+                let Item { page, sum, .. } = items[at];
                 let holds = match error {
-                    None => Page::Data(word_of(item.sum)),
+                    None => Page::Data(word_of(sum)),
                     Some(_) => Page::Lost,
                 };
-                self.note(item.page, holds);
+                if let (None, Some(sealed)) = (&error, &sealed) {
+                    self.state.seals().set(page, &sealed.seals[at]);
+                }
+                self.note(page, holds);
             }
             if let Some(buffer) = &self.buffer {
                 for at in run.clone() {
@@ -722,17 +738,24 @@ impl Volume {
         self.places.as_ref().is_some_and(place)
     }
 
-    /// Reads different pages from where they are, with the words of their sums; otherwise as
-    /// [`fetch`]. A lane is taken if donors have any of them. Their locks are held.
+    /// Reads different pages from where they are, with the words of their sums, and opens them if they are
+    /// sealed; otherwise as [`fetch`]. A lane is taken if donors have any of them. Their locks are held.
     fn gather(
         &self,
         lane: &mut Option<Lent>,
         wanted: &[(PageNo, u32)],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), (usize, BlockError)> {
+        let mut give = |at: usize, contents: &mut [u8]| {
+            let is_open = self.opens(wanted[at].0, contents);
+            if is_open {
+                sink(at, contents);
+            }
+            is_open
+        };
         let Some(places) = &self.places else {
             self.target.got(wanted.len() as u64);
-            return fetch(self.lane(lane).map_err(|error| (0, error))?, wanted, sink);
+            return fetch(self.lane(lane).map_err(|error| (0, error))?, wanted, &mut give);
         };
         wanted.iter().for_each(|(page, _)| places.touch(page / SEGMENT_PAGES));
         let is_spilled = |at: &usize| self.is_spilled(wanted[*at].0);
@@ -747,8 +770,7 @@ impl Volume {
             for at in spilled {
                 let (page, word) = wanted[at];
                 let error = match spill.read(page, &mut contents) {
-                    Ok(()) if word_of(page_sum(&contents)) == word => {
-                        sink(at, &contents);
+                    Ok(()) if word_of(page_sum(&contents)) == word && give(at, &mut contents) => {
                         continue;
                     }
                     Ok(()) => BlockError::Damaged(page),
@@ -763,7 +785,7 @@ impl Volume {
         }
         let pages: Vec<_> = pooled.iter().map(|at| wanted[*at]).collect();
         let lane = self.lane(lane).map_err(|error| (pooled[0], error))?;
-        let fetched = fetch(lane, &pages, &mut |at, contents| sink(pooled[at], contents));
+        let fetched = fetch(lane, &pages, &mut |at, contents| give(pooled[at], contents));
         let fetched = fetched.map_err(|(at, error)| (pooled[at], error));
         match (failed, fetched) {
             (Some(spilled), Err(pooled)) => {
@@ -772,6 +794,12 @@ impl Volume {
             (Some(failed), Ok(())) => Err(failed),
             (None, fetched) => fetched,
         }
+    }
+
+    /// Opens a page as it is stored, if the volume is encrypted; false if it is not what was stored last.
+    fn opens(&self, page: PageNo, contents: &mut [u8]) -> bool {
+        let Some(sealer) = &self.sealer else { return true };
+        sealer.open(page, &self.state.seals().get(page), contents).is_ok()
     }
 
     /// What pages hold, one after the other. Their lock is held.

@@ -132,6 +132,7 @@ fn main() {
         limit_bytes: None,
         multi_writer: false,
         write_buffer_bytes: None,
+        encrypt: true,
         snapshot_of: None,
         for_swap: true,
         copies: 2,

@@ -18,7 +18,7 @@ const DEFAULT_SCRUB: ScrubRate = ScrubRate(hecaton_pager::SCRUB_BYTES_PER_S);
 /// How fast copies are made, if nothing is said.
 const DEFAULT_COPYING: Size = Size(hecaton_pager::COPYING_BYTES_PER_S);
 
-/// How many copies, and where, for programs, machines and volumes.
+/// How many copies, where, and whether encrypted, for programs, machines and volumes.
 #[derive(clap::Args)]
 pub(crate) struct CopyArgs {
     /// Copies of each page in the pool, at different donors and on different hosts where there are
@@ -36,6 +36,10 @@ pub(crate) struct CopyArgs {
     /// a loss, or pages move to another donor
     #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_COPYING)]
     copying: Size,
+    /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
+    /// nor alter them
+    #[arg(long)]
+    pub(crate) encrypt: bool,
 }
 
 impl CopyArgs {
@@ -50,7 +54,7 @@ impl CopyArgs {
     }
 }
 
-/// Copies, donors and encryption, for programs and machines.
+/// What programs and machines want of the pool.
 #[derive(clap::Args)]
 pub(crate) struct PoolArgs {
     #[command(flatten)]
@@ -65,10 +69,6 @@ pub(crate) struct PoolArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_S,
           value_parser = clap::value_parser!(u64).range(8..=86_400))]
     lease: u64,
-    /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
-    /// nor alter them
-    #[arg(long)]
-    encrypt: bool,
     /// Keeps memory that has gone cold in an erasure code instead of copies, which takes less room: with
     /// 4+2, four segments of 16 MiB and two parities are at six donors, any two of which may be lost. Copies
     /// are made again when it is written
@@ -146,8 +146,8 @@ impl PoolArgs {
 
     /// For a volume, which knows no more of it than these.
     pub(crate) fn check_for_volume(&self) -> anyhow::Result<Wanted> {
-        if self.encrypt || self.lease != DEFAULT_LEASE_S {
-            usage!("--encrypt and --lease are not for volumes, and so not for --via swap");
+        if self.lease != DEFAULT_LEASE_S {
+            usage!("--lease is not for volumes, and so not for --via swap");
         }
         self.check()
     }
@@ -164,7 +164,7 @@ impl PoolArgs {
             ranges,
             donor_patience_s: Some(self.donor_patience),
             lease_s: Some(self.lease),
-            encrypt: self.encrypt,
+            encrypt: self.copies.encrypt,
             scrub_bytes_per_s: Some(self.copies.scrub_bytes_per_s()),
             copying_bytes_per_s: Some(self.copies.copying_bytes_per_s()),
             cold: self.cold()?,

@@ -138,7 +138,7 @@ impl Process {
         let held: Vec<_> = kept.iter().map(AsFd::as_fd).collect();
         say(node, &VolumeEvent::HoldFds(start.labels.clone()), &held);
         if start.config.for_swap {
-            reserve::finish(&state)?;
+            reserve::finish(&state, start.config.encrypt)?;
         }
         let donors = Arc::new(Donors::default());
         donors.set(start.donors.clone());

@@ -180,6 +180,9 @@ pub struct CreateVolume {
     /// Answers writes before donors have them, as long as these are not more bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_buffer_bytes: Option<u64>,
+    /// As in [`Wanted`]; the spill file, too, gets pages only so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypt: bool,
 }
 
 /// Where a volume is to be served.

@@ -180,6 +180,9 @@ pub struct VolumeReport {
     /// Most bytes of the pool that all copies together take.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
+    /// Donors, and that file, get pages only encrypted.
+    #[serde(default)]
+    pub encrypted: bool,
     /// The volume that it is a copy of, as of one moment; nobody may write to it.
     #[serde(default)]
     pub snapshot_of: Option<String>,
@@ -732,6 +735,7 @@ impl Volumes {
             limit_bytes: wish.limit_bytes,
             multi_writer: wish.multi_writer,
             write_buffer_bytes: wish.write_buffer_bytes,
+            encrypt: wish.encrypt,
             snapshot_of: None,
         };
         self.enter(config, wish.size_bytes)
@@ -755,6 +759,7 @@ impl Volumes {
             copies: config.copies,
             spill: config.spill.clone(),
             limit_bytes: config.limit_bytes,
+            encrypted: config.encrypt,
             snapshot_of: config.snapshot_of.clone(),
             ..VolumeReport::default()
         };

@@ -116,6 +116,7 @@ impl World {
             limit_bytes: None,
             multi_writer: false,
             write_buffer_bytes: None,
+            encrypt: false,
             snapshot_of: None,
         };
         World { donors, known, config, dir: tempfile::tempdir().unwrap() }
@@ -142,21 +143,35 @@ impl World {
         self
     }
 
-    /// Changes a byte of each page of a donor that holds this, and says how many these are.
-    pub(crate) fn alter(&self, donor: usize, held: &[u8]) -> u64 {
+    /// Its volume is encrypted, or is not.
+    pub(crate) fn encrypting(mut self, encrypt: bool) -> World {
+        self.config.encrypt = encrypt;
+        self
+    }
+
+    /// Looks at each page of a donor that has anything in it, given with its place, and may change it.
+    /// Says how many these are.
+    pub(crate) fn each_page_of(
+        &self,
+        donor: usize,
+        mut look: impl FnMut(u64, &mut [u8; PAGE_SIZE]),
+    ) -> u64 {
         let donor = &self.donors[donor].donor;
         let memory = File::from(donor.fds().unwrap().arena);
-        let mut found = [0; PAGE_SIZE];
-        let starts = (0..donor.snapshot().pages).map(pages_to_bytes);
-        let altered = starts.filter(|start| {
-            memory.read_exact_at(&mut found, *start).unwrap();
-            let is_it = found == held;
-            if is_it {
-                memory.write_all_at(&[!found[7]], start + 7).unwrap();
+        let mut page = [0; PAGE_SIZE];
+        let found = (0..donor.snapshot().pages).filter(|at| {
+            memory.read_exact_at(&mut page, pages_to_bytes(*at)).unwrap();
+            let before = page;
+            if is_zero(&before) {
+                return false;
             }
-            is_it
+            look(*at, &mut page);
+            if page != before {
+                memory.write_all_at(&page, pages_to_bytes(*at)).unwrap();
+            }
+            true
         });
-        altered.count() as u64
+        found.count() as u64
     }
 
     /// Ends all connections of a donor.
@@ -248,10 +263,10 @@ proptest! {
     #[test]
     fn reads_show_what_was_written_at_any_byte(
         steps in steps(), copies in 1..3u8, limit in prop::option::of(0..3u64),
-        buffer in prop::option::of(1..200u64),
+        buffer in prop::option::of(1..200u64), encrypt in any::<bool>(),
     ) {
         let mut size = (SEGMENT_PAGES + 20) * PAGE;
-        let mut world = World::new(2, copies, SEGMENT_PAGES + 20);
+        let mut world = World::new(2, copies, SEGMENT_PAGES + 20).encrypting(encrypt);
         if limit.is_some() {
             world = world.spilling(limit);
         }
@@ -391,6 +406,205 @@ fn a_successor_finishes_what_was_under_way() {
     assert!(matches!(volume.write(0, &[3; 512]), Err(BlockError::Over)), "it is fenced");
 }
 
+/// In each page that is written.
+const MARK: &[u8] = b"hecaton: nobody but me may read this";
+
+/// So many pages, which show the mark and are all different.
+fn marked(pages: u64) -> Vec<u8> {
+    let mut bytes = vec![0; pages_to_bytes(pages) as usize];
+    for (number, page) in (1..=pages).zip(bytes.chunks_exact_mut(PAGE_SIZE)) {
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        page[9..9 + MARK.len()].copy_from_slice(MARK);
+    }
+    bytes
+}
+
+fn shows_the_mark(bytes: &[u8]) -> bool {
+    bytes.windows(MARK.len()).any(|window| window == MARK)
+}
+
+#[test]
+fn neither_donors_nor_the_disk_have_what_can_be_read() {
+    const PAGES: u64 = 40;
+    for encrypt in [false, true] {
+        // One of two segments is in the pool, the other in the file.
+        let world = World::lending(1, 2, 2, 2 * SEGMENT_PAGES).spilling(None).encrypting(encrypt);
+        let volume = world.volume();
+        let (data, second) = (marked(PAGES), SEGMENT_PAGES * PAGE);
+        for at in [0, second] {
+            volume.write(at, &data).unwrap();
+            // A part of a page is written with the rest of it.
+            volume.write(at + 3 * PAGE + 100, &[7; 5]).unwrap();
+        }
+        let expected = {
+            let mut data = data.clone();
+            data[3 * PAGE_SIZE + 100..][..5].fill(7);
+            data
+        };
+        let kept = |volume: &Volume| {
+            [0, second].iter().all(|at| read(volume, *at, expected.len()) == expected)
+        };
+        let shown = || {
+            let mut pages = 0;
+            for donor in 0..2 {
+                let held = world.each_page_of(donor, |_, page| {
+                    pages += u64::from(shows_the_mark(page));
+                });
+                assert_eq!(held, PAGES, "each donor has each page");
+            }
+            pages
+        };
+        assert_eq!(volume.stats(0).spilled_bytes, PAGES * PAGE);
+        assert!(kept(&volume));
+        assert_eq!(shown(), if encrypt { 0 } else { 2 * PAGES });
+        let file = std::fs::read(world.config.spill.as_ref().unwrap()).unwrap();
+        assert_eq!(shows_the_mark(&file[second as usize..]), !encrypt);
+        // What comes back from the file needs no key, and is what it was.
+        let volume = world.successor(&volume);
+        volume.trim(0, second).unwrap();
+        eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+        assert!(read(&volume, second, expected.len()) == expected);
+        assert_eq!(shown(), if encrypt { 0 } else { 2 * PAGES });
+    }
+}
+
+#[test]
+fn a_successor_opens_what_was_stored_whenever_its_predecessor_was_killed() {
+    let world = World::new(2, 2, 100).encrypting(true);
+    let mut volume = world.volume();
+    volume.write(0, &[1; 3 * PAGE_SIZE]).unwrap();
+    // Before anything is sent; before it is noted; with half of the seal; with all of it; with the word.
+    for step in 0..5u8 {
+        let contents = [2 + step; PAGE_SIZE];
+        let item = Item { page: 1, sum: page_sum(&contents), contents: &contents };
+        let (seals, before) = (volume.state.seals(), volume.state.seals().get(1));
+        let slot = volume.slots.take(1)[0];
+        volume.state.fill(slot, 1, &contents);
+        let sealed = Sealed::of(&[item], volume.sealer.as_deref().unwrap(), seals);
+        let seal = sealed.seals[0];
+        if step > 0 {
+            let mut lane = volume.lanes.take().unwrap();
+            store(&mut lane, &sealed.items(&[item]), false, |_, fate| {
+                assert!(matches!(fate, Fate::Stored(_)), "{fate:?}");
+            });
+        }
+        match step {
+            0 | 1 => {}
+            2 => seals.set(1, &hecaton_space::seal::Seal { tag: before.tag, ..seal }),
+            _ => seals.set(1, &seal),
+        }
+        if step == 4 {
+            let word = word_of(sealed.items(&[item])[0].sum);
+            volume.state.set_page(1, Page::Data(word));
+        }
+        volume = world.successor(&volume);
+        eventually("it is settled", || volume.stats(0).unsettled == 0);
+        let expected = [[1; PAGE_SIZE], contents, [1; PAGE_SIZE]].concat();
+        assert!(read(&volume, 0, 3 * PAGE_SIZE) == expected, "killed at step {step}");
+        assert!(volume.state.seals().get(1).version > seal.version, "no version is used twice");
+        assert!(!is_anything_named(&volume));
+    }
+}
+
+#[test]
+fn a_write_that_changed_nothing_leaves_the_page_that_opened() {
+    let world = World::new(1, 1, SEGMENT_PAGES).spilling(Some(0)).encrypting(true);
+    let volume = world.volume();
+    volume.write(0, &marked(2)).unwrap();
+    // A disk that takes nothing any more.
+    let path = world.config.spill.as_ref().unwrap();
+    let spill = Spill::from_fd(File::open(path).unwrap().into(), path);
+    let fd = volume.state.as_fd().try_clone_to_owned().unwrap();
+    let state = State::from_fd(fd).unwrap().with_spill(Some(spill));
+    let volume = Volume::open(world.config.clone(), world.known.clone(), state).unwrap();
+    let refused = volume.write(0, &[1; 2 * PAGE_SIZE]);
+    assert!(matches!(refused, Err(BlockError::Spill(_))), "{refused:?}");
+    assert!(read(&volume, 0, 2 * PAGE_SIZE) == marked(2));
+    assert_eq!(volume.stats(0).unkept_bytes, 0);
+}
+
+/// Changes some bits of a page such that its CRC32C stays what it was: those of the generator polynomial
+/// (RFC 3720, 12.1), lowest bits first.
+fn alter_with_the_same_sum(page: &mut [u8]) {
+    const GENERATOR: u64 = 0x1_1edc_6f41;
+    let before = page_sum(page);
+    for bit in 0..33 {
+        page[700 + bit / 8] ^= ((GENERATOR >> (32 - bit) & 1) as u8) << (bit % 8);
+    }
+    assert_eq!(page_sum(page), before);
+}
+
+#[test]
+fn what_a_donor_alters_is_found_though_the_sum_fits() {
+    const PAGES: u64 = 20;
+    let world = World::new(2, 2, 100).encrypting(true);
+    let volume = world.volume();
+    volume.write(0, &marked(PAGES)).unwrap();
+    // Of two copies the other one is right: half of the pages each, whomever a lane prefers.
+    for donor in 0..2 {
+        let held = world.each_page_of(donor, |at, page| {
+            if at % 2 == donor as u64 {
+                alter_with_the_same_sum(page);
+            }
+        });
+        assert_eq!(held, PAGES);
+    }
+    assert!(read(&volume, 0, (PAGES * PAGE) as usize) == marked(PAGES));
+    // Now neither is right in one half of them.
+    world.each_page_of(0, |at, page| {
+        if at % 2 == 1 {
+            alter_with_the_same_sum(page);
+        }
+    });
+    let is_damaged = |page: u64| {
+        let found = volume.read(page * PAGE, &mut [0; PAGE_SIZE]);
+        let is_damaged = matches!(found, Err((_, BlockError::Damaged(which))) if which == page);
+        assert!(found.is_ok() || is_damaged, "{found:?}");
+        is_damaged
+    };
+    assert_eq!((0..PAGES).filter(|page| is_damaged(*page)).count() as u64, PAGES / 2);
+    // Parts of such a page cannot be written; all of it can.
+    let page = (0..PAGES).find(|page| is_damaged(*page)).unwrap();
+    assert!(volume.write(page * PAGE + 9, &[5; 9]).is_err());
+    volume.write(page * PAGE, &[5; PAGE_SIZE]).unwrap();
+    assert!(read(&volume, page * PAGE, PAGE_SIZE) == [5; PAGE_SIZE]);
+}
+
+#[test]
+fn an_older_page_and_one_of_another_place_are_found() {
+    let world = World::new(1, 1, 100).encrypting(true);
+    let volume = world.volume();
+    let held = || {
+        let mut held = BTreeMap::new();
+        world.each_page_of(0, |at, page| {
+            held.insert(at, *page);
+        });
+        held
+    };
+    let give = |pages: &BTreeMap<u64, [u8; PAGE_SIZE]>| {
+        world.each_page_of(0, |at, page| *page = pages[&at]);
+    };
+    volume.write(0, &marked(2)).unwrap();
+    let older = held();
+    // The same contents, too, are another version.
+    volume.write(0, &marked(2)).unwrap();
+    let newer = held();
+    let mut swapped = newer.clone();
+    let [first, second]: [u64; 2] = newer.keys().copied().collect::<Vec<_>>().try_into().unwrap();
+    assert!(older[&first] != newer[&first] && older[&second] != newer[&second]);
+    swapped.insert(first, newer[&second]);
+    swapped.insert(second, newer[&first]);
+    for wrong in [older, swapped] {
+        give(&wrong);
+        for page in 0..2 {
+            let found = volume.read(page * PAGE, &mut [0; PAGE_SIZE]);
+            assert!(matches!(found, Err((_, BlockError::Damaged(_)))), "{found:?}");
+        }
+    }
+    give(&newer);
+    assert!(read(&volume, 0, 2 * PAGE_SIZE) == marked(2));
+}
+
 #[test]
 fn what_is_lost_fails_and_nothing_else_does() {
     let mut world = World::new(2, 1, 2 * SEGMENT_PAGES);
@@ -418,7 +632,12 @@ fn what_is_lost_fails_and_nothing_else_does() {
 
 #[test]
 fn a_write_to_a_donor_that_is_away_fails_and_is_settled_when_it_is_back() {
-    let mut world = World::new(1, 1, 100);
+    for encrypt in [false, true] {
+        is_settled_when_it_is_back(World::new(1, 1, 100).encrypting(encrypt));
+    }
+}
+
+fn is_settled_when_it_is_back(mut world: World) {
     let volume = world.volume();
     volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
     let address = world.donors[0].stop();
@@ -761,8 +980,13 @@ fn config_of_snapshot(world: &World) -> VolumeConfig {
 #[test]
 fn a_snapshot_is_of_one_moment_while_clients_write() {
     const USED: u64 = 3000;
-    for (buffer, spill) in [(None, false), (Some(256 << 10), false), (None, true)] {
-        let mut world = World::lending(8, 2, 2, SEGMENT_PAGES + 100);
+    for (buffer, spill, encrypt) in [
+        (None, false, false),
+        (Some(256 << 10), false, true),
+        (None, true, false),
+        (None, true, true),
+    ] {
+        let mut world = World::lending(8, 2, 2, SEGMENT_PAGES + 100).encrypting(encrypt);
         if spill {
             world = world.spilling(Some(1));
         }

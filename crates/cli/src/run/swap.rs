@@ -54,6 +54,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         multi_writer: false,
         for_swap: true,
         write_buffer_bytes: None,
+        encrypt: placement.encrypt,
     };
     let wish = Wish {
         node: session.client.socket().to_owned(),

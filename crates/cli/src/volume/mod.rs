@@ -238,6 +238,7 @@ fn create(args: CreateArgs) -> anyhow::Result<()> {
         multi_writer: args.multi_writer,
         for_swap: false,
         write_buffer_bytes: args.write_buffer.map(|size| size.0),
+        encrypt: args.copies.encrypt,
     };
     Ok(args.cluster.need_local_node()?.create_volume(wish)?)
 }

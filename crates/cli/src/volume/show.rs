@@ -135,6 +135,9 @@ fn describe(node: &str, volume: &VolumeReport) -> String {
     if let Some(of) = &volume.snapshot_of {
         let _ = writeln!(text, "a snapshot of {of}, to be read only");
     }
+    if volume.encrypted {
+        text += "encrypted: donors have ciphertext only\n";
+    }
     for export in &volume.exports {
         let read_only = if export.read_only { ", read only" } else { "" };
         let _ = writeln!(text, "export: {}{read_only}", uri(export, &volume.name));
@@ -273,6 +276,18 @@ mod tests {
         assert!(text.contains("pool: 128M in extents, copies: 2; nobody yet\n"), "{text}");
         let spill = "spill: 32M in /var/a.spill; no more than 64M in the pool\n";
         assert!(text.contains(spill), "{text}");
+    }
+
+    #[test]
+    fn encryption_is_told() {
+        for encrypted in [false, true] {
+            let text = describe("local", &VolumeReport { encrypted, ..volume() });
+            assert_eq!(
+                text.contains("encrypted: donors have ciphertext only\n"),
+                encrypted,
+                "{text}"
+            );
+        }
     }
 
     #[test]

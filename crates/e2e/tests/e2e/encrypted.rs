@@ -1,4 +1,4 @@
-//! `--encrypt`: what donors have of a program's memory, and what becomes of it when they change it.
+//! `--encrypt`: what donors have of a program's memory or of a volume, and what becomes of it when they change it.
 //!
 //! The tests look into the donors' memory from outside, as whoever owns a donor's host can.
 
@@ -6,16 +6,18 @@ use crate::{
     cluster::{Cluster, LONG, PATIENCE, all},
     harness::{Outcome, TestResult},
     mirror::until_whole,
-    process::{kill_dead, missing},
+    process::{kill_dead, missing, run},
     verifier::Verifier,
+    volume::{Disk, missing_any},
 };
 use anyhow::{Context as _, ensure};
 use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
 use std::{
+    ffi::OsStr,
     fs::{self, File, OpenOptions},
     os::unix::fs::FileExt as _,
-    process::Stdio,
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -204,4 +206,69 @@ pub(crate) fn donors_can_change_nothing(_: &Cluster) -> TestResult {
     ensure!(error.contains("not what was written, twice"), "it was ended for {stats}");
     cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)
+}
+
+/// Whoever looks into a donor finds a volume's data there; not so with `--encrypt`. What its process leaves when
+/// it is killed is there, and what donors change is an error, not data.
+pub(crate) fn donors_can_neither_read_nor_change_a_volume(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["nbdcopy", "qemu-io"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    const PAGES: u64 = 8 << 8;
+    let cluster = Cluster::start(2, "200M")?;
+    let (original, copy) = (cluster.file("original"), cluster.file("copy"));
+    let mut bytes = vec![0; PAGES as usize * PAGE];
+    for (number, page) in (1..=PAGES).zip(bytes.chunks_exact_mut(PAGE)) {
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        page[8..][..MARK.len()].copy_from_slice(MARK);
+    }
+    fs::write(&original, &bytes)?;
+    let copied = |from: &OsStr, to: &OsStr| {
+        run(Command::new("nbdcopy").args([from, to]), LONG)?.expect_success("nbdcopy")
+    };
+    for options in [&["--mirror", "2"][..], &["--mirror", "2", "--encrypt"], &["--encrypt"]] {
+        let (is_mirrored, is_encrypted) =
+            (options.contains(&"--mirror"), options.contains(&"--encrypt"));
+        let disk = Disk::create(&cluster, "disk", "8M", options)?;
+        ensure!(disk.status()?["encrypted"] == is_encrypted, "{}", disk.status()?);
+        let uri = disk.uri();
+        copied(original.as_os_str(), uri.as_ref())?;
+        disk.kill()?;
+        copied(uri.as_ref(), copy.as_os_str())?;
+        ensure!(fs::read(&copy)? == bytes, "{options:?}: another image");
+        let (pages, shown) = marked(&cluster)?;
+        let held = if is_mirrored { 2 * PAGES } else { PAGES };
+        ensure!(pages == held, "{options:?}: {pages} pages are at the donors, not {held}");
+        let expected = if is_encrypted { 0 } else { held };
+        ensure!(shown == expected, "{options:?}: the donors show {shown} pages of {pages}");
+        if is_encrypted {
+            are_changed(&cluster, &disk, is_mirrored)?;
+            if is_mirrored {
+                copied(uri.as_ref(), copy.as_os_str())?;
+                ensure!(fs::read(&copy)? == bytes, "{options:?}: another image");
+            }
+        }
+        disk.delete()?;
+        cluster.eventually("the donors have their memory back", PATIENCE, |_| {
+            Ok(marked(&cluster)?.0 == 0)
+        })?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// One donor changes all that it has. Where there is no other copy, reading it is an error.
+fn are_changed(cluster: &Cluster, disk: &Disk<'_>, is_mirrored: bool) -> anyhow::Result<()> {
+    let mut altered = 0;
+    for donor in all(&cluster.status()?, "donors") {
+        if altered == 0 {
+            altered = alter(donor)?;
+        }
+    }
+    ensure!(altered > 0, "no donor has anything");
+    let mut io = Command::new("qemu-io");
+    let ended = run(io.args(["-f", "raw", "-c", "read 0 8M"]).arg(disk.uri()), PATIENCE)?;
+    let said = ended.text() + &ended.stderr;
+    let is_refused = said.contains("Input/output error");
+    ensure!(is_refused != is_mirrored, "mirrored: {is_mirrored}, and it said {said:?}");
+    Ok(())
 }

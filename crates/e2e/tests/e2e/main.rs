@@ -104,6 +104,7 @@ const TESTS: &[Test<Cluster>] = tests![
     crash::of_a_pager_in_a_storm,
     encrypted::donors_can_read_nothing,
     encrypted::donors_can_change_nothing,
+    encrypted::donors_can_neither_read_nor_change_a_volume,
     restart::of_everything_in_any_order,
     restart::of_a_node_whose_program_ends_meanwhile,
     restart::of_a_node_under_a_machine,

@@ -165,7 +165,7 @@ pub(crate) fn it_ends_as_its_program_does(cluster: &Cluster) -> TestResult {
     nothing_is_left(cluster, &before)?;
     let cases: &[(&[&str], &str)] = &[
         (&["--stats", "/dev/null", "--", "true"], "--stats"),
-        (&["--encrypt", "--", "true"], "--encrypt"),
+        (&["--lease", "30", "--", "true"], "--lease"),
         (&["--mirror", "9", "--", "true"], "9 copies"),
         (&["--", "no-such-program"], "no-such-program"),
     ];

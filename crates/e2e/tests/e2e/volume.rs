@@ -128,6 +128,17 @@ impl<'a> Disk<'a> {
         Ok(u32::try_from(pid)?)
     }
 
+    /// Kills the process that serves it. One that dies may still take a client, and takes it along: this waits
+    /// until it is gone.
+    pub(crate) fn kill(&self) -> anyhow::Result<()> {
+        let pid = self.pid()?;
+        kill_dead(pid);
+        while Path::new(&format!("/proc/{pid}")).exists() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Waits until there are copies of everything, as told after this was called.
     pub(crate) fn until_whole(&self) -> anyhow::Result<()> {
         thread::sleep(TOLD);
@@ -518,7 +529,14 @@ pub(crate) fn its_process_is_killed_under_a_client(cluster: &Cluster) -> TestRes
     if let Some(reason) = missing_any(&["qemu-img", "nbdcopy"]) {
         return Ok(Outcome::Skipped(reason));
     }
-    let disk = Disk::create(cluster, "disk", "64M", &["--mirror", "2"])?;
+    for options in [&["--mirror", "2"][..], &["--mirror", "2", "--encrypt"]] {
+        is_killed_under_a_client(cluster, options)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+fn is_killed_under_a_client(cluster: &Cluster, options: &[&str]) -> anyhow::Result<()> {
+    let disk = Disk::create(cluster, "disk", "64M", options)?;
     let (original, copy) = (cluster.file("original"), cluster.file("copy"));
     let mut bytes = vec![0u8; 64 << 20];
     let mut random = Random(9);
@@ -547,19 +565,13 @@ pub(crate) fn its_process_is_killed_under_a_client(cluster: &Cluster) -> TestRes
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(ended.success(), "qemu-img ended with {ended}\n    {}", cluster.log_tail());
     ensure!(killed > 1, "it was over before anything happened");
-    let pid = disk.pid()?;
-    kill_dead(pid);
-    // One that dies may still have taken a client, and takes it along.
-    while Path::new(&format!("/proc/{pid}")).exists() {
-        thread::sleep(Duration::from_millis(1));
-    }
+    disk.kill()?;
     // It connects to the socket, which the node has kept, and waits in its queue.
     let mut copy_out = Command::new("nbdcopy");
     run(copy_out.arg(disk.uri()).arg(&copy), LONG)?.expect_success("nbdcopy from the volume")?;
     ensure!(fs::read(&copy)? == bytes, "another image");
     ensure!(disk.status()?["restarts"].as_u64() > Some(1), "it was not started again");
-    disk.delete()?;
-    Ok(Outcome::Passed)
+    disk.delete()
 }
 
 /// A donor that says nothing has the write in its socket. Its client is told that it failed; nothing

@@ -59,6 +59,7 @@ impl Volumes {
             copies: left.config.copies,
             spill: left.config.spill.clone(),
             limit_bytes: left.config.limit_bytes,
+            encrypted: left.config.encrypt,
             snapshot_of: left.config.snapshot_of.clone(),
             exports: left.exports.clone(),
             restarts: left.restarts,

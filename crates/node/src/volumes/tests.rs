@@ -49,6 +49,7 @@ fn wish(name: &str) -> CreateVolume {
         multi_writer: false,
         for_swap: false,
         write_buffer_bytes: None,
+        encrypt: false,
     }
 }
 
@@ -132,6 +133,37 @@ fn those_with_a_spill_file_are_told_their_targets_as_they_report() {
     let order = |bytes| serde_json::json!({"target": {"bytes": 8192, "take_back_bytes": bytes}});
     assert_eq!(told, [0, 4096, 4096].map(order));
     volumes.stop();
+}
+
+/// It writes into a file what it is told of itself, and of the copy that is wanted of it.
+#[test]
+fn one_that_is_encrypted_is_served_and_copied_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = dir.path().join("told");
+    let script = r#"
+        read start
+        echo "$start" >> "$0"
+        echo '"serving"' >&0
+        while read order; do
+            case $order in
+                *snapshot*) echo "$order" >> "$0"; echo '{"no_snapshot":"no room"}' >&0 ;;
+                *end*) echo '"released"' >&0; exit 0 ;;
+            esac
+        done"#;
+    for encrypt in [false, true] {
+        let volumes = volumes(script, told.to_str().unwrap());
+        volumes.create(CreateVolume { encrypt, ..wish("a") }).unwrap();
+        assert_eq!(volumes.reports().remove(0).encrypted, encrypt);
+        let wanted = SnapshotVolume { volume: "a".to_owned(), name: "b".to_owned() };
+        assert!(volumes.snapshot(&wanted).is_err());
+        let lines = std::fs::read_to_string(&told).unwrap();
+        std::fs::remove_file(&told).unwrap();
+        let told: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(told.len(), 2, "{lines}");
+        assert_eq!([&told[0]["config"]["encrypt"], &told[1]["snapshot"]["encrypt"]], [encrypt; 2]);
+        volumes.stop();
+    }
 }
 
 #[test]

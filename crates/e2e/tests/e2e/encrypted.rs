@@ -236,6 +236,7 @@ pub(crate) fn donors_can_neither_read_nor_change_a_volume(_: &Cluster) -> TestRe
         disk.kill()?;
         copied(uri.as_ref(), copy.as_os_str())?;
         ensure!(fs::read(&copy)? == bytes, "{options:?}: another image");
+        disk.until_whole()?;
         let (pages, shown) = marked(&cluster)?;
         let held = if is_mirrored { 2 * PAGES } else { PAGES };
         ensure!(pages == held, "{options:?}: {pages} pages are at the donors, not {held}");

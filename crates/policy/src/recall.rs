@@ -4,6 +4,13 @@
 //! knows what has another copy, and who else has room. A borrower that gives nothing may have good
 //! reasons (one copy of everything, and nobody with room), so that after a while the others are asked
 //! for what it was to give, and it is still asked for its own part.
+//!
+//! Where little is wanted of many, only some are asked at first. They may all be unable to give, and so may those
+//! that are asked next: so each time twice as many are asked as have been in vain, and of *n* holders the last one
+//! after log₃ *n* times. All at once were rejected: each would give one extent, of which most would be copied
+//! for nothing, or have been the second copy.
+
+use std::cmp::Reverse;
 
 /// A space with extents at the donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +36,21 @@ pub fn shares(excess_pages: u64, holders: &[Holder]) -> Vec<u64> {
     if holders.iter().all(|holder| holder.is_stuck) {
         return all;
     }
-    let of_others = spread(excess_pages, holders, |holder| !holder.is_stuck);
+    let mut of_others = spread(excess_pages, holders, |holder| !holder.is_stuck);
+    ask_more(&mut of_others, holders);
     all.into_iter().zip(of_others).map(|(part, instead)| part.max(instead)).collect()
+}
+
+/// Has twice as many give something as were asked in vain, if there are so many: those first that have most.
+fn ask_more(shares: &mut [u64], holders: &[Holder]) {
+    let in_vain = holders.iter().filter(|holder| holder.is_stuck && holder.extents > 0).count();
+    let asked = shares.iter().filter(|&&share| share > 0).count();
+    let is_unasked =
+        |&at: &usize| shares[at] == 0 && !holders[at].is_stuck && holders[at].extents > 0;
+    let mut unasked: Vec<usize> = (0..holders.len()).filter(is_unasked).collect();
+    unasked.sort_by_key(|&at| (Reverse(holders[at].pages()), at));
+    unasked.truncate((2 * in_vain).saturating_sub(asked));
+    unasked.into_iter().for_each(|at| shares[at] = 1);
 }
 
 /// In proportion to what each has. What rounding leaves is given by those who gain most from it, one
@@ -94,6 +114,18 @@ mod tests {
         assert_eq!(shares(8 * 4096, &[stuck, holder(2)]), [7, 2]);
     }
 
+    #[test]
+    fn twice_as_many_are_asked_as_were_in_vain() {
+        let stuck = Holder { is_stuck: true, ..holder(1) };
+        let (little, more) = (holder(1), holder(3));
+        assert_eq!(shares(4096, &[little, little, more, little]), [0, 0, 1, 0]);
+        assert_eq!(shares(4096, &[stuck, little, more, little]), [0, 1, 1, 0]);
+        assert_eq!(shares(4096, &[stuck, little, stuck, little]), [1, 1, 0, 1]);
+        assert_eq!(shares(2 * 4096, &[stuck, little, more, more]), [0, 0, 1, 1], "they are two");
+        let nothing = Holder { extents: 0, ..stuck };
+        assert_eq!(shares(4096, &[nothing, little, little]), [0, 1, 0], "it was not asked");
+    }
+
     fn any_holder() -> impl Strategy<Value = Holder> {
         (0u64..50, 0u32..6, any::<bool>()).prop_map(|(extents, order, is_stuck)| Holder {
             extents,
@@ -118,6 +150,26 @@ mod tests {
             if holders.iter().all(|holder| !holder.is_stuck) {
                 let largest = holders.iter().map(|holder| holder.extent_pages).max().unwrap_or(0);
                 prop_assert!(asked < excess.min(total) + largest.max(1), "more than is needed");
+            }
+        }
+
+        #[test]
+        fn nobody_is_asked_late(
+            mut holders in prop::collection::vec(any_holder(), 1..200),
+            excess in 1u64..100,
+        ) {
+            holders.iter_mut().for_each(|holder| holder.is_stuck = false);
+            let able = |holder: &&Holder| holder.extents > 0;
+            let count = holders.iter().filter(able).count();
+            let mut most = 1;
+            while holders.iter().filter(able).any(|holder| !holder.is_stuck) {
+                let shares = shares(excess, &holders);
+                for (share, holder) in shares.into_iter().zip(&mut holders) {
+                    holder.is_stuck |= share > 0;
+                }
+                let asked = holders.iter().filter(|holder| holder.is_stuck).count();
+                prop_assert!(asked >= most.min(count), "{} of {} are asked", asked, count);
+                most *= 3;
             }
         }
     }

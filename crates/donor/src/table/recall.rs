@@ -227,9 +227,41 @@ mod tests {
         assert!(longest.into_iter().all(|ms| ms >= STUCK_AFTER_MS), "{longest:?}");
         assert_eq!(
             table.stalled_ms(5 * STUCK_AFTER_MS),
-            3 * STUCK_AFTER_MS,
-            "since the third was asked"
+            4 * STUCK_AFTER_MS,
+            "since the last two were asked"
         );
+    }
+
+    #[test]
+    fn who_alone_can_give_is_asked_soon_though_many_others_cannot() {
+        const SPACES: u64 = 27;
+        let limits = TableLimits { extents: 40, spaces: 40, min_order: 0 };
+        let mut table = Table::new(&[Zone { pages: 128, node: None }], limits);
+        let spaces = (1..=SPACES).map(SpaceId);
+        let lent: Vec<LentExtent> = spaces
+            .map(|space| {
+                table.hello(space, EPOCH, 60_000, "", 0).unwrap();
+                take(&mut table, space, 0).unwrap()
+            })
+            .collect();
+        table.set_limit(4 * (SPACES - 1), 0);
+        for (at, able) in lent.iter().enumerate() {
+            // One extent of all is wanted, and only this one's borrower has room elsewhere.
+            let began_ms = at as u64 * 100 * STUCK_AFTER_MS;
+            table.set_limit(4 * SPACES, began_ms);
+            table.set_limit(4 * (SPACES - 1), began_ms);
+            let mut now_ms = began_ms;
+            while table.recalled(able.space) == 0 {
+                now_ms += 1000;
+                table.review(now_ms);
+            }
+            assert!(now_ms - began_ms <= 3 * STUCK_AFTER_MS, "{at}: one, three, nine, all");
+            give(&mut table, able, now_ms);
+            assert!(table.spaces().all(|space| space.recalled == 0), "that was enough");
+            take(&mut table, able.space, 0).unwrap_err();
+            table.set_limit(4 * SPACES, now_ms);
+            take(&mut table, able.space, 0).unwrap();
+        }
     }
 
     #[test]

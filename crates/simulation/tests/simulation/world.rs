@@ -380,11 +380,8 @@ impl World {
         if self.pool.donors[donor].table.excess_pages() == 0 {
             return;
         }
-        // What one space cannot give is asked of others after ten seconds.
-        let patience_ms = match self.tenants.len() as u64 {
-            1 => 0,
-            several => 11_000 * several,
-        };
+        // What one space cannot give is asked of two others after ten seconds, and then all are asked anew.
+        let patience_ms = if self.tenants.len() == 1 { 0 } else { 22_000 };
         for step in 0.. {
             let now_ms = self.pool.net.now.as_millis() as u64;
             let stalled_ms = self.pool.donors[donor].table.stalled_ms(now_ms);

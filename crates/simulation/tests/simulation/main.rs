@@ -1,5 +1,5 @@
 //! Spaces and their donors on a simulated network and clock, from one seed, with everything going
-//! wrong that may: messages lost, repeated, delayed; connections cut; donors that restart, hang, or
+//! wrong that may: messages lost, repeated, delayed, garbled; connections cut; donors that restart, hang, or
 //! are full; pages that go bad in their memory; a borrower that dies and is replaced while its last
 //! writes are still on the way; managers that die, are stopped, and do not hear each other.
 //!
@@ -60,7 +60,7 @@ fn a_read_shows_what_was_written_or_fails_cleanly() {
         let Tally { copies_made, lost_with_copies, given_back, .. } = total;
         let Tally { nobody_had_room, copies_left, parked, fetched, .. } = total;
         let Tally { repaired, given_up, decayed_everywhere, found_lost, .. } = total;
-        let reached = [interrupted, unreachable, lost, no_room, fenced, expired];
+        let reached = [interrupted, unreachable, lost, no_room, fenced, expired, total.garbled];
         let of_moves = [copies_made, lost_with_copies, given_back, nobody_had_room, copies_left];
         let of_disks = [parked, fetched, total.repaired_for_moves];
         let scrubbed = [repaired, given_up, decayed_everywhere, found_lost];
@@ -79,9 +79,10 @@ fn so_it_is_when_cold_memory_is_coded() {
     }
     if seeds >= DEFAULT_CODED_SEEDS {
         let Tally { coded, thawed, rebuilt, decoded, takeovers, restarts, drains, .. } = total;
-        let Tally { lost, decayed, .. } = total;
-        for reached in [coded, thawed, rebuilt, decoded, takeovers, restarts, drains, lost, decayed]
-        {
+        let Tally { lost, decayed, garbled, .. } = total;
+        let of_codes = [coded, thawed, rebuilt, decoded];
+        let of_others = [takeovers, restarts, drains, lost, decayed, garbled];
+        for reached in of_codes.into_iter().chain(of_others) {
             assert!(reached > 0, "the seeds do not reach everything: {total:?}");
         }
     }
@@ -98,7 +99,7 @@ fn so_it_is_of_a_whole_cluster() {
         let Tally { lost, no_room, fenced, takeovers, restarts, copies_left, .. } = total;
         let Tally { given_back, nobody_had_room, parked, coded, repaired, .. } = total;
         let of_spaces = [lost, no_room, fenced, takeovers, restarts, copies_left];
-        let of_donors = [given_back, nobody_had_room, parked, coded, repaired];
+        let of_donors = [given_back, nobody_had_room, parked, coded, repaired, total.garbled];
         let Tally { terms, superseded, orders, orders_unsure, .. } = total;
         let Tally { manager_crashes, recoveries, leaderless, .. } = total;
         let of_managers = [

@@ -174,6 +174,9 @@ pub(crate) enum Event {
     AtBorrower(ConnId, ToBorrower),
     DonorSeesEnd(ConnId),
     BorrowerSeesEnd(ConnId),
+    /// What has come is no frame: its checksum, or that of TLS around it, is another.
+    DonorSeesGarbled(ConnId),
+    BorrowerSeesGarbled(ConnId),
     /// What a donor has read from another one is stored now.
     Filled {
         conn: ConnId,
@@ -202,6 +205,9 @@ pub(crate) struct Faults {
     pub(crate) slow: u64,
     /// Of messages with pages, those in which one is not what was sent.
     pub(crate) damaged: u64,
+    /// Those of which anything else is not what was sent. Frames have checksums, and TCP and TLS around them and
+    /// around HTTP: whoever receives such a one closes the connection.
+    pub(crate) garbled: u64,
 }
 
 /// In which directions a donor is cut off.
@@ -236,6 +242,8 @@ pub(crate) struct Network {
     lines: BTreeMap<ConnId, Line>,
     queue: BTreeMap<(Duration, u64), Event>,
     sequence: u64,
+    /// Messages that were garbled.
+    pub(crate) garbled: u64,
 }
 
 const TO_DONOR: usize = 0;
@@ -251,6 +259,7 @@ impl Network {
             lines: BTreeMap::new(),
             queue: BTreeMap::new(),
             sequence: 0,
+            garbled: 0,
         }
     }
 
@@ -297,11 +306,22 @@ impl Network {
         let line = self.lines.get_mut(&conn).expect("a known connection");
         let at = line.latest[way].max(self.now + Duration::from_micros(micros));
         line.latest[way] = at;
+        if self.garbles(dice) {
+            return self
+                .schedule(at, [Event::DonorSeesGarbled, Event::BorrowerSeesGarbled][way](conn));
+        }
         self.schedule(at, event());
         if dice.permille(self.faults.repeated) {
             // Right behind the first: a stream does not bring again what it brought long ago.
             self.schedule(at, event());
         }
+    }
+
+    /// Whether what is sent now arrives as something else.
+    fn garbles(&mut self, dice: &mut Dice) -> bool {
+        let is_garbled = self.faults.garbled > 0 && dice.permille(self.faults.garbled);
+        self.garbled += u64::from(is_garbled);
+        is_garbled
     }
 
     /// Pages as they arrive.
@@ -313,10 +333,14 @@ impl Network {
         data
     }
 
-    /// Sends what is no page request. What is lost is not sent again: its sender has a patience.
+    /// Sends what is no page request. What is lost is not sent again: its sender has a patience. Of what is
+    /// garbled, who has asked hears at once.
     pub(crate) fn post(&mut self, letter: Letter, dice: &mut Dice) {
         if self.is_parted(letter.from, letter.to) || dice.permille(self.faults.dropped) {
             return;
+        }
+        if self.garbles(dice) {
+            return self.post(letter.garbled(), dice);
         }
         let micros = match dice.permille(self.faults.slow) {
             true => dice.below(400_000),
@@ -347,11 +371,12 @@ impl Network {
         self.parted_until.get(&(from, to)).is_some_and(|until| *until > self.now)
     }
 
-    /// Whether a donor that asks another one is answered.
-    pub(crate) fn hears(&self, (donor, other): (usize, usize)) -> bool {
+    /// Whether a donor that asks another one is answered, in frames.
+    pub(crate) fn hears(&mut self, (donor, other): (usize, usize), dice: &mut Dice) -> bool {
         let (here, there) = (Host(donor), Host(other));
         let is_parted = self.is_parted(here, there) || self.is_parted(there, here);
-        !is_parted && self.silent_until[other].iter().all(|until| *until <= self.now)
+        let is_silent = self.silent_until[other].iter().any(|until| *until > self.now);
+        !is_parted && !is_silent && !self.garbles(dice)
     }
 
     /// Nobody is cut off any more, and nothing goes wrong.

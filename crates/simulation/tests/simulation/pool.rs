@@ -48,7 +48,7 @@ impl Pool {
         let donor = self.net.donor_of(conn);
         let Some(who) = self.donors[donor].who(conn) else { return };
         let now_ms = self.net.now.as_millis() as u64;
-        let pages = match !self.net.hears((donor, source)) {
+        let pages = match !self.net.hears((donor, source), &mut self.dice) {
             true => Err(Refusal::NoSource),
             false => {
                 let pages = first..first + count;
@@ -73,7 +73,7 @@ impl Pool {
         let donor = self.net.donor_of(conn);
         let Some(who) = self.donors[donor].who(conn) else { return };
         let now_ms = self.net.now.as_millis() as u64;
-        let is_silent = !self.net.hears((donor, source));
+        let is_silent = !self.net.hears((donor, source), &mut self.dice);
         let states = self.donors[donor].verify(who, extent, (first, count), now_ms);
         let pages = states.and_then(|states| {
             let is_damaged = |state: &PageState| matches!(state, PageState::Damaged(_));

@@ -11,6 +11,8 @@ pub(crate) struct Tally {
     pub(crate) fenced: u64,
     pub(crate) takeovers: u64,
     pub(crate) restarts: u64,
+    /// Messages that came as something else, and ended their connections.
+    pub(crate) garbled: u64,
     pub(crate) expired: u64,
     pub(crate) copies_made: u64,
     pub(crate) lost_with_copies: u64,
@@ -61,6 +63,7 @@ impl Tally {
         self.fenced += other.fenced;
         self.takeovers += other.takeovers;
         self.restarts += other.restarts;
+        self.garbled += other.garbled;
         self.expired += other.expired;
         self.copies_made += other.copies_made;
         self.lost_with_copies += other.lost_with_copies;

@@ -46,7 +46,7 @@ impl World {
             None => 2 + dice.below(3) as usize,
             Some(code) => code.shards() + dice.below(3) as usize,
         };
-        let (faults, badness) = some_faults(&mut dice);
+        let (faults, badness) = some_faults(seed, &mut dice);
         let kind = some_kind(code, donor_count, &mut dice);
         let donors = some_donors(donor_count, &[kind], &mut dice);
         let numbers: Vec<usize> = (0..donor_count).collect();
@@ -60,7 +60,8 @@ impl World {
         pool.conditions.moves = moves;
         pool.conditions.cuts_one_way = seed % 8 == 6;
         pool.conditions.parks = moves && !seed.is_multiple_of(3);
-        let is_calm = moves && tenant.decays && badness == 0 && seed.is_multiple_of(2);
+        let is_calm = moves && tenant.decays && seed.is_multiple_of(2);
+        let is_calm = is_calm && badness == 0 && faults.garbled == 0;
         pool.conditions.is_calm = is_calm && code.is_none();
         World { pool, tenants: vec![tenant], cluster: None }
     }
@@ -71,7 +72,7 @@ impl World {
         let count = 2 + dice.below(2) as usize;
         let code = (dice.below(2) == 0).then(|| some_code(&mut dice));
         let donor_count = code.map_or(2, |code| code.shards()) + dice.below(3) as usize;
-        let (mut faults, badness) = some_faults(&mut dice);
+        let (mut faults, badness) = some_faults(seed, &mut dice);
         faults.damaged = dice.below(8) * badness;
         let kinds: Vec<Kind> = (0..count)
             .map(|at| some_kind(code.filter(|_| at == 0), donor_count, &mut dice))
@@ -327,6 +328,14 @@ impl World {
                 if let Some(borrower) = borrowers.find(|b| b.owns(conn)) {
                     borrower.receive(conn, message, &mut pool.net, &mut pool.dice);
                 }
+            }
+            Event::DonorSeesGarbled(conn) => {
+                pool.net.sever(conn, &mut pool.dice);
+                self.happen(Event::DonorSeesEnd(conn));
+            }
+            Event::BorrowerSeesGarbled(conn) => {
+                pool.net.sever(conn, &mut pool.dice);
+                self.happen(Event::BorrowerSeesEnd(conn));
             }
             Event::BorrowerSeesEnd(conn) => {
                 if let Some(borrower) = borrowers.find(|b| b.owns(conn)) {
@@ -636,6 +645,7 @@ impl World {
             tally.copies_left += borrower.copies_left;
             tally.repaired_for_moves += borrower.repaired_for_moves;
         }
+        tally.garbled += self.pool.net.garbled;
         for donor in &self.pool.donors {
             tally.parked += donor.parked;
             tally.fetched += donor.fetched;
@@ -668,12 +678,14 @@ fn some_code(dice: &mut Dice) -> Code {
     Code::new(data, parity).expect("a code")
 }
 
-/// Every third run on a good network, so that the faults of others are seen by themselves.
-fn some_faults(dice: &mut Dice) -> (Faults, u64) {
+/// Every third run on a good network, so that the faults of others are seen by themselves. In every fourth, of a good
+/// network or a bad one, messages are garbled; not in those that are kept by name.
+fn some_faults(seed: u64, dice: &mut Dice) -> (Faults, u64) {
     let badness = dice.below(3);
     let mut rate = |most: u64| if badness == 0 { 0 } else { dice.below(most * badness) };
     let (dropped, repeated, cut, slow) = (rate(10), rate(10), rate(15), rate(40));
-    let faults = Faults { dropped, repeated, cut, slow, damaged: 0 };
+    let garbled = if matches!(seed % 8, 4 | 6) { 1 + seed / 8 % 12 } else { 0 };
+    let faults = Faults { dropped, repeated, cut, slow, damaged: 0, garbled };
     (faults, badness)
 }
 

@@ -163,13 +163,8 @@ impl Manager {
             self.pen.unsure();
             self.reply(writing.reply.0, writing.reply.1, Reply::Unwritten, net, dice);
         }
-        if let Some(writing) = &mut self.writing
-            && writing.since + PATIENCE / 2 <= now
-            && let Some(question) = writing.to_repeat.take()
-        {
-            // Of another member: the first one may have it, and only hang.
-            let call = writing.call;
-            self.post(call, question, net, dice);
+        if self.writing.as_ref().is_some_and(|writing| writing.since + PATIENCE / 2 <= now) {
+            self.repeat(net, dice);
         }
         self.serve(now, net, dice);
     }
@@ -183,6 +178,16 @@ impl Manager {
     fn post(&self, call: u64, question: Question, net: &mut Network, dice: &mut Dice) {
         let (from, body) = (manager_host(self.number), Body::Question(self.process(), question));
         net.post(Letter { from, to: KEEPER, call, body }, dice);
+    }
+
+    /// Asks another member for what is being written, once: the first one may have it, and only hang. False if that
+    /// was done before.
+    fn repeat(&mut self, net: &mut Network, dice: &mut Dice) -> bool {
+        let Some(writing) = &mut self.writing else { return false };
+        let Some(question) = writing.to_repeat.take() else { return false };
+        let call = writing.call;
+        self.post(call, question, net, dice);
+        true
     }
 
     /// Asks for what `writing` needs next: to be written, or first what is there.
@@ -215,6 +220,10 @@ impl Manager {
         net: &mut Network,
         dice: &mut Dice,
     ) {
+        let is_of_writing = self.writing.as_ref().is_some_and(|writing| writing.call == call);
+        if is_of_writing && matches!(answer, Answer::Broken) && self.repeat(net, dice) {
+            return;
+        }
         if let Some(writing) = self.writing.take_if(|writing| writing.call == call) {
             match (writing.stroke, answer) {
                 (Some(stroke), Answer::Written) => {
@@ -263,8 +272,13 @@ impl Manager {
                 registry.written();
                 self.campaign = Campaign::Opened { term, registry };
             }
-            (Campaign::Opening { call: asked_in, .. }, _) if asked_in == call => {
-                self.pen.unsure();
+            (Campaign::Asking { call: asked_in, asked }, _) if asked_in == call => {
+                self.heard(asked, Heard::Silence, now, net, dice);
+            }
+            (
+                Campaign::Reading { call: asked_in, .. } | Campaign::Opening { call: asked_in, .. },
+                _,
+            ) if asked_in == call => {
                 self.resign(now, net, dice);
             }
             // An answer to a question that was given up.

@@ -50,6 +50,23 @@ pub(crate) struct Letter {
     body: Body,
 }
 
+impl Letter {
+    /// What whoever has asked hears in its place when it is not what was sent: the connection ends.
+    pub(crate) fn garbled(self) -> Letter {
+        let Letter { from, to, call, body } = self;
+        let (is_answer, body) = match body {
+            Body::Request(_) => (false, Body::Reply(Reply::Broken)),
+            Body::Question(process, _) | Body::Considered(process, _) => {
+                (false, Body::Answer(process, Answer::Broken))
+            }
+            Body::Reply(_) => (true, Body::Reply(Reply::Broken)),
+            Body::Answer(process, _) => (true, Body::Answer(process, Answer::Broken)),
+        };
+        let (from, to) = if is_answer { (from, to) } else { (to, from) };
+        Letter { from, to, call, body }
+    }
+}
+
 #[derive(Debug)]
 enum Body {
     /// To a manager, and from it.
@@ -78,6 +95,8 @@ enum Reply {
     NotLeading,
     /// It could not be written down, or may have been.
     Unwritten,
+    /// There is none: the connection has ended, before or after the request was heard.
+    Broken,
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +118,8 @@ enum Answer {
     Written,
     Superseded,
     Overtaken,
+    /// There is none: the connection has ended, before or after the question was heard.
+    Broken,
 }
 
 pub(crate) struct Cluster {

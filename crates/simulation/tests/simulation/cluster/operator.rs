@@ -130,7 +130,7 @@ impl Operator {
                 self.acknowledged += 1;
                 self.ordering = None;
             }
-            Reply::Unwritten => ordering.is_unsure = true,
+            Reply::Unwritten | Reply::Broken => ordering.is_unsure = true,
             _ => {}
         }
         if let Some(ordering) = &mut self.ordering {

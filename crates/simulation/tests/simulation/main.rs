@@ -101,7 +101,7 @@ fn so_it_is_of_a_whole_cluster() {
         let of_spaces = [lost, no_room, fenced, takeovers, restarts, copies_left];
         let of_donors = [given_back, nobody_had_room, parked, coded, repaired, total.garbled];
         let Tally { terms, superseded, orders, orders_unsure, .. } = total;
-        let Tally { manager_crashes, recoveries, leaderless, .. } = total;
+        let Tally { manager_crashes, recoveries, leaderless, refused_by_disks, .. } = total;
         let of_managers = [
             terms - seeds,
             superseded,
@@ -110,6 +110,7 @@ fn so_it_is_of_a_whole_cluster() {
             manager_crashes,
             recoveries,
             leaderless,
+            refused_by_disks,
         ];
         for reached in of_spaces.into_iter().chain(of_donors).chain(of_managers) {
             assert!(reached > 0, "the seeds do not reach everything: {total:?}");

@@ -43,6 +43,8 @@ pub(crate) struct Tally {
     pub(crate) terms: u64,
     pub(crate) superseded: u64,
     pub(crate) overtaken: u64,
+    /// How often a manager's disk was full.
+    pub(crate) refused_by_disks: u64,
     /// Orders that managers have taken, and those of which nobody can say so.
     pub(crate) orders: u64,
     pub(crate) orders_unsure: u64,
@@ -88,6 +90,7 @@ impl Tally {
         self.terms += other.terms;
         self.superseded += other.superseded;
         self.overtaken += other.overtaken;
+        self.refused_by_disks += other.refused_by_disks;
         self.orders += other.orders;
         self.orders_unsure += other.orders_unsure;
         self.manager_crashes += other.manager_crashes;

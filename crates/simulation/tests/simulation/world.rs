@@ -66,7 +66,8 @@ impl World {
         World { pool, tenants: vec![tenant], cluster: None }
     }
 
-    /// Managers, nodes, and several spaces of all kinds, which want the same memory.
+    /// Managers, nodes, and several spaces of all kinds, which want the same memory. In every fourth run the
+    /// registry is in a file, of one manager; not in those that are kept by name.
     pub(crate) fn whole(seed: u64) -> World {
         let mut dice = Dice::new(seed);
         let count = 2 + dice.below(2) as usize;
@@ -78,7 +79,8 @@ impl World {
             .map(|at| some_kind(code.filter(|_| at == 0), donor_count, &mut dice))
             .collect();
         let donors = some_donors(donor_count, &kinds, &mut dice);
-        let cluster = Cluster::new(&donors, &mut dice);
+        let has_file = seed.is_multiple_of(4);
+        let cluster = Cluster::new(&donors, has_file, &mut dice);
         let mut pool = Pool::new(dice, Network::new(donor_count, faults), donors);
         let moves = pool.dice.below(4) > 0;
         let decays = pool.dice.below(3) == 0;

@@ -1,7 +1,8 @@
 //! A manager's process: its own election and registry, with letters where the product has etcd's HTTP
 //! interface and its own, and two things under way at most, as it has a thread that campaigns and a lock
-//! around the registry.
+//! around the registry. Or one that is alone, with a file.
 
+use super::file::File;
 use super::keeper::{LEASE, Process};
 use super::{Answer, Body, KEEPER, Letter, Question, Reply, Request, manager_host};
 use crate::dice::Dice;
@@ -59,10 +60,18 @@ struct Writing {
     reply: (Host, u64, Reply),
 }
 
+/// A request whose outcome is being committed to the file, with the answer that follows.
+struct Committing {
+    until: Duration,
+    /// Whether it is committed though the process dies meanwhile.
+    outlives: bool,
+    reply: (Host, u64, Reply),
+}
+
 pub(super) struct Manager {
     number: usize,
     life: u64,
-    pub(super) election: Election,
+    election: Election,
     book: Book,
     pen: Pen,
     campaign: Campaign,
@@ -70,6 +79,11 @@ pub(super) struct Manager {
     lease: Option<Term>,
     next_turn: Duration,
     writing: Option<Writing>,
+    /// Its registry's, if that is not with the keeper.
+    file: Option<File>,
+    /// It has written its epoch to the file, and serves.
+    is_open: bool,
+    committing: Option<Committing>,
     inbox: VecDeque<(Host, u64, Request)>,
     /// What has come while it was stopped.
     mail: Vec<Letter>,
@@ -77,21 +91,25 @@ pub(super) struct Manager {
     /// It is stopped until then, in the middle of anything.
     pub(super) asleep_until: Duration,
     /// There is no process until then.
-    pub(super) down_until: Duration,
+    down_until: Duration,
 }
 
 impl Manager {
-    pub(super) fn new(number: usize, life: u64, now: Duration) -> Manager {
+    pub(super) fn new(number: usize, life: u64, file: Option<File>, now: Duration) -> Manager {
+        let lasting = file.as_ref().map(|file| file.lasting.clone());
         Manager {
             number,
             life,
             election: Election::new(LEASE),
-            book: Book::new(Registry::default(), now),
+            book: Book::new(lasting.map_or_else(Registry::default, Registry::new), now),
             pen: Pen::default(),
             campaign: Campaign::Resting,
             lease: None,
             next_turn: now,
             writing: None,
+            file,
+            is_open: false,
+            committing: None,
             inbox: VecDeque::new(),
             mail: Vec::new(),
             calls: 0,
@@ -102,8 +120,43 @@ impl Manager {
 
     /// Its process dies; another one comes at that time.
     pub(super) fn crash(&mut self, until: Duration, now: Duration) {
-        *self = Manager::new(self.number, self.life + 1, now);
+        let mut file = self.file.take();
+        if let (Some(file), Some(Committing { outlives: true, .. })) = (&mut file, &self.committing)
+        {
+            file.commit(&mut self.book, now);
+        }
+        *self = Manager::new(self.number, self.life + 1, file, now);
         self.down_until = until;
+    }
+
+    /// Its registry's file, if it has one.
+    pub(super) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// The disk of its file, if it has one, is full until then, or slow.
+    pub(super) fn disk_fails(&mut self, until: Duration, is_full: bool) {
+        match &mut self.file {
+            Some(file) if is_full => file.full_until = until,
+            Some(file) => file.slow_until = until,
+            None => {}
+        }
+    }
+
+    /// It is there and not stopped, and so is its disk.
+    pub(super) fn heal(&mut self) {
+        (self.asleep_until, self.down_until) = (Duration::ZERO, Duration::ZERO);
+        self.disk_fails(Duration::ZERO, true);
+        self.disk_fails(Duration::ZERO, false);
+        self.committing.iter_mut().for_each(|committing| committing.until = Duration::ZERO);
+    }
+
+    /// Whether it leads, as far as it knows.
+    pub(super) fn leads(&self, now: Duration) -> bool {
+        match self.file {
+            Some(_) => self.is_open,
+            None => self.election.leads(now).is_some(),
+        }
     }
 
     fn process(&self) -> Process {
@@ -143,7 +196,7 @@ impl Manager {
             self.receive(letter, now, net, dice);
         }
         match self.campaign {
-            Campaign::Resting if self.next_turn <= now => {
+            Campaign::Resting if self.file.is_none() && self.next_turn <= now => {
                 let ask = self.election.next(now);
                 let call = self.question(Question::Ask(ask, self.lease), net, dice);
                 self.campaign = Campaign::Asking { call, asked: now };
@@ -162,6 +215,9 @@ impl Manager {
         if let Some(writing) = self.writing.take_if(|writing| writing.since + PATIENCE <= now) {
             self.pen.unsure();
             self.reply(writing.reply.0, writing.reply.1, Reply::Unwritten, net, dice);
+        }
+        if let Some(committing) = self.committing.take_if(|committing| committing.until <= now) {
+            self.commit(committing.reply, now, net, dice);
         }
         if self.writing.as_ref().is_some_and(|writing| writing.since + PATIENCE / 2 <= now) {
             self.repeat(net, dice);
@@ -205,6 +261,26 @@ impl Manager {
         writing.to_repeat = Some(question.clone());
         writing.call = self.question(question, net, dice);
         self.writing = Some(writing);
+    }
+
+    /// Commits what is unwritten to the file, and answers, if that takes no time.
+    fn commit(
+        &mut self,
+        (to, call, reply): (Host, u64, Reply),
+        now: Duration,
+        net: &mut Network,
+        dice: &mut Dice,
+    ) {
+        let Some(file) = &mut self.file else { return };
+        if now < file.slow_until {
+            let (until, outlives) = (file.slow_until, dice.below(2) == 0);
+            let reply = (to, call, reply);
+            self.committing = Some(Committing { until, outlives, reply });
+            return;
+        }
+        let is_taken = file.commit(&mut self.book, now);
+        let reply = if is_taken { reply } else { Reply::Unwritten };
+        self.reply(to, call, reply, net, dice);
     }
 
     fn reply(&self, to: Host, call: u64, reply: Reply, net: &mut Network, dice: &mut Dice) {
@@ -319,8 +395,16 @@ impl Manager {
 
     /// Answers what it was asked, one after the other.
     fn serve(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
+        if let Some(file) = self.file.as_mut().filter(|_| !self.is_open) {
+            self.is_open = file.commit(&mut self.book, now);
+            file.opened += u64::from(self.is_open);
+            if !self.is_open {
+                // It has not started, and is started again.
+                return self.inbox.clear();
+            }
+        }
         loop {
-            if self.writing.is_some() {
+            if self.writing.is_some() || self.committing.is_some() {
                 return;
             }
             match std::mem::replace(&mut self.campaign, Campaign::Resting) {
@@ -328,7 +412,7 @@ impl Manager {
                 campaign => self.campaign = campaign,
             }
             let Some((from, call, request)) = self.inbox.pop_front() else { return };
-            if !self.book.is_of(self.election.leads(now)) {
+            if self.file.is_none() && !self.book.is_of(self.election.leads(now)) {
                 self.reply(from, call, Reply::NotLeading, net, dice);
                 continue;
             }
@@ -347,6 +431,9 @@ impl Manager {
                 },
             });
             match (self.book.unwritten().is_some(), self.book.term()) {
+                (true, _) if self.file.is_some() => {
+                    self.commit((from, call, reply), now, net, dice);
+                }
                 (true, Some(term)) => {
                     let (reply, stroke, to_repeat) = ((from, call, reply), None, None);
                     let writing = Writing { call: 0, since: now, to_repeat, term, stroke, reply };

@@ -3,8 +3,9 @@
 //!
 //! What decides is the product's: the election, the registry and its book, the node's directory. Letters stand
 //! for HTTP requests and answers; the clock of all this runs faster than that of pages, since its times are
-//! longer.
+//! longer. The registry is with a keeper, as with etcd, and managers take turns; or there is one manager with a file.
 
+mod file;
 mod keeper;
 mod manager;
 mod node;
@@ -15,6 +16,7 @@ use crate::donor::Donor;
 use crate::network::{Event, Host, Network};
 use crate::pool::Pool;
 use crate::tally::Tally;
+use file::File;
 use hecaton_manager::election::{Ask, Heard, Term};
 use hecaton_manager::lasting::{Changes, Lasting};
 use hecaton_manager::pen::{Stamp, Stroke};
@@ -138,12 +140,14 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// A node for each donor, and some managers.
-    pub(crate) fn new(donors: &[Donor], dice: &mut Dice) -> Cluster {
-        let managers = 1 + dice.below(3) as usize;
+    /// A node for each donor, and some managers; or one with a file.
+    pub(crate) fn new(donors: &[Donor], has_file: bool, dice: &mut Dice) -> Cluster {
+        let several = 1 + dice.below(3) as usize;
+        let managers = if has_file { 1 } else { several };
+        let manager = |at| Manager::new(at, 1, has_file.then(File::default), Duration::ZERO);
         Cluster {
             keeper: Keeper::default(),
-            managers: (0..managers).map(|at| Manager::new(at, 1, Duration::ZERO)).collect(),
+            managers: (0..managers).map(manager).collect(),
             nodes: (donors.iter().enumerate())
                 .map(|(at, donor)| Node::new(at, donor.pages(), managers))
                 .collect(),
@@ -191,7 +195,7 @@ impl Cluster {
     }
 
     fn leaders(&self, now: Duration) -> usize {
-        self.managers.iter().filter(|manager| manager.election.leads(now).is_some()).count()
+        self.managers.iter().filter(|manager| manager.leads(now)).count()
     }
 
     pub(crate) fn receive(&mut self, letter: Letter, pool: &mut Pool) {
@@ -291,6 +295,9 @@ impl Cluster {
             }
             1 | 2 => self.managers[manager].asleep_until = long,
             3 => self.nodes[node].crash(long),
+            4 | 5 | 7 | 8 if self.managers[manager].file().is_some() => {
+                self.managers[manager].disk_fails(long, dice.below(2) == 0);
+            }
             4 => Cluster::part(manager_host(manager), KEEPER, time, net, dice),
             5 => {
                 for manager in 0..self.managers.len() {
@@ -317,9 +324,7 @@ impl Cluster {
 
     /// All processes are there, and none is stopped.
     pub(crate) fn heal(&mut self) {
-        for manager in &mut self.managers {
-            (manager.asleep_until, manager.down_until) = (Duration::ZERO, Duration::ZERO);
-        }
+        self.managers.iter_mut().for_each(Manager::heal);
         self.keeper_slow_until = Duration::ZERO;
         self.nodes.iter_mut().for_each(Node::heal);
     }
@@ -330,10 +335,15 @@ impl Cluster {
         self.managers.iter_mut().for_each(|manager| manager.crash(now, now));
     }
 
+    /// What outlives the managers.
+    fn kept(&self) -> &Lasting {
+        self.managers[0].file().map_or(&self.keeper.lasting, |file| &file.lasting)
+    }
+
     /// Whether one manager leads, all nodes follow it and know all donors, and the donors do what was ordered
     /// last.
     pub(crate) fn is_obeyed(&self, pool: &Pool) -> bool {
-        let (all, epoch) = (self.nodes.len(), self.keeper.lasting.epoch);
+        let (all, epoch) = (self.nodes.len(), self.kept().epoch);
         let is_whole =
             self.nodes.iter().all(|node| node.known().len() == all && node.follows(epoch));
         let obeys = |(at, node): (usize, &Node)| {
@@ -353,12 +363,16 @@ impl Cluster {
         let leaders = self.leaders(pool.net.now * HASTE);
         let nodes = self.nodes.iter().map(|n| (n.known(), n.draining, n.stands(), n.limit_bytes));
         let nodes: Vec<_> = nodes.collect();
-        let (told, kept) = (self.operator.words(), &self.keeper.lasting);
+        let (told, kept) = (self.operator.words(), self.kept());
         format!("{leaders} lead; told {told}; kept {kept:?}; at the nodes {nodes:?}")
     }
 
     pub(crate) fn count(&self, tally: &mut Tally) {
         tally.terms += self.keeper.terms();
+        for file in self.managers.iter().filter_map(Manager::file) {
+            tally.terms += file.opened;
+            tally.refused_by_disks += file.refused;
+        }
         tally.superseded += self.keeper.superseded;
         tally.overtaken += self.keeper.overtaken;
         tally.orders += self.operator.acknowledged;

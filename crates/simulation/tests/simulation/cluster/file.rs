@@ -1,0 +1,33 @@
+//! The registry's file, as redb is to a manager that is alone: what was committed, all of a change or nothing.
+
+use hecaton_manager::book::Book;
+use hecaton_manager::lasting::Lasting;
+use std::time::Duration;
+
+#[derive(Default)]
+pub(super) struct File {
+    /// What outlives the manager.
+    pub(super) lasting: Lasting,
+    /// Its disk has no room until then.
+    pub(super) full_until: Duration,
+    /// What is committed before that takes as long.
+    pub(super) slow_until: Duration,
+    /// How often a manager has opened it, and how often it took nothing.
+    pub(super) opened: u64,
+    pub(super) refused: u64,
+}
+
+impl File {
+    /// Takes what the book has to be written, if there is room. Whether it did.
+    pub(super) fn commit(&mut self, book: &mut Book, now: Duration) -> bool {
+        if now < self.full_until {
+            self.refused += 1;
+            return false;
+        }
+        if let Some(changes) = book.unwritten() {
+            self.lasting.apply(changes);
+        }
+        book.written();
+        true
+    }
+}

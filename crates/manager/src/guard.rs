@@ -8,21 +8,25 @@
 //!   own page, and be JSON, which no HTML form can send. Programs say neither, and pass.
 //! - *DNS rebinding.* A page whose own name was made to point here is of the same site, as far as the
 //!   browser can tell. But its requests name that site as their `Host`. On loopback, `Host` must be an
-//!   address, `localhost` or this machine's name; elsewhere, where nodes may know the manager by a name
-//!   of any kind, that is asked of requests from browsers that change something.
+//!   address, `localhost`, this machine's name or one in the manager's certificate, which a browser takes for
+//!   no other name; elsewhere, where nodes may know the manager by a name of any kind, that is asked of requests
+//!   from browsers that change something.
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use hecaton_pki::Credentials;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 /// Where a server listens, as far as it matters here.
 #[derive(Clone, Debug)]
 struct Guard {
     is_loopback: bool,
     own_name: String,
+    credentials: Option<Arc<Credentials>>,
 }
 
 /// Why a request is refused.
@@ -31,8 +35,8 @@ enum Refusal {
     #[error("the request names no host")]
     NoHost,
     #[error(
-        "`{0}` is not a name that this manager answers to: use its address, `localhost` or the \
-         name of its machine"
+        "`{0}` is not a name that this manager answers to: use its address, `localhost`, the \
+         name of its machine, or one that its certificate has"
     )]
     Host(String),
     #[error("a page of `{0}` may not change anything here")]
@@ -42,10 +46,10 @@ enum Refusal {
 }
 
 impl Guard {
-    /// For a server on this address.
-    fn new(address: SocketAddr) -> Guard {
+    /// For a server on this address, which shows these credentials.
+    fn new(address: SocketAddr, credentials: Option<Arc<Credentials>>) -> Guard {
         let own_name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
-        Guard { is_loopback: address.ip().is_loopback(), own_name }
+        Guard { is_loopback: address.ip().is_loopback(), own_name, credentials }
     }
 
     fn admit(
@@ -83,7 +87,8 @@ impl Guard {
         }
     }
 
-    /// Whether nobody else's name can be this host: addresses cannot be rebound.
+    /// Whether nobody else's name can be this host: addresses cannot be rebound, and by a name that is not in
+    /// the certificate no browser comes here.
     fn is_own(&self, host: &str) -> bool {
         let name = match host.strip_prefix('[') {
             Some(rest) => {
@@ -93,13 +98,20 @@ impl Guard {
             None => host.split(':').next().unwrap_or_default(),
         };
         let name = name.trim_end_matches('.').to_lowercase();
-        name.parse::<IpAddr>().is_ok() || name == "localhost" || name == self.own_name
+        name.parse::<IpAddr>().is_ok()
+            || name == "localhost"
+            || name == self.own_name
+            || self.credentials.as_ref().is_some_and(|own| own.now().is_for(&name))
     }
 }
 
 /// Routes of a server on this address, with the guard before them.
-pub(crate) fn guarded(routes: Router, address: SocketAddr) -> Router {
-    routes.layer(from_fn_with_state(Guard::new(address), check))
+pub(crate) fn guarded(
+    routes: Router,
+    address: SocketAddr,
+    credentials: Option<Arc<Credentials>>,
+) -> Router {
+    routes.layer(from_fn_with_state(Guard::new(address, credentials), check))
 }
 
 /// Lets a request pass, or says why not.
@@ -124,9 +136,22 @@ async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Resp
 mod tests {
     use super::*;
     use axum::http::{HeaderName, HeaderValue};
+    use hecaton_pki::{Authority, Identity, Role, Wish};
 
     fn guard(is_loopback: bool) -> Guard {
-        Guard { is_loopback, own_name: "m1".to_owned() }
+        Guard { is_loopback, own_name: "m1".to_owned(), credentials: None }
+    }
+
+    /// With a certificate for these hosts.
+    fn certified(is_loopback: bool, hosts: &[&str]) -> (tempfile::TempDir, Guard) {
+        let scratch = tempfile::tempdir().expect("a directory");
+        let authority = Authority::init(&scratch.path().join("pki")).expect("made");
+        let identity = Identity { name: "m".to_owned(), role: Role::Manager };
+        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let wish = Wish { identity, hosts, days: 1, renew: false };
+        let dir = authority.issue(&wish).expect("issued").dir;
+        let credentials = Some(Arc::new(Credentials::open(&dir).expect("opened")));
+        (scratch, Guard { credentials, ..guard(is_loopback) })
     }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -163,6 +188,30 @@ mod tests {
         ]);
         let rebound = guard.admit(&Method::POST, Some("evil.example:7070"), &page);
         assert_eq!(rebound, Err(Refusal::Host("evil.example:7070".to_owned())));
+    }
+
+    #[test]
+    fn names_in_the_certificate_are_its_own() {
+        for is_loopback in [true, false] {
+            let (_scratch, guard) = certified(is_loopback, &["manager.example"]);
+            let put = |host: &'static str, origin: &'static str| {
+                let page = headers(&[("origin", origin), ("content-type", "application/json")]);
+                guard.admit(&Method::PUT, Some(host), &page)
+            };
+            assert_eq!(put("manager.example:7070", "https://manager.example:7070"), Ok(()));
+            assert_eq!(put("Manager.Example.", "https://manager.example."), Ok(()));
+            assert_eq!(put("m1:7070", "https://m1:7070"), Ok(()), "as without");
+            for (host, origin) in [
+                ("evil.example", "https://evil.example"),
+                ("manager.example.evil.example", "https://manager.example.evil.example"),
+                ("example", "https://example"),
+            ] {
+                assert_eq!(put(host, origin), Err(Refusal::Host(host.to_owned())), "{host}");
+            }
+            // Another page's request to a name that is its own.
+            let other = put("manager.example", "https://evil.example");
+            assert_eq!(other, Err(Refusal::Origin("https://evil.example".to_owned())));
+        }
     }
 
     #[test]

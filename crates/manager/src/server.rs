@@ -116,7 +116,8 @@ impl ManagerServer {
         };
         let ledger = Arc::new(Mutex::new(ledger));
         let manager = Manager::new(Arc::clone(&ledger), credentials.clone());
-        let router = guarded(manager.router(dashboard::routes(&manager)), address);
+        let routes = manager.router(dashboard::routes(&manager));
+        let router = guarded(routes, address, credentials.clone());
         let scheme = if credentials.is_some() { "https" } else { "http" };
         let server = HttpServer::start(address, "--listen", router, credentials).await?;
         // Nobody is to be sent to a manager that does not listen.

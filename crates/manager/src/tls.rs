@@ -264,7 +264,8 @@ mod tests {
             let authority = Authority::init(&scratch.path().join("pki")).expect("made");
             let runtime = Runtime::new().expect("a runtime");
             let mut cluster = Cluster { _scratch: scratch, authority, runtime, server: None };
-            let credentials = cluster.credentials("m", Role::Manager);
+            let credentials =
+                Arc::new(Credentials::open(&cluster.issue_manager(&[])).expect("opened"));
             let address = ([127, 0, 0, 1], 0).into();
             let started = ManagerServer::start(address, Keep::InMemory, Some(credentials));
             cluster.server = Some(cluster.runtime.block_on(started).expect("started"));
@@ -276,12 +277,16 @@ mod tests {
         }
 
         fn issue(&self, name: &str, role: Role, days: u32) -> PathBuf {
-            let hosts = match role {
-                Role::Manager => vec!["127.0.0.1".to_owned()],
-                _ => Vec::new(),
-            };
             let identity = Identity { name: name.to_owned(), role };
-            let wish = Wish { identity, hosts, days, renew: false };
+            let wish = Wish { identity, hosts: Vec::new(), days, renew: false };
+            self.authority.issue(&wish).expect("issued").dir
+        }
+
+        /// The manager's certificate, or one in its place, for its address and these names.
+        fn issue_manager(&self, names: &[&str]) -> PathBuf {
+            let identity = Identity { name: "m".to_owned(), role: Role::Manager };
+            let hosts = ["127.0.0.1"].iter().chain(names).map(|host| (*host).to_owned()).collect();
+            let wish = Wish { identity, hosts, days: 1, renew: true };
             self.authority.issue(&wish).expect("issued").dir
         }
 
@@ -360,6 +365,23 @@ mod tests {
         // A new certificate, in the same place, is taken up by the link.
         cluster.issue("a", Role::Node, 1);
         link.beat(&report("a")).expect("taken");
+    }
+
+    #[test]
+    fn a_page_may_come_by_a_name_that_the_certificate_has() {
+        let cluster = Cluster::start();
+        let agent = cluster.agent("root", Role::Admin);
+        let lift = |host: &str, origin: &str| {
+            let lift = agent.delete(format!("{}/v1/policy", cluster.url())).header("host", host);
+            let lift = lift.header("origin", origin).header("content-type", "application/json");
+            lift.call().expect("answered").status().as_u16()
+        };
+        let own = ("manager.example:7070", "https://manager.example:7070");
+        assert_eq!(lift(own.0, own.1), 421, "the certificate does not have it yet");
+        cluster.issue_manager(&["manager.example"]);
+        assert_eq!(lift(own.0, own.1), 204);
+        assert_eq!(lift(own.0, "https://evil.example"), 403);
+        assert_eq!(lift("evil.example", "https://evil.example"), 421);
     }
 
     /// What a client hears that shows whatever is in `dir`, good or not.

@@ -10,15 +10,15 @@ use crate::by_role::{require, signatures_of_the_first};
 use crate::identity::{Identity, IdentityError, Role};
 use crate::peers::peers;
 use crate::watched::Watched;
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
     CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName, UnixTime, pem,
 };
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
 use std::fs;
@@ -108,6 +108,7 @@ pub struct Loaded {
     /// For a node that lends to others.
     pub lender: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
+    own: CertificateDer<'static>,
 }
 
 impl fmt::Debug for Loaded {
@@ -125,6 +126,14 @@ impl Loaded {
     pub fn verify_client(&self, chain: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let (own, between) = chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
         self.verifier.verify_client_cert(own, between, UnixTime::now()).map(drop)
+    }
+
+    /// Whether the own certificate is for that host, a name or an address, as its clients see it.
+    pub fn is_for(&self, host: &str) -> bool {
+        match (ParsedCertificate::try_from(&self.own), ServerName::try_from(host)) {
+            (Ok(own), Ok(host)) => verify_server_name(&own, &host).is_ok(),
+            _ => false,
+        }
     }
 }
 
@@ -244,7 +253,8 @@ fn load(dir: &Path, generation: u64) -> Result<Loaded, CredentialsError> {
     let managers = ManagersOnly(servers(roots, &provider, revoked).map_err(unfit)?);
     let client = client(&provider, Arc::new(managers), &files).map_err(unfit)?;
     let (borrower, lender) = peers(&provider, &verifier, &files).map_err(unfit)?;
-    Ok(Loaded { generation, identity, client, server, borrower, lender, verifier })
+    let own = own.clone();
+    Ok(Loaded { generation, identity, client, server, borrower, lender, verifier, own })
 }
 
 pub(crate) type Unfit = Box<dyn std::error::Error + Send + Sync>;

@@ -219,16 +219,22 @@ impl State {
         self.generation(segment).store(0, Release);
     }
 
-    /// What donors must hold of each segment, where they hold any of it.
+    /// What donors must hold of each segment, where they hold any of it. Zeros that are kept are not
+    /// counted: a copy that was made anew has none.
     pub(crate) fn expected(&self) -> BTreeMap<u64, Expected> {
         let segments = 0..self.pages().div_ceil(SEGMENT_PAGES);
-        let expected =
-            segments.filter(|segment| !self.is_spilled(*segment)).filter_map(|segment| {
-                let holds_data = |page: &PageNo| matches!(self.page(*page), Page::Data(_));
-                let pages = pages_of_segment(segment).filter(holds_data).count() as u32;
-                let generation = Generation(self.generation(segment).load(Acquire));
-                (pages > 0).then_some((segment, Expected { pages, generation }))
-            });
+        let in_pool = segments.filter(|segment| !self.is_spilled(*segment));
+        let expected = in_pool.filter_map(|segment| {
+            let data = |page| match self.page(page) {
+                Page::Data(word) => Some(word),
+                Page::Hole | Page::Lost => None,
+            };
+            let words: Vec<u32> = pages_of_segment(segment).filter_map(data).collect();
+            let zeros = word_of(ZERO_SUM);
+            let pages = words.iter().filter(|word| **word != zeros).count() as u32;
+            let generation = Generation(self.generation(segment).load(Acquire));
+            (!words.is_empty()).then_some((segment, Expected { pages, generation }))
+        });
         expected.collect()
     }
 

@@ -57,7 +57,8 @@ pub enum Declined {
 /// What a successor knows of a segment in which its predecessor had stored pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// How many pages an extent must have at least.
+    /// How many pages an extent must have at least. Pages of zeros do not count: they may have been
+    /// stored, and are not in a copy that was filled.
     pub pages: u32,
     /// That of the last write, or discard, that was acknowledged. An extent with an older one has
     /// missed something.

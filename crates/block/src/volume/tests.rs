@@ -683,6 +683,27 @@ fn with_two_copies_a_donor_dies_unnoticed() {
 }
 
 #[test]
+fn a_successor_knows_a_copy_of_kept_zeros_that_was_made_anew() {
+    let mut world = World::new(3, 2, 100);
+    let volume = world.volume();
+    volume.write_zeroes(0, 20 * PAGE, true).unwrap();
+    volume.write(30 * PAGE, &[1; PAGE_SIZE]).unwrap();
+    // Both that have it from the client go, one after the other.
+    let lenders: Vec<usize> = (0..3).filter(|at| !world.donors[*at].is_all_free()).collect();
+    assert_eq!(lenders.len(), 2);
+    for lender in lenders {
+        eventually("there are two copies", || volume.stats(0).pool.segments_degraded == 0);
+        world.stop(lender);
+        world.known.0.lock().unwrap().remove(&format!("d{lender}"));
+        volume.write(31 * PAGE, &[2; PAGE_SIZE]).unwrap();
+    }
+    let successor = world.successor(&volume);
+    assert!(read(&successor, 0, 20 * PAGE_SIZE).iter().all(|byte| *byte == 0));
+    assert!(read(&successor, 30 * PAGE, PAGE_SIZE) == [1; PAGE_SIZE]);
+    assert!(read(&successor, 31 * PAGE, PAGE_SIZE) == [2; PAGE_SIZE]);
+}
+
+#[test]
 fn a_volume_shrinks_to_what_is_in_use() {
     let world = World::new(1, 1, 2 * SEGMENT_PAGES);
     let volume = world.volume();

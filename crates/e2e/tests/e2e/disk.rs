@@ -20,7 +20,7 @@ const SCRIPT: &str = r#"
 load ublk_drv
 cd /tmp/h || exit 1
 export LD_LIBRARY_PATH=/tmp/h HECATON_LOG=error
-./hecaton dev --donors 1 --lend 320M --dir /tmp/d >/tmp/log 2>&1 &
+./hecaton dev --donors 2 --lend 320M --dir /tmp/d >/tmp/log 2>&1 &
 v() { ./hecaton volume "$@" --dir /tmp/d; }
 die() { echo "guest: at $*"; tail -5 /tmp/log; exit 1; }
 i=0; until v list >/dev/null 2>&1; do i=$((i+1)); [ $i -lt 90 ] || die start; sleep 1; done
@@ -30,7 +30,7 @@ kill_server() {
     ! grep -qs volume-server $p/cmdline || kill -9 ${p#/proc/}
   done
 }
-v create d --size 96M --donor-patience 600 && d=$(v export d --ublk) || die export
+v create d --size 96M --mirror 2 --donor-patience 600 && d=$(v export d --ublk) || die export
 [ -b $d ] && [ $(cat /sys/block/${d#/dev/}/size) = 196608 ] || die size
 sleep 999 <$d & s=$!
 held "process $s ("; kill $s

@@ -6,9 +6,9 @@ use crate::{
     cluster::{Cluster, LONG, PATIENCE, all},
     harness::{Outcome, TestResult},
     mirror::until_whole,
-    process::{kill_dead, missing, run},
+    process::{kill_dead, missing, missing_any, run},
     verifier::Verifier,
-    volume::{Disk, missing_any},
+    volume::Disk,
 };
 use anyhow::{Context as _, ensure};
 use rustix::fs::{SeekFrom, seek};

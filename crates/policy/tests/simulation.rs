@@ -1,7 +1,11 @@
 //! The simulated cluster: the same each time, and sound in every scenario.
 
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, Policy, anticipating, tlp};
-use hecaton_policy::simulation::{run, scenario::Scenario};
+use hecaton_policy::simulation::{demand::Demands, outcome::Outcome, scenario::Scenario};
+
+fn run(scenario: Scenario, policy: Policy, seed: u64) -> Outcome {
+    hecaton_policy::simulation::run(&Demands::recorded().unwrap(), scenario, policy, seed)
+}
 
 fn policies() -> [Policy; 4] {
     [

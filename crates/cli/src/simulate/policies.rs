@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, Policy, anticipating, tlp};
-use hecaton_policy::simulation::{self, scenario::Scenario};
+use hecaton_policy::simulation::{self, demand::Demands, scenario::Scenario};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,11 +72,13 @@ impl From<ScenarioName> for Scenario {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let policies = args.policies()?;
+    let demands = Demands::recorded()?;
     let scenarios = args.scenario.iter().map(|&name| Scenario::from(name));
     let scenarios = scenarios.map(|scenario| {
         let compare = |(name, policy): &(String, Policy)| {
-            let outcomes = (0..args.runs)
-                .map(|run| simulation::run(scenario, *policy, args.seed.wrapping_add(run)));
+            let outcomes = (0..args.runs).map(|run| {
+                simulation::run(&demands, scenario, *policy, args.seed.wrapping_add(run))
+            });
             Compared::new(name.clone(), *policy, outcomes.collect(), scenario)
         };
         ScenarioReport::new(scenario, policies.iter().map(compare).collect())
@@ -184,9 +186,10 @@ mod tests {
     fn report(arguments: &[&str]) -> Report {
         let args = Line::parse_from(["x"].iter().chain(arguments)).args;
         let policies = args.policies().unwrap();
+        let demands = Demands::recorded().unwrap();
         let scenario = Scenario::from(args.scenario[0]);
         let compare = |(name, policy): &(String, Policy)| {
-            let outcome = simulation::run(scenario, *policy, args.seed);
+            let outcome = simulation::run(&demands, scenario, *policy, args.seed);
             Compared::new(name.clone(), *policy, vec![outcome], scenario)
         };
         let compared = policies.iter().map(compare).collect();

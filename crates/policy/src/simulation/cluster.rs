@@ -1,5 +1,6 @@
 //! The simulated cluster: nodes, manager, and the messages between them.
 
+use super::demand::Demands;
 use super::machine::{Disk, Machine, Shared};
 use super::outcome::{Course, Fairness, Outcome, RunTime, Sample, Standing};
 use super::scenario::{Event, Happening, Scenario};
@@ -58,9 +59,9 @@ struct Cluster {
     outcome: Outcome,
 }
 
-/// Runs a scenario to its end.
-pub fn run(scenario: Scenario, policy: Policy, seed: u64) -> Outcome {
-    let mut cluster = Cluster::new(scenario, policy, seed);
+/// Runs a scenario to its end, its programs as recorded in `demands`.
+pub fn run(demands: &Demands, scenario: Scenario, policy: Policy, seed: u64) -> Outcome {
+    let mut cluster = Cluster::new(demands, scenario, policy, seed);
     while !cluster.is_done() && cluster.step < MOST_SECONDS * STEPS_OF_PERIOD {
         cluster.step();
     }
@@ -68,11 +69,11 @@ pub fn run(scenario: Scenario, policy: Policy, seed: u64) -> Outcome {
 }
 
 impl Cluster {
-    fn new(scenario: Scenario, policy: Policy, seed: u64) -> Cluster {
+    fn new(demands: &Demands, scenario: Scenario, policy: Policy, seed: u64) -> Cluster {
         let mut post = Vec::new();
         let mut nodes = Vec::new();
         let mut courses = Vec::new();
-        for (at, plan) in scenario.nodes(seed).into_iter().enumerate() {
+        for (at, plan) in scenario.nodes(demands, seed).into_iter().enumerate() {
             let id = NodeId(at as u32 + 1);
             let (member, out) = Member::start(id, 1, plan.pool_pages);
             post.extend(out.into_iter().map(|out| letter(id, out)));

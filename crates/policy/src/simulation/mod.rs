@@ -8,10 +8,11 @@
 //! hold how much. The same scenario, policy and seed give the same outcome on every machine.
 //!
 //! What the model is, and where it is coarse: [`machine`] for consumers and disks, [`scenario`] for what
-//! runs. The times are the model's. They compare policies with each other under equal conditions,
+//! runs, [`demand`] for what was recorded of it. The times are the model's. They compare policies with each other under equal conditions,
 //! and are no forecast of a real cluster's.
 
 mod cluster;
+pub mod demand;
 pub mod machine;
 pub mod outcome;
 pub mod scenario;

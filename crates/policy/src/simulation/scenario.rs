@@ -1,9 +1,10 @@
 //! What runs: the paper's scenarios (table IV), and two that it does not have.
 //!
-//! The programs are *modelled after* the paper's description, not recorded from them: how their footprint grows, whether it stays,
-//! and how much of it they touch. Sizes are chosen so that the machines of a node want what the paper's results imply:
-//! somewhat more than the node's 1 GiB of pool in scenario 1, two to three times as much in the others.
+//! The paper's programs are ours of the same kind, as recorded ([`super::demand`]), each second of the recording a phase.
+//! Their parameters are chosen so that the machines of a node want more than its 1 GiB of pool, as the paper's results
+//! imply: one and a half times as much in scenarios 1 and 4, two to three times in the others.
 
+use super::demand::{Demands, Second};
 use super::machine::{MIB, Machine, Phase};
 use crate::cluster::{ConsumerId, NodeId};
 use hecaton_memory::SplitMix;
@@ -95,12 +96,12 @@ impl Scenario {
 
     /// The nodes from node 1 on. `seed` shifts the machines' starts by up to two seconds and their speeds by up to
     /// three percent, as no two runs of a real program are alike.
-    pub(super) fn nodes(self, seed: u64) -> Vec<NodePlan> {
+    pub(super) fn nodes(self, demands: &Demands, seed: u64) -> Vec<NodePlan> {
         let nodes = if self == Scenario::Churn { 6 } else { 4 };
         let mut random = SplitMix::new(seed);
         let plan = |id: u32| {
             let busy = self.busy_nodes().contains(&NodeId(id));
-            let machines = if busy { self.machines(id, &mut random) } else { Vec::new() };
+            let machines = if busy { self.machines(id, demands, &mut random) } else { Vec::new() };
             let pool_mib = if self == Scenario::Churn && !busy { 768 } else { 1024 };
             NodePlan { pool_pages: pool_mib * MIB, machines }
         };
@@ -121,7 +122,7 @@ impl Scenario {
         }
     }
 
-    fn machines(self, node: u32, random: &mut SplitMix) -> Vec<Machine> {
+    fn machines(self, node: u32, demands: &Demands, random: &mut SplitMix) -> Vec<Machine> {
         use Program::{Burst, CachingClient, CachingServer, Graph, InMemory};
         let twice = |program| vec![program, program];
         // (RAM in MiB, programs, seconds of sleep in between), as in table IV.
@@ -159,10 +160,7 @@ impl Scenario {
                 }
                 let pace = 0.97 + 0.06 * unit(random);
                 phases.push(Phase::Begin);
-                phases.extend(program.phases().iter().map(|&(work_s, mib, touches_per_s)| {
-                    let footprint_pages = mib * MIB;
-                    Phase::Work { work_s: work_s * pace, footprint_pages, touches_per_s }
-                }));
+                phases.extend(program.phases(demands, pace));
                 phases.push(Phase::End);
             }
             // The paper's numbering: its VM1 is Dom0 in the figures.
@@ -185,33 +183,32 @@ enum Program {
 }
 
 impl Program {
-    /// Seconds of work, MiB at the end, pages touched in a second of work.
-    fn phases(self) -> &'static [(f64, u64, f64)] {
-        match self {
-            // Loads ratings, then trains: each pass makes intermediate results and drops them.
-            Program::InMemory => &[
-                (15.0, 900, 500.0),
-                (8.0, 1350, 1500.0),
-                (6.0, 1100, 1500.0),
-                (8.0, 1400, 1500.0),
-                (6.0, 1150, 1500.0),
-                (8.0, 1400, 1500.0),
-                (4.0, 1000, 1000.0),
-            ],
-            // Builds the graph quickly, then walks all of it over and over.
-            Program::Graph => &[
-                (12.0, 1100, 1000.0),
-                (5.0, 1600, 3000.0),
-                (25.0, 1600, 6000.0),
-                (3.0, 1300, 3000.0),
-            ],
-            Program::CachingClient => {
-                &[(5.0, 350, 200.0), (10.0, 620, 1500.0), (35.0, 620, 2000.0)]
-            }
-            Program::CachingServer => &[(10.0, 800, 500.0), (45.0, 850, 2500.0)],
-            Program::Burst => &[(3.0, 400, 500.0), (3.0, 1400, 2000.0), (10.0, 1400, 4000.0)],
-        }
+    /// What it does, a second of work taking `pace` seconds.
+    fn phases(self, demands: &Demands, pace: f64) -> Vec<Phase> {
+        let recorded = match self {
+            Program::InMemory => &demands.in_memory,
+            Program::Graph => &demands.graph,
+            Program::CachingClient => &demands.caching_client,
+            Program::CachingServer => &demands.caching_server,
+            Program::Burst => return burst(pace),
+        };
+        let work = |second: &Second| Phase::Work {
+            work_s: pace,
+            footprint_pages: second.footprint_pages,
+            touches_per_s: second.touched_pages as f64 / pace,
+        };
+        recorded.iter().map(work).collect()
     }
+}
+
+/// Made up, for machines that take turns.
+fn burst(pace: f64) -> Vec<Phase> {
+    let work = |work_s: f64, mib: u64, touches_per_s| Phase::Work {
+        work_s: work_s * pace,
+        footprint_pages: mib * MIB,
+        touches_per_s,
+    };
+    vec![work(3.0, 400, 500.0), work(3.0, 1400, 2000.0), work(10.0, 1400, 4000.0)]
 }
 
 /// From 0 to 1.

@@ -184,9 +184,20 @@ pub(crate) fn take_turns(_: &Cluster) -> TestResult {
         let mut nodes = status["nodes"].as_array().into_iter().flatten();
         Ok(nodes.all(|node| node["state"] == "up"))
     })?;
-    let current = leader(&urls, |_| true)?;
-    let limit = format!("{}/v1/donors/{DONOR}/limit", urls[current]);
-    ureq::delete(&limit).call().context("an order with most of etcd")?;
+    // What is refused while etcd chooses its own leader is asked again, as commands do.
+    let begun = Instant::now();
+    loop {
+        let current = leader(&urls, |_| true)?;
+        match ureq::delete(format!("{}/v1/donors/{DONOR}/limit", urls[current])).call() {
+            Err(ureq::Error::StatusCode(503)) if begun.elapsed() < PATIENCE => {
+                thread::sleep(Duration::from_millis(100));
+            }
+            answered => {
+                answered.context("an order with most of etcd")?;
+                break;
+            }
+        }
+    }
     cluster.eventually("that order is carried out", PATIENCE, |status| {
         Ok(told_limit(status).is_none())
     })?;

@@ -126,6 +126,7 @@ const TESTS: &[Test<Cluster>] = tests![
     parking::a_host_that_is_short_of_memory_has_it_back,
     hosts::they_fail_one_after_another,
     hosts::programs_outlive_them,
+    hosts::stress_ng_outlives_them,
     hosts::both_copies_are_lost,
     hosts::who_outsleeps_the_lease_is_fenced,
     hosts::twenty_come_and_go,

@@ -398,7 +398,7 @@ pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
 
 /// Nor does one that maps and unmaps memory all the time, and tests it.
 ///
-/// It finds a fault that is not mended: in one of nine runs a page of stress-ng's is not what it wrote.
+/// It finds a fault that is not mended: in two of sixteen runs a page of stress-ng's is not what it wrote.
 pub(crate) fn stress_ng_outlives_them(_: &Cluster) -> TestResult {
     if env::var_os(KNOWN_FAULTS).is_none() {
         let reason =

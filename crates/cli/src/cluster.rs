@@ -55,6 +55,16 @@ pub(crate) struct ClusterArgs {
     tls: TlsArgs,
 }
 
+/// Arguments of commands that list what a node has.
+#[derive(clap::Args)]
+pub(crate) struct ListArgs {
+    /// Prints one JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+}
+
 /// A manager's base URL, or those of several, and where they were found.
 #[derive(Debug)]
 pub(crate) struct Manager {

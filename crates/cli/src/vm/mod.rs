@@ -6,7 +6,7 @@ mod detach;
 mod libvirt;
 mod show;
 
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, ListArgs};
 use crate::placement::RangeArgs;
 use crate::run::machine;
 use clap::Subcommand;
@@ -26,7 +26,7 @@ pub(crate) enum Vm {
     /// Waits for a virtual machine that somebody else starts
     Attach(attach::Args),
     /// Lists the virtual machines of this host
-    List(show::ListArgs),
+    List(ListArgs),
     /// Shows one of them, and where its monitor is
     Status(show::StatusArgs),
     /// Changes how much of a machine's memory stays on this host

@@ -1,6 +1,6 @@
 //! `hecaton vm list` and `hecaton vm status`.
 
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, ListArgs};
 use crate::table::Table;
 use anyhow::bail;
 use hecaton_memory::Size;
@@ -12,16 +12,6 @@ use hecaton_pager::placement::ScrubUse;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
-
-/// Arguments of `hecaton vm list`.
-#[derive(clap::Args)]
-pub(crate) struct ListArgs {
-    /// Prints one JSON array
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
 
 /// Arguments of `hecaton vm status`.
 #[derive(clap::Args)]

@@ -2,7 +2,7 @@
 
 pub(crate) mod show;
 
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, ListArgs};
 use crate::failure::usage;
 use crate::listen;
 use crate::placement::CopyArgs;
@@ -30,7 +30,7 @@ pub(crate) enum Volume {
     /// Takes an export back; the others of the volume stay, and so does what is in it
     Unexport(UnexportArgs),
     /// Lists the volumes of this host
-    List(show::ListArgs),
+    List(ListArgs),
     /// Shows one of them, and how the pool holds it
     Status(show::StatusArgs),
     /// Copies a volume as it is at this moment, while clients go on writing; the copy is a volume that

@@ -1,7 +1,7 @@
 //! `hecaton volume list` and `hecaton volume status`.
 
 use super::uri;
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, ListArgs};
 use crate::table::Table;
 use anyhow::bail;
 use hecaton_block::Stats;
@@ -9,16 +9,6 @@ use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_node::volumes::{VolumeReport, VolumeState};
 use hecaton_space::SpaceStatus;
 use std::fmt::Write as _;
-
-/// Arguments of `hecaton volume list`.
-#[derive(clap::Args)]
-pub(crate) struct ListArgs {
-    /// Prints one JSON array
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
 
 /// Arguments of `hecaton volume status`.
 #[derive(clap::Args)]

@@ -753,32 +753,7 @@ impl Volumes {
         if table.len() >= MAX_VOLUMES {
             return Err(VolumesError::TooMany);
         }
-        let report = VolumeReport {
-            name: name.clone(),
-            size_bytes,
-            copies: config.copies,
-            spill: config.spill.clone(),
-            limit_bytes: config.limit_bytes,
-            encrypted: config.encrypt,
-            snapshot_of: config.snapshot_of.clone(),
-            ..VolumeReport::default()
-        };
-        let volume = Volume {
-            config,
-            number: self.free_number(&table),
-            report,
-            entrances: Vec::new(),
-            held: HeldFds::default(),
-            process: None,
-            has_served: false,
-            told: Vec::new(),
-            word: None,
-            told_word: None,
-            deletion: Deletion::No,
-            resizing: Resizing::No,
-            copying: Copying::No,
-            unexporting: Unexporting::No,
-        };
+        let volume = Volume::new(config, self.free_number(&table), size_bytes);
         table.insert(name, volume);
         Ok(())
     }
@@ -827,6 +802,36 @@ fn check_size(bytes: u64) -> Result<(), VolumesError> {
 }
 
 impl Volume {
+    /// One that nobody serves yet.
+    fn new(config: VolumeConfig, number: u64, size_bytes: u64) -> Volume {
+        let report = VolumeReport {
+            name: config.name.clone(),
+            size_bytes,
+            copies: config.copies,
+            spill: config.spill.clone(),
+            limit_bytes: config.limit_bytes,
+            encrypted: config.encrypt,
+            snapshot_of: config.snapshot_of.clone(),
+            ..VolumeReport::default()
+        };
+        Volume {
+            config,
+            number,
+            report,
+            entrances: Vec::new(),
+            held: HeldFds::default(),
+            process: None,
+            has_served: false,
+            told: Vec::new(),
+            word: None,
+            told_word: None,
+            deletion: Deletion::No,
+            resizing: Resizing::No,
+            copying: Copying::No,
+            unexporting: Unexporting::No,
+        }
+    }
+
     /// Whether it may be exported like this, too, beside what it is exported at. The kernel caches what it
     /// has of a file, and writes when it likes, so that a file is attached for as long as it is there.
     fn check_beside(&self, wanted: &Exported) -> Result<(), VolumesError> {

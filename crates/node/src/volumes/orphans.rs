@@ -2,10 +2,7 @@
 //! tables, and is supervised like any other from then on.
 
 use super::export::Entrance;
-use super::{
-    Copying, Deletion, Resizing, Unexporting, Volume, VolumeReport, VolumeStart, VolumeState,
-    Volumes, VolumesError,
-};
+use super::{Volume, VolumeStart, VolumeState, Volumes, VolumesError};
 use crate::adopt::{Adopted, adopt};
 use crate::causes::with_causes;
 use crate::held::HeldFds;
@@ -51,39 +48,19 @@ impl Volumes {
         held.hold(left.labels, fds).map_err(io::Error::other)?;
         let name = left.config.name.clone();
         check_name(&name)?;
-        let report = VolumeReport {
-            name: name.clone(),
-            state: VolumeState::Serving,
-            // Until it tells another.
-            size_bytes: pages_to_bytes(left.config.pages),
-            copies: left.config.copies,
-            spill: left.config.spill.clone(),
-            limit_bytes: left.config.limit_bytes,
-            encrypted: left.config.encrypt,
-            snapshot_of: left.config.snapshot_of.clone(),
-            exports: left.exports.clone(),
-            restarts: left.restarts,
-            ..VolumeReport::default()
-        };
         // One of them may have some of it and be told of by nobody now.
         self.0.donors.remember(left.donors.clone());
+        // Until it tells another.
+        let size_bytes = pages_to_bytes(left.config.pages);
+        let mut volume = Volume::new(left.config, number, size_bytes);
+        volume.report.state = VolumeState::Serving;
+        volume.report.exports.clone_from(&left.exports);
+        volume.report.restarts = left.restarts;
         let entrances = left.exports.into_iter().zip(entrances);
-        let volume = Volume {
-            config: left.config,
-            number,
-            report,
-            entrances: entrances.map(|(at, fd)| Entrance::adopt(at, fd, &name)).collect(),
-            held,
-            process: None,
-            has_served: true,
-            told: left.donors,
-            word: None,
-            told_word: None,
-            deletion: Deletion::No,
-            resizing: Resizing::No,
-            copying: Copying::No,
-            unexporting: Unexporting::No,
-        };
+        volume.entrances = entrances.map(|(at, fd)| Entrance::adopt(at, fd, &name)).collect();
+        volume.held = held;
+        volume.has_served = true;
+        volume.told = left.donors;
         {
             let mut table = self.table();
             if table.contains_key(&name) {

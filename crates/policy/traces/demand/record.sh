@@ -40,7 +40,8 @@ record_caching() {
     wait
 }
 
-for name in ${*:-in-memory graph caching}; do
+[ $# -gt 0 ] || set -- in-memory graph caching
+for name; do
     case $name in
     in-memory) record_in_memory ;;
     graph) record_graph ;;

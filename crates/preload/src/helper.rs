@@ -130,6 +130,7 @@ fn serve(start: &Start) {
         }
         let runs = &command.runs[..count];
         if command.op == Op::Clear as u32 {
+            // If not, the next batch is not taken, either.
             clear(start.area);
             continue;
         }
@@ -150,7 +151,6 @@ fn serve(start: &Start) {
             reply.done[0] = held.is_some().into();
         } else if command.op == Op::Take as u32 {
             held = None;
-            clear(start.area);
             take(start, runs, &mut reply.done);
         } else if let (Some(_held), true) = (held.take(), command.op == Op::Drop as u32) {
             for (run, done) in runs.iter().zip(&mut reply.done) {
@@ -172,29 +172,22 @@ fn serve(start: &Start) {
     }
 }
 
-fn clear(area: u64) {
+/// Empties the area. False if that cannot be.
+fn clear(area: u64) -> bool {
+    // What a program locks (mlockall) locks the area, too.
+    let advice = libc::MADV_DONTNEED_LOCKED as usize;
     // SAFETY: the pager has copied what it needs from the area before it says so.
-    let _ = unsafe { sys::dont_need(area as usize, AREA) };
+    unsafe { sys::advise(area as usize, AREA, advice) }.is_ok()
 }
-
-/// Tries of one page whose folio somebody holds locked for a moment.
-const TRIES: usize = 4;
 
 /// Moves each run to the place in the area that its position among the pages gives it, moved or
 /// not: so the pager knows where each page went without being told.
 fn take(start: &Start, runs: &[Range], done: &mut [u32; MAX_RUNS]) {
-    let Some(mover) = start.mover else { return done.fill(0) };
+    // Of a page in the area nobody could say when it came.
+    let Some(mover) = start.mover.filter(|_| clear(start.area)) else { return done.fill(0) };
     let mut to = start.area;
     for (run, done) in runs.iter().zip(done) {
-        let mut moved = 0;
-        for _ in 0..TRIES {
-            let step = mover.move_pages(to + moved, run.start + moved, run.len - moved);
-            moved += step.done;
-            if step.error != Some(Errno(libc::EAGAIN)) {
-                break;
-            }
-        }
-        *done = (moved / PAGE) as u32;
+        *done = (mover.move_pages(to, run.start, run.len) / PAGE) as u32;
         to += run.len;
     }
 }

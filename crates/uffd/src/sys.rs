@@ -6,6 +6,8 @@
 use crate::abi::*;
 use std::os::fd::RawFd;
 
+const PAGE: u64 = 4096;
+
 /// A kernel error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Errno(pub i32);
@@ -79,6 +81,31 @@ fn partial(result: Result<usize, Errno>, done: i64, len: u64) -> Partial {
         // The kernel leaves the count or a negative error in the same field.
         Err(error) => Partial { done: done.max(0) as u64, error: Some(error) },
     }
+}
+
+/// Tries of one page whose folio somebody holds locked for a moment.
+const TRIES: usize = 4;
+
+/// Repeats `step`, which is given where to begin, until all is moved or no more can be.
+///
+/// What the kernel says it has moved is the least that it has. Linux 6.18, when a page had to be tried
+/// again (the program touched it just then), moves that page and its neighbours without counting them,
+/// and stops where it finds the first of them in its new place: EEXIST. The place was empty, so a page
+/// that is there was moved.
+fn move_all(len: u64, mut step: impl FnMut(u64) -> Partial) -> u64 {
+    let (mut moved, mut failed) = (0, 0);
+    while moved < len {
+        let Partial { done, error } = step(moved);
+        moved += done;
+        match error {
+            None => {}
+            Some(Errno(libc::EEXIST)) => moved += PAGE,
+            Some(Errno(libc::EAGAIN)) if done > 0 => {}
+            Some(Errno(libc::EAGAIN)) if failed + 1 < TRIES => failed += 1,
+            Some(_) => break,
+        }
+    }
+    moved
 }
 
 impl Uffd {
@@ -171,10 +198,15 @@ impl Uffd {
         ioctl(self.0, UFFDIO_WAKE, &mut arg).map(drop)
     }
 
-    /// Moves pages within the calling process, taking them away from `src` at one instant each.
-    /// `dst` must be missing and registered with this descriptor. Fails with EBUSY on a page that
-    /// a fork shares.
-    pub fn move_pages(self, dst: u64, src: u64, len: u64) -> Partial {
+    /// Moves pages within the calling process, taking them away from `src` at one instant each, as far
+    /// as it goes: returns how many bytes from the first on are at `dst` now. All of `dst` must be
+    /// empty, nobody else may put anything there, and it must be registered with this descriptor. Goes
+    /// no further than a page that is not there, or that a fork shares.
+    pub fn move_pages(self, dst: u64, src: u64, len: u64) -> u64 {
+        move_all(len, |at| self.try_to_move(dst + at, src + at, len - at))
+    }
+
+    fn try_to_move(self, dst: u64, src: u64, len: u64) -> Partial {
         let mut arg = UffdioMove { dst, src, len, mode: UFFDIO_MOVE_MODE_DONTWAKE, moved: 0 };
         let result = ioctl(self.0, UFFDIO_MOVE, &mut arg);
         partial(result, arg.moved, len)
@@ -198,9 +230,84 @@ impl Uffd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::{Duration, Instant};
 
-    const LEN: usize = 1 << 16;
+    const LEN: usize = 1 << 18;
+
+    #[test]
+    fn pages_that_the_kernel_did_not_count_were_moved() {
+        let fails = |done, errno| Partial { done: done * PAGE, error: Some(Errno(errno)) };
+        // Of eight pages the seventh is missing; the first two are counted and the next four are not.
+        let mut asked = Vec::new();
+        let moved = move_all(8 * PAGE, |at| {
+            asked.push(at / PAGE);
+            match at / PAGE {
+                0 => fails(2, libc::EAGAIN),
+                1..6 => fails(0, libc::EEXIST),
+                _ => fails(0, libc::ENOENT),
+            }
+        });
+        assert_eq!((moved / PAGE, asked), (6, vec![0, 2, 3, 4, 5, 6]));
+
+        let mut tries = 0;
+        let moved = move_all(8 * PAGE, |_| {
+            tries += 1;
+            fails(0, libc::EAGAIN)
+        });
+        assert_eq!((moved, tries), (0, TRIES));
+        assert_eq!(move_all(8 * PAGE, |_| Partial { done: 8 * PAGE, error: None }), 8 * PAGE);
+    }
+
+    /// A page that has gone and is not known to have gone would be lost. Here a thread writes to pages
+    /// that were only read before, and another takes the marks of that away, so that the kernel has to
+    /// try again now and then: what comes of it is in the comment of [`move_all`].
+    #[test]
+    fn every_page_that_has_moved_is_told_of() {
+        const PAGES: usize = LEN / PAGE as usize;
+        let ready = Uffd::open().and_then(|uffd| uffd.api(UFFD_FEATURE_MOVE).map(|_| uffd));
+        let Ok(uffd) = ready else {
+            println!("skipped: every_page_that_has_moved_is_told_of: the kernel cannot move pages");
+            return;
+        };
+        let (from, to) = (map(), map());
+        uffd.register(to as u64, LEN as u64, UFFDIO_REGISTER_MODE_MISSING).unwrap();
+        let over = &AtomicBool::new(false);
+        let advise = |at: usize, advice| {
+            // SAFETY: a mapping of this test's, whose contents nobody reads.
+            assert_eq!(unsafe { libc::madvise(at as *mut libc::c_void, LEN, advice) }, 0);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for page in (0..PAGES).cycle().take_while(|_| !over.load(Relaxed)) {
+                    // SAFETY: in the mapping, which other threads only move and advise.
+                    unsafe { ((from + page * PAGE as usize) as *mut u8).write_volatile(1) };
+                }
+            });
+            scope.spawn(move || {
+                while !over.load(Relaxed) {
+                    advise(from, libc::MADV_COLD);
+                }
+            });
+            let mut untold = 0;
+            for _ in 0..2_000 {
+                for page in 0..PAGES {
+                    // SAFETY: as above.
+                    unsafe { ((from + page * PAGE as usize) as *const u8).read_volatile() };
+                }
+                advise(to, libc::MADV_DONTNEED);
+                let moved = uffd.move_pages(to as u64, from as u64, LEN as u64) / PAGE;
+                let mut is_there = [0u8; PAGES];
+                // SAFETY: a byte for each page of the mapping.
+                let asked = unsafe { libc::mincore(to as *mut _, LEN, is_there.as_mut_ptr()) };
+                assert_eq!(asked, 0);
+                untold +=
+                    is_there[moved as usize..].iter().filter(|&&there| there & 1 != 0).count();
+            }
+            over.store(true, Relaxed);
+            assert_eq!(untold, 0);
+        });
+    }
 
     fn map() -> usize {
         let (protection, flags) =

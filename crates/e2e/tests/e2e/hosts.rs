@@ -44,9 +44,6 @@ const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
 /// fio's status when it ends because it was told to.
 const FIO_INTERRUPTED: i32 = 128;
 
-/// Runs what shows faults that are known, and not mended.
-const KNOWN_FAULTS: &str = "HECATON_KNOWN_FAULTS";
-
 /// Longer than a donor is waited for when there is another copy.
 const SILENCE: Duration = Duration::from_millis(1500);
 
@@ -397,14 +394,7 @@ pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
 }
 
 /// Nor does one that maps and unmaps memory all the time, and tests it.
-///
-/// It finds a fault that is not mended: in two of sixteen runs a page of stress-ng's is not what it wrote.
 pub(crate) fn stress_ng_outlives_them(_: &Cluster) -> TestResult {
-    if env::var_os(KNOWN_FAULTS).is_none() {
-        let reason =
-            "a known fault: now and then one page is wrong (docs/failures.md, known faults)";
-        return Ok(Outcome::Skipped(format!("{reason}; {KNOWN_FAULTS}=1 runs it")));
-    }
     if let Some(reason) = missing("stress-ng") {
         return Ok(Outcome::Skipped(reason));
     }

@@ -410,6 +410,9 @@ pub(crate) fn stress_ng_outlives_them(_: &Cluster) -> TestResult {
     let until_whole = || hosts.until_all_are_whole(1);
     until_whole().context("at first")?;
     hosts.fail_one_after_another(&mut || until_whole())?;
+    let status = hosts.cluster.status()?;
+    let astray = all(&status, "consumers").map(|one| &one["stats"]["unexpected_missing"]);
+    ensure!(astray.eq([0]), "pages were not where they were known to be: {status}");
     signal(stress.id(), Signal::INT);
     let ended = stress.wait(LONG, || Ok(()))?;
     let mut said = String::new();

@@ -4,7 +4,7 @@
 use crate::{
     cluster::{Cluster, PATIENCE, all, hecaton, log_in, scratch},
     harness::{Outcome, TestResult},
-    process::{Running, Stopped, kill_dead, missing},
+    process::{Running, Stopped, kill_dead, missing, run},
     programs::end_verified,
 };
 use anyhow::{Context as _, bail, ensure};
@@ -111,8 +111,8 @@ fn told_limit(status: &Value) -> Option<u64> {
 }
 
 /// The leader is killed, sleeps for longer than its lease, and etcd loses a member and then its
-/// majority: one manager leads at most, an order that was taken is never forgotten, and a program
-/// notices nothing.
+/// majority: one manager leads at most, an order that was taken is never forgotten, nor is the policy, and
+/// a program notices nothing.
 pub(crate) fn take_turns(_: &Cluster) -> TestResult {
     if let Some(reason) = missing("etcd") {
         return Ok(Outcome::Skipped(reason));
@@ -158,6 +158,15 @@ pub(crate) fn take_turns(_: &Cluster) -> TestResult {
         Ok(all(status, "consumers").any(|one| one["state"] == "serving"))
     })?;
 
+    let policy = |words: &[&str]| -> anyhow::Result<String> {
+        let ended = run(cluster.command("policy").args(words), PATIENCE)?;
+        ended.expect_success("policy")?;
+        Ok(ended.text())
+    };
+    policy(&["set", "tlp", "--p", "5"])?;
+    let set = policy(&["show", "--json"])?;
+    ensure!(set.contains("tlp"), "{set}");
+
     // Taken, and not told to the donor by this manager any more.
     let killed = leader(&urls, |_| true)?;
     let limit = format!("{}/v1/donors/{DONOR}/limit", urls[killed]);
@@ -168,6 +177,8 @@ pub(crate) fn take_turns(_: &Cluster) -> TestResult {
     cluster.eventually("the order is carried out", PATIENCE, |status| {
         Ok(told_limit(status) == Some(250 << 20))
     })?;
+
+    ensure!(policy(&["show", "--json"])? == set, "the next leader has another policy");
 
     let stopped = Stopped::stop(managers.running[sleeper].id());
     let third = leader(&urls, |index| index != sleeper)?;
@@ -211,6 +222,8 @@ pub(crate) fn take_turns(_: &Cluster) -> TestResult {
     etcd.start_again(0)?;
     etcd.start_again(1)?;
     leader(&urls, |_| true).context("with all of etcd again")?;
+    ensure!(policy(&["show", "--json"])? == set, "etcd does not have the policy any more");
+    policy(&["set", "none"])?;
     cluster.wait_for_donors(2)?;
 
     end_verified(&cluster, &mut program)?;

@@ -260,3 +260,33 @@ fn a_growing_consumer_is_met_before_it_fails() {
         assert!(target >= Some(used_pages + 4000), "{target:?} after {used_pages}");
     }
 }
+
+/// The first period in which pages are taken back from a consumer that has all of the node's, reads a hundredth of
+/// them in each, and finds no room for `failing` puts, while another has nothing.
+fn first_taken_back(failing: u64) -> Option<u64> {
+    let total = 100_000;
+    let mut level = FirstLevel::new(Policy::Anticipating(OURS));
+    let mut decision = Decision::default();
+    (1..200).find(|_| {
+        let target = |at: usize| decision.targets.get(at).copied().flatten();
+        let consumer = |at: usize, used_pages, gets, puts_total| ConsumerStatistics {
+            id: ConsumerId(at as u64),
+            used_pages,
+            target_pages: target(at),
+            puts_total,
+            puts_succeeded: 0,
+            gets,
+        };
+        let consumers = [consumer(0, total, total / 100, failing), consumer(1, 0, 0, 1000)];
+        let situation = Situation { total_pages: total, owed_pages: 0, consumers: &consumers };
+        level.decide(&situation, &mut decision);
+        decision.take_back[0] > 0
+    })
+}
+
+#[test]
+fn who_is_in_want_is_not_soon_taken_for_idle() {
+    assert_eq!(first_taken_back(0), Some(OURS.idle_periods));
+    // It may be slow because it waits for its disk. But it does not keep all for ever.
+    assert_eq!(first_taken_back(1), Some(6 * OURS.idle_periods));
+}

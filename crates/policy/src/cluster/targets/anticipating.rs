@@ -13,6 +13,8 @@
 //!   cannot have touched more pages than it stored and read, so what it holds beyond that is
 //!   idle, and needs no access bits. Idle pages are bid for no longer, and are taken back when somebody
 //!   else is in want: the paper's own open question (section V-C).
+//! - *In want*: who finds no room waits for its disk, and touches the less of what it holds, which would look
+//!   idle and be taken next. So with it everything has to lie still for longer, counted from when the want began.
 //! - *Calm*: a bid falls slowly, and a target that would change by little is left as it is.
 //!
 //! Invariants, which the property tests hold (`tests/targets.rs`):
@@ -36,7 +38,7 @@ use std::collections::HashMap;
 pub struct Settings {
     /// Periods of growth to be ahead of.
     pub lookahead_periods: u64,
-    /// Periods without use after which a page counts as idle.
+    /// Periods without use after which a page counts as idle; of a consumer in want, after six times as many.
     pub idle_periods: u64,
     /// The least that a consumer's target falls to.
     pub minimum_pages: u64,
@@ -67,6 +69,9 @@ impl Default for Settings {
 /// Failing periods after which a bid does not double any more.
 const DOUBLINGS: u32 = 6;
 
+/// What a consumer in want holds counts as idle after so many times as long.
+const LONGER_IN_WANT: u64 = 6;
+
 /// Of what a bid is above the estimate, the part that it keeps each period: 3 of 4.
 const DECAY: (u64, u64) = (3, 4);
 
@@ -79,10 +84,13 @@ struct History {
     used_pages: u64,
     /// Pages a period, smoothed; negative while it shrinks.
     growth: i64,
-    /// Stored and read in about the last `idle_periods`: no more distinct pages can have been touched.
+    /// Stored and read in about the last [`History::still_periods`]: no more distinct pages can have been touched.
     touched_pages: u64,
     periods_failing: u32,
-    /// Periods that it has been known, up to `idle_periods`. Before that, nothing counts as idle.
+    /// Periods for which it still counts as in want: `idle_periods` after its last failed put.
+    periods_in_want: u64,
+    /// Periods that it has been known, or in want, up to [`History::still_periods`]. Before that, nothing counts as
+    /// idle.
     periods_known: u64,
     bid_pages: u64,
     /// The period in which it was last seen, to forget those that have gone.
@@ -222,9 +230,18 @@ impl History {
         let grown = now.used_pages as i64 - self.used_pages as i64;
         self.growth += (grown - self.growth) / 2;
         self.used_pages = now.used_pages;
-        self.periods_known = (self.periods_known + 1).min(settings.idle_periods);
-        let idle_periods = settings.idle_periods.max(1);
-        self.touched_pages -= self.touched_pages.div_ceil(idle_periods).min(self.touched_pages);
+        let was_in_want = self.periods_in_want > 0;
+        self.periods_in_want = match now.puts_failed() {
+            0 => self.periods_in_want.saturating_sub(1),
+            _ => settings.idle_periods,
+        };
+        if self.periods_in_want > 0 && !was_in_want {
+            self.periods_known = 0;
+        }
+        let still_periods = self.still_periods(settings);
+        self.periods_known = (self.periods_known + 1).min(still_periods);
+        let forgotten = self.touched_pages.div_ceil(still_periods.max(1));
+        self.touched_pages -= forgotten.min(self.touched_pages);
         let touched_now = now.gets.saturating_add(now.puts_succeeded);
         self.touched_pages = self.touched_pages.saturating_add(touched_now);
         if now.puts_failed() > 0 {
@@ -246,9 +263,17 @@ impl History {
         }
     }
 
+    /// Periods without use after which a page of this consumer counts as idle.
+    fn still_periods(&self, settings: &Settings) -> u64 {
+        match self.periods_in_want {
+            0 => settings.idle_periods,
+            _ => settings.idle_periods.saturating_mul(LONGER_IN_WANT),
+        }
+    }
+
     /// Pages that it holds and has not touched for long: at least so many.
     fn idle_pages(&self, settings: &Settings) -> u64 {
-        match self.periods_known < settings.idle_periods {
+        match self.periods_known < self.still_periods(settings) {
             true => 0,
             false => self.used_pages.saturating_sub(self.touched_pages),
         }

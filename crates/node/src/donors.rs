@@ -384,22 +384,11 @@ impl Donor {
         self.shared.is_adopted
     }
 
-    /// Has it lend nothing, until the node's managers have said what it is to do.
-    pub fn withhold(&self) {
-        self.decide_draining(|_| true);
-    }
-
     /// Has it give back all that it has lent, because it is told to or its node withholds it, or go on lending.
     pub fn set_draining(&self, is_told: bool, is_withheld: bool) {
-        self.decide_draining(|report| {
-            report.is_told_to_drain = is_told;
-            is_told || is_withheld
-        });
-    }
-
-    fn decide_draining(&self, decide: impl FnOnce(&mut DonorReport) -> bool) {
         let mut status = self.shared.lock();
-        let draining = decide(&mut status.report);
+        let draining = is_told || is_withheld;
+        status.report.is_told_to_drain = is_told;
         if std::mem::replace(&mut status.draining, draining) != draining {
             status.order(DonorOrder::Drain(draining));
         }

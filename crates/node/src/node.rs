@@ -13,7 +13,7 @@ use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, OrphanError};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
 use crate::membership::Membership;
 use crate::message::{Admitted, CreateVm};
-use crate::node_dir::{DirectoryError, Identity, NodeDir};
+use crate::node_dir::{DirectoryError, Identity, Lived, NodeDir, Standing};
 use crate::pagers::Pagers;
 use crate::report::{
     DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, Orders, check_name,
@@ -167,6 +167,8 @@ pub(crate) struct Inner {
     /// Of the last manager whose answer was followed.
     followed_epoch: AtomicU64,
     membership: Mutex<Membership>,
+    /// As it was noted last, for a node that is started here should this one be killed.
+    lived: Mutex<Lived>,
     division: Mutex<Division>,
     pub(crate) directory: Arc<DonorDirectory>,
     pub(crate) pagers: Pagers,
@@ -196,9 +198,10 @@ impl Node {
         if agent.is_some() {
             shared_memory(&donors).for_each(Donor::await_host_limit);
         }
-        let (membership, noted) = begin_life(&config, identity, &donors);
-        let started = started.and_then(|()| Ok(noted?));
+        let (membership, lived) = begin_life(&config, identity, &donors);
         let boot = identity.boot;
+        let started =
+            started.and_then(|()| Ok(config.dir.write_life(&config.name, boot, lived)?));
         let own = donors.iter().filter_map(|donor| {
             let report = donor.report();
             Some(DonorAddress {
@@ -236,6 +239,7 @@ impl Node {
             donors: Mutex::new(donors),
             followed_epoch: AtomicU64::new(0),
             membership: Mutex::new(membership),
+            lived: Mutex::new(lived),
             division: Mutex::default(),
             directory,
             pagers,
@@ -323,8 +327,14 @@ impl Node {
                         return Err(NodeError::Manager(error));
                     }
                     // It may start later than its nodes: the heartbeats go on trying.
-                    Err(HeartbeatError::NotNow { .. } | HeartbeatError::Unreachable { .. }) => {
-                        self.inner.lend_alone();
+                    Err(
+                        error
+                        @ (HeartbeatError::NotNow { .. } | HeartbeatError::Unreachable { .. }),
+                    ) => {
+                        if self.inner.lived().standing != Standing::Lending {
+                            let reason = with_causes(&error);
+                            tracing::warn!(reason, "nothing is lent until a manager answers");
+                        }
                         break;
                     }
                 }
@@ -393,28 +403,26 @@ impl Inner {
         }
     }
 
-    /// Has its donors lend though no manager can be asked: its own programs need them.
-    fn lend_alone(&self) {
-        if !self.membership().is_recovering() {
-            let donors = self.lock_donors();
-            let new = donors.iter().filter(|donor| !donor.is_adopted());
-            new.for_each(|donor| donor.set_draining(false, false));
-        }
-    }
-
     /// Acts upon what the manager says to the node itself. Whether it recovers then.
     fn follow_orders(&self, orders: &Orders, leaves: bool) -> bool {
         let mut membership = self.membership();
-        let before = membership.life();
         membership.follow(orders, leaves, random_u64());
-        let life = membership.life();
-        if life != before
-            && let Err(error) = self.dir.write_life(&self.name, self.boot, life)
-        {
-            // One that is started here after a kill recovers all the same: no donor is left.
-            tracing::warn!("{}", with_causes(&error));
+        let recovers = membership.is_recovering();
+        let standing = if recovers { Standing::Recovering } else { Standing::Lending };
+        let now = Lived { life: membership.life(), standing };
+        let mut lived = self.lived();
+        if *lived != now {
+            match self.dir.write_life(&self.name, self.boot, now) {
+                Ok(()) => *lived = now,
+                // It is tried again with the next answer.
+                Err(error) => tracing::warn!("{}", with_causes(&error)),
+            }
         }
-        membership.is_recovering()
+        recovers
+    }
+
+    fn lived(&self) -> std::sync::MutexGuard<'_, Lived> {
+        self.lived.lock().expect("no thread panics with it")
     }
 
     /// Divides what the node may use of the pool among its consumers, at the end of a second.
@@ -513,30 +521,34 @@ fn raise_descriptor_limit() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
-/// The membership of a node that begins. If what the node before it has lent here is gone, it has others forget
-/// that first, and lends nothing until they have. Not if there is no manager, whom nobody else could be told
-/// by: borrowers then find out one by one, by the donor's own boot.
-fn begin_life(
-    config: &NodeConfig,
-    identity: Identity,
-    donors: &[Donor],
-) -> (Membership, Result<(), DirectoryError>) {
-    let was_killed = identity.killed_life.is_some();
+/// The membership of a node that begins, and what is to be noted of it. If what the node before it has lent here is
+/// gone, it has others forget that first, and lends nothing until they have. Nor does a node lend that knows of none
+/// before it, until a manager has answered, who may know: what it lent meanwhile could not be told from what is gone,
+/// and others would have to find room for it. Not if there is no manager, whom nobody else could be told by:
+/// borrowers then find out one by one, by the donor's own boot.
+fn begin_life(config: &NodeConfig, identity: Identity, donors: &[Donor]) -> (Membership, Lived) {
     let has_all = donors.iter().all(Donor::is_adopted);
-    let recovers = was_killed && !has_all && config.manager_url.is_some();
-    let life = identity.killed_life.filter(|_| has_all).unwrap_or_else(random_u64);
+    let killed = identity.killed;
+    let (life, standing) = match killed {
+        Some(killed) if has_all => (killed.life, killed.standing),
+        Some(_) => (random_u64(), Standing::Recovering),
+        None if has_all => (random_u64(), Standing::Lending),
+        None => (random_u64(), Standing::Waiting),
+    };
+    let standing = if config.manager_url.is_some() { standing } else { Standing::Lending };
+    let recovers = standing == Standing::Recovering;
     if recovers {
         tracing::info!("what the node before this one has lent is gone: others are told first");
     }
-    if config.manager_url.is_some() {
-        // Nor does a node lend that knows of none before it, until the manager was asked, who may know:
-        // what it lent meanwhile could not be told from what is gone, and others would have to find room for it.
-        donors.iter().filter(|donor| !donor.is_adopted()).for_each(Donor::withhold);
+    // Those of a node that did not lend were told to give back all by that node, and not by a manager.
+    let were_withheld = killed.is_some_and(|killed| killed.standing != Standing::Lending);
+    for donor in donors.iter().filter(|donor| were_withheld || !donor.is_adopted()) {
+        donor.set_draining(false, standing != Standing::Lending);
     }
     let home_bytes: u64 = config.donors.iter().map(|donor| donor.lend_bytes).sum();
     let pages = home_bytes / PAGE_SIZE as u64;
     let membership = Membership::start(&config.name, life, pages, recovers);
-    (membership, config.dir.write_life(&config.name, identity.boot, life))
+    (membership, Lived { life, standing })
 }
 
 /// Adopts donors that are there and starts the others, then waits for all: they take their time side

@@ -112,6 +112,30 @@ struct Life {
     /// Of the memory that it lends.
     #[serde(default)]
     life: u64,
+    #[serde(default)]
+    standing: Standing,
+}
+
+/// Whether a node lends what it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// No manager has answered yet, who may know what it lent before.
+    Waiting,
+    /// What it lent before is gone, and others are to forget it first.
+    Recovering,
+    /// It does.
+    #[default]
+    Lending,
+}
+
+/// What the node after a killed one has to know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lived {
+    /// The life of what it lent.
+    pub life: u64,
+    /// Whether it lent.
+    pub standing: Standing,
 }
 
 /// Which node lives in a directory.
@@ -119,8 +143,8 @@ struct Life {
 pub struct Identity {
     /// The node's number, which outlives its process if that is killed.
     pub boot: u64,
-    /// The life of what the node lent here that was killed, if there was one.
-    pub killed_life: Option<u64>,
+    /// The one before it that was killed here, if there was one.
+    pub killed: Option<Lived>,
 }
 
 /// The names of the things in a node's directory; claims nothing.
@@ -248,15 +272,18 @@ impl NodeDir {
         // One that cannot be read is none: the node then waits until its predecessor is forgotten.
         let known = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         match known.filter(|life: &Life| life.name == name) {
-            Some(Life { boot, life, .. }) => Identity { boot, killed_life: Some(life) },
-            None => Identity { boot: random_u64(), killed_life: None },
+            Some(Life { boot, life, standing, .. }) => {
+                Identity { boot, killed: Some(Lived { life, standing }) }
+            }
+            None => Identity { boot: random_u64(), killed: None },
         }
     }
 
-    /// Notes the life that begins, for a node that is started here should this one be killed.
-    pub fn write_life(&self, name: &str, boot: u64, life: u64) -> Result<(), DirectoryError> {
+    /// Notes what the node is now, for one that is started here should this one be killed.
+    pub fn write_life(&self, name: &str, boot: u64, lived: Lived) -> Result<(), DirectoryError> {
         let path = self.paths.life_file();
-        let written = write_whole(&path, &Life { name: name.to_owned(), boot, life });
+        let Lived { life, standing } = lived;
+        let written = write_whole(&path, &Life { name: name.to_owned(), boot, life, standing });
         written.map_err(|source| io_error(&path, source))
     }
 
@@ -469,9 +496,10 @@ mod tests {
             fs::write(path.join(name), "").unwrap();
         }
         let dir = NodeDir::claim(&path).expect("reused");
-        dir.write_life("a", 5, 6).expect("written");
+        let killed = Lived { life: 6, standing: Standing::Lending };
+        dir.write_life("a", 5, killed).expect("written");
         dir.clear();
-        assert_eq!(dir.identity("a"), Identity { boot: 5, killed_life: Some(6) });
+        assert_eq!(dir.identity("a"), Identity { boot: 5, killed: Some(killed) });
         assert_eq!(dir.donor_sockets(), [path.join("donor-1.sock")]);
         assert_eq!(dir.pager_numbers(), BTreeSet::from([3]));
         for name in ["pager-3.sock", "pager-3.sock.ctl", "pager-3.sock.node", "vm-a.qmp"] {
@@ -488,20 +516,24 @@ mod tests {
         let path = parent.path().join("node");
         let dir = NodeDir::claim(&path).expect("claimed");
         let boot = dir.identity("a").boot;
-        dir.write_life("a", boot, 6).expect("written");
+        let killed = Lived { life: 6, standing: Standing::Recovering };
+        dir.write_life("a", boot, killed).expect("written");
         // As if it had been killed: nothing is removed, the claim is dropped.
         let left = fs::read(path.join(LIFE_FILE)).unwrap();
         drop(dir);
         DirBuilder::new().mode(0o700).create(&path).unwrap();
         fs::write(path.join(LIFE_FILE), left).unwrap();
         let dir = NodeDir::claim(&path).expect("reused");
-        assert_eq!(dir.identity("a"), Identity { boot, killed_life: Some(6) });
+        assert_eq!(dir.identity("a"), Identity { boot, killed: Some(killed) });
         let other = dir.identity("b");
-        assert!(other.boot != boot && other.killed_life.is_none());
-        dir.write_life("b", other.boot, 7).expect("written");
+        assert!(other.boot != boot && other.killed.is_none());
+        dir.write_life("b", other.boot, killed).expect("written");
         assert_ne!(dir.identity("a").boot, boot);
         fs::write(path.join(LIFE_FILE), "{").unwrap();
-        assert_eq!(dir.identity("b").killed_life, None);
+        assert_eq!(dir.identity("b").killed, None);
+        fs::write(path.join(LIFE_FILE), r#"{"name": "c", "boot": 3, "life": 4}"#).unwrap();
+        let earlier = Lived { life: 4, standing: Standing::Lending };
+        assert_eq!(dir.identity("c").killed, Some(earlier), "of an earlier version");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Clusters of real processes: that they come up, are seen, heal, and leave nothing behind.
 
 use crate::common::{
-    Daemon, borrow, donor_pids, eventually, get, hecaton, runs, scratch, signal_process, status,
-    text, wait,
+    Daemon, borrow, donor_pids, eventually, free_port, get, hecaton, runs, scratch, signal_process,
+    status, text, wait,
 };
 use hecaton_memory::{Generation, PAGE_SIZE, page_sum};
 use hecaton_transport::client::Outcome;
@@ -282,11 +282,7 @@ fn a_manager_and_nodes_make_a_cluster() {
 #[test]
 fn a_node_serves_its_own_metrics() {
     let scratch = scratch();
-    let port = {
-        let free = TcpListener::bind("127.0.0.1:0").expect("bound");
-        free.local_addr().expect("an address").port()
-    };
-    let address = format!("127.0.0.1:{port}");
+    let address = format!("127.0.0.1:{}", free_port());
     // Its manager is not there, which is no reason not to start.
     let mut node = hecaton()
         .args(["node", "--name", "a", "--manager", "http://127.0.0.1:1", "--metrics", &address])

@@ -1,10 +1,11 @@
 //! Runs the real command, and cleans up after a test that fails.
 
-use hecaton_memory::{Epoch, SpaceId};
-use hecaton_transport::client::{Connection, ConnectionError, Options};
-use hecaton_transport::protocol::{Hello, VERSIONS};
+use hecaton_memory::{Epoch, Generation, SpaceId};
+use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
+use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
@@ -39,6 +40,12 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("hct-").tempdir_in("/tmp").expect("a directory")
 }
 
+/// A port that nobody listens at, for who is to be found there later.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    listener.local_addr().expect("an address").port()
+}
+
 /// A daemon that is ended with the test.
 pub(crate) struct Daemon {
     child: Child,
@@ -58,6 +65,11 @@ impl Daemon {
             panic!("not ready but `{line}`")
         });
         Daemon { child, ready }
+    }
+
+    /// A manager at an address, which keeps nothing on a disk.
+    pub(crate) fn manage(listen: &str) -> Daemon {
+        Daemon::start(hecaton().args(["manager", "--json", "--listen", listen]))
     }
 
     /// A development cluster in `dir`.
@@ -165,6 +177,18 @@ pub(crate) fn borrow(donor: &Value, lane: u64) -> Result<Connection, ConnectionE
         consumer: "test".to_owned(),
     };
     Connection::open(address, &hello, &Options::default())
+}
+
+/// Whether the donor gives somebody an extent.
+pub(crate) fn lends(donor: &Value, lane: u64) -> bool {
+    let request =
+        Request::Allocate { segment: lane, member: 0, order: 4, generation: Generation(1) };
+    let mut connection = borrow(donor, lane).expect("welcomed");
+    match connection.call(request, &[]).expect("answered") {
+        Outcome::Allocated(_) => true,
+        Outcome::Refused(_) => false,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// What an HTTP server answers.

@@ -1,12 +1,11 @@
 //! Managers whose etcd speaks TLS only, and only to those whom it knows, with the real etcd.
 
-use crate::common::{Daemon, eventually, hecaton, scratch, signal_process, text, wait};
+use crate::common::{Daemon, eventually, free_port, hecaton, scratch, signal_process, text, wait};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
 use rustix::process::Signal;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -53,11 +52,6 @@ impl Drop for Killed {
         signal_process(self.0.id(), Signal::KILL);
         wait(&mut self.0);
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    listener.local_addr().expect("an address").port()
 }
 
 fn etcd(data: &Path, certificates: &Path, url: &str) -> Killed {

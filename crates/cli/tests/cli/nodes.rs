@@ -1,14 +1,13 @@
 //! `hecaton node list` and `remove`, and what becomes of nodes that come and go.
 
-use crate::common::{Daemon, borrow, eventually, hecaton, scratch, signal_process, text, wait};
-use hecaton_memory::Generation;
+use crate::common::{
+    Daemon, eventually, free_port, hecaton, lends, scratch, signal_process, text, wait,
+};
 use hecaton_node::heartbeat::ManagerLink;
 use hecaton_node::membership::Membership;
 use hecaton_node::pagers::{ConsumerReport, PagerState};
 use hecaton_node::report::NodeReport;
 use hecaton_pager::{DonorUse, Stats};
-use hecaton_transport::client::Outcome;
-use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
@@ -17,10 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-fn manager() -> Daemon {
-    Daemon::start(hecaton().args(["manager", "--listen", "127.0.0.1:0", "--json"]))
-}
 
 /// A node that ends with the test.
 struct Node(Child);
@@ -81,19 +76,23 @@ fn shown(manager: &str, name: &str) -> String {
     word.unwrap_or_else(|| panic!("{table}")).to_owned()
 }
 
-/// The node's donor, as `GET /v1/status` has it.
-fn donor_of(manager: &str, name: &str) -> Value {
+/// The node, as `GET /v1/status` has it.
+fn status_of(manager: &str, name: &str) -> Value {
     let output = hecaton().args(["status", "--json", "--manager", manager]).output().expect("runs");
     let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let nodes = status["nodes"].as_array().expect("nodes");
-    let node = nodes.iter().find(|node| node["name"] == name).expect("the node");
-    node["donors"][0].clone()
+    nodes.iter().find(|node| node["name"] == name).expect("the node").clone()
+}
+
+/// Its donor.
+fn donor_of(manager: &str, name: &str) -> Value {
+    status_of(manager, name)["donors"][0].clone()
 }
 
 #[test]
 fn a_node_that_is_gone_is_listed_until_it_is_removed() {
     let scratch = scratch();
-    let manager = manager();
+    let manager = Daemon::manage("127.0.0.1:0");
     let url = manager.manager();
     assert!(listed(url).is_empty());
     let node = Node::start("a", &scratch.path().join("a"), url, "0");
@@ -171,33 +170,21 @@ fn borrower_report(bytes: u64) -> NodeReport {
     }
 }
 
-/// Whether the donor gives somebody an extent.
-fn lends(donor: &Value, lane: u64) -> bool {
-    let request =
-        Request::Allocate { segment: lane, member: 0, order: 4, generation: Generation(1) };
-    let mut connection = borrow(donor, lane).expect("welcomed");
-    match connection.call(request, &[]).expect("answered") {
-        Outcome::Allocated(_) => true,
-        Outcome::Refused(_) => false,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Starts a node, which lends something and is killed, and another in its place. The donor of the first, and the
-/// second.
+/// Starts a node, which lends something and is killed, and another in its place, whose donor outlives it. The donor of
+/// the first, and the second.
 fn killed_and_started_again(dir: &Path, manager: &str, adopt_within: &str) -> (Value, Node) {
     let node = Node::start("a", dir, manager, adopt_within);
     wait_until(manager, "a", "active");
     let before = donor_of(manager, "a");
     assert!(lends(&before, 1));
     node.kill();
-    (before, Node::start("a", dir, manager, adopt_within))
+    (before, Node::start("a", dir, manager, "60"))
 }
 
 #[test]
 fn a_node_that_was_killed_lends_again_when_nobody_counts_on_what_it_lent() {
     let scratch = scratch();
-    let manager = manager();
+    let manager = Daemon::manage("127.0.0.1:0");
     let url = manager.manager();
     let borrower = Borrower::start(url);
     // Its donor ends with it, and what that lent.
@@ -218,9 +205,40 @@ fn a_node_that_was_killed_lends_again_when_nobody_counts_on_what_it_lent() {
 }
 
 #[test]
+fn a_node_that_is_killed_while_it_recovers_is_followed_by_one_that_does() {
+    let scratch = scratch();
+    let dir = scratch.path().join("a");
+    let listen = format!("127.0.0.1:{}", free_port());
+    let manager = Daemon::manage(&listen);
+    let url = format!("http://{listen}");
+    let borrower = Borrower::start(&url);
+    let (_, node) = killed_and_started_again(&dir, &url, "0");
+    wait_until(&url, "a", "recovery");
+    node.kill();
+    let node = Node::start("a", &dir, &url, "60");
+    eventually("the next one is heard", || {
+        (status_of(&url, "a")["pid"] == node.0.id()).then_some(())
+    });
+    wait_until(&url, "a", "recovery");
+    assert!(
+        !lends(&donor_of(&url, "a"), 2),
+        "it lends while somebody counts on what it lent before"
+    );
+
+    // Nobody has told its donor to drain, which another manager would have it go on with.
+    node.kill();
+    drop(manager);
+    borrower.holds.store(false, Ordering::SeqCst);
+    let _manager = Daemon::manage(&listen);
+    let _node = Node::start("a", &dir, &url, "60");
+    wait_until(&url, "a", "active");
+    eventually("it lends", || lends(&donor_of(&url, "a"), 3).then_some(()));
+}
+
+#[test]
 fn a_node_that_is_adopted_whole_has_nothing_to_recover() {
     let scratch = scratch();
-    let manager = manager();
+    let manager = Daemon::manage("127.0.0.1:0");
     let url = manager.manager();
     let _borrower = Borrower::start(url);
     let dir = scratch.path().join("a");
@@ -237,7 +255,7 @@ fn a_node_that_is_adopted_whole_has_nothing_to_recover() {
 #[test]
 fn a_node_that_is_drained_has_left_and_may_join_again() {
     let scratch = scratch();
-    let manager = manager();
+    let manager = Daemon::manage("127.0.0.1:0");
     let url = manager.manager();
     let borrower = Borrower::start(url);
     let _node = Node::start("a", &scratch.path().join("a"), url, "0");

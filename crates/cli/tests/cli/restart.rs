@@ -1,7 +1,10 @@
 //! A node daemon that is killed and started again: what it had started goes on meanwhile, and is the
 //! next one's.
 
-use crate::common::{borrow, eventually, hecaton, runs, scratch, signal_process, text, wait};
+use crate::common::{
+    Daemon, borrow, eventually, free_port, hecaton, lends, runs, scratch, signal_process, text,
+    wait,
+};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
 use hecaton_node::client::NodeClient;
 use hecaton_node::donors::{DonorReport, DonorState};
@@ -9,23 +12,23 @@ use hecaton_node::report::NodeReport;
 use hecaton_transport::client::{Connection, Outcome};
 use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
-/// The manager is not needed for any of this, and is not there.
+/// A manager that is not there.
+const NOBODY: &str = "http://127.0.0.1:1";
+
 fn node_command(dir: &Path, options: &[&str]) -> Command {
     let mut command = hecaton();
-    command
-        .args(["node", "--name", "a", "--manager", "http://127.0.0.1:1"])
-        .args(options)
-        .arg("--dir")
-        .arg(dir)
-        .stderr(Stdio::null());
+    command.args(["node", "--name", "a"]).args(options).arg("--dir").arg(dir).stderr(Stdio::null());
     command
 }
 
-/// Long enough for a test, and short enough for what a failed one leaves.
-const LEND: &[&str] = &["--lend", "64M", "--adopt-within", "60"];
+/// Adopted within a time that is long enough for a test, and short enough for what a failed one leaves.
+fn lend(manager: &str) -> [&str; 6] {
+    ["--lend", "64M", "--adopt-within", "60", "--manager", manager]
+}
 
 /// A node, ended with the test.
 struct Node {
@@ -70,8 +73,11 @@ impl Drop for Node {
 }
 
 fn connect(donor: &DonorReport, lane: u64) -> Connection {
-    let donor = serde_json::to_value(donor).expect("JSON");
-    borrow(&donor, lane).expect("welcomed")
+    borrow(&value(donor), lane).expect("welcomed")
+}
+
+fn value(donor: &DonorReport) -> Value {
+    serde_json::to_value(donor).expect("JSON")
 }
 
 const PAGE: [u8; PAGE_SIZE] = [7u8; PAGE_SIZE];
@@ -96,7 +102,9 @@ fn expect_page(connection: &mut Connection, extent: ExtentId) {
 fn a_donor_serves_without_its_node_and_is_the_next_ones() {
     let scratch = scratch();
     let dir = scratch.path().join("a");
-    let mut node = Node::start(&dir, LEND);
+    let manager = Daemon::manage("127.0.0.1:0");
+    let lend = &lend(manager.manager());
+    let mut node = Node::start(&dir, lend);
     let (before, life) = (node.donor(), node.report().expect("it answers").boot);
     let mut connection = connect(&before, 1);
     let extent = write_page(&mut connection);
@@ -105,7 +113,7 @@ fn a_donor_serves_without_its_node_and_is_the_next_ones() {
         assert!(!node.end(Signal::KILL).success());
         expect_page(&mut connection, extent);
         expect_page(&mut connect(&before, lane), extent);
-        node = Node::start(&dir, LEND);
+        node = Node::start(&dir, lend);
         assert_eq!(node.report().expect("it answers").boot, life, "for the manager it lives on");
         let donor = node.donor();
         assert_eq!((donor.pid, donor.address), (before.pid, before.address));
@@ -124,7 +132,7 @@ fn a_donor_serves_without_its_node_and_is_the_next_ones() {
     expect_page(&mut connection, extent);
     // That one is found, too.
     assert!(!node.end(Signal::KILL).success());
-    let node = Node::start(&dir, LEND);
+    let node = Node::start(&dir, lend);
     assert_eq!((node.donor().pid, node.donor().restarts), (after.pid, 1));
     assert!(node.end(Signal::TERM).success());
     assert!(!runs(after.pid.expect("a process")) && !dir.exists(), "something is left");
@@ -134,13 +142,13 @@ fn a_donor_serves_without_its_node_and_is_the_next_ones() {
 fn a_donor_killed_without_a_node_is_a_clean_loss() {
     let scratch = scratch();
     let dir = scratch.path().join("a");
-    let node = Node::start(&dir, LEND);
+    let node = Node::start(&dir, &lend(NOBODY));
     let donor = node.donor();
     let boot = connect(&donor, 1).welcome().map(|welcome| welcome.boot);
     node.end(Signal::KILL);
     signal_process(donor.pid.expect("a process"), Signal::KILL);
     assert!(dir.join("donor-1.sock").exists(), "it had no time to remove it");
-    let node = Node::start(&dir, LEND);
+    let node = Node::start(&dir, &lend(NOBODY));
     let next = node.donor();
     assert_ne!(next.pid, donor.pid);
     assert_ne!(connect(&next, 1).welcome().map(|welcome| welcome.boot), boot);
@@ -150,14 +158,14 @@ fn a_donor_killed_without_a_node_is_a_clean_loss() {
 fn a_donor_that_no_node_adopts_gives_its_memory_back() {
     let scratch = scratch();
     let dir = scratch.path().join("a");
-    let node = Node::start(&dir, &["--lend", "64M", "--adopt-within", "1"]);
+    let node = Node::start(&dir, &["--lend", "64M", "--adopt-within", "1", "--manager", NOBODY]);
     let pid = node.donor().pid.expect("a process");
     let address = node.donor().address.expect("an address");
     node.end(Signal::KILL);
     eventually("the donor ends", || (!runs(pid)).then_some(()));
     assert!(!dir.join("donor-1.sock").exists());
     assert!(std::net::TcpStream::connect(address).is_err(), "its port is closed");
-    let node = Node::start(&dir, LEND);
+    let node = Node::start(&dir, &lend(NOBODY));
     assert_ne!(node.donor().pid, Some(pid));
 }
 
@@ -173,25 +181,50 @@ fn refused(dir: &Path, options: &[&str]) -> String {
 fn a_node_that_cannot_take_over_what_is_there_leaves_it_alone() {
     let scratch = scratch();
     let dir = scratch.path().join("a");
-    let node = Node::start(&dir, LEND);
+    let manager = Daemon::manage("127.0.0.1:0");
+    let lend = &lend(manager.manager());
+    let node = Node::start(&dir, lend);
     let donor = node.donor();
     let pid = donor.pid.expect("a process");
     let mut connection = connect(&donor, 1);
     let extent = write_page(&mut connection);
-    let second = refused(&dir, LEND);
+    let second = refused(&dir, lend);
     assert!(second.contains("in use by another node"), "{second}");
     node.end(Signal::KILL);
 
-    let other = refused(&dir, &["--lend", "128M"]);
+    let other = refused(&dir, &["--lend", "128M", "--manager", manager.manager()]);
     assert!(other.contains("64M") && other.contains("128M"), "{other}");
     assert!(other.contains(&pid.to_string()), "{other}");
     signal_process(pid, Signal::STOP);
-    let silent = refused(&dir, LEND);
+    let silent = refused(&dir, lend);
     assert!(silent.contains(&pid.to_string()) && silent.contains("does not answer"), "{silent}");
     signal_process(pid, Signal::CONT);
     expect_page(&mut connection, extent);
 
-    let node = Node::start(&dir, LEND);
+    let node = Node::start(&dir, lend);
     assert_eq!(node.donor().pid, Some(pid));
     expect_page(&mut connection, extent);
+}
+
+#[test]
+fn a_node_that_knows_of_none_before_it_lends_when_a_manager_has_answered() {
+    let scratch = scratch();
+    let dir = scratch.path().join("a");
+    let listen = format!("127.0.0.1:{}", free_port());
+    let url = format!("http://{listen}");
+    let lend = &lend(&url);
+    let mut node = Node::start(&dir, lend);
+    for lane in [1, 2] {
+        assert!(!lends(&value(&node.donor()), lane), "a manager may know what it lent before");
+        // Nor does the next one know, which adopts the donor.
+        node.end(Signal::KILL);
+        node = Node::start(&dir, lend);
+    }
+    let manager = Daemon::manage(&listen);
+    eventually("it lends", || lends(&value(&node.donor()), 3).then_some(()));
+    // From then on it is known.
+    drop(manager);
+    node.end(Signal::KILL);
+    let node = Node::start(&dir, lend);
+    assert!(lends(&value(&node.donor()), 4));
 }

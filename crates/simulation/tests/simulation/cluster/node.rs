@@ -31,8 +31,7 @@ pub(super) struct Node {
     /// Pages that its donor has to lend.
     pages: u64,
     membership: Membership,
-    /// A manager has answered since it has the memory that it lends. (One that finds no manager as it starts lends at
-    /// once: that is not simulated.)
+    /// A manager has answered since it has the memory that it lends.
     is_let_in: bool,
     /// Lives that it has had, of which each was of other memory.
     lives: u64,

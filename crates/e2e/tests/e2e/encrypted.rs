@@ -27,11 +27,11 @@ const PAGE: usize = 4096;
 /// In each page of the program's memory.
 const MARK: &[u8] = b"hecaton: nobody but me may read this";
 
-/// Fills memory with marked pages, says so, and then checks it from end to end for each line of its input,
+/// Fills so many MiB with marked pages, says so, and then checks them from end to end for each line of its input,
 /// and changes every third page.
 const PROGRAM: &str = "
 import sys
-size = 64 << 20
+size = int(sys.argv[1]) << 20
 mark = b'hecaton: nobody but me may read this'
 memory = bytearray(size)
 pages = range(0, size, 4096)
@@ -58,8 +58,13 @@ const PAGES_AWAY: u64 = (64 - 16 - 8) * 256;
 /// The program, on a cluster.
 fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Verifier> {
     let mut command = cluster.command("run");
-    command.args(["--local", "16M"]).args(options).args(["--", "python3", "-c", PROGRAM]);
-    Verifier::start(command.stderr(Stdio::null()))
+    command.args(["--local", "16M"]).args(options).arg("--");
+    start_in(&mut command, "64")
+}
+
+/// The program, as the last of what a command is told.
+pub(crate) fn start_in(command: &mut Command, mib: &str) -> anyhow::Result<Verifier> {
+    Verifier::start(command.args(["python3", "-c", PROGRAM, mib]).stderr(Stdio::null()))
 }
 
 /// The file of the memory that a donor lends.
@@ -99,7 +104,7 @@ fn each_page(
 }
 
 /// Pages that the donors have, and those of them that show the mark.
-fn marked(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
+pub(crate) fn marked(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     let (mut pages, mut marked) = (0, 0);
     for donor in all(&cluster.status()?, "donors") {
         pages += each_page(&arena(donor)?, |_, page| {

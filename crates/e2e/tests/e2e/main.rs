@@ -156,6 +156,7 @@ const TESTS: &[Test<Cluster>] = tests![
     file::fio_verifies_while_its_process_is_killed,
     swap::it_ends_as_its_program_does,
     swap::ten_times_the_limit,
+    swap::donors_can_read_nothing,
     swap::its_command_is_killed,
     drive::file_systems_outlive_what_is_killed,
     drive::two_machines_know_nothing_of_it,

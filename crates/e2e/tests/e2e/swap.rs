@@ -2,6 +2,7 @@
 
 use crate::{
     cluster::{Cluster, LONG, PATIENCE, all},
+    encrypted::{marked, start_in},
     harness::{Outcome, TestResult},
     process::{Running, kill_dead, missing, run, signal},
 };
@@ -21,6 +22,10 @@ const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
 /// Two threads with 160 MiB each: ten times [`LOCAL`].
 const MEMORY: [&str; 2] = ["2", "40960"];
 const LOCAL: &str = "32M";
+
+/// The same in MiB, and pages of it that are at the donors at least: some are buffered.
+const ALL_OF_IT: &str = "320";
+const PAGES_AWAY: u64 = (320 - 32 - 16) * 256;
 
 /// Why the kernel cannot swap to a volume here.
 fn lacking() -> Option<String> {
@@ -89,6 +94,16 @@ fn server(cluster: &Cluster) -> anyhow::Result<(u32, Value)> {
     Ok((u32::try_from(pid)?, status))
 }
 
+/// The process that serves the swap, and a donor when there is another one in its place.
+fn kill_both(cluster: &Cluster, server: u32) -> anyhow::Result<()> {
+    kill_dead(server);
+    thread::sleep(Duration::from_secs(1));
+    let status = cluster.status()?;
+    let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
+    kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+    Ok(())
+}
+
 /// All bytes are right, though the process that serves the swap and a donor are killed.
 pub(crate) fn ten_times_the_limit(_: &Cluster) -> TestResult {
     if let Some(reason) = lacking() {
@@ -107,17 +122,41 @@ pub(crate) fn ten_times_the_limit(_: &Cluster) -> TestResult {
     let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap_or_default();
     let locked_kib: u64 = locked.split_whitespace().next().context("VmLck")?.parse()?;
     ensure!(locked_kib > 64 << 10, "the serving process has locked {locked}");
-    kill_dead(pid);
-    thread::sleep(Duration::from_secs(1));
-    let donors = cluster.status()?;
-    let donor = all(&donors, "donors").next().and_then(|donor| donor["pid"].as_u64());
-    kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+    kill_both(&cluster, pid)?;
     thread::sleep(Duration::from_secs(2));
     drop(input);
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(ended.success(), "the program ended with {ended}\n    {}", cluster.log_tail());
     nothing_is_left(&cluster, &before)?;
     cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
+/// Whoever looks into a donor finds there what the kernel has swapped out; not so with `--encrypt`. The program has
+/// the right bytes in either case, though the process that serves the swap and a donor are killed.
+pub(crate) fn donors_can_read_nothing(_: &Cluster) -> TestResult {
+    if let Some(reason) = lacking().or_else(|| missing("python3")) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let before = fs::read_to_string("/proc/swaps")?;
+    let cluster = Cluster::start(2, "700M")?;
+    for options in [&[][..], &["--encrypt"]] {
+        let is_encrypted = !options.is_empty();
+        let mut program = start_in(&mut swapping(&cluster, options), ALL_OF_IT)?;
+        let (pid, status) = server(&cluster)?;
+        ensure!(status["encrypted"] == is_encrypted, "{status}");
+        program.begin_check()?;
+        kill_both(&cluster, pid)?;
+        program.end_check()?;
+        program.check()?;
+        let (pages, shown) = marked(&cluster)?;
+        ensure!(pages >= PAGES_AWAY, "{options:?}: only {pages} pages are at the donors");
+        let is_right = if is_encrypted { shown == 0 } else { shown >= PAGES_AWAY };
+        ensure!(is_right, "{options:?}: the donors show {shown} pages of {pages}");
+        program.finish(LONG)?;
+        nothing_is_left(&cluster, &before)?;
+        cluster.wait_until_idle(PATIENCE)?;
+    }
     Ok(Outcome::Passed)
 }
 

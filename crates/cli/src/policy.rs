@@ -3,6 +3,7 @@
 use crate::cluster::ClusterArgs;
 use crate::failure::{Usage, usage};
 use clap::{Subcommand, ValueEnum};
+use hecaton_manager::ClusterStatus;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::choice::{Choice, Named};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, tlp};
@@ -75,6 +76,8 @@ enum Name {
 struct Shown<'a> {
     manager: &'a str,
     policy: Option<Named>,
+    /// What is in force as long as the manager does not know the policy.
+    policy_instead: Option<Named>,
 }
 
 pub(crate) fn run(policy: &Policy) -> anyhow::Result<ExitCode> {
@@ -86,12 +89,14 @@ pub(crate) fn run(policy: &Policy) -> anyhow::Result<ExitCode> {
 
 fn show(args: &ShowArgs) -> anyhow::Result<ExitCode> {
     let manager = args.cluster.need_manager()?;
-    let policy = manager.status()?.policy;
+    let status = manager.status()?;
     match args.json {
         true => {
-            println!("{}", serde_json::to_string(&Shown { manager: &manager.url, policy })?);
+            let ClusterStatus { policy, policy_instead, .. } = status;
+            let shown = Shown { manager: &manager.url, policy, policy_instead };
+            println!("{}", serde_json::to_string(&shown)?);
         }
-        false => println!("{}", in_words(policy.as_ref())),
+        false => println!("{}", in_words(status.policy_in_words())),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -151,10 +156,9 @@ fn pages(option: &str, size: Option<Size>, or: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// The policy, for people.
-pub(crate) fn in_words(policy: Option<&Named>) -> String {
-    let none = || "none: everybody may hold what it gets".to_owned();
-    policy.map_or_else(none, Named::to_string)
+/// The policy, for people; or that there is none.
+pub(crate) fn in_words(policy: Option<String>) -> String {
+    policy.unwrap_or_else(|| "none: everybody may hold what it gets".to_owned())
 }
 
 #[cfg(test)]
@@ -188,7 +192,7 @@ mod tests {
     }
 
     fn shown(choice: Option<Choice>) -> String {
-        in_words(choice.map(Named::Known).as_ref())
+        in_words(choice.map(|choice| choice.to_string()))
     }
 
     #[test]

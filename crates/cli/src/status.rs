@@ -11,7 +11,6 @@ use hecaton_node::donors::DonorReport;
 use hecaton_node::pagers::ConsumerReport;
 use hecaton_node::report::{DonorAddress, NodeReport};
 use hecaton_pager::Stats;
-use hecaton_policy::cluster::choice::Named;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -87,8 +86,8 @@ fn addresses(known: &[DonorAddress]) -> Table {
 fn render(manager: &str, status: &ClusterStatus) -> String {
     let up = duration(status.uptime_ms / 1000);
     let mut text = format!("manager {manager}, up {up}\n");
-    if status.policy.is_some() {
-        let _ = writeln!(text, "policy {}", policy::in_words(status.policy.as_ref()));
+    if let Some(policy) = status.policy_in_words() {
+        let _ = writeln!(text, "policy {policy}");
     }
     text + "\n" + &tables(&status.nodes)
 }
@@ -208,8 +207,8 @@ fn quota(report: &NodeReport) -> Option<String> {
 
 /// A node of an earlier version than the policy.
 fn own_policy(report: &NodeReport) -> Option<String> {
-    let own = report.pool.policy.map(Named::Known);
-    let (name, version, own) = (&report.name, &report.version, policy::in_words(own.as_ref()));
+    let own = policy::in_words(report.pool.policy.map(|own| own.to_string()));
+    let (name, version) = (&report.name, &report.version);
     let text = || {
         format!(
             "{name}: its version {version} does not know the policy; it goes on by its own, {own}"
@@ -351,7 +350,7 @@ mod tests {
     use hecaton_memory::SpaceId;
     use hecaton_node::donors::DonorState;
     use hecaton_node::pagers::PagerState;
-    use hecaton_policy::cluster::choice::Choice;
+    use hecaton_policy::cluster::choice::{Choice, Named};
 
     fn status() -> ClusterStatus {
         let donor = DonorReport {
@@ -397,6 +396,7 @@ mod tests {
             uptime_ms: 61_000,
             epoch: 1,
             policy: None,
+            policy_instead: None,
             nodes: vec![node],
         }
     }
@@ -485,6 +485,11 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{text}");
         }
+        status.version = "0.1".to_owned();
+        status.policy_instead = Some(Named::Known(Choice::GreedyLocal {}));
+        let line = "policy \"fair\", which the manager of version 0.1 does not know: greedy-local in its place";
+        let text = render("http://m", &status);
+        assert!(text.lines().any(|found| found == line), "{text}");
     }
 
     #[test]

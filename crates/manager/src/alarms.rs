@@ -8,6 +8,7 @@ use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::pagers::ConsumerReport;
 use hecaton_node::vms::{VmReport, VmState};
 use hecaton_node::volumes::VolumeReport;
+use hecaton_policy::cluster::choice::Named;
 
 /// The pool is nearly full when less than this part of it can be lent.
 const POOL_LOW: f64 = 0.1;
@@ -47,6 +48,7 @@ pub(crate) fn alarms(status: &ClusterStatus) -> Vec<Standing> {
     let is_up = |node: &&NodeStatus| node.state == NodeState::Up;
     let up = || status.nodes.iter().filter(is_up);
     let reports = || up().map(|node| &node.report);
+    alarms.extend(of_manager(status));
     alarms.extend(up().filter_map(of_membership));
     alarms.extend(up().filter_map(of_policy));
     alarms.extend(up().filter_map(of_host));
@@ -76,6 +78,20 @@ fn of_membership(node: &NodeStatus) -> Option<Standing> {
         "node recovers: it lends again when nobody counts on what it lent before it was killed";
     let recovers = node.membership == MemberState::Recovery;
     recovers.then(|| standing(Notice, &node.report.name, "recovery", text.to_owned()))
+}
+
+/// A manager of an earlier version than the policy.
+fn of_manager(status: &ClusterStatus) -> Option<Standing> {
+    let Some(Named::Unknown { policy }) = &status.policy else { return None };
+    let way = match &status.policy_instead {
+        Some(instead) => format!("goes on by {instead}"),
+        None => "hears by what nodes went".to_owned(),
+    };
+    let text = format!(
+        "manager of version {} does not know the policy {policy:?}, and {way}: update it, or set a policy",
+        status.version
+    );
+    Some(standing(Warning, "manager", "policy unknown", text))
 }
 
 fn of_policy(node: &NodeStatus) -> Option<Standing> {
@@ -231,6 +247,7 @@ mod tests {
     use super::*;
     use crate::overview::tests::{donor, node, program, status};
     use hecaton_donor::ParkSnapshot;
+    use hecaton_policy::cluster::choice::Choice;
 
     fn texts(status: &ClusterStatus) -> Vec<(Severity, String)> {
         let shown = |one: Standing| (one.severity, format!("{}: {}", one.subject, one.text));
@@ -269,6 +286,24 @@ mod tests {
         nodes[0].report.pool.is_policy_unknown = true;
         let text = "a: node of version 0.1 does not know the policy, and goes on by its own, none: update it";
         assert_eq!(texts(&status(nodes)), [(Warning, text.to_owned())]);
+    }
+
+    #[test]
+    fn a_manager_of_an_earlier_version_than_the_policy_is_told() {
+        let mut status = status(vec![]);
+        status.policy = Some(Named::Unknown { policy: "fair".to_owned() });
+        let told = |status: &ClusterStatus, way: &str| {
+            let text = format!(
+                "manager: manager of version 1 does not know the policy \"fair\", and {way}: update it, or set \
+                 a policy"
+            );
+            assert_eq!(texts(status), [(Warning, text)]);
+        };
+        told(&status, "hears by what nodes went");
+        status.policy_instead = Some(Named::Known(Choice::GreedyLocal {}));
+        told(&status, "goes on by greedy-local");
+        status.policy = status.policy_instead.take();
+        assert_eq!(texts(&status), []);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Everything else a manager knows comes back with the next heartbeats.
 
-use hecaton_policy::cluster::choice::Choice;
+use hecaton_policy::cluster::choice::{Choice, Named};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,8 +31,9 @@ pub struct Lasting {
     pub draining: BTreeSet<String>,
     /// Most bytes that donors are to lend.
     pub limits: BTreeMap<String, u64>,
-    /// Who may hold how much of the pool; `None`: everybody what it gets.
-    pub policy: Option<Choice>,
+    /// Who may hold how much of the pool; `None`: everybody what it gets. A manager of a later version may have
+    /// written it: what this one does not know of it stays where it is kept.
+    pub policy: Option<Named>,
 }
 
 /// What is to be written down: the last word on each thing, so that there is no more of it than there
@@ -80,6 +81,8 @@ impl Lasting {
                 None => _ = self.limits.remove(name),
             }
         }
-        self.policy = changes.policy.unwrap_or(self.policy);
+        if let Some(policy) = changes.policy {
+            self.policy = policy.map(Named::Known);
+        }
     }
 }

@@ -6,6 +6,7 @@ use crate::etcd::{Etcd, EtcdError, Seat};
 use crate::lasting::Lasting;
 use crate::registry::Registry;
 use crate::store::{Store, StoreError};
+use hecaton_policy::cluster::choice::Choice;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,13 +109,24 @@ impl Ledger {
         act: impl FnOnce(&mut Registry, Duration) -> T,
     ) -> Result<T, LedgerError> {
         self.check()?;
-        let outcome = self.book.change(self.begun.elapsed(), act);
+        let (now, before) = (self.begun.elapsed(), self.policy_instead());
+        let outcome = self.book.change(now, act);
+        if let Some(instead) = self.policy_instead().filter(|instead| before != Some(*instead)) {
+            tracing::warn!(
+                "the policy in the registry is of a later version than this manager, and stays there as it is; \
+                 the pool is divided by {instead} until this manager is updated, or a policy is set"
+            );
+        }
         match self.book.unwritten().is_some() && !matches!(self.keeper, Keeper::Memory) {
             // It waits for a disk or a network, with which the runtime's other thread need not.
             true => tokio::task::block_in_place(|| self.write())?,
             false => self.book.written(),
         }
         Ok(outcome)
+    }
+
+    fn policy_instead(&self) -> Option<Choice> {
+        self.book.see(Duration::ZERO, |registry, _| registry.policy_instead())
     }
 
     fn check(&self) -> Result<(), LedgerError> {

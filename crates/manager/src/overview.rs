@@ -10,7 +10,6 @@ use hecaton_memory::{PAGE_SIZE, SpaceId};
 use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::pagers::{ConsumerReport, PagerState};
 use hecaton_node::volumes::{VolumeReport, VolumeState};
-use hecaton_policy::cluster::choice::Named;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -293,7 +292,7 @@ pub(crate) fn overview(status: &ClusterStatus, rates: &Rates) -> Overview {
     Overview {
         version: status.version.clone(),
         uptime_ms: status.uptime_ms,
-        policy: status.policy.as_ref().map(Named::to_string),
+        policy: status.policy_in_words(),
         totals: totals(status, rates),
         hosts: hosts.views(),
         donors,
@@ -586,7 +585,7 @@ pub(crate) mod tests {
     use hecaton_memory::Epoch;
     use hecaton_node::report::{Host, NodeReport};
     use hecaton_pager::Stats;
-    use hecaton_policy::cluster::choice::Choice;
+    use hecaton_policy::cluster::choice::{Choice, Named};
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
@@ -653,7 +652,14 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn status(nodes: Vec<NodeStatus>) -> ClusterStatus {
-        ClusterStatus { version: "1".to_owned(), uptime_ms: 60_000, epoch: 1, policy: None, nodes }
+        ClusterStatus {
+            version: "1".to_owned(),
+            uptime_ms: 60_000,
+            epoch: 1,
+            policy: None,
+            policy_instead: None,
+            nodes,
+        }
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! The cluster's policy, and each node's quota of the pool by it: a round each second, from what nodes say with
 //! their heartbeats. The round itself is [`hecaton_policy::cluster::quotas`].
 //!
-//! The policy is written down; quotas are not: nodes say theirs.
+//! The policy is written down; quotas are not: nodes say theirs. One that a manager of a later version has written
+//! down stays as it is: this one goes on by the last policy that it knows, as the first node says it that
+//! has one, or else by greedy-remote, under which nobody has a target and quotas still pass to those in want.
 
 use crate::registry::SILENT_AFTER;
 use hecaton_node::report::NodeReport;
 use hecaton_policy::cluster::NodeId;
-use hecaton_policy::cluster::choice::Choice;
+use hecaton_policy::cluster::choice::{Choice, Named};
 use hecaton_policy::cluster::quotas::{Holder, divide};
+use hecaton_policy::cluster::targets::GREEDY_REQUEST_PAGES;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -17,8 +20,13 @@ const ROUND: Duration = Duration::from_secs(1);
 /// Most pages that a node is believed to use, or to want, or to have: 4 PiB. Sums stay within their bounds.
 const MAX_PAGES: u64 = 1 << 40;
 
+/// In place of a policy that is not known, where no node says what it was before.
+const GREEDY: Choice = Choice::GreedyRemote { request_pages: GREEDY_REQUEST_PAGES };
+
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
+    policy: Option<Named>,
+    /// What decides: the policy, or what stands in for one that is not known, once that is clear.
     choice: Option<Choice>,
     /// Of nodes that took part in the last round.
     pages: BTreeMap<String, u64>,
@@ -28,17 +36,33 @@ pub(crate) struct Quotas {
 }
 
 impl Quotas {
-    pub(crate) fn new(choice: Option<Choice>) -> Quotas {
-        Quotas { choice, ..Quotas::default() }
+    pub(crate) fn new(policy: Option<Named>) -> Quotas {
+        let choice = policy.as_ref().and_then(Named::known);
+        Quotas { policy, choice, ..Quotas::default() }
     }
 
-    pub(crate) fn choice(&self) -> Option<Choice> {
-        self.choice
+    pub(crate) fn policy(&self) -> Option<&Named> {
+        self.policy.as_ref()
+    }
+
+    /// What decides in place of a policy that is not known.
+    pub(crate) fn instead(&self) -> Option<Choice> {
+        self.choice.filter(|_| self.is_unknown())
+    }
+
+    /// What nodes are told: by what the manager goes, or the name of what it does not know, by which they keep
+    /// what they have.
+    pub(crate) fn told(&self) -> Option<Named> {
+        self.choice.map(Named::Known).or_else(|| self.policy.clone())
+    }
+
+    fn is_unknown(&self) -> bool {
+        matches!(self.policy, Some(Named::Unknown { .. }))
     }
 
     pub(crate) fn choose(&mut self, choice: Option<Choice>) {
         // Quotas stay: the next policy goes on from there.
-        self.choice = choice;
+        (self.policy, self.choice) = (choice.map(Named::Known), choice);
         if choice.is_none() {
             self.pages.clear();
             self.requests.clear();
@@ -57,6 +81,9 @@ impl Quotas {
 
     /// A node has asked for pages. What it asked under another policy does not count.
     pub(crate) fn hear(&mut self, report: &NodeReport) {
+        if self.is_unknown() {
+            self.choice = self.choice.or(report.pool.policy);
+        }
         if self.choice.is_some() && report.pool.policy == self.choice {
             self.requests.insert(report.name.clone(), report.pool.request_pages);
         }
@@ -65,12 +92,12 @@ impl Quotas {
     /// Whether a round is due. A manager that has started anew hears all nodes first.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         let since = |last| now.saturating_sub(last) >= ROUND;
-        self.choice.is_some() && now >= SILENT_AFTER && self.last_round.is_none_or(since)
+        self.policy.is_some() && now >= SILENT_AFTER && self.last_round.is_none_or(since)
     }
 
-    /// A round among the nodes that are up.
+    /// A round among the nodes that are up, which is due.
     pub(crate) fn divide<'a>(&mut self, now: Duration, up: impl Iterator<Item = &'a NodeReport>) {
-        let Some(choice) = self.choice else { return };
+        let choice = *self.choice.get_or_insert(GREEDY);
         self.last_round = Some(now);
         let up: Vec<&NodeReport> = up.collect();
         let holders: Vec<Holder> =
@@ -103,7 +130,6 @@ mod tests {
     use hecaton_donor::Snapshot;
     use hecaton_node::donors::DonorReport;
     use hecaton_node::report::{HeartbeatAnswer, PoolShare};
-    use hecaton_policy::cluster::choice::Named;
     use serde_json::json;
 
     const TLP: Choice = Choice::Tlp { percent: 2, threshold_pages: 0, reserve_pages: 0 };
@@ -196,7 +222,7 @@ mod tests {
         let (mut lasting, mut registry) = (Lasting::default(), Registry::default());
         registry.choose(Some(TLP));
         lasting.apply(registry.changes());
-        assert_eq!(lasting.policy, Some(TLP));
+        assert_eq!(lasting.policy, Some(Named::Known(TLP)));
         let mut next = Registry::new(lasting);
         // Till it has heard everybody it says what there is to divide by, and not how much.
         let answer = second(&mut next, 0, "a", asks(0, Some(1300)));
@@ -204,6 +230,61 @@ mod tests {
         second(&mut next, 4, "b", asks(0, Some(700)));
         assert_eq!(second(&mut next, 5, "a", asks(0, Some(1300))).quota_pages, Some(1300));
         assert_eq!(second(&mut next, 5, "b", asks(0, Some(700))).quota_pages, Some(700));
+    }
+
+    fn of_a_later_version() -> Lasting {
+        let policy = Named::Unknown { policy: "fair".to_owned() };
+        Lasting { epoch: 3, policy: Some(policy), ..Lasting::default() }
+    }
+
+    #[test]
+    fn in_place_of_a_policy_of_a_later_version_is_the_last_one_that_a_node_knows() {
+        let mut registry = Registry::new(of_a_later_version());
+        let fair = of_a_later_version().policy;
+        registry.written();
+        // A node of the later version divides by the policy, and is not to be led away from it while others are heard.
+        let answer = second(&mut registry, 0, "new", PoolShare::default());
+        assert_eq!((answer.policy.as_ref(), answer.quota_pages), (fair.as_ref(), None));
+        assert_eq!(registry.policy_instead(), None);
+        let answer = second(&mut registry, 1, "old", asks(0, Some(1300)));
+        assert_eq!((named(&answer), answer.quota_pages), (Some(TLP), None));
+        assert_eq!(registry.policy_instead(), Some(TLP));
+        second(&mut registry, 5, "new", asks(0, Some(700)));
+        assert_eq!(second(&mut registry, 5, "old", asks(0, Some(1300))).quota_pages, Some(1300));
+        let status = registry.status(Duration::from_secs(5));
+        assert_eq!(
+            (&status.policy, status.policy_instead.clone()),
+            (&fair, Some(Named::Known(TLP)))
+        );
+        let words = status.policy_in_words().expect("there is one");
+        assert!(words.starts_with("\"fair\", which the manager of version "), "{words}");
+        assert!(
+            words.ends_with("does not know: tlp --p 2 --threshold 0 --reserve 0 in its place"),
+            "{words}"
+        );
+        assert_eq!(registry.changes().policy, None, "what was chosen stays as it is");
+    }
+
+    #[test]
+    fn in_place_of_a_policy_of_a_later_version_is_greedy_if_no_node_has_one() {
+        let mut registry = Registry::new(of_a_later_version());
+        let answer = second(&mut registry, 4, "a", PoolShare::default());
+        assert_eq!(answer.policy, of_a_later_version().policy);
+        let answer = second(&mut registry, 5, "a", PoolShare::default());
+        assert_eq!((named(&answer), answer.quota_pages), (Some(GREEDY), Some(1000)));
+        second(&mut registry, 6, "a", asks(0, Some(1000)));
+        assert_eq!((registry.policy_instead(), registry.changes().policy), (Some(GREEDY), None));
+        // Set by somebody, it is no stand-in any more.
+        registry.choose(Some(GREEDY));
+        assert_eq!(registry.changes().policy, Some(Some(GREEDY)));
+        assert_eq!(
+            (registry.policy(), registry.policy_instead()),
+            (Some(&Named::Known(GREEDY)), None)
+        );
+        // So with one that is lifted before anything has taken its place.
+        let mut registry = Registry::new(of_a_later_version());
+        registry.choose(None);
+        assert_eq!((registry.changes().policy, registry.policy()), (Some(None), None));
     }
 
     #[test]

@@ -118,8 +118,28 @@ pub struct ClusterStatus {
     /// Who may hold how much of the pool; none: everybody what it gets.
     #[serde(default)]
     pub policy: Option<Named>,
+    /// By what the pool is divided as long as the manager is of an earlier version than the policy, and does not
+    /// know it; none then: it listens yet to what nodes have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy_instead: Option<Named>,
     /// The nodes, by name.
     pub nodes: Vec<NodeStatus>,
+}
+
+impl ClusterStatus {
+    /// The policy, for people: as `hecaton policy set` takes it, if the manager knows it.
+    pub fn policy_in_words(&self) -> Option<String> {
+        let policy = self.policy.as_ref()?;
+        let Some(instead) = &self.policy_instead else { return Some(policy.to_string()) };
+        let name = match policy {
+            Named::Known(choice) => choice.name(),
+            Named::Unknown { policy } => policy,
+        };
+        Some(format!(
+            "{name:?}, which the manager of version {} does not know: {instead} in its place",
+            self.version
+        ))
+    }
 }
 
 /// The nodes that were heard from.
@@ -280,7 +300,7 @@ impl Registry {
             let up = self.nodes.values().filter(|entry| entry.state(now) == NodeState::Up);
             self.quotas.divide(now, up.map(|entry| &entry.report));
         }
-        let policy = self.quotas.choice().map(Named::Known);
+        let policy = self.quotas.told();
         let quota_pages = self.quotas.of(name);
         let donors = self.donors(now);
         let epoch = self.epoch;
@@ -288,14 +308,19 @@ impl Registry {
     }
 
     /// The policy, if there is one.
-    pub fn policy(&self) -> Option<Choice> {
-        self.quotas.choice()
+    pub fn policy(&self) -> Option<&Named> {
+        self.quotas.policy()
+    }
+
+    /// What the pool is divided by in place of a policy that this version does not know.
+    pub fn policy_instead(&self) -> Option<Choice> {
+        self.quotas.instead()
     }
 
     /// Divides the pool by another policy from now on, or by none.
     pub fn choose(&mut self, choice: Option<Choice>) {
         self.policy_is_known = true;
-        if choice != self.quotas.choice() {
+        if choice.map(Named::Known).as_ref() != self.policy() {
             self.quotas.choose(choice);
             self.changes.policy = Some(choice);
         }
@@ -405,7 +430,8 @@ impl Registry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_ms: now.as_millis() as u64,
             epoch: self.epoch,
-            policy: self.quotas.choice().map(Named::Known),
+            policy: self.policy().cloned(),
+            policy_instead: self.policy_instead().map(Named::Known),
             nodes: nodes.collect(),
         }
     }

@@ -5,7 +5,7 @@
 //! and the way out is to begin anew.
 
 use crate::lasting::{Changes, Lasting, NodeRecord};
-use hecaton_policy::cluster::choice::Choice;
+use hecaton_policy::cluster::choice::Named;
 use redb::backends::FileBackend;
 use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError,
@@ -281,7 +281,7 @@ fn read_all(database: &Database) -> Result<Lasting, redb::Error> {
     match transaction.open_table(POLICY) {
         Ok(table) => {
             let choice = table.get("policy")?;
-            let parsed = choice.map(|json| serde_json::from_slice::<Choice>(json.value()));
+            let parsed = choice.map(|json| serde_json::from_slice::<Named>(json.value()));
             lasting.policy = parsed
                 .transpose()
                 .map_err(|error| io::Error::other(format!("the policy: {error}")))?;
@@ -295,6 +295,7 @@ fn read_all(database: &Database) -> Result<Lasting, redb::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_policy::cluster::choice::Choice;
     use proptest::prelude::*;
     use std::os::unix::fs::{FileExt, PermissionsExt};
 
@@ -382,6 +383,32 @@ mod tests {
         drop(database);
         let (_, found) = Store::open(scratch.path()).expect("opened");
         assert_eq!(found, Lasting { policy: None, ..whole });
+    }
+
+    #[test]
+    fn a_policy_of_a_later_version_stays_as_it_is_until_another_is_set() {
+        let (scratch, whole) = written();
+        let database = open(&scratch.path().join(FILE)).expect("opened");
+        let record: &[u8] = br#"{"policy":"fair", "spread":{"of":3}}"#;
+        let transaction = database.begin_write().expect("begun");
+        transaction.open_table(POLICY).unwrap().insert("policy", record).unwrap();
+        transaction.commit().expect("written");
+        drop(database);
+        let (mut store, found) = Store::open(scratch.path()).expect("opened");
+        let fair = Named::Unknown { policy: "fair".to_owned() };
+        assert_eq!(found, Lasting { policy: Some(fair), ..whole });
+        let others = Changes { epoch: Some(4), ..changes() };
+        store.write(&Changes { policy: None, ..others.clone() }).expect("written");
+        drop(store);
+        let database = open(&scratch.path().join(FILE)).expect("opened");
+        let table = database.begin_read().unwrap().open_table(POLICY).unwrap();
+        assert_eq!(table.get("policy").unwrap().expect("it is there").value(), record);
+        drop((table, database));
+        let (mut store, _) = Store::open(scratch.path()).expect("opened");
+        store.write(&others).expect("written");
+        drop(store);
+        let (_, found) = Store::open(scratch.path()).expect("opened");
+        assert_eq!(found.policy, Some(Named::Known(Choice::GreedyRemote { request_pages: 7 })));
     }
 
     #[test]

@@ -299,11 +299,11 @@ fn happenings(before: &ClusterStatus, now: &ClusterStatus) -> Vec<Happening> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overview::tests::{donor, node, program};
+    use crate::overview::tests::{donor, node, program, status};
     use crate::registry::NodeStatus;
 
     fn at(uptime_ms: u64, nodes: Vec<NodeStatus>) -> ClusterStatus {
-        ClusterStatus { version: String::new(), uptime_ms, epoch: 1, policy: None, nodes }
+        ClusterStatus { uptime_ms, ..status(nodes) }
     }
 
     fn with_faults(faults: u64) -> NodeStatus {

@@ -151,6 +151,7 @@ mod tests {
     use super::*;
     use base64::Engine as _;
     use base64::prelude::BASE64_STANDARD;
+    use hecaton_policy::cluster::choice::{Choice, Named};
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
     use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -258,10 +259,39 @@ mod tests {
         (url, kept)
     }
 
-    fn epoch_kept(kept: &Mutex<Kept>) -> Option<String> {
-        let key = BASE64_STANDARD.encode("/hecaton/1/epoch");
+    fn kept_as(kept: &Mutex<Kept>, name: &str) -> Option<String> {
+        let key = BASE64_STANDARD.encode(format!("/hecaton/1/{name}"));
         let value = kept.lock().unwrap().keys.get(&key)?.0.clone();
         Some(String::from_utf8(BASE64_STANDARD.decode(value).unwrap()).unwrap())
+    }
+
+    fn epoch_kept(kept: &Mutex<Kept>) -> Option<String> {
+        kept_as(kept, "epoch")
+    }
+
+    #[test]
+    fn a_policy_of_a_later_version_keeps_nobody_from_leading_and_stays_as_it_is() {
+        let (url, kept) = etcd();
+        let seat = Arc::new(Seat::new(Etcd::new(&url, "http://a", None)));
+        let ledger = Mutex::new(Ledger::in_etcd(Arc::clone(&seat)));
+        let record = r#"{"policy":"fair", "spread":{"of":3}}"#;
+        let policy = (BASE64_STANDARD.encode(record), 1);
+        let key = BASE64_STANDARD.encode("/hecaton/1/policy");
+        kept.lock().unwrap().keys.insert(key, policy);
+        seat.turn(&ledger).expect("it leads");
+        let status = locked(&ledger).see(|registry, now| registry.status(now)).expect("it leads");
+        assert_eq!(status.policy, Some(Named::Unknown { policy: "fair".to_owned() }));
+        assert_eq!(
+            (epoch_kept(&kept).as_deref(), kept_as(&kept, "policy").as_deref()),
+            (Some("1"), Some(record))
+        );
+        let mut locked = locked(&ledger);
+        let choice = Choice::Anticipating {};
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let set =
+            runtime.block_on(async { locked.change(|registry, _| registry.choose(Some(choice))) });
+        set.expect("written");
+        assert_eq!(kept_as(&kept, "policy").as_deref(), Some(r#"{"policy":"anticipating"}"#));
     }
 
     #[test]

@@ -121,9 +121,9 @@ impl Etcd {
             } else if let Some(donor) = name.strip_prefix(LIMIT) {
                 lasting.limits.insert(donor.to_owned(), number(&entry)?);
             } else if name == POLICY {
-                let choice = serde_json::from_slice(&entry.value)
+                let policy = serde_json::from_slice(&entry.value)
                     .map_err(|error| EtcdError::Damaged(format!("{}: {error}", entry.key)))?;
-                lasting.policy = Some(choice);
+                lasting.policy = Some(policy);
             }
         }
         Ok(lasting)

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 /// A manager with certificates, whose log can be looked at.
 struct Cluster {
@@ -184,6 +184,53 @@ fn certificates_are_for_who_they_name() {
     assert!(text(&again.stderr).contains("there is an authority"));
     let unknown = hecaton().args(["pki", "revoke", "x", "--dir"]).arg(&pki).output().expect("runs");
     assert!(text(&unknown.stderr).contains("`x` has no certificate"));
+}
+
+/// What a browser imports is made as docs/security.md says; curl reads it as browsers do.
+#[test]
+fn a_browser_gets_in_with_a_certificate_in_one_file() {
+    for tool in ["openssl", "curl"] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            eprintln!("SKIPPED: `{tool}` is not installed");
+            return;
+        }
+    }
+    let cluster = Cluster::start();
+    let dir = cluster.issue("alice", "read-only", &[]);
+    let mut export = Command::new("openssl");
+    export.args([
+        "pkcs12",
+        "-export",
+        "-in",
+        "cert.pem",
+        "-inkey",
+        "key.pem",
+        "-certfile",
+        "ca.pem",
+    ]);
+    export.args(["-name", "Hecaton alice", "-out", "alice.p12", "-passout", "pass:secret"]);
+    let made = export.current_dir(&dir).output().expect("runs");
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let ask = |path: &str, options: &[&str]| {
+        let mut curl = Command::new("curl");
+        curl.args([
+            "--silent",
+            "--cacert",
+            "ca.pem",
+            "--output",
+            "answer",
+            "--write-out",
+            "%{http_code}",
+        ]);
+        let url = format!("{}{path}", cluster.manager.manager());
+        text(&curl.args(options).arg(url).current_dir(&dir).output().expect("runs").stdout)
+    };
+    let own = ["--cert-type", "P12", "--cert", "alice.p12:secret"];
+    assert_eq!(ask("/", &own), "200");
+    let page = fs::read_to_string(dir.join("answer")).expect("read");
+    assert!(page.contains("<title>"), "{page}");
+    assert_eq!(ask("/v1/overview", &own), "200");
+    assert_eq!(ask("/", &[]), "000", "without it");
 }
 
 /// A file that only its owner may read.

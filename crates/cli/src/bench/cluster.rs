@@ -17,7 +17,11 @@ use std::{
 /// The variable by which every command finds its cluster.
 const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 
-const DONORS: u32 = 3;
+/// Donors of a cluster that is started for a bench.
+pub(super) const DONORS: u32 = 3;
+
+/// How long a node may take to hear of what others do.
+const NEWS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a program's memory is held in the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +113,18 @@ impl Cluster {
         eventually(Duration::from_secs(30), || {
             let serving = self.donors()?.len();
             anyhow::ensure!(serving == donors, "only {serving} of {donors} donors serve");
+            Ok(())
+        })
+    }
+
+    /// Waits until a node has been told of the donors: with the answer to its next heartbeat.
+    pub(super) fn wait_until_told(&self, node: &str) -> anyhow::Result<()> {
+        let since = self.status()?.uptime_ms;
+        eventually(NEWS_PATIENCE, || {
+            let status = self.status()?;
+            let node = status.nodes.iter().find(|found| found.report.name == node);
+            let heard = node.map(|node| status.uptime_ms - node.silent_ms);
+            anyhow::ensure!(heard > Some(since), "the borrower's node says nothing");
             Ok(())
         })
     }
@@ -213,7 +229,7 @@ impl Cluster {
 }
 
 /// What each donor lends, in bytes: whole mebibytes.
-fn share(bytes: u64, donors: u32) -> u64 {
+pub(super) fn share(bytes: u64, donors: u32) -> u64 {
     bytes.div_ceil(u64::from(donors)).next_multiple_of(1 << 20).max(MIN_LEND_BYTES)
 }
 

@@ -7,6 +7,7 @@
 
 use super::{
     Common,
+    beside::{Beside, Measured},
     cluster::{CODING_PATIENCE, Cluster, PoolMemory},
     process::{Guarded, eventually},
     program::touch::{HELD, Report},
@@ -32,9 +33,8 @@ pub(crate) struct Args {
     /// Faults to measure in each run.
     #[arg(long, default_value_t = 50_000)]
     samples: u64,
-    /// Measures with `--encrypt` too, and says what it costs.
-    #[arg(long)]
-    encrypt: bool,
+    #[command(flatten)]
+    beside: Beside,
     #[command(flatten)]
     common: Common,
 }
@@ -44,7 +44,9 @@ struct Result {
     #[serde(flatten)]
     plain: Faults,
     #[serde(skip_serializing_if = "Option::is_none")]
-    encrypted: Option<Encrypted>,
+    encrypted: Option<Compared>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<Compared>,
     samples: u64,
     region_bytes: u64,
 }
@@ -75,12 +77,12 @@ struct Faults {
     evicting_tcp_rtt_apart_p50_us: Option<f64>,
 }
 
-/// The same with `--encrypt`.
+/// The same with `--encrypt`, or over TLS.
 #[derive(Serialize)]
-struct Encrypted {
+struct Compared {
     #[serde(flatten)]
     faults: Faults,
-    /// Fault to fault without encryption, each in round trips of its own run with both ends on one
+    /// Fault to fault in the clear, each in round trips of its own run with both ends on one
     /// processor: of all round trips those that change least from run to run. Medians.
     cost: f64,
     evicting_cost: f64,
@@ -126,26 +128,22 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         Size(pages_to_bytes(samples + samples / 4))
     );
     let scratch = common.scratch()?;
-    let cluster = Cluster::find_or_start(common.manager.as_deref(), size.0 * 4, scratch.path())?;
     let wire = wire::serve()?;
-    let both = |pool: PoolMemory, how: &str| {
-        let run = Run { cluster: &cluster, wire, pages, samples, pool };
+    let both = |cluster: &Cluster, pool: PoolMemory, how: &str| {
+        let run = Run { cluster, wire, pages, samples, pool };
         common.say(&format!("faults while nothing is evicted{how}"));
         let quiet = run.quiet()?;
         common.say(&format!("faults while pages are evicted, half of them dirty{how}"));
-        Ok::<Both, anyhow::Error>(Both { quiet, evicting: run.evicting()? })
+        Ok(Both { quiet, evicting: run.evicting()? })
     };
-    let plain = both(PoolMemory::Plain, "")?;
-    let encrypted = args.encrypt.then(|| both(PoolMemory::Encrypted, ", encrypted")).transpose()?;
+    let measured = args.beside.measure(common, size.0 * 4, scratch.path(), both)?;
 
-    let faults = Faults::of(&plain);
+    let (encrypted, tls) = measured.compare(Compared::of);
+    let Measured { plain, .. } = &measured;
     let result = Result {
-        encrypted: encrypted.as_ref().map(Faults::of).map(|of| Encrypted {
-            cost: of.ratio_together / faults.ratio_together,
-            evicting_cost: of.evicting_ratio_together() / faults.evicting_ratio_together(),
-            faults: of,
-        }),
-        plain: faults,
+        encrypted,
+        tls,
+        plain: Faults::of(plain),
         samples: plain.quiet.fault.count.min(plain.evicting.fault.count),
         region_bytes: size.0,
     };
@@ -154,18 +152,32 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let mut table = Table::figures(["", "p50 µs", "p90 µs", "p99 µs", "max µs", "fault to it"]);
-    show(&mut table, &plain, "");
-    if let Some(encrypted) = &encrypted {
-        show(&mut table, encrypted, ", encrypted");
+    for (both, how) in measured.each() {
+        show(&mut table, both, how);
     }
     print!("{table}");
-    if let Some(Encrypted { cost, evicting_cost, .. }) = &result.encrypted {
-        println!(
-            "An encrypted fault takes {cost:.2} × as long as a plain one, each in round trips of its \
-             own run; {evicting_cost:.2} × where half are dirty and evicting."
-        );
+    for (fault, compared) in
+        [("An encrypted fault", &result.encrypted), ("A fault over TLS", &result.tls)]
+    {
+        if let Some(Compared { cost, evicting_cost, .. }) = compared {
+            println!(
+                "{fault} takes {cost:.2} × as long as a plain one, each in round trips of its own run; \
+                 {evicting_cost:.2} × where half are dirty and evicting."
+            );
+        }
     }
     Ok(())
+}
+
+impl Compared {
+    fn of(of: &Both, plain: &Both) -> Compared {
+        let (faults, plain) = (Faults::of(of), Faults::of(plain));
+        Compared {
+            cost: faults.ratio_together / plain.ratio_together,
+            evicting_cost: faults.evicting_ratio_together() / plain.evicting_ratio_together(),
+            faults,
+        }
+    }
 }
 
 /// Both runs on one kind of pool memory.

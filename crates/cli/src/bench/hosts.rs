@@ -62,16 +62,7 @@ impl Hosts {
         let prefix = cluster::prefix(self.network.host(BORROWER), &directory(&self.dir, BORROWER)?);
         let cluster = Cluster::of(cluster::manager_url(self.network.host(MANAGER)), prefix)?;
         cluster.wait_for_donors(LENDERS.len())?;
-        // It is told of the donors with the answer to its next heartbeat.
-        let since = cluster.status()?.uptime_ms;
-        let borrower = self.network.host(BORROWER).name();
-        eventually(PATIENCE, || {
-            let status = cluster.status()?;
-            let node = status.nodes.iter().find(|node| node.report.name == borrower);
-            let heard = node.map(|node| status.uptime_ms - node.silent_ms);
-            ensure!(heard > Some(since), "the borrower's node says nothing");
-            Ok(())
-        })?;
+        cluster.wait_until_told(&self.network.host(BORROWER).name())?;
         Ok(cluster)
     }
 

@@ -5,8 +5,10 @@
 //! promises is a ratio. Nothing here is compared with a stored number.
 
 mod app;
+mod beside;
 mod block;
 mod busy;
+mod certified;
 mod cluster;
 mod failover;
 mod fault;

@@ -2,6 +2,7 @@
 
 use super::{
     Common,
+    beside::Beside,
     cluster::{Cluster, PoolMemory},
     process::Guarded,
     program::sweep::{Phase, Report},
@@ -23,19 +24,20 @@ pub(crate) struct Args {
     /// How often everything is measured; the medians are reported.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Measures with `--encrypt` too, and says what it costs.
-    #[arg(long)]
-    encrypt: bool,
+    #[command(flatten)]
+    beside: Beside,
     #[command(flatten)]
     common: Common,
 }
 
 #[derive(Serialize)]
-struct Result {
+struct Result<'a> {
     #[serde(flatten)]
-    plain: Sweeps,
+    plain: &'a Sweeps,
     #[serde(skip_serializing_if = "Option::is_none")]
-    encrypted: Option<Encrypted>,
+    encrypted: Option<Compared<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<Compared<'a>>,
     rounds: u32,
     region_bytes: u64,
     local_bytes: u64,
@@ -60,12 +62,12 @@ struct Sweeps {
     processors_busy: Costs,
 }
 
-/// The same with `--encrypt`.
+/// The same with `--encrypt`, or over TLS.
 #[derive(Serialize)]
-struct Encrypted {
+struct Compared<'a> {
     #[serde(flatten)]
-    sweeps: Sweeps,
-    /// Time of a sweep to that of one without encryption, each in plain streams of its own run.
+    sweeps: &'a Sweeps,
+    /// Time of a sweep to that of one in the clear, each in plain streams of its own run.
     read_cost: f64,
     write_cost: f64,
 }
@@ -93,11 +95,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rounds > 0, "--rounds 0 would measure nothing");
     let local = size.0 / 4;
     let scratch = common.scratch()?;
-    // One region may still be on its way back to the donors when the next is filled.
-    let cluster = Cluster::find_or_start(common.manager.as_deref(), size.0 * 2, scratch.path())?;
     let wire = wire::serve()?;
 
-    let sweeps = |pool: PoolMemory, how: &str| {
+    let sweeps = |cluster: &Cluster, pool: PoolMemory, how: &str| {
         let local_size = Size(local);
         common
             .say(&format!("{rounds} rounds of sweeps over {size}, {local_size} of it local{how}"));
@@ -108,18 +108,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
             .stdout(Stdio::piped());
         sweep(&mut command)
     };
-    let plain = sweeps(PoolMemory::Plain, "")?;
-    let encrypted = match args.encrypt {
-        true => Some(sweeps(PoolMemory::Encrypted, ", encrypted")?),
-        false => None,
-    };
+    // One region may still be on its way back to the donors when the next is filled.
+    let measured = args.beside.measure(common, size.0 * 2, scratch.path(), sweeps)?;
+    let (encrypted, tls) = measured.compare(Compared::of);
     let result = Result {
-        encrypted: encrypted.map(|sweeps| Encrypted {
-            read_cost: plain.read_ratio / sweeps.read_ratio,
-            write_cost: plain.write_ratio / sweeps.write_ratio,
-            sweeps,
-        }),
-        plain,
+        encrypted,
+        tls,
+        plain: &measured.plain,
         rounds,
         region_bytes: size.0,
         local_bytes: local,
@@ -131,18 +126,29 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     }
     let mut table =
         Table::figures(["", "GB/s", "least", "most", "to TCP", "CPU µs a page", "CPUs busy"]);
-    show(&mut table, &result.plain, result.processors_of, "");
-    if let Some(Encrypted { sweeps, .. }) = &result.encrypted {
-        show(&mut table, sweeps, result.processors_of, ", encrypted");
+    for (sweeps, how) in measured.each() {
+        show(&mut table, sweeps, result.processors_of, how);
     }
     print!("{table}");
-    if let Some(Encrypted { read_cost, write_cost, .. }) = &result.encrypted {
-        println!(
-            "Encrypted, reading takes {read_cost:.2} × as long as without, and writing \
-             {write_cost:.2} ×, each in plain streams of its own run."
-        );
+    for (how, compared) in [("Encrypted", &result.encrypted), ("Over TLS", &result.tls)] {
+        if let Some(Compared { read_cost, write_cost, .. }) = compared {
+            println!(
+                "{how}, reading takes {read_cost:.2} × as long as without, and writing \
+                 {write_cost:.2} ×, each in plain streams of its own run."
+            );
+        }
     }
     Ok(())
+}
+
+impl<'a> Compared<'a> {
+    fn of(sweeps: &'a Sweeps, plain: &Sweeps) -> Compared<'a> {
+        Compared {
+            read_cost: plain.read_ratio / sweeps.read_ratio,
+            write_cost: plain.write_ratio / sweeps.write_ratio,
+            sweeps,
+        }
+    }
 }
 
 /// Runs the program that sweeps.

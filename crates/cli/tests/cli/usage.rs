@@ -71,6 +71,8 @@ fn bad_usage_is_named_with_its_value() {
         (&["run", "--local", "lots", "true"], &["lots", "--local"]),
         (&["run", "--name", "a/b", "true"], &["--name", "`a/b`"]),
         (&["run"], &["<COMMAND>"]),
+        (&["bench", "fault", "--tls", "--manager", "http://127.0.0.1:1"], &["--tls", "--manager"]),
+        (&["bench", "stream", "--manager", "http://127.0.0.1:1", "--tls"], &["--tls", "--manager"]),
         (&["completion", "tcsh"], &["tcsh"]),
     ];
     for (args, words) in cases {

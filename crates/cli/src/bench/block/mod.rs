@@ -36,6 +36,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 3,
           value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
+    /// Measures a volume with `--encrypt` too, beside the one without.
+    #[arg(long)]
+    encrypt: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -135,13 +138,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(is_whole, "--size {}: give a multiple of 1M", args.size);
     fio::require_fio()?;
     let scratch = common.scratch()?;
-    let cluster = Cluster::find_or_start(common.manager.as_deref(), bytes / 4 * 5, scratch.path())?;
+    let kinds = Kind::all(args.encrypt);
+    let volumes = kinds.iter().filter(|kind| kind.is_ours()).count() as u64;
+    let lent = volumes * bytes / 4 * 5;
+    let cluster = Cluster::find_or_start(common.manager.as_deref(), lent, scratch.path())?;
     let mut skipped = BTreeMap::new();
     let mut servers = Vec::new();
-    for kind in Kind::ALL {
+    for kind in kinds {
         match Server::start(kind, bytes, &cluster, scratch.path()) {
             Ok(server) => servers.push((kind, server)),
-            Err(error) if kind == Kind::Hecaton => return Err(error),
+            Err(error) if kind.is_ours() => return Err(error),
             Err(error) => {
                 interrupt::check()?;
                 common.say(&format!("WITHOUT {}: {error:#}", kind.name()));
@@ -291,15 +297,19 @@ mod tests {
             vec![measured(200.0, 10.0), measured(10.0, 10.0), measured(20.0, 10.0)],
             vec![measured(80.0, 40.0); 3],
             vec![measured(40.0, 20.0); 3],
+            vec![measured(64.0, 45.0); 3],
         ];
         let targets = [
             (Kind::Hecaton, Front::Nbd),
             (Kind::Nbdkit, Front::Nbd),
             (Kind::Hecaton, Front::VhostUser),
             (Kind::Qemu, Front::VhostUser),
+            (Kind::HecatonEncrypted, Front::VhostUser),
         ];
         let report = report(&Workload::ALL[0], &targets, &series, 10.0).unwrap();
-        let [ours, nbdkit, drive, qemu] = &report.servers[..] else { panic!("four were measured") };
+        let [ours, nbdkit, drive, qemu, encrypted] = &report.servers[..] else {
+            panic!("five were measured")
+        };
         assert!(ours.hecaton_ratio.is_none() && drive.hecaton_ratio.is_none());
         assert_eq!(nbdkit.hecaton_ratio, Some(Spread { median: 1.0, min: 0.5, max: 3.0 }));
         assert_eq!(nbdkit.hecaton_round_trips_more, Some(2.0));
@@ -307,7 +317,9 @@ mod tests {
         assert!((nbdkit.mb_per_s - 20.0 * 4096.0 / 1e6).abs() < 1e-9);
         assert_eq!(qemu.hecaton_ratio, Some(Spread { median: 2.0, min: 2.0, max: 2.0 }));
         assert_eq!(qemu.hecaton_round_trips_more, Some(2.0));
-        let nothing = vec![vec![]; 4];
+        assert_eq!(encrypted.hecaton_ratio.map(|ratio| ratio.median), Some(1.25));
+        assert_eq!(encrypted.hecaton_round_trips_more, Some(-0.5));
+        let nothing = vec![vec![]; targets.len()];
         assert!(super::report(&Workload::ALL[0], &targets, &nothing, 1.0).is_none());
     }
 }

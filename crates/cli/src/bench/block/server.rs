@@ -20,6 +20,8 @@ const MEMORY: &str = "/dev/shm";
 pub(super) enum Kind {
     /// A volume with one copy of each page.
     Hecaton,
+    /// The same with `--encrypt`.
+    HecatonEncrypted,
     /// nbdkit's memory plugin.
     Nbdkit,
     /// qemu-storage-daemon, with a file in memory.
@@ -27,13 +29,31 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 3] = [Self::Hecaton, Self::Nbdkit, Self::Qemu];
+    /// All, or those that encrypt nothing.
+    pub(super) fn all(encrypt: bool) -> Vec<Self> {
+        let encrypted = encrypt.then_some(Self::HecatonEncrypted);
+        let ours = [Self::Hecaton].into_iter().chain(encrypted);
+        ours.chain([Self::Nbdkit, Self::Qemu]).collect()
+    }
+
+    pub(super) const fn is_ours(self) -> bool {
+        matches!(self, Self::Hecaton | Self::HecatonEncrypted)
+    }
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Hecaton => "hecaton",
+            Self::HecatonEncrypted => "hecaton-encrypted",
             Self::Nbdkit => "nbdkit",
             Self::Qemu => "qemu-storage-daemon",
+        }
+    }
+
+    /// The name of its export.
+    const fn export(self) -> &'static str {
+        match self {
+            Self::HecatonEncrypted => "bench-block-encrypted",
+            Self::Hecaton | Self::Nbdkit | Self::Qemu => "bench-block",
         }
     }
 }
@@ -71,8 +91,8 @@ impl<'a> Server<'a> {
         let socket = dir.join(format!("{}.sock", kind.name()));
         let drive = dir.join(format!("{}.drive", kind.name()));
         let behind = match kind {
-            Kind::Hecaton => {
-                Behind::Volume { _volume: Volume::create(cluster, bytes, &socket, &drive)? }
+            Kind::Hecaton | Kind::HecatonEncrypted => {
+                Behind::Volume { _volume: Volume::create(kind, bytes, cluster, &socket, &drive)? }
             }
             Kind::Nbdkit => Behind::Process { _process: nbdkit(bytes, &socket)? },
             Kind::Qemu => qemu(bytes, &socket, &drive)?,
@@ -80,44 +100,49 @@ impl<'a> Server<'a> {
         eventually(Duration::from_secs(10), || {
             UnixStream::connect(&socket).with_context(|| format!("no {} answers", kind.name()))
         })?;
-        let uri = format!("nbd+unix:///{NAME}?socket={}", socket.display());
+        let uri = format!("nbd+unix:///{}?socket={}", kind.export(), socket.display());
         Ok(Self { uri, drive: (kind != Kind::Nbdkit).then_some(drive), _behind: behind })
     }
 }
 
-/// The export of each.
-const NAME: &str = "bench-block";
-
 /// A volume of the cluster. It is deleted when this is dropped.
-struct Volume<'a>(&'a Cluster);
+struct Volume<'a> {
+    cluster: &'a Cluster,
+    name: &'static str,
+}
 
 impl<'a> Volume<'a> {
     fn create(
-        cluster: &'a Cluster,
+        kind: Kind,
         bytes: u64,
+        cluster: &'a Cluster,
         socket: &Path,
         drive: &Path,
     ) -> anyhow::Result<Self> {
-        let bytes = bytes.to_string();
-        succeed(
-            cluster.command("volume").args(["create", NAME, "--size", &bytes, "--mirror", "1"]),
-        )?;
-        let volume = Self(cluster);
+        let (name, bytes) = (kind.export(), bytes.to_string());
+        let mut create = cluster.command("volume");
+        create.args(["create", name, "--size", &bytes, "--mirror", "1"]);
+        if kind == Kind::HecatonEncrypted {
+            create.arg("--encrypt");
+        }
+        succeed(&mut create)?;
+        let volume = Self { cluster, name };
         let at = format!("unix:{}", socket.display());
-        succeed(cluster.command("volume").args(["export", NAME, "--nbd", &at]))?;
-        succeed(cluster.command("volume").args(["export", NAME, "--vhost-user"]).arg(drive))?;
+        succeed(cluster.command("volume").args(["export", name, "--nbd", &at]))?;
+        succeed(cluster.command("volume").args(["export", name, "--vhost-user"]).arg(drive))?;
         Ok(volume)
     }
 }
 
 impl Drop for Volume<'_> {
     fn drop(&mut self) {
+        let Self { cluster, name } = *self;
         // A client that has just gone may still be counted.
         let deleted = crate::tools::eventually_even_if_interrupted(|| {
-            succeed(self.0.command("volume").args(["delete", NAME]))
+            succeed(cluster.command("volume").args(["delete", name]))
         });
         if let Err(error) = deleted {
-            tracing::warn!("the volume {NAME} is left: {error:#}");
+            tracing::warn!("the volume {name} is left: {error:#}");
         }
     }
 }
@@ -144,7 +169,7 @@ fn nbdkit(bytes: u64, socket: &Path) -> anyhow::Result<Guarded> {
 fn qemu<'a>(bytes: u64, socket: &Path, drive: &Path) -> anyhow::Result<Behind<'a>> {
     require("qemu-storage-daemon", "qemu-system-common or qemu-utils")
         .context("`scripts/setup.sh bench` installs it")?;
-    let file = MemoryFile::new(bytes)?;
+    let (file, name) = (MemoryFile::new(bytes)?, Kind::Qemu.export());
     let process = Guarded::spawn(
         Command::new("qemu-storage-daemon")
             .arg("--blockdev")
@@ -152,7 +177,7 @@ fn qemu<'a>(bytes: u64, socket: &Path, drive: &Path) -> anyhow::Result<Behind<'a
             .arg("--nbd-server")
             .arg(format!("addr.type=unix,addr.path={}", socket.display()))
             .arg("--export")
-            .arg(format!("type=nbd,id=bench,node-name=ram,name={NAME},writable=on"))
+            .arg(format!("type=nbd,id=bench,node-name=ram,name={name},writable=on"))
             .arg("--export")
             .arg(format!(
                 "type=vhost-user-blk,id=drive,node-name=ram,writable=on,addr.type=unix,addr.path={}",

@@ -2,7 +2,8 @@
 //! pages are mended, without the borrower's host carrying them.
 //!
 //! The other donor is asked as a borrower asks it, for the space and with the epoch of the connection
-//! that the fill came over, so that a borrower that has been replaced cannot have anything copied.
+//! that the fill came over, so that a borrower that has been replaced cannot have anything copied. Where nodes have
+//! certificates this donor shows its own node's, which the borrower has had admitted there ([`Request::Admit`]).
 //!
 //! A page that does not match its sum is asked for once more. If it does not match then either, it is
 //! stored as it came, with the sum that it should have: the borrower will see that it is damaged,

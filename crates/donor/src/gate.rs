@@ -1,7 +1,7 @@
 //! What a page request must pass: one gate for each space.
 //!
-//! Every request for pages asks two things: is the connection's epoch still served, and where is
-//! the extent? The table knows, but behind the one lock of all connections. The gate holds the same
+//! Every request for pages asks three things: is the space that node's, is the connection's epoch still served, and
+//! where is the extent? The table knows, but behind the one lock of all connections. The gate holds the same
 //! answers for one space behind a lock of its own, which requests take shared and only a change of
 //! the space's extents or fence takes alone. Borrowers do not meet each other here at all, and the
 //! threads of one borrower meet at one atomic counter.
@@ -24,6 +24,7 @@
 //! Invariant: gates change only under the table's lock, together with it. Order of locks: table,
 //! gate, [`Extent::contents`].
 
+use crate::owner::{NodeDigest, Ownership};
 use crate::park::Parking;
 use crate::standing::Standing;
 use crate::table::{LentExtent, check_epoch};
@@ -47,6 +48,7 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) fence: Epoch,
+    pub(crate) ownership: Ownership,
     pub(crate) extents: HashMap<ExtentId, Arc<View>>,
 }
 
@@ -90,19 +92,41 @@ impl View {
 }
 
 impl Gate {
-    pub(crate) fn new(fence: Epoch, heard_ms: u64) -> Gate {
-        let open = Open { fence, extents: HashMap::new() };
+    pub(crate) fn new(fence: Epoch, heard_ms: u64, owner: Option<NodeDigest>) -> Gate {
+        let open = Open { fence, ownership: Ownership::new(owner), extents: HashMap::new() };
         let (open, heard_ms) = (RwLock::new(open), AtomicU64::new(heard_ms));
         Gate { open, heard_ms, recalled: AtomicU32::new(0) }
     }
 
-    /// Passes a request. While the guard lives, no extent of the space goes and no fence rises.
+    /// Passes a request. While the guard lives, no extent of the space goes, no fence rises, and the space
+    /// does not become another node's.
     pub(crate) fn enter(
         &self,
-        epoch: Epoch,
+        (node, epoch): (Option<NodeDigest>, Epoch),
         now_ms: u64,
     ) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
         let open = self.look();
+        open.ownership.check(node)?;
+        self.pass(open, epoch, now_ms)
+    }
+
+    /// The same for a request that reads pages.
+    pub(crate) fn enter_to_read(
+        &self,
+        (node, epoch): (Option<NodeDigest>, Epoch),
+        now_ms: u64,
+    ) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
+        let open = self.look();
+        open.ownership.check_reader(node)?;
+        self.pass(open, epoch, now_ms)
+    }
+
+    fn pass<'a>(
+        &self,
+        open: RwLockReadGuard<'a, Open>,
+        epoch: Epoch,
+        now_ms: u64,
+    ) -> Result<RwLockReadGuard<'a, Open>, Refusal> {
         check_epoch(open.fence, epoch)?;
         // A hot space's threads would else pass this word from core to core on every request.
         const GRAIN_MS: u64 = 64;

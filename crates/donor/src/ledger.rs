@@ -5,13 +5,14 @@
 //!
 //! Crash consistency rests on one rule: a record counts while its first word is set, its other
 //! words are written before and that word is cleared before them, all with atomic stores in program
-//! order. What changes in place (a fence, a lease, the next number) is one word. So every record is
-//! the old one or the new one.
+//! order. What changes in place (a fence, a lease, the next number) is one word; the owner, which is set once,
+//! is three, of which the first counts by itself in the same way. So every record is the old one or the new one.
 //!
 //! A page that was being overwritten at that moment may be half new. Its write was not answered, so
 //! that the borrower sends it again; until then the sum betrays it.
 
 use crate::layout::{self, Layout, extent, header, space};
+use crate::owner::NodeDigest;
 use crate::table::{LentExtent, SpaceRecord, Zone};
 use crate::zones::MAX_ZONES;
 use hecaton_memory::memfd::MemoryError;
@@ -133,13 +134,16 @@ impl Ledger {
         self.get(header::BOOT)
     }
 
-    /// Enters a space, or changes its fence and lease. The name stays as it was first entered: it
-    /// is more than one word.
+    /// Enters a space, or changes its fence, its lease, and once its owner. The name stays as it was first
+    /// entered: it is more than one word.
     pub(crate) fn put_space(&mut self, record: &SpaceRecord) {
         if let Some(slot) = self.spaces.find(record.space) {
             let at = self.layout.space(slot);
             self.set(at + space::FENCE, record.fence.0);
             self.set(at + space::LEASE_MS, record.lease_ms);
+            if self.owner(at).is_none() {
+                self.put_owner(at, record);
+            }
             return;
         }
         let slot = self.spaces.take(record.space);
@@ -157,7 +161,23 @@ impl Ledger {
         for (index, word) in name.as_chunks::<8>().0.iter().enumerate() {
             self.set(at + space::NAME + index, u64::from_le_bytes(*word));
         }
+        self.put_owner(at, record);
         self.set(at + space::USED, 1);
+    }
+
+    fn put_owner(&self, at: usize, record: &SpaceRecord) {
+        self.set(at + space::OWNER, 0);
+        if let Some([first, second]) = record.owner.map(NodeDigest::words) {
+            self.set(at + space::OWNED, record.space.0);
+            self.set(at + space::OWNER + 1, second);
+            self.set(at + space::OWNER, first);
+        }
+    }
+
+    fn owner(&self, at: usize) -> Option<NodeDigest> {
+        let is_of_this = self.get(at + space::OWNED) == self.get(at + space::SPACE);
+        let words = [0, 1].map(|index| self.get(at + space::OWNER + index));
+        NodeDigest::from_words(words).filter(|_| is_of_this)
     }
 
     pub(crate) fn remove_space(&mut self, space: SpaceId) {
@@ -246,6 +266,7 @@ impl Ledger {
                 fence: Epoch(self.get(at + space::FENCE)),
                 lease_ms: self.get(at + space::LEASE_MS),
                 consumer: std::str::from_utf8(name).map_err(|_| damaged())?.to_owned(),
+                owner: self.owner(at),
             };
             self.spaces.restore(slot, record.space).ok_or_else(damaged)?;
             records.push(record);
@@ -380,6 +401,7 @@ mod tests {
             fence: Epoch(id * 3),
             lease_ms: id + 1000,
             consumer: "ü".repeat(id as usize % 33),
+            owner: id.is_multiple_of(2).then(|| NodeDigest::of("a")),
         }
     }
 
@@ -397,6 +419,32 @@ mod tests {
         assert_eq!(records.spaces, [record(0), SpaceRecord { fence: Epoch(99), ..record(2) }]);
         let expected: Vec<_> = [1, 3, 4, 5, 6, 7, 8].map(lent).into();
         assert_eq!(records.extents, expected);
+    }
+
+    #[test]
+    fn a_process_that_knew_no_owners_leaves_none_and_harms_none() {
+        let mut ledger = ledger();
+        let mut entered = SpaceRecord { owner: None, ..record(4) };
+        ledger.put_space(&entered);
+        let (mut again, records) = reopen(&ledger).unwrap();
+        assert_eq!(records.spaces, [entered.clone()]);
+        entered.owner = Some(NodeDigest::of("b"));
+        again.put_space(&entered);
+        let (again, records) = reopen(&again).unwrap();
+        assert_eq!(records.spaces, [entered.clone()]);
+        // It has changed the fence, of which the owner is none the less, and then put another space in its place.
+        let at = again.layout.space(0);
+        again.set(at + space::FENCE, 77);
+        let (again, records) = reopen(&again).unwrap();
+        entered.fence = Epoch(77);
+        assert_eq!(records.spaces, [entered.clone()]);
+        again.set(at + space::SPACE, 5);
+        let (mut again, records) = reopen(&again).unwrap();
+        entered = SpaceRecord { space: SpaceId(5), owner: None, ..entered };
+        assert_eq!(records.spaces, [entered.clone()]);
+        entered.owner = Some(NodeDigest::of("c"));
+        again.put_space(&entered);
+        assert_eq!(reopen(&again).unwrap().1.spaces, [entered]);
     }
 
     #[test]
@@ -443,6 +491,7 @@ mod tests {
     enum Step {
         PutSpace(u64),
         Fence(u64, u64),
+        Own(u64),
         RemoveSpace(u64),
         PutExtent(u64),
         RemoveExtent(u64),
@@ -452,6 +501,7 @@ mod tests {
         prop_oneof![
             (0u64..5).prop_map(Step::PutSpace),
             (0u64..5, any::<u64>()).prop_map(|(id, fence)| Step::Fence(id, fence)),
+            (0u64..5).prop_map(Step::Own),
             (0u64..5).prop_map(Step::RemoveSpace),
             (0u64..5).prop_map(Step::PutExtent),
             (1u64..40).prop_map(Step::RemoveExtent),
@@ -486,6 +536,12 @@ mod tests {
                     Step::Fence(id, fence) => {
                         if let Some(record) = model.0.get_mut(&SpaceId(id)) {
                             record.fence = Epoch(fence);
+                            ledger.put_space(record);
+                        }
+                    }
+                    Step::Own(id) => {
+                        if let Some(record) = model.0.get_mut(&SpaceId(id)) {
+                            record.owner.get_or_insert(NodeDigest::of("b"));
                             ledger.put_space(record);
                         }
                     }

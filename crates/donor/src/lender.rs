@@ -5,10 +5,11 @@
 //! for.
 
 use crate::bits::runs;
-use crate::gate::{Extent, Gate, View};
+use crate::gate::{Extent, Gate, Open, View};
 use crate::keeper::{Candidate, Survey};
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
+use crate::owner::NodeDigest;
 use crate::park::{Park, Parking};
 use crate::snapshot::{Snapshot, SpaceSnapshot, ZoneSnapshot};
 use crate::standing::Standing;
@@ -21,11 +22,12 @@ use hecaton_memory::{
     is_zero, page_signature, page_sum, pages_to_bytes,
 };
 use hecaton_policy::parking::Seen;
-use hecaton_transport::protocol::{HeldExtent, Load, MAX_HELD, PageState, Refusal};
+use hecaton_transport::protocol::{HeldExtent, Hello, Load, MAX_HELD, PageState, Refusal};
+use hecaton_transport::server::Caller;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLockReadGuard};
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -86,7 +88,25 @@ pub(crate) struct Written {
 pub(crate) struct Borrower {
     pub(crate) space: SpaceId,
     pub(crate) epoch: Epoch,
+    /// The node that it has shown to be; none without certificates.
+    node: Option<NodeDigest>,
+    /// Of the protocol, that is spoken with it.
+    version: u16,
+    /// The lease that it wants.
+    lease_ms: u64,
     gate: Arc<Gate>,
+}
+
+impl Borrower {
+    /// Passes the space's gate.
+    fn enter(&self, now_ms: u64) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
+        self.gate.enter((self.node, self.epoch), now_ms)
+    }
+
+    /// The same, to read pages.
+    fn enter_to_read(&self, now_ms: u64) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
+        self.gate.enter_to_read((self.node, self.epoch), now_ms)
+    }
 }
 
 /// Where a page is.
@@ -113,7 +133,7 @@ impl Lender {
     ) -> Lender {
         let sums = PageSums::new(ledger.words().clone(), ledger.layout());
         let gate = |SpaceUse { record, heard_ms, .. }: SpaceUse| {
-            (record.space, Arc::new(Gate::new(record.fence, heard_ms)))
+            (record.space, Arc::new(Gate::new(record.fence, heard_ms, record.owner)))
         };
         let gates: HashMap<_, _> = table.spaces().map(gate).collect();
         let lent: Vec<LentExtent> = table.extents().copied().collect();
@@ -243,22 +263,38 @@ impl Lender {
         self.in_service.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn hello(
-        &self,
-        space: SpaceId,
-        epoch: Epoch,
-        lease_ms: u64,
-        consumer: &str,
-    ) -> Result<Borrower, Refusal> {
+    pub(crate) fn hello(&self, hello: &Hello, caller: Caller<'_>) -> Result<Borrower, Refusal> {
+        let &Hello { space, epoch, .. } = hello;
+        let lease_ms = u64::try_from(hello.lease.as_millis()).unwrap_or(u64::MAX);
+        let node = caller.node.map(NodeDigest::of);
         let now_ms = self.now_ms();
         let mut books = self.books();
         let Books { table, ledger, gates, .. } = &mut *books;
-        table.hello(space, epoch, lease_ms, consumer, now_ms)?;
-        if let Some(record) = table.space(space) {
-            ledger.put_space(&record);
+        let mut is_visitor = false;
+        if let Some(gate) = gates.get(&space) {
+            let open = gate.look();
+            open.ownership.check_reader(node)?;
+            is_visitor = open.ownership.check(node).is_err();
         }
-        let gate = gates.entry(space).or_insert_with(|| Arc::new(Gate::new(Epoch(0), now_ms)));
-        Ok(Borrower { space, epoch, gate: gate.clone() })
+        if is_visitor {
+            table.visit(space, epoch)?;
+        } else {
+            table.hello(space, epoch, lease_ms, &hello.consumer, now_ms)?;
+            if let Some(record) = table.space(space) {
+                ledger.put_space(&record);
+            }
+        }
+        let fresh = || Arc::new(Gate::new(Epoch(0), now_ms, None));
+        let gate = gates.entry(space).or_insert_with(fresh).clone();
+        Ok(Borrower { space, epoch, node, version: caller.version, lease_ms, gate })
+    }
+
+    /// Lets a node's donors read what the space has here.
+    pub(crate) fn admit(&self, borrower: &Borrower, node: &str) -> Result<(), Refusal> {
+        // Without this lock no gate changes.
+        let _books = self.books();
+        drop(borrower.enter(self.now_ms())?);
+        borrower.gate.change().ownership.admit(NodeDigest::of(node))
     }
 
     pub(crate) fn bye(&self, borrower: &Borrower) {
@@ -276,7 +312,7 @@ impl Lender {
         mut sink: impl FnMut(PageSource),
     ) -> Result<Pinned<'_>, Refusal> {
         let view = {
-            let open = borrower.gate.enter(borrower.epoch, now_ms)?;
+            let open = borrower.enter_to_read(now_ms)?;
             open.extent(extent)?.clone()
         };
         let pinned = Pinned { lender: self, view: Some(view) };
@@ -325,7 +361,7 @@ impl Lender {
                 return Err(Refusal::Corrupt(at));
             }
         }
-        let open = borrower.gate.enter(borrower.epoch, now_ms)?;
+        let open = borrower.enter(now_ms)?;
         let extent = open.extent(extent)?;
         for &page in pages {
             extent.lent.page(page)?;
@@ -378,7 +414,7 @@ impl Lender {
         sums: &[PageSum],
         data: &[u8],
     ) -> Result<(), Refusal> {
-        let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+        let open = borrower.enter(self.now_ms())?;
         let extent = open.extent(extent)?;
         let _alone = extent.contents.write().expect("no thread panics in an extent");
         if !extent.standing.can_be_filled() {
@@ -415,7 +451,7 @@ impl Lender {
         extent: ExtentId,
         generation: Generation,
     ) -> Result<(), Refusal> {
-        let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+        let open = borrower.enter(self.now_ms())?;
         open.extent(extent)?.standing.confirmed(generation);
         Ok(())
     }
@@ -435,7 +471,7 @@ impl Lender {
             let until = end.min(page + VERIFY_PAGES);
             let mut parked = Vec::new();
             let view = {
-                let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+                let open = borrower.enter(self.now_ms())?;
                 let view = open.extent(extent)?;
                 let run = view.lent.run(page, end - page)?;
                 // A page that is being written does not match its sum.
@@ -470,7 +506,7 @@ impl Lender {
         let mut data = [[0; PAGE_SIZE]];
         for page in first..end {
             let (view, at, sum) = {
-                let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+                let open = borrower.enter(self.now_ms())?;
                 let view = open.extent(extent)?;
                 let at = view.lent.page(page)?;
                 let _alone = view.contents.write().expect("no thread panics in an extent");
@@ -525,7 +561,7 @@ impl Lender {
         page: u32,
         data: &[u8; PAGE_SIZE],
     ) -> Result<bool, Refusal> {
-        let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+        let open = borrower.enter(self.now_ms())?;
         let extent = open.extent(extent)?;
         let at = extent.lent.page(page)?;
         let _alone = extent.contents.write().expect("no thread panics in an extent");
@@ -563,7 +599,7 @@ impl Lender {
         count: u32,
     ) -> Result<(), Refusal> {
         let mut rest = {
-            let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+            let open = borrower.enter(self.now_ms())?;
             open.extent(extent)?.lent.run(first, count)?
         };
         while !rest.is_empty() {
@@ -571,7 +607,7 @@ impl Lender {
             let run = rest.start..rest.end.min(border);
             rest.start = run.end;
             // Asked again for each part: a fence or a free may have come in between.
-            let open = borrower.gate.enter(borrower.epoch, self.now_ms())?;
+            let open = borrower.enter(self.now_ms())?;
             let extent = open.extent(extent)?;
             let _alone = extent.contents.write().expect("no thread panics in an extent");
             let (from, pages) = (run.start - extent.lent.first_page, run.end - run.start);
@@ -593,9 +629,9 @@ impl Lender {
         order: u8,
         generation: Generation,
     ) -> Result<ExtentId, Refusal> {
-        let Borrower { space, epoch, gate } = borrower;
+        let Borrower { space, epoch, gate, .. } = borrower;
         let now_ms = self.now_ms();
-        let mut books = self.books();
+        let mut books = self.books_for(borrower)?;
         let lent = match books.table.allocate(*space, *epoch, member, order, now_ms)? {
             Allocated::Held(lent) => return Ok(lent.extent),
             Allocated::Fresh(lent) => lent,
@@ -622,7 +658,7 @@ impl Lender {
     }
 
     pub(crate) fn free(&self, borrower: &Borrower, extent: ExtentId) -> Result<(), Refusal> {
-        let mut books = self.books();
+        let mut books = self.books_for(borrower)?;
         books.table.free(borrower.space, borrower.epoch, extent, self.now_ms())?;
         books.ledger.remove_extent(extent);
         let freed = borrower.gate.change().extents.remove(&extent);
@@ -634,7 +670,7 @@ impl Lender {
 
     /// Takes all extents from the space. Their memory goes back when what is returned is dropped.
     pub(crate) fn free_all(&self, borrower: &Borrower) -> Result<Vec<Pinned<'_>>, Refusal> {
-        let mut books = self.books();
+        let mut books = self.books_for(borrower)?;
         let freed = books.table.free_all(borrower.space, borrower.epoch, self.now_ms())?;
         freed.iter().for_each(|lent| books.ledger.remove_extent(lent.extent));
         let extents = std::mem::take(&mut borrower.gate.change().extents);
@@ -649,7 +685,7 @@ impl Lender {
         lines: &mut Vec<HeldExtent>,
     ) -> Result<(), Refusal> {
         let Borrower { space, epoch, .. } = *borrower;
-        let mut books = self.books();
+        let mut books = self.books_for(borrower)?;
         let Books { table, ledger, .. } = &mut *books;
         let listed = table.list(space, epoch, from, MAX_HELD, self.now_ms())?;
         let listed: Vec<_> = listed.map(|lent| (lent, ledger.generation(lent.extent))).collect();
@@ -665,20 +701,28 @@ impl Lender {
         Ok(())
     }
 
-    /// When this returns, nothing of an older epoch is under way any more, and nothing is let in.
+    /// When this returns, nothing of an older epoch is under way any more, and nothing is let in; and so with what is of
+    /// another node, where they can be told apart.
     pub(crate) fn fence(&self, borrower: &Borrower) -> Result<(), Refusal> {
-        let Borrower { space, epoch, gate } = borrower;
-        let mut books = self.books();
-        books.table.fence(*space, *epoch, self.now_ms())?;
-        if let Some(record) = books.table.space(*space) {
-            books.ledger.put_space(&record);
+        let &Borrower { space, epoch, node, version, lease_ms, ref gate } = borrower;
+        let mut books = self.books_for(borrower)?;
+        let Books { table, ledger, .. } = &mut *books;
+        table.fence(space, epoch, self.now_ms())?;
+        let mut open = gate.change();
+        if let Some(node) = node
+            && open.ownership.fenced(node, version)
+        {
+            table.own(space, node, lease_ms);
         }
-        gate.change().fence = *epoch;
+        if let Some(record) = table.space(space) {
+            ledger.put_space(&record);
+        }
+        open.fence = epoch;
         Ok(())
     }
 
     pub(crate) fn renew(&self, borrower: &Borrower) -> Result<(), Refusal> {
-        borrower.gate.enter(borrower.epoch, self.now_ms()).map(drop)
+        borrower.enter(self.now_ms()).map(drop)
     }
 
     /// Takes the extents of spaces that were silent for longer than their lease.
@@ -901,6 +945,13 @@ impl Lender {
             let recalled = books.table.recalled(space).min(u64::from(u32::MAX)) as u32;
             gate.recalled.store(recalled, Ordering::Relaxed);
         }
+    }
+
+    /// The books, for who may do all with the space. Whose it is does not change while they are held.
+    fn books_for(&self, borrower: &Borrower) -> Result<MutexGuard<'_, Books>, Refusal> {
+        let books = self.books();
+        borrower.gate.look().ownership.check(borrower.node)?;
+        Ok(books)
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {

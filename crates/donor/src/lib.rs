@@ -4,7 +4,7 @@
 //! - `table` decides who has what: extents, owners, leases, fences. Pure.
 //! - `ledger` (with `layout` and `sums`) keeps the table's records and the pages' sums in memory
 //!   that outlives the process.
-//! - `gate` lets page requests pass without the table's lock.
+//! - `gate` lets page requests pass without the table's lock; `owner` says from which nodes.
 //! - `park` knows which pages are in a file instead of in memory; `park_file` is that file.
 //! - `lender` puts these and the memory together; `server` answers requests with it, and `keeper`
 //!   moves extents to the file and back.
@@ -21,6 +21,7 @@ mod layout;
 mod ledger;
 mod lender;
 mod metrics;
+pub mod owner;
 mod park;
 mod park_file;
 mod prometheus;

@@ -73,6 +73,9 @@ pub struct Refusals {
     pub busy: u64,
     /// To fill an extent that is not being filled, or to copy from a donor that does not answer.
     pub no_fill: u64,
+    /// By a node to whom the space does not belong.
+    #[serde(default)]
+    pub other_node: u64,
 }
 
 /// How long requests took.
@@ -164,6 +167,7 @@ impl Metrics {
             Refusal::OutOfBounds => refusals.out_of_bounds += 1,
             Refusal::Corrupt(_) => refusals.corrupt += 1,
             Refusal::NotFilling | Refusal::NoSource => refusals.no_fill += 1,
+            Refusal::OtherNode => refusals.other_node += 1,
             // The version is agreed on before a donor is asked.
             Refusal::Busy | Refusal::Version(..) => refusals.busy += 1,
         }
@@ -238,6 +242,7 @@ impl Metrics {
             total.refusals.corrupt += counters.refusals.corrupt;
             total.refusals.busy += counters.refusals.busy;
             total.refusals.no_fill += counters.refusals.no_fill;
+            total.refusals.other_node += counters.refusals.other_node;
             read += &shard.read;
             write += &shard.write;
         }

@@ -62,7 +62,7 @@ const COUNTERS: [(&str, &str, Value); 18] = [
     ("extents_expired", "Extents whose lease ran out", |d| d.counters.extents_expired),
 ];
 
-const REFUSALS: [(&str, Value); 7] = [
+const REFUSALS: [(&str, Value); 8] = [
     ("full", |d| d.counters.refusals.full),
     ("stale_epoch", |d| d.counters.refusals.stale_epoch),
     ("no_such_extent", |d| d.counters.refusals.no_such_extent),
@@ -70,6 +70,7 @@ const REFUSALS: [(&str, Value); 7] = [
     ("corrupt", |d| d.counters.refusals.corrupt),
     ("busy", |d| d.counters.refusals.busy),
     ("no_fill", |d| d.counters.refusals.no_fill),
+    ("other_node", |d| d.counters.refusals.other_node),
 ];
 
 fn of_park(donor: &Snapshot, value: fn(&ParkSnapshot) -> u64) -> u64 {

@@ -12,9 +12,8 @@ use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum, ZERO_PAGE_SUM,
 use hecaton_transport::protocol::{
     HeldExtent, Hello, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,
 };
-use hecaton_transport::server::{Replied, Reply, Service};
+use hecaton_transport::server::{Caller, Replied, Reply, Service};
 use hecaton_transport::tls::CredentialsDir;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tracing::{debug, info};
@@ -69,15 +68,13 @@ impl Drop for Session {
 impl Service for PageService {
     type Session = Session;
 
-    fn hello(&self, hello: &Hello, peer: SocketAddr) -> Result<(Welcome, Session), Refusal> {
+    fn hello(&self, hello: &Hello, caller: Caller<'_>) -> Result<(Welcome, Session), Refusal> {
         let lender = &self.lender;
-        let lease_ms = u64::try_from(hello.lease.as_millis()).unwrap_or(u64::MAX);
-        let borrower = lender
-            .hello(hello.space, hello.epoch, lease_ms, &hello.consumer)
-            .inspect_err(|&refusal| {
-                info!(%peer, space = %hello.space, %refusal, "a borrower is not welcome");
-                lender.metrics.not_welcomed(refusal);
-            })?;
+        let Caller { address: peer, node, .. } = caller;
+        let borrower = lender.hello(hello, caller).inspect_err(|&refusal| {
+            info!(%peer, node, space = %hello.space, %refusal, "a borrower is not welcome");
+            lender.metrics.not_welcomed(refusal);
+        })?;
         debug!(%peer, space = %hello.space, consumer = hello.consumer, "a borrower has connected");
         let welcome = Welcome {
             version: 0,
@@ -159,11 +156,13 @@ impl Session {
                 }
             }
             Request::Fill { extent, first, count, source } => {
-                let Session { introduction, source: kept, .. } = self;
-                let filled =
+                let Session { borrower, introduction, source: kept, .. } = self;
+                // Who may not have anything copied here has nothing read elsewhere either.
+                let filled = lender.renew(borrower).and_then(|()| {
                     fill::copy(kept, &source, introduction, (first, count), |first, sums, data| {
-                        lender.fill(&self.borrower, extent, first, sums, data)
-                    });
+                        lender.fill(borrower, extent, first, sums, data)
+                    })
+                });
                 filled.map(|()| lender.metrics.filled(shard, count))
             }
             Request::Verify { extent, first, count } => {
@@ -216,6 +215,7 @@ impl Session {
             },
             Request::Fence => lender.fence(borrower),
             Request::Renew => lender.renew(borrower),
+            Request::Admit { node } => lender.admit(borrower, node),
         };
         match done {
             Ok(()) => reply.done(lender.load(&self.borrower)),

@@ -25,6 +25,7 @@ mod recall;
 #[cfg(test)]
 mod tests;
 
+use crate::owner::NodeDigest;
 pub use extent::LentExtent;
 use free_pages::FreePages;
 pub use free_pages::Zone;
@@ -72,6 +73,8 @@ pub struct SpaceRecord {
     pub lease_ms: u64,
     /// Its consumer's name, for people.
     pub consumer: String,
+    /// The node that it belongs to, where nodes have certificates and it was fenced.
+    pub owner: Option<NodeDigest>,
 }
 
 /// A space and what it has, for reports.
@@ -133,6 +136,7 @@ struct Space {
     fence: Epoch,
     lease_ms: u64,
     consumer: String,
+    owner: Option<NodeDigest>,
     heard_ms: u64,
     connections: u32,
     extents: BTreeMap<ExtentId, LentExtent>,
@@ -210,9 +214,26 @@ impl Table {
             return Err(Refusal::Busy);
         }
         let consumer = consumer.to_owned();
-        let record = SpaceRecord { space, fence: Epoch(0), lease_ms, consumer };
+        let record = SpaceRecord { space, fence: Epoch(0), lease_ms, consumer, owner: None };
         self.spaces.insert(space, Space { connections: 1, ..Space::new(&record, now_ms) });
         Ok(())
+    }
+
+    /// A node connects that may read a space of another one. It has no say over the lease.
+    pub fn visit(&mut self, space: SpaceId, epoch: Epoch) -> Result<(), Refusal> {
+        let known = self.spaces.get_mut(&space).ok_or(Refusal::NoSuchExtent)?;
+        check_epoch(known.fence, epoch)?;
+        known.connections += 1;
+        Ok(())
+    }
+
+    /// The space belongs to that node from now on, and has the lease that it asks for: before, anybody may
+    /// have said another one.
+    pub fn own(&mut self, space: SpaceId, owner: NodeDigest, lease_ms: u64) {
+        if let Some(known) = self.spaces.get_mut(&space) {
+            known.owner = Some(owner);
+            known.lease_ms = lease_ms.clamp(MIN_LEASE_MS, MAX_LEASE_MS);
+        }
     }
 
     /// A connection of the space has ended. Its extents stay until their lease runs out.
@@ -467,6 +488,7 @@ impl Space {
             fence: record.fence,
             lease_ms: record.lease_ms,
             consumer: record.consumer.clone(),
+            owner: record.owner,
             heard_ms: now_ms,
             connections: 0,
             extents: BTreeMap::new(),
@@ -481,6 +503,7 @@ impl Space {
             fence: self.fence,
             lease_ms: self.lease_ms,
             consumer: self.consumer.clone(),
+            owner: self.owner,
         }
     }
 

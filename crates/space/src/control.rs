@@ -104,6 +104,11 @@ impl Donor {
         self.place().address
     }
 
+    /// The node that it belongs to.
+    pub(crate) fn node(&self) -> String {
+        self.place().node.clone()
+    }
+
     pub(crate) fn set_place(&self, place: DonorPlace) {
         *self.place() = place;
     }
@@ -238,6 +243,10 @@ impl Link {
             }
             return Err(Attempt::Final(space.lost_error(segment, donor.index)));
         }
+        if connection.lacks(&request) {
+            // What the donor's version does not have, it does not need either: it knows no owners.
+            return Ok(Answered { outcome: Outcome::Done, boot });
+        }
         let outcome = connection.call_within(within.at_most(answer), request, data)?;
         if !space.map().heard(donor.index, boot, connection.load(), begun, space.now()) {
             // An answer from an earlier life of the donor.
@@ -290,7 +299,7 @@ fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<
         Err(ConnectionError::Refused(Refusal::StaleEpoch(_))) => {
             return Err(Attempt::Final(space.fence()));
         }
-        Err(ConnectionError::Refused(refusal @ Refusal::Version(..))) => {
+        Err(ConnectionError::Refused(refusal @ (Refusal::Version(..) | Refusal::OtherNode))) => {
             space.map().silent(donor.index);
             return Err(Attempt::Final(SpaceError::Refused { donor: donor.name.clone(), refusal }));
         }
@@ -339,6 +348,45 @@ fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Directory, DonorAddress, Site, SpaceConfig};
+    use hecaton_donor::{Donor as Lender, DonorConfig, listen};
+    use hecaton_memory::{Epoch, Size, SpaceId};
+    use hecaton_transport::protocol::{Hello, OWNERS_SINCE};
+
+    struct One(SocketAddr);
+
+    impl Directory for One {
+        fn donors(&self) -> Vec<DonorAddress> {
+            vec![DonorAddress { name: "d".into(), site: Site::unplaced("d"), addr: self.0 }]
+        }
+    }
+
+    #[test]
+    fn a_donor_that_knows_no_owners_is_not_told_whom_to_admit() {
+        let config = DonorConfig::new("d", ([127, 0, 0, 1], 0).into(), Size(1 << 20));
+        let lender = Lender::open(&config, None).unwrap();
+        let serving = lender.serve(listen(config.listen).unwrap()).unwrap();
+        let address = serving.address();
+        let config = SpaceConfig::new(SpaceId(1), Epoch(1), "test", 64);
+        let space = Space::create(config, Arc::new(One(address))).unwrap();
+        let donor = space.donor(DonorIndex(0));
+        let mut link = donor.link();
+        let version = |link: &Link| {
+            let open = link.open.as_ref().expect("it is open");
+            open.connection.welcome().expect("it is open").version
+        };
+        let admit = |link: &mut Link| {
+            let admit = Request::Admit { node: "n" };
+            link.call(&space, &donor, None, admit, Persistence::Once).unwrap().outcome
+        };
+        assert_eq!((admit(&mut link), version(&link)), (Outcome::Done, OWNERS_SINCE));
+        let hello = Hello { versions: (OWNERS_SINCE - 1, OWNERS_SINCE - 1), ..space.hello(1) };
+        let connection = Connection::open(address, &hello, &Options::default()).unwrap();
+        let boot = connection.welcome().unwrap().boot;
+        link.open = Some(Open { connection, boot, begun: space.now() });
+        // A donor that is asked what it does not know ends the connection, and this would be on another.
+        assert_eq!((admit(&mut link), version(&link)), (Outcome::Done, OWNERS_SINCE - 1));
+    }
 
     #[test]
     fn callers_wait_for_a_silent_donor_together() {

@@ -215,6 +215,11 @@ impl Space {
     /// Fills a member from another one. False if that cannot be done now.
     fn fill(&self, segment: u64, to: Place, from: Place, pace: &Pace) -> Result<bool, SpaceError> {
         let (donor, other) = (self.donor(to.donor), self.donor(from.donor));
+        match self.admit(segment, from, to) {
+            // As when the other donor does not get through to it.
+            Err(SpaceError::Unreachable { .. }) => return Ok(false),
+            admitted => admitted?,
+        }
         let source = FillSource { address: other.address(), boot: from.boot, extent: from.extent };
         let pages = self.segment_pages() as u32;
         let mut first = 0;
@@ -243,6 +248,20 @@ impl Space {
             info!(segment, to = donor.name, from = other.name, "a copy was made");
         }
         Ok(is_whole)
+    }
+
+    /// Has the donor of one member let that of another one read there, where they can be told apart: a
+    /// donor shows its own node's certificate, and the space is this one's.
+    pub(crate) fn admit(&self, segment: u64, at: Place, reader: Place) -> Result<(), SpaceError> {
+        if self.config().credentials.is_none() {
+            return Ok(());
+        }
+        let (donor, node) = (self.donor(at.donor), self.donor(reader.donor).node());
+        let request = Request::Admit { node: &node };
+        match self.call(&donor, Some((segment, at)), request, Persistence::Once)?.outcome {
+            Outcome::Done => Ok(()),
+            outcome => Err(self.odd(&donor, outcome)),
+        }
     }
 
     /// A member has all that its segment has. False if it is none any more.

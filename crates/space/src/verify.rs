@@ -232,7 +232,8 @@ impl Space {
                     let address = self.donor(from.donor).address();
                     let source = FillSource { address, boot: from.boot, extent: from.extent };
                     let request = Request::Repair { extent: to.extent, first, count, source };
-                    match self.ask_member(segment, to, request) {
+                    let admitted = self.admit(segment, from, to);
+                    match admitted.and_then(|()| self.ask_member(segment, to, request)) {
                         Ok(Outcome::Done) => inspection.mended(),
                         other => {
                             debug!(segment, ?other, "pages are not mended now");

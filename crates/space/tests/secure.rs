@@ -4,9 +4,12 @@
 mod common;
 
 use common::*;
+use hecaton_memory::{Epoch, Size, page_sum};
 use hecaton_pki::{Authority, Identity, Role, Wish};
-use hecaton_space::{Redundancy, Space, SpaceConfig};
-use hecaton_transport::tls::CredentialsDir;
+use hecaton_space::{DonorStatus, Redundancy, Space, SpaceConfig};
+use hecaton_transport::client::{Connection, Options, Outcome as Answer};
+use hecaton_transport::protocol::{Hello, Request, VERSIONS};
+use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +74,61 @@ fn pages_are_stored_and_copied_from_donor_to_donor() {
     let _ = space.release();
     donors[1].assert_all_comes_back();
     donors[2].assert_all_comes_back();
+}
+
+/// A copy that a donor mends with another's, and one that it takes over from another, belong to the space's node.
+#[test]
+fn donors_mend_and_empty_each_other() {
+    let pki = Pki::new();
+    let donors = ["a", "b", "c"].map(|name| pki.lend(name));
+    donors[2].donor.set_limit(Some(Size(0)));
+    let known = cluster(&donors.each_ref());
+    let space = Space::create(pki.config(Redundancy::Mirror(2)), known).unwrap();
+    let mut lane = space.lane().unwrap();
+    let pages: Vec<u64> = segments().iter().map(|pages| pages[0]).collect();
+    pages.iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    damage(&donors[0], &pages[..2], 1);
+    damage(&donors[1], &pages[2..3], 1);
+    let status =
+        scrub_once(&space, &|page| pages.contains(&page).then(|| page_sum(&content(page, 1))));
+    assert_eq!((status.pages_repaired, status.pages_lost), (3, 0));
+    donors[2].donor.set_limit(None);
+    donors[0].donor.set_draining(true);
+    tend_until(&space, "empty", |space| {
+        space.renew();
+        let is_empty = |donor: &DonorStatus| donor.name != donors[0].name || donor.extents == 0;
+        space.status().donors.iter().all(is_empty) && is_whole(space)
+    });
+    pages.iter().for_each(|page| assert_reads(&mut lane, &[*page], 1));
+    let _ = space.release();
+    donors.iter().for_each(Lent::assert_all_comes_back);
+}
+
+#[test]
+fn a_donor_at_which_another_node_was_first_is_passed_over() {
+    let pki = Pki::new();
+    let donors = ["a", "b"].map(|name| pki.lend(name));
+    let config = pki.config(Redundancy::None);
+    let hello = Hello {
+        versions: VERSIONS,
+        space: config.id,
+        epoch: Epoch(1),
+        lane: 99,
+        lease: Duration::from_secs(30),
+        consumer: "squatter".to_owned(),
+    };
+    let credentials = Arc::new(CredentialsDir::new(pki.issue("squatter")));
+    let tls = Some(Tls { credentials, node: None });
+    let to = Destination { address: donors[0].address(), tls };
+    let mut squatter = Connection::open(to, &hello, &Options::default()).unwrap();
+    assert_eq!(squatter.call(Request::Fence, &[]).unwrap(), Answer::Done);
+    let space = Space::create(config, cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    for pages in segments() {
+        assert_written(&mut lane, &pages, 1);
+        assert_reads(&mut lane, &pages, 1);
+    }
+    assert!(donors[0].is_all_free() && !donors[1].is_all_free());
 }
 
 #[test]

@@ -247,6 +247,11 @@ impl Connection {
         }
     }
 
+    /// Whether the version that both speak is known, and does not have the request.
+    pub fn lacks(&self, request: &Request<'_>) -> bool {
+        self.welcome().is_some_and(|welcome| welcome.version < request.since())
+    }
+
     /// What the donor's latest answer said of its room and its load.
     pub fn load(&self) -> Load {
         self.load

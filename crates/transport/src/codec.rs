@@ -42,6 +42,7 @@ const HELD_BYTES: usize = 32;
 const SOURCE_BYTES: usize = 40;
 const STATE_BYTES: usize = 8;
 const GENERATION_BYTES: usize = 8;
+const NAME_BYTES: usize = MAX_NAME;
 
 /// In the load's last word: the donor is draining.
 const DRAINING: u32 = 1 << 31;
@@ -64,6 +65,9 @@ pub enum Malformed {
     /// A head with a kind that no version of the protocol has.
     #[error("unknown kind of frame {0:#04x}")]
     Kind(u8),
+    /// A kind of frame that the connection's version does not have.
+    #[error("frame of kind {0:#04x}, which version {1} does not have")]
+    Version(u8, u16),
     /// A kind of frame that the other side sends.
     #[error("frame of kind {0:#04x} from the wrong side")]
     Side(u8),
@@ -110,6 +114,7 @@ enum Kind {
     Verify = 0x0c,
     Repair = 0x0d,
     Sign = 0x0e,
+    Admit = 0x0f,
     Pages = 0x81,
     Done = 0x82,
     Allocated = 0x83,
@@ -124,7 +129,7 @@ impl Kind {
         use Kind::*;
         [
             Read, Write, Discard, Allocate, Free, FreeAll, List, Fence, Renew, Fill, Confirm,
-            Verify, Repair, Sign, Pages, Done, Allocated, Held, Refused, Verified, Signed,
+            Verify, Repair, Sign, Admit, Pages, Done, Allocated, Held, Refused, Verified, Signed,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -149,6 +154,7 @@ impl Kind {
             Kind::Verified => count * STATE_BYTES,
             Kind::Signed => count * size_of::<PageSignature>(),
             Kind::Fill | Kind::Repair => SOURCE_BYTES,
+            Kind::Admit => NAME_BYTES,
             _ => 0,
         }
     }
@@ -206,6 +212,18 @@ impl Head {
     /// The request that the frame is, or answers.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Refuses a request of a later version than the one that is spoken.
+    pub(crate) fn check_version(
+        &self,
+        request: &Request<'_>,
+        version: u16,
+    ) -> Result<(), Malformed> {
+        match request.since() <= version {
+            true => Ok(()),
+            false => Err(Malformed::Version(self.kind as u8, version)),
+        }
     }
 
     /// Bytes of the table, right behind the head; at most [`MAX_TABLE_BYTES`].
@@ -270,6 +288,7 @@ impl Head {
 pub struct RequestTables {
     pages: Vec<u32>,
     sums: Vec<PageSum>,
+    name: String,
 }
 
 /// Room for the tables of answers, used again for each.
@@ -290,6 +309,8 @@ impl AnswerTables {
 
 /// Writes a request's head and table into `out`, replacing what is there. The payload of a
 /// [`Request::Write`] is to follow.
+///
+/// A name longer than [`MAX_NAME`] is cut.
 ///
 /// # Panics
 /// If the request names no pages or more than [`MAX_PAGES`], or other sums than pages.
@@ -352,6 +373,12 @@ pub fn encode_request(request: &Request<'_>, id: u64, out: &mut Vec<u8>) {
         }
         Request::Fence => Head::new(Kind::Fence, 0, id).encode(out, no_table),
         Request::Renew => Head::new(Kind::Renew, 0, id).encode(out, no_table),
+        Request::Admit { node } => {
+            let mut name = [0; NAME_BYTES];
+            let code = put_name(node, &mut name);
+            let head = Head { code, ..Head::new(Kind::Admit, 0, id) };
+            head.encode(out, |out| out.extend_from_slice(&name));
+        }
     }
 }
 
@@ -420,6 +447,14 @@ pub fn decode_request<'a>(
         Kind::FreeAll => head.only(false, false, false, false).map(|()| Request::FreeAll),
         Kind::Fence => head.only(false, false, false, false).map(|()| Request::Fence),
         Kind::Renew => head.only(false, false, false, false).map(|()| Request::Renew),
+        Kind::Admit => {
+            head.only(true, false, false, false)?;
+            tables.name = take_name(head.code, table)?;
+            match table[tables.name.len()..].iter().all(|&byte| byte == 0) {
+                true => Ok(Request::Admit { node: &tables.name }),
+                false => Err(Malformed::Field("name")),
+            }
+        }
         Kind::Pages
         | Kind::Done
         | Kind::Allocated
@@ -702,6 +737,7 @@ fn refusal_to_code(refusal: Refusal) -> (u8, u64) {
         Refusal::Busy => (7, 0),
         Refusal::NotFilling => (8, 0),
         Refusal::NoSource => (9, 0),
+        Refusal::OtherNode => (10, 0),
     }
 }
 
@@ -716,6 +752,7 @@ fn refusal_from_code(code: u8, subject: u64) -> Result<Refusal, Malformed> {
         7 => Refusal::Busy,
         8 => Refusal::NotFilling,
         9 => Refusal::NoSource,
+        10 => Refusal::OtherNode,
         _ => return Err(Malformed::Field("refusal")),
     };
     match refusal_to_code(refusal) == (code, subject) {

@@ -12,7 +12,10 @@ use std::time::Duration;
 pub const MAGIC: [u8; 4] = *b"HECA";
 
 /// The protocol versions that this build speaks, oldest and newest.
-pub const VERSIONS: (u16, u16) = (2, 2);
+pub const VERSIONS: (u16, u16) = (2, 3);
+
+/// The first version in which a space belongs to a node: that of [`Request::Admit`] and [`Refusal::OtherNode`].
+pub const OWNERS_SINCE: u16 = 3;
 
 /// Most pages that one request may name: 1 MiB of payload.
 pub const MAX_PAGES: usize = 256;
@@ -194,6 +197,24 @@ pub enum Request<'a> {
     Fence,
     /// Nothing but a sign of life; extends the lease as every request does.
     Renew,
+    /// The donors of that node may read the space's extents here from now on: the borrower is about to have them
+    /// copy from this one. Needed where nodes have certificates, since such a donor shows another one than the
+    /// borrower. It does not outlive the donor's process. Since version [`OWNERS_SINCE`]: in an earlier one a donor
+    /// keeps nobody out.
+    Admit {
+        /// The node's name; at most [`MAX_NAME`] bytes.
+        node: &'a str,
+    },
+}
+
+impl Request<'_> {
+    /// The first version that has it.
+    pub fn since(&self) -> u16 {
+        match self {
+            Request::Admit { .. } => OWNERS_SINCE,
+            _ => VERSIONS.0,
+        }
+    }
 }
 
 /// The extent that a [`Request::Fill`] or a [`Request::Repair`] copies from.
@@ -286,4 +307,17 @@ pub enum Refusal {
     /// The donor that was to be copied from does not answer, or does not hold the extent.
     #[error("the source of the copy cannot be read")]
     NoSource,
+    /// The space is another node's, or has admitted this one to no more than reading.
+    #[error("the space is another node's")]
+    OtherNode,
+}
+
+impl Refusal {
+    /// As it is said in a version, which may not have it: to try again later is the best that there is then.
+    pub(crate) fn in_version(self, version: u16) -> Refusal {
+        match self {
+            Refusal::OtherNode if version < OWNERS_SINCE => Refusal::Busy,
+            refusal => refusal,
+        }
+    }
 }

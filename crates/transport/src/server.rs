@@ -51,7 +51,8 @@ pub trait Service: Send + Sync + 'static {
     type Session: Send;
 
     /// Admits a borrower, or refuses it. The server sets [`Welcome::version`].
-    fn hello(&self, hello: &Hello, peer: SocketAddr) -> Result<(Welcome, Self::Session), Refusal>;
+    fn hello(&self, hello: &Hello, caller: Caller<'_>)
+    -> Result<(Welcome, Self::Session), Refusal>;
 
     /// Does one request and answers it through `reply`. `data` holds the page data of a
     /// [`Request::Write`], as many pages as it names, not yet verified; it is empty for the others.
@@ -62,6 +63,17 @@ pub trait Service: Send + Sync + 'static {
         data: &[u8],
         reply: Reply<'_>,
     ) -> Replied;
+}
+
+/// Who connects.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// Where it connects from.
+    pub address: SocketAddr,
+    /// Whose certificate it has shown; none where connections are not protected.
+    pub node: Option<&'a str>,
+    /// The version that both speak.
+    pub version: u16,
 }
 
 /// What the connections of a server may take.
@@ -96,6 +108,7 @@ impl Default for Limits {
 pub struct Reply<'a> {
     wire: &'a mut Wire,
     id: u64,
+    version: u16,
     pages_asked: usize,
 }
 
@@ -113,6 +126,7 @@ impl Reply<'_> {
 
     /// The request is not done.
     pub fn refused(self, refusal: Refusal, load: Load) -> Replied {
+        let refusal = refusal.in_version(self.version);
         self.answer(&Answer::Refused(refusal), load)
     }
 
@@ -508,13 +522,12 @@ fn try_converse<S: Service>(
     let session = session.transpose().map_err(not_secure)?;
     let mut wire = Wire { stream: stream.clone(), session, head: Vec::new(), parts: Vec::new() };
     let hello = receive_hello(&mut wire, deadline)?;
-    let mut welcomed = greet(guard, &*service, &hello, address);
-    if let Ok((welcome, _)) = &mut welcomed {
-        welcome.version = VERSIONS.1.min(hello.versions.1);
-    }
-    let (welcome, session) = match welcomed {
-        Ok((welcome, session)) => (Ok(welcome), Some(session)),
-        Err(refusal) => (Err(refusal), None),
+    let node = wire.session.as_ref().and_then(Session::peer);
+    let version = VERSIONS.1.min(hello.versions.1);
+    let caller = Caller { address, node, version };
+    let (welcome, session) = match greet(guard, &*service, &hello, caller) {
+        Ok((welcome, session)) => (Ok(Welcome { version, ..welcome }), Some(session)),
+        Err(refusal) => (Err(refusal.in_version(version)), None),
     };
     wire.head.extend_from_slice(&codec::encode_welcome(&welcome));
     // SAFETY: there is no memory besides the head, which the wire owns.
@@ -535,11 +548,12 @@ fn try_converse<S: Service>(
             return Ok(End::Cut);
         }
         let request = codec::decode_request(&head, frame, &mut tables)?;
+        head.check_version(&request, version)?;
         let pages_asked = match request {
             Request::Read { pages, .. } => pages.len(),
             _ => 0,
         };
-        let reply = Reply { wire: &mut wire, id: head.id(), pages_asked };
+        let reply = Reply { wire: &mut wire, id: head.id(), version, pages_asked };
         service.handle(&mut session, request, data, reply).outcome.map_err(stalled)?;
     }
 }
@@ -548,14 +562,14 @@ fn greet<S: Service>(
     guard: &mut Registered<S>,
     service: &S,
     hello: &Hello,
-    address: SocketAddr,
+    caller: Caller<'_>,
 ) -> Result<(Welcome, S::Session), Refusal> {
     let (oldest, newest) = hello.versions;
     if newest < VERSIONS.0 || oldest > VERSIONS.1 || oldest > newest {
         return Err(Refusal::Version(VERSIONS.0, VERSIONS.1));
     }
     guard.take_lane((hello.space, hello.lane))?;
-    service.hello(hello, address)
+    service.hello(hello, caller)
 }
 
 fn receive_hello(wire: &mut Wire, deadline: Instant) -> Result<Hello, End> {

@@ -179,6 +179,8 @@ pub(crate) struct Session {
     credentials: Arc<Credentials>,
     /// The only node that the peer may be.
     node: Option<String>,
+    /// The node that the peer is.
+    peer: Option<String>,
     /// What the peer has shown.
     chain: Vec<CertificateDer<'static>>,
     checked_at: Instant,
@@ -229,6 +231,7 @@ impl Session {
             spare: Vec::new(),
             credentials,
             node,
+            peer: None,
             chain: Vec::new(),
             checked_at: Instant::now(),
         }
@@ -278,8 +281,14 @@ impl Session {
             return Err(TlsError::OtherNode { found, wanted });
         }
         self.chain = chain.iter().map(|one| one.clone().into_owned()).collect();
+        self.peer = Some(found);
         self.checked_at = Instant::now();
         Ok(())
+    }
+
+    /// Which node the peer is, once hands are shaken.
+    pub(crate) fn peer(&self) -> Option<&str> {
+        self.peer.as_deref()
     }
 
     /// Whether the peer's certificate is still good: looked at now and then.

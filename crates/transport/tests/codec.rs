@@ -32,6 +32,7 @@ enum Asked {
     List(u64),
     Fence,
     Renew,
+    Admit(String),
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -53,6 +54,7 @@ fn asked() -> impl Strategy<Value = Asked> {
         any::<u64>().prop_map(Asked::List),
         Just(Asked::Fence),
         Just(Asked::Renew),
+        "[a-zß]{0,32}".prop_map(Asked::Admit),
     ]
 }
 
@@ -95,6 +97,7 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
         Asked::List(from) => then(Request::List { from: ExtentId(*from) }),
         Asked::Fence => then(Request::Fence),
         Asked::Renew => then(Request::Renew),
+        Asked::Admit(node) => then(Request::Admit { node }),
     }
 }
 
@@ -129,6 +132,7 @@ fn refusal() -> impl Strategy<Value = Refusal> {
         Just(Refusal::Busy),
         Just(Refusal::NotFilling),
         Just(Refusal::NoSource),
+        Just(Refusal::OtherNode),
     ]
 }
 

@@ -5,9 +5,9 @@ use hecaton_memory::{Epoch, SpaceId};
 use hecaton_transport::client::{Connection, Options};
 use hecaton_transport::codec::encode_hello;
 use hecaton_transport::protocol::{Hello, Load, Refusal, Request, VERSIONS, Welcome};
-use hecaton_transport::server::{Limits, Replied, Reply, Server, Service};
+use hecaton_transport::server::{Caller, Limits, Replied, Reply, Server, Service};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ struct Obliging;
 impl Service for Obliging {
     type Session = ();
 
-    fn hello(&self, _hello: &Hello, _peer: SocketAddr) -> Result<(Welcome, ()), Refusal> {
+    fn hello(&self, _hello: &Hello, _caller: Caller<'_>) -> Result<(Welcome, ()), Refusal> {
         Ok((Welcome { version: 0, boot: 1, donor: "d".into(), load: Load::default() }, ()))
     }
 

@@ -6,9 +6,9 @@ use hecaton_pki::{Authority, Identity, Role, Wish};
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options, Outcome};
 use hecaton_transport::fault::{Chaos, Plan};
 use hecaton_transport::protocol::{
-    HeldExtent, Hello, Load, MAX_PAGES, Refusal, Request, VERSIONS, Welcome,
+    HeldExtent, Hello, Load, MAX_PAGES, OWNERS_SINCE, Refusal, Request, VERSIONS, Welcome,
 };
-use hecaton_transport::server::{Limits, Replied, Reply, Server, Service};
+use hecaton_transport::server::{Caller, Limits, Replied, Reply, Server, Service};
 use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use hecaton_transport::window::WindowLimits;
 use std::io::{Read, Write};
@@ -20,10 +20,15 @@ use std::time::{Duration, Instant};
 const EXTENT: ExtentId = ExtentId(7);
 const PAGES: usize = 1024;
 
+/// A space that is another node's.
+const OTHERS: SpaceId = SpaceId(2);
+
 /// One extent of plain memory.
 struct Shelf {
     pages: Mutex<Vec<[u8; PAGE_SIZE]>>,
     open: AtomicUsize,
+    /// Who has connected last: its node, and the version that is spoken with it.
+    caller: Mutex<(Option<String>, u16)>,
 }
 
 struct Visit(Arc<Shelf>);
@@ -41,9 +46,13 @@ const LOAD: Load = Load { free_pages: 5, in_service: 1, draining: false, recalle
 impl Service for Shop {
     type Session = Visit;
 
-    fn hello(&self, hello: &Hello, _peer: SocketAddr) -> Result<(Welcome, Visit), Refusal> {
+    fn hello(&self, hello: &Hello, caller: Caller<'_>) -> Result<(Welcome, Visit), Refusal> {
+        *self.0.caller.lock().unwrap() = (caller.node.map(str::to_owned), caller.version);
         if hello.epoch < Epoch(1) {
             return Err(Refusal::StaleEpoch(Epoch(1)));
+        }
+        if hello.space == OTHERS {
+            return Err(Refusal::OtherNode);
         }
         self.0.open.fetch_add(1, Ordering::SeqCst);
         let welcome = Welcome { version: 0, boot: 9, donor: "shop".into(), load: LOAD };
@@ -106,6 +115,7 @@ impl Service for Shop {
                 std::thread::sleep(Duration::from_millis(300));
                 reply.done(LOAD)
             }
+            Request::FreeAll => reply.refused(Refusal::OtherNode, LOAD),
             _ => reply.done(LOAD),
         }
     }
@@ -143,6 +153,7 @@ impl Network {
         let shelf = Arc::new(Shelf {
             pages: Mutex::new(vec![[0; PAGE_SIZE]; PAGES]),
             open: AtomicUsize::new(0),
+            caller: Mutex::default(),
         });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let credentials = self.pki.as_ref().map(|(_, donor, _)| Arc::clone(donor));
@@ -225,6 +236,9 @@ fn every_request_gets_its_answer() {
         let mut connection = connect(network.to(fixture.server.address()), 1);
         assert_eq!(connection.welcome().unwrap().boot, 9);
         assert_eq!(connection.welcome().unwrap().version, VERSIONS.1);
+        let node = network.pki.as_ref().map(|_| "customer".to_owned());
+        let caller = fixture.shelf.caller.lock().unwrap().clone();
+        assert_eq!(caller, (node, VERSIONS.1), "who it is, is told");
         assert_eq!(read_page(&mut connection, 3), [0; PAGE_SIZE]);
         assert_eq!(write_page(&mut connection, 3, &page(3)), Outcome::Done);
         assert_eq!(read_page(&mut connection, 3), page(3));
@@ -413,6 +427,38 @@ fn refused_greetings_say_why() {
         welcomed.is_some()
     });
     assert_eq!(welcomed.unwrap().welcome().unwrap().version, VERSIONS.1);
+}
+
+#[test]
+fn a_version_without_owners_is_spoken_without_them() {
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let open = |space: SpaceId, lane: u64, newest: u16| {
+            let hello = Hello { versions: (VERSIONS.0, newest), space, ..hello(lane) };
+            Connection::open(network.to(fixture.server.address()), &hello, &Options::default())
+        };
+        let refused = |refusal| Outcome::Refused(refusal);
+        let admit = Request::Admit { node: "customer" };
+        let mut new = open(SpaceId(1), 1, OWNERS_SINCE).unwrap();
+        assert!(!new.lacks(&admit));
+        assert_eq!(new.call(admit, &[]).unwrap(), Outcome::Done);
+        assert_eq!(new.call(Request::FreeAll, &[]).unwrap(), refused(Refusal::OtherNode));
+        let mut old = open(SpaceId(1), 2, OWNERS_SINCE - 1).unwrap();
+        assert_eq!(old.welcome().unwrap().version, OWNERS_SINCE - 1);
+        assert_eq!(fixture.shelf.caller.lock().unwrap().1, OWNERS_SINCE - 1);
+        assert!(old.lacks(&admit) && !old.lacks(&Request::Renew));
+        assert_eq!(old.call(Request::FreeAll, &[]).unwrap(), refused(Refusal::Busy));
+        assert!(old.call(admit, &[]).is_err(), "there is no such frame");
+        assert!(!old.lacks(&admit), "it is broken, and that is to be found");
+        assert_eq!(read_page(&mut new, 0), [0; PAGE_SIZE], "the other one goes on");
+        for (newest, refusal) in
+            [(OWNERS_SINCE, Refusal::OtherNode), (OWNERS_SINCE - 1, Refusal::Busy)]
+        {
+            let refused = open(OTHERS, 3, newest).map(drop).unwrap_err();
+            let is_told = matches!(refused, ConnectionError::Refused(told) if told == refusal);
+            assert!(is_told, "{refused}");
+        }
+    });
 }
 
 #[test]

@@ -138,10 +138,29 @@ fn knows_no_more_spaces_than_its_limit() {
 }
 
 #[test]
+fn who_visits_has_no_say_over_the_lease_and_who_owns_has() {
+    let mut table = table();
+    assert_eq!(table.visit(SpaceId(0xc), Epoch(9)), Err(Refusal::NoSuchExtent));
+    table.visit(A, Epoch(5)).unwrap();
+    assert_eq!(table.space(A).unwrap().lease_ms, LEASE_MS);
+    table.fence(A, Epoch(5), 0).unwrap();
+    assert_eq!(table.visit(A, Epoch(4)), Err(Refusal::StaleEpoch(Epoch(5))));
+    let owner = NodeDigest::of("a");
+    table.own(A, owner, 0);
+    let record = table.space(A).unwrap();
+    assert_eq!((record.owner, record.lease_ms), (Some(owner), MIN_LEASE_MS));
+}
+
+#[test]
 fn contradicting_records_are_refused() {
     let zones = [Zone { pages: 64, node: None }];
-    let record =
-        SpaceRecord { space: A, fence: Epoch(3), lease_ms: LEASE_MS, consumer: "a".into() };
+    let record = SpaceRecord {
+        space: A,
+        fence: Epoch(3),
+        lease_ms: LEASE_MS,
+        consumer: "a".into(),
+        owner: None,
+    };
     let lent = |extent, segment, first_page, space| LentExtent {
         extent: ExtentId(extent),
         space,

@@ -1,4 +1,5 @@
-//! A cluster with certificates: programs whose pages travel by TLS, donors that are killed, and pagers.
+//! A cluster with certificates: programs whose pages travel by TLS, donors that are killed, and pagers; and a node
+//! that knows a space's id.
 
 use crate::{
     cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
@@ -7,9 +8,17 @@ use crate::{
     programs::end_verified,
 };
 use anyhow::{Context as _, ensure};
+use hecaton_memory::{Epoch, SpaceId};
+use hecaton_transport::{
+    client::{Connection, ConnectionError, Options},
+    protocol::{Hello, Refusal, VERSIONS},
+    tls::{CredentialsDir, Destination, Tls},
+};
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
 };
 
 /// A certificate of the cluster's authority.
@@ -18,6 +27,37 @@ fn issue(pki: &Path, name: &str, role: &str, options: &[&str]) -> anyhow::Result
     command.args(["pki", "issue", name, "--role", role]).args(options).arg("--dir").arg(pki);
     run(&mut command, PATIENCE)?.expect_success("hecaton pki issue")?;
     Ok(pki.join("issued").join(name))
+}
+
+/// No other node gets at a space of which it knows the id, at any donor that has a part of it.
+fn refuses_strangers(cluster: &Cluster, stranger: PathBuf) -> anyhow::Result<()> {
+    let credentials = Arc::new(CredentialsDir::new(stranger));
+    let status = cluster.status()?;
+    let mut asked = 0;
+    for donor in all(&status, "donors") {
+        for space in donor["stats"]["spaces"].as_array().into_iter().flatten() {
+            if space["extents"].as_u64() == Some(0) {
+                continue;
+            }
+            let hello = Hello {
+                versions: VERSIONS,
+                space: SpaceId(space["space"].as_u64().context("no id")?),
+                epoch: Epoch(u64::MAX),
+                lane: 1,
+                lease: Duration::from_secs(1),
+                consumer: "stranger".to_owned(),
+            };
+            let address = donor["address"].as_str().context("no address")?.parse()?;
+            let tls = Some(Tls { credentials: Arc::clone(&credentials), node: None });
+            let opened =
+                Connection::open(Destination { address, tls }, &hello, &Options::default());
+            let is_refused = matches!(opened, Err(ConnectionError::Refused(Refusal::OtherNode)));
+            ensure!(is_refused, "a stranger is let in, or not heard: {:?}", opened.err());
+            asked += 1;
+        }
+    }
+    ensure!(asked > 0, "no donor has anything of a space");
+    Ok(())
 }
 
 /// A pager and a donor are killed while a program runs: its pages are copied anew, from donor to donor, and all
@@ -65,6 +105,7 @@ pub(crate) fn pages_travel_by_tls(_: &Cluster) -> TestResult {
         let lent = |donor: &serde_json::Value| donor["stats"]["lent_pages"].as_u64() > Some(0);
         Ok(all(status, "donors").filter(|donor| lent(donor)).count() > 1)
     })?;
+    refuses_strangers(&cluster, issue(&pki, "stranger", "node", &[])?)?;
     kill_dead(cluster.pager_of_only_consumer()?);
     // With its donor, which does not outlive it.
     let mut killed = lenders.remove(0);

@@ -1,0 +1,162 @@
+//! Whose a space is, where nodes have certificates.
+//!
+//! A space belongs to the node that has fenced it here first, for as long as it is known. All other nodes are refused,
+//! whatever epoch they come with, but for those that the owner has admitted: they may read, since copies
+//! go from donor to donor. Without certificates nobody can be told from anybody, and no space is anyone's.
+//!
+//! Fencing makes the owner, and not connecting or allocating: every borrower fences before anything else, by itself, in
+//! each of its lives. So a donor that has taken a space over from a predecessor that knew no owners knows it as soon
+//! as the borrower is back, and donors, which connect to each other to copy, never become one.
+
+use hecaton_transport::protocol::{OWNERS_SINCE, Refusal};
+use ring::digest::{SHA256, digest};
+use std::collections::HashSet;
+
+/// Most nodes that an owner may admit: as many as a cluster has.
+const MAX_ADMITTED: usize = 1024;
+
+/// A node's name as it is kept: 128 bits of its SHA-256, of which the lowest is always set. They have room in a
+/// space's record in the ledger, where a name has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeDigest([u64; 2]);
+
+impl NodeDigest {
+    /// That of a node's name.
+    pub fn of(name: &str) -> NodeDigest {
+        let digest = digest(&SHA256, name.as_bytes());
+        let words = digest.as_ref().as_chunks::<8>().0;
+        let [first, second, ..] = words else { unreachable!("it has 32 bytes") };
+        NodeDigest([u64::from_le_bytes(*first) | 1, u64::from_le_bytes(*second)])
+    }
+
+    /// As it stands in memory. The first word is not zero.
+    pub(crate) fn words(self) -> [u64; 2] {
+        self.0
+    }
+
+    /// What stands in memory, if anything does.
+    pub(crate) fn from_words(words: [u64; 2]) -> Option<NodeDigest> {
+        (words[0] != 0).then_some(NodeDigest(words))
+    }
+}
+
+/// Whose a space is, and who else may read it.
+#[derive(Debug)]
+pub(crate) struct Ownership {
+    owner: Option<NodeDigest>,
+    readers: Readers,
+}
+
+/// Who may read beside the owner.
+#[derive(Debug)]
+enum Readers {
+    /// The owner speaks a version in which nobody is admitted, and has copies made all the same.
+    Everybody,
+    Admitted(HashSet<NodeDigest>),
+}
+
+impl Ownership {
+    pub(crate) fn new(owner: Option<NodeDigest>) -> Ownership {
+        Ownership { owner, readers: Readers::Admitted(HashSet::new()) }
+    }
+
+    /// A node that [`Ownership::check`] lets pass has fenced the space, and speaks that version. Whether the space has
+    /// become its own by that.
+    pub(crate) fn fenced(&mut self, node: NodeDigest, version: u16) -> bool {
+        match self.readers {
+            _ if version < OWNERS_SINCE => self.readers = Readers::Everybody,
+            Readers::Everybody => self.readers = Readers::Admitted(HashSet::new()),
+            Readers::Admitted(_) => {}
+        }
+        let is_new = self.owner.is_none();
+        self.owner = Some(node);
+        is_new
+    }
+
+    /// Refuses all other nodes than the owner.
+    pub(crate) fn check(&self, node: Option<NodeDigest>) -> Result<(), Refusal> {
+        match node.zip(self.owner) {
+            Some((node, owner)) if node != owner => Err(Refusal::OtherNode),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses nodes that may not even read.
+    pub(crate) fn check_reader(&self, node: Option<NodeDigest>) -> Result<(), Refusal> {
+        let may_read = |node: NodeDigest| match &self.readers {
+            Readers::Everybody => true,
+            Readers::Admitted(nodes) => nodes.contains(&node),
+        };
+        match node {
+            Some(node) if may_read(node) => Ok(()),
+            node => self.check(node),
+        }
+    }
+
+    /// Lets a node's donors read.
+    pub(crate) fn admit(&mut self, node: NodeDigest) -> Result<(), Refusal> {
+        let Readers::Admitted(admitted) = &mut self.readers else { return Ok(()) };
+        if admitted.len() >= MAX_ADMITTED && !admitted.contains(&node) {
+            return Err(Refusal::Busy);
+        }
+        admitted.insert(node);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: Result<(), Refusal> = Err(Refusal::OtherNode);
+
+    #[test]
+    fn a_space_is_whose_it_became_first() {
+        let [a, b] = ["a", "b"].map(NodeDigest::of);
+        assert_ne!(a, b);
+        let mut space = Ownership::new(None);
+        for node in [None, Some(a), Some(b)] {
+            assert_eq!((space.check(node), space.check_reader(node)), (Ok(()), Ok(())), "nobody's");
+        }
+        assert!(space.fenced(a, OWNERS_SINCE));
+        assert!(!space.fenced(a, OWNERS_SINCE), "it is already");
+        for node in [None, Some(a)] {
+            assert_eq!((space.check(node), space.check_reader(node)), (Ok(()), Ok(())));
+        }
+        assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, REFUSED));
+        space.admit(b).expect("there is room");
+        assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, Ok(())));
+        assert!(!space.fenced(a, OWNERS_SINCE));
+        assert_eq!(space.check_reader(Some(b)), Ok(()), "another connection takes nothing back");
+    }
+
+    #[test]
+    fn a_successor_finds_the_owner_and_is_told_anew_who_may_read() {
+        let [a, b] = ["a", "b"].map(NodeDigest::of);
+        let mut next = Ownership::new(NodeDigest::from_words(a.words()));
+        assert_eq!((next.check(Some(a)), next.check_reader(Some(b))), (Ok(()), REFUSED));
+        assert!(!next.fenced(a, OWNERS_SINCE));
+        assert_eq!(NodeDigest::from_words([0, 7]), None);
+    }
+
+    #[test]
+    fn all_may_read_as_long_as_the_owner_cannot_admit() {
+        let [a, b] = ["a", "b"].map(NodeDigest::of);
+        let mut space = Ownership::new(None);
+        assert!(space.fenced(a, OWNERS_SINCE - 1));
+        assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, Ok(())));
+        assert!(!space.fenced(a, OWNERS_SINCE), "it was updated");
+        assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, REFUSED));
+        assert!(!space.fenced(a, OWNERS_SINCE - 1), "and that was undone");
+        assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, Ok(())));
+    }
+
+    #[test]
+    fn no_more_are_admitted_than_there_are_nodes() {
+        let mut space = Ownership::new(Some(NodeDigest::of("a")));
+        let node = |number: usize| NodeDigest::of(&format!("n{number}"));
+        (0..MAX_ADMITTED).for_each(|number| space.admit(node(number)).expect("there is room"));
+        assert_eq!(space.admit(node(MAX_ADMITTED)), Err(Refusal::Busy));
+        assert_eq!(space.admit(node(0)), Ok(()), "it is one of them");
+    }
+}

@@ -24,6 +24,8 @@ nbdsh        python3-libnbd test            tests of volumes with the clients of
 fio          fio           test,bench       tests and bench of volumes with fio
 redis-server redis-server  demo-vm,test,bench the Redis tests and bench, and the guest of virtual machines
 redis-benchmark redis-tools demo-vm,test,bench the Redis tests and bench, and the guest of virtual machines
+memcached    memcached     test             the memcached test of the manager inside guests
+jcmd         default-jdk-headless test      the JVM test of the manager inside guests
 mkfs.ext4    e2fsprogs    demo-vm,test     the guest of virtual machines
 mkfs.xfs     xfsprogs     demo-vm,test     the guest of virtual machines
 nbd-client   nbd-client   demo-vm,test     the guest of virtual machines

@@ -15,6 +15,7 @@ mod donor;
 mod drain;
 mod failure;
 mod giving_back;
+mod guest;
 mod host;
 mod lending;
 mod lifetime;
@@ -76,6 +77,8 @@ enum Command {
     /// Shows who has which part of this host's memory
     #[command(subcommand)]
     Host(host::Host),
+    /// Runs in a harvest VM: has its applications give memory back before it goes
+    Guest(guest::Args),
     /// Serves pool memory as disks
     #[command(subcommand)]
     Volume(volume::Volume),
@@ -131,6 +134,7 @@ fn run() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Vm(vm) => vm::run(vm),
         Command::Host(host) => host::run(&host),
+        Command::Guest(args) => guest::run(args),
         Command::Volume(volume) => volume::run(volume),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),

@@ -11,6 +11,7 @@
 
 pub mod create;
 pub mod domain;
+pub mod guest_port;
 pub mod guest_ram;
 pub mod memory_device;
 pub mod option;

@@ -4,6 +4,7 @@ mod cluster;
 mod common;
 mod election;
 mod etcd_tls;
+mod guest;
 mod memory;
 mod nodes;
 mod registry;

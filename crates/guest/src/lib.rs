@@ -1,0 +1,28 @@
+//! The harvesting manager inside a harvest VM.
+//!
+//! A guest that shrinks without a word gives memory back as slowly as its kernel finds some. The manager knows beforehand: by
+//! a notice of the host, or by watching how much there is and how much of it is available. It has its applications
+//! give back first, one after the other, and answers the host when the memory is free.
+//! ("Memory-Harvesting VMs in Cloud Platforms", 2022, sections 4.1 and 4.4.)
+//!
+//! What is decided stands in [`Governor`], which does no I/O and has no clock and no threads; the rest carries it
+//! out. Nothing is kept on disk: a manager that was killed asks the host anew, and tells every application again.
+
+mod api;
+mod config;
+mod governor;
+mod manager;
+mod port;
+mod serve;
+mod share;
+mod sink;
+mod state;
+mod worker;
+
+pub use config::{Config, ConfigError};
+pub use governor::{Action, Bounds, Governor, Memory, Order, Reason, Settings};
+pub use manager::{Manager, kernel_memory};
+pub use serve::{ApiServer, ServeError};
+pub use share::limits;
+pub use sink::Address;
+pub use state::{ApplicationState, ApplicationStatus, Eviction, State, Target};

@@ -140,6 +140,9 @@ pub struct Admitted {
     pub memory: Memory,
     /// Where its QMP monitor is to listen.
     pub monitor: PathBuf,
+    /// Where the port of the manager inside it is to listen; none for a machine that does not shrink.
+    #[serde(default)]
+    pub guest_port: Option<PathBuf>,
 }
 
 /// A wish for a volume.

@@ -2,10 +2,11 @@
 //!
 //! The machine's memory is all the agent's matter: how much it begins with, on which NUMA nodes of the host, and
 //! how much can be plugged there later. So what a command line says of it itself is refused, and the whole
-//! is added: a shared memory file for each part, a virtio-mem device for each part that can grow, and the
-//! monitor through which it does. Memory files were preferred to anonymous memory because the host can
+//! is added: a shared memory file for each part, a virtio-mem device for each part that can grow, the
+//! monitor through which it does, and the port to the manager inside ([`guest_port`](crate::guest_port)). Memory files were preferred to anonymous memory because the host can
 //! tell from outside, by `/proc/PID/fd`, how much of which of them is really in memory.
 
+use crate::guest_port::PORT_NAME;
 use crate::option::{OptionError, OptionValue};
 use crate::words::{self, Word};
 use hecaton_memory::Size;
@@ -153,11 +154,13 @@ pub fn check_sizes(min_bytes: u64, max_bytes: u64) -> Result<(), SizeError> {
     Ok(())
 }
 
-/// The command line with this memory, its program left out; see the module's text.
+/// The command line with this memory, its program left out; see the module's text. `guest_port`: where the port to the manager
+/// inside listens, of a machine that has one.
 pub fn edit(
     arguments: &[OsString],
     memory: &Memory,
     monitor: &Path,
+    guest_port: Option<&Path>,
 ) -> Result<Vec<OsString>, CreateError> {
     let mut words = words::parse(arguments);
     for word in &words {
@@ -206,8 +209,18 @@ pub fn edit(
             );
         }
     }
-    let monitor = monitor.to_string_lossy().replace(',', ",,");
-    add("qmp", format!("unix:{monitor},server=on,wait=off"));
+    let quoted = |path: &Path| path.to_string_lossy().replace(',', ",,");
+    add("qmp", format!("unix:{},server=on,wait=off", quoted(monitor)));
+    if let Some(path) = guest_port {
+        // A controller of its own: the user's may be full.
+        add("device", "virtio-serial-pci,id=hecaton-serial,max_ports=2".to_owned());
+        let path = quoted(path);
+        add("chardev", format!("socket,id=hecaton-guest,path={path},server=on,wait=off"));
+        add(
+            "device",
+            format!("virtserialport,bus=hecaton-serial.0,chardev=hecaton-guest,name={PORT_NAME}"),
+        );
+    }
     Ok(words::to_arguments(&words))
 }
 
@@ -256,7 +269,8 @@ mod tests {
 
     fn edited(command: &str, memory: &Memory) -> Result<String, CreateError> {
         let arguments: Vec<OsString> = command.split_whitespace().map(Into::into).collect();
-        let edited = edit(&arguments, memory, Path::new("/run/a,b.qmp"))?;
+        let port = memory.parts.iter().any(|part| part.more_bytes > 0).then_some("/run/a,b.guest");
+        let edited = edit(&arguments, memory, Path::new("/run/a,b.qmp"), port.map(Path::new))?;
         Ok(edited.join(OsString::from(" ").as_os_str()).into_string().unwrap())
     }
 
@@ -277,7 +291,10 @@ mod tests {
              memory-backend=hecaton-base0 -object \
              memory-backend-memfd,id=hecaton-more0,size=6291456B,share=on -device \
              virtio-mem-pci,id=hecaton-mem0,memdev=hecaton-more0,block-size=2097152,requested-size=0 \
-             -qmp unix:/run/a,,b.qmp,server=on,wait=off"
+             -qmp unix:/run/a,,b.qmp,server=on,wait=off -device \
+             virtio-serial-pci,id=hecaton-serial,max_ports=2 -chardev \
+             socket,id=hecaton-guest,path=/run/a,,b.guest,server=on,wait=off -device \
+             virtserialport,bus=hecaton-serial.0,chardev=hecaton-guest,name=org.hecaton.guest.0"
         );
     }
 

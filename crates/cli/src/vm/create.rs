@@ -90,18 +90,25 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let wish = args.wish()?;
     let program = find_program(&args.command[0])?;
     // What is wrong with the command line is said before anybody gives memory for it.
-    edit(&args.command[1..], &Memory::plan(&[0], &[wish.bytes], wish.max_bytes), Path::new("x"))?;
+    let memory = Memory::plan(&[0], &[wish.bytes], wish.max_bytes);
+    edit(&args.command[1..], &memory, Path::new("x"), None)?;
     if wish.max_bytes > wish.bytes {
         check_can_grow(&program)?;
     }
-    let Admitted { memory, monitor } = wait_for_memory(args.cluster.need_local_node()?, &wish)?;
-    let arguments = edit(&args.command[1..], &memory, &monitor)?;
+    let admitted = wait_for_memory(args.cluster.need_local_node()?, &wish)?;
+    let Admitted { memory, monitor, guest_port } = admitted;
+    let arguments = edit(&args.command[1..], &memory, &monitor, guest_port.as_deref())?;
     let error = Command::new(&program).arg0(&args.command[0]).args(arguments).exec();
     Err(error).with_context(|| format!("cannot start {}", program.display()))
 }
 
-fn edit(arguments: &[OsString], memory: &Memory, monitor: &Path) -> anyhow::Result<Vec<OsString>> {
-    match create::edit(arguments, memory, monitor) {
+fn edit(
+    arguments: &[OsString],
+    memory: &Memory,
+    monitor: &Path,
+    guest_port: Option<&Path>,
+) -> anyhow::Result<Vec<OsString>> {
+    match create::edit(arguments, memory, monitor, guest_port) {
         Ok(arguments) => Ok(arguments),
         Err(error) => usage!("this machine cannot be created: {error}"),
     }

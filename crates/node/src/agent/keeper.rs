@@ -1,8 +1,10 @@
 //! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
 
 use super::divide::{Lender, divide};
+use super::guest_link::GuestLink;
 use super::host_memory::{self, MemoryFile, NodeMemory, OtherUse, managed, memory_files};
 use super::monitor::MachineMonitor;
+use super::notices::Notices;
 use super::process::ProcessId;
 use super::record::{Directory, Record};
 use super::report::{AgentReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport};
@@ -17,6 +19,7 @@ use hecaton_broker::{
 };
 use hecaton_vm::create::{BLOCK_BYTES, Memory, check_sizes};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -62,6 +65,10 @@ pub(super) struct Keeper {
 struct Machine {
     record: Record,
     monitor: MachineMonitor,
+    /// Of a harvest VM, to the manager inside it.
+    guest: Option<GuestLink>,
+    /// By device: the size that it is asked for once the guest is ready for that.
+    held: BTreeMap<String, (Order, u64)>,
     /// It was there before this agent, which may have to count it as large as it can be.
     was_found: bool,
     /// As of this look.
@@ -168,10 +175,18 @@ impl Keeper {
         let monitor = MachineMonitor::start(socket, record.process.pid);
         let monitor =
             monitor.map_err(|error| format!("its monitor cannot be followed: {error}"))?;
+        let guest = self.guest_socket(&record.name, record.kind)?.map(|socket| {
+            let notices = Notices::new(self.settings.patience);
+            GuestLink::start(socket, notices, self.begun, Arc::clone(&self.shared))
+        });
+        let guest = guest.transpose();
+        let guest = guest.map_err(|error| format!("its guest cannot be told anything: {error}"))?;
         let id = self.next_id();
         let machine = Machine {
             record,
             monitor,
+            guest,
+            held: BTreeMap::new(),
             was_found,
             files: Vec::new(),
             is_shutting_down: false,
@@ -179,6 +194,12 @@ impl Keeper {
         };
         self.machines.insert(id, machine);
         Ok(id)
+    }
+
+    /// Where the port of the manager inside a machine listens, if it shrinks at all.
+    fn guest_socket(&self, name: &str, kind: NewcomerKind) -> Result<Option<PathBuf>, String> {
+        let shrinks = kind == NewcomerKind::Harvest;
+        shrinks.then(|| self.directory.guest_socket(name)).transpose()
     }
 
     fn next_id(&mut self) -> VmId {
@@ -199,6 +220,7 @@ impl Keeper {
         for action in self.broker.step(&host, now) {
             self.carry_out(action, node, &donors);
         }
+        self.machines.values_mut().for_each(Machine::take_what_is_ready);
         let report = self.report();
         *self.shared.report() = Some(report);
     }
@@ -227,6 +249,7 @@ impl Keeper {
     fn receive(&mut self, wish: &CreateVm, process: ProcessId) -> Result<Received, String> {
         check_name(&wish.name).map_err(|error| error.to_string())?;
         let monitor = self.directory.socket(&wish.name)?;
+        let guest_port = self.guest_socket(&wish.name, wish.kind)?;
         check_sizes(wish.bytes, wish.max_bytes).map_err(|error| error.to_string())?;
         let known = self.machines.values().find(|machine| machine.record.name == wish.name);
         if let Some(machine) = known {
@@ -235,6 +258,7 @@ impl Keeper {
                 true => Ok(Received::IsThere(Admitted {
                     memory: machine.record.memory.clone(),
                     monitor,
+                    guest_port,
                 })),
                 false => Err(self.taken(&wish.name)),
             };
@@ -332,13 +356,14 @@ impl Keeper {
                     let _ = waiting.answer.send(Err(why.to_string()));
                 }
             }
-            Action::Grow { vm, node, requested_bytes, order }
-            | Action::Shrink { vm, node, requested_bytes, order, .. } => {
-                let places = Places(&self.nodes);
-                if let Some(machine) = self.machines.get(&vm)
-                    && let Some(part) = machine.part_on(node, places)
-                {
-                    machine.monitor.resize(Memory::device_id(part), requested_bytes, order);
+            Action::Grow { vm, node, requested_bytes, order } => {
+                if let Some((machine, device)) = self.device(vm, node) {
+                    machine.grow(device, requested_bytes, order);
+                }
+            }
+            Action::Shrink { vm, node, requested_bytes, target_bytes, order } => {
+                if let Some((machine, device)) = self.device(vm, node) {
+                    machine.shrink(device, requested_bytes, target_bytes, order);
                 }
             }
             Action::Lend { limit_bytes, order, .. } | Action::Recall { limit_bytes, order, .. } => {
@@ -352,8 +377,12 @@ impl Keeper {
                 let name = self.name(vm);
                 let left_s = deadline.saturating_sub(self.begun.elapsed()).as_secs();
                 tracing::warn!(vm = name, left_s, "its minimum is needed for a regular VM");
+                self.guest(vm).inspect(|guest| guest.warn(deadline));
             }
-            Action::Spare { vm } => tracing::info!(vm = self.name(vm), "its minimum is not needed"),
+            Action::Spare { vm } => {
+                tracing::info!(vm = self.name(vm), "its minimum is not needed");
+                self.guest(vm).inspect(|guest| guest.spare());
+            }
             Action::ShutDown { vm, .. } => {
                 if let Some(machine) = self.machines.get_mut(&vm)
                     && !std::mem::replace(&mut machine.is_shutting_down, true)
@@ -382,11 +411,14 @@ impl Keeper {
                 let dir = self.directory.path().display();
                 format!("what it is cannot be written to {dir}: {error}; it is not admitted")
             })?;
+            let guest_port = self.guest_socket(&record.name, record.kind)?;
             // Left by one of this name that was killed: nobody listens there.
-            let _ = std::fs::remove_file(&monitor);
+            for socket in guest_port.iter().chain([&monitor]) {
+                let _ = std::fs::remove_file(socket);
+            }
             let name = record.name.clone();
             self.enter(record, false).inspect_err(|_| self.directory.remove(&name))?;
-            Ok(Admitted { memory, monitor })
+            Ok(Admitted { memory, monitor, guest_port })
         });
         let _ = answer.send(entered);
     }
@@ -408,6 +440,17 @@ impl Keeper {
             Some(since) if since.elapsed() > QUIT_PATIENCE => machine.record.process.kill(),
             Some(_) => {}
         }
+    }
+
+    /// A machine, and its device on a node.
+    fn device(&mut self, vm: VmId, node: NodeNo) -> Option<(&mut Machine, String)> {
+        let machine = self.machines.get_mut(&vm)?;
+        let part = machine.part_on(node, Places(&self.nodes))?;
+        Some((machine, Memory::device_id(part)))
+    }
+
+    fn guest(&self, vm: VmId) -> Option<&GuestLink> {
+        self.machines.get(&vm)?.guest.as_ref()
     }
 
     fn name(&self, vm: VmId) -> &str {
@@ -497,6 +540,32 @@ impl Machine {
     fn part_on(&self, node: NodeNo, places: Places<'_>) -> Option<usize> {
         let mut parts = self.record.memory.parts.iter();
         parts.position(|part| places.of(part.host_node) == Some(node))
+    }
+
+    fn grow(&mut self, device: String, bytes: u64, order: Order) {
+        if let Some(guest) = &self.guest {
+            guest.grow(&device);
+        }
+        self.held.remove(&device);
+        self.monitor.resize(device, bytes, order);
+    }
+
+    /// Tells the guest the final size; the batch is taken when it is ready.
+    fn shrink(&mut self, device: String, bytes: u64, target_bytes: u64, order: Order) {
+        if let Some(guest) = &self.guest {
+            let base_bytes = self.record.memory.base_bytes();
+            guest.shrink(&device, target_bytes, base_bytes, &self.monitor.heard().devices);
+        }
+        self.held.insert(device, (order, bytes));
+    }
+
+    fn take_what_is_ready(&mut self) {
+        if self.held.is_empty() || self.guest.as_ref().is_some_and(|guest| !guest.may_take()) {
+            return;
+        }
+        for (device, (order, bytes)) in std::mem::take(&mut self.held) {
+            self.monitor.resize(device, bytes, order);
+        }
     }
 
     /// As the broker is told of it.

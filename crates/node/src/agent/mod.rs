@@ -5,13 +5,15 @@
 //! Nothing is kept but one file for each machine, written before the machine is: an agent that is killed in the middle
 //! of anything leaves a host from which the next one goes on.
 //!
-//! One thread looks and decides; each machine has a thread of its own that talks to its monitor, so that one
-//! that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
+//! One thread looks and decides; each machine has a thread of its own that talks to its monitor, and a harvest VM another one
+//! for the manager inside it, so that one that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
 
 mod divide;
+mod guest_link;
 mod host_memory;
 mod keeper;
 mod monitor;
+mod notices;
 mod process;
 mod record;
 mod report;

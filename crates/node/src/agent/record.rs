@@ -75,12 +75,21 @@ impl Directory {
 
     /// Where the machine's monitor listens; the reason if it cannot.
     pub(super) fn socket(&self, name: &str) -> Result<PathBuf, String> {
-        let path = self.path.join(format!("{name}.qmp"));
+        self.path_of(name, "qmp")
+    }
+
+    /// Where the port of the manager inside it listens; the reason if it cannot.
+    pub(super) fn guest_socket(&self, name: &str) -> Result<PathBuf, String> {
+        self.path_of(name, "guest")
+    }
+
+    fn path_of(&self, name: &str, extension: &str) -> Result<PathBuf, String> {
+        let path = self.path.join(format!("{name}.{extension}"));
         let length = path.as_os_str().len();
         match length <= MAX_SOCKET_PATH {
             true => Ok(path),
             false => Err(format!(
-                "the monitor's path {} has {length} bytes, and {MAX_SOCKET_PATH} can be; choose a shorter name, or a \
+                "the socket's path {} has {length} bytes, and {MAX_SOCKET_PATH} can be; choose a shorter name, or a \
                  shorter --qmp-dir",
                 path.display()
             )),
@@ -96,10 +105,12 @@ impl Directory {
         write_whole(&self.file(&record.name), record)
     }
 
-    /// Removes a machine's record and socket.
+    /// Removes a machine's record and sockets.
     pub(super) fn remove(&self, name: &str) {
-        // The socket first: without a record nobody would look for it.
-        for path in [self.path.join(format!("{name}.qmp")), self.file(name)] {
+        // The sockets first: without a record nobody would look for them.
+        let sockets =
+            ["qmp", "guest"].map(|extension| self.path.join(format!("{name}.{extension}")));
+        for path in sockets.into_iter().chain([self.file(name)]) {
             if let Err(error) = fs::remove_file(&path)
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -153,10 +164,11 @@ mod tests {
         drop(directory);
         let directory = Directory::claim(&path).expect("free again");
         assert_eq!(directory.records().unwrap(), [record]);
-        fs::write(directory.socket("a.b").unwrap(), "").unwrap();
+        let sockets = [directory.socket("a.b").unwrap(), directory.guest_socket("a.b").unwrap()];
+        sockets.iter().for_each(|path| fs::write(path, "").unwrap());
         directory.remove("a.b");
         assert_eq!(directory.records().unwrap(), []);
-        assert!(!directory.socket("a.b").unwrap().exists());
+        assert!(!sockets.iter().any(|path| path.exists()));
         assert!(directory.socket(&"n".repeat(100)).unwrap_err().contains("shorter name"));
     }
 }

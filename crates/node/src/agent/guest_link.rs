@@ -1,0 +1,232 @@
+//! A machine's port to the manager inside it, on a thread of its own: it waits for the guest, and nobody waits for it.
+
+use super::Shared as Agent;
+use super::notices::Notices;
+use crate::stop::Stop;
+use hecaton_vm::guest_port::{GuestMessage, HostMessage, Lines, line};
+use hecaton_vm::memory_device::MemoryDevice;
+use rustix::net::{SendFlags, send};
+use std::io::{self, ErrorKind, Read as _};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often it is tried to connect, and looked whether this is to end.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The link. The thread ends with it, a second later at most.
+#[derive(Debug)]
+pub(super) struct GuestLink(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    socket: PathBuf,
+    /// Whose clock deadlines are on.
+    begun: Instant,
+    agent: Arc<Agent>,
+    desk: Mutex<Desk>,
+    stop: Stop,
+}
+
+#[derive(Debug)]
+struct Desk {
+    notices: Notices,
+    /// While somebody in the guest has greeted.
+    stream: Option<Arc<UnixStream>>,
+}
+
+impl GuestLink {
+    /// To the machine whose port is there, or will be. The agent is woken when the guest says something.
+    pub(super) fn start(
+        socket: PathBuf,
+        notices: Notices,
+        begun: Instant,
+        agent: Arc<Agent>,
+    ) -> io::Result<GuestLink> {
+        let desk = Mutex::new(Desk { notices, stream: None });
+        let shared = Arc::new(Shared { socket, begun, agent, desk, stop: Stop::default() });
+        thread::Builder::new().name("agent-guest".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.run()
+        })?;
+        Ok(GuestLink(shared))
+    }
+
+    /// See [`Notices::shrink`].
+    pub(super) fn shrink(
+        &self,
+        device: &str,
+        target_bytes: u64,
+        base_bytes: u64,
+        devices: &[MemoryDevice],
+    ) {
+        let now = self.0.begun.elapsed();
+        let mut desk = self.0.desk();
+        let told = desk.notices.shrink(device, target_bytes, base_bytes, devices, now);
+        desk.say(told);
+    }
+
+    /// See [`Notices::grow`].
+    pub(super) fn grow(&self, device: &str) {
+        let mut desk = self.0.desk();
+        let told = desk.notices.grow(device);
+        desk.say(told);
+    }
+
+    /// See [`Notices::warn`].
+    pub(super) fn warn(&self, deadline: Duration) {
+        let now = self.0.begun.elapsed();
+        let mut desk = self.0.desk();
+        let told = desk.notices.warn(deadline, now);
+        desk.say(told);
+    }
+
+    /// See [`Notices::spare`].
+    pub(super) fn spare(&self) {
+        let mut desk = self.0.desk();
+        let told = desk.notices.spare();
+        desk.say(told);
+    }
+
+    /// See [`Notices::may_take`].
+    pub(super) fn may_take(&self) -> bool {
+        let now = self.0.begun.elapsed();
+        self.0.desk().notices.may_take(now)
+    }
+}
+
+impl Drop for GuestLink {
+    fn drop(&mut self) {
+        self.0.stop.set();
+    }
+}
+
+impl Desk {
+    /// Says it, if somebody listens; nobody is waited for, whatever QEMU does with its socket.
+    fn say(&mut self, messages: impl IntoIterator<Item = HostMessage>) {
+        for message in messages {
+            let Some(stream) = &self.stream else { return };
+            let text = line(&message);
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            if send(stream, text.as_bytes(), flags) != Ok(text.len()) {
+                // It greets again, and is told what is so then.
+                let _ = stream.shutdown(Shutdown::Both);
+                self.stream = None;
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().expect("no thread panics with the desk")
+    }
+
+    fn run(&self) {
+        while !self.stop.wait(INTERVAL) {
+            if let Err(error) = self.listen(&self.socket) {
+                tracing::debug!(socket = %self.socket.display(), %error, "a guest's port is silent");
+            }
+            let mut desk = self.desk();
+            desk.stream = None;
+            desk.notices.is_lost();
+        }
+    }
+
+    /// Until QEMU ends the connection, or this ends.
+    fn listen(&self, socket: &Path) -> io::Result<()> {
+        let stream = Arc::new(UnixStream::connect(socket)?);
+        stream.set_read_timeout(Some(INTERVAL))?;
+        let mut lines = Lines::default();
+        let mut bytes = [0; 4096];
+        while !self.stop.is_set() {
+            match (&*stream).read(&mut bytes) {
+                Ok(0) => return Ok(()),
+                Ok(count) => lines.take(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error),
+            }
+            while let Some(message) = lines.next_message() {
+                match message {
+                    Ok(message) => self.take(&message, &stream),
+                    Err(error) => {
+                        tracing::debug!(socket = %socket.display(), error, "a guest says what is no message");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&self, message: &GuestMessage, stream: &Arc<UnixStream>) {
+        tracing::info!(socket = %self.socket.display(), ?message, "a guest says");
+        let now = self.begun.elapsed();
+        let mut desk = self.desk();
+        desk.stream = Some(Arc::clone(stream));
+        let told = desk.notices.hear(message, now);
+        desk.say(told);
+        drop(desk);
+        self.agent.bell.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_vm::guest_port::Notice;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    /// Far longer than anything here takes.
+    const LONG: Duration = Duration::from_secs(600);
+
+    fn hear(guest: &mut BufReader<UnixStream>) -> HostMessage {
+        let mut text = String::new();
+        guest.read_line(&mut text).expect("something in time");
+        serde_json::from_str(&text).expect("a message")
+    }
+
+    #[test]
+    fn a_guest_that_greets_hears_what_is_so_and_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("a.guest");
+        let agent = Arc::new(Agent::default());
+        let link = GuestLink::start(
+            socket.clone(),
+            Notices::new(2 * LONG),
+            Instant::now(),
+            Arc::clone(&agent),
+        )
+        .expect("started");
+        // QEMU is not there yet; then it is, and nobody in the guest.
+        link.warn(LONG);
+        let qemu = UnixListener::bind(&socket).unwrap();
+        let mut guest = BufReader::new(qemu.accept().unwrap().0);
+        guest.get_ref().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        link.spare();
+        link.shrink("d", 4, 10, &[]);
+        assert!(link.may_take(), "nobody is there");
+        guest.get_mut().write_all(b"nonsense\n").unwrap();
+        guest.get_mut().write_all(line(&GuestMessage::Hello).as_bytes()).unwrap();
+        let target = HostMessage::Target { id: 2, size_bytes: 10, target_bytes: 10 };
+        assert_eq!(hear(&mut guest), target, "nothing of what was before");
+        assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Evict });
+        agent.bell.wait(LONG);
+        link.grow("d");
+        assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
+        drop(guest);
+        let mut guest = BufReader::new(qemu.accept().expect("it comes again").0);
+        guest.get_ref().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        guest.get_mut().write_all(line(&GuestMessage::Hello).as_bytes()).unwrap();
+        assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
+        assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Evict });
+        link.warn(LONG);
+        assert!(matches!(hear(&mut guest), HostMessage::Evict { id: 3, .. }));
+        drop(link);
+        let ended = guest.fill_buf().expect("it ends");
+        assert!(ended.is_empty());
+    }
+}

@@ -1,0 +1,252 @@
+//! What a guest is told before its memory goes, and how long that is waited for. No I/O and no clock.
+
+use hecaton_vm::guest_port::{GuestMessage, HostMessage, Notice};
+use hecaton_vm::memory_device::MemoryDevice;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a guest may take to have its applications give back before the first batch is taken.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is so, and what the guest knows of it.
+#[derive(Debug)]
+pub(super) struct Notices {
+    patience: Duration,
+    last_id: u64,
+    /// By device: the size that it will be asked for in the end, while it shrinks.
+    targets: BTreeMap<String, u64>,
+    announced: Option<Announced>,
+    eviction: Option<Eviction>,
+    /// Somebody in the guest has said something, and has not left a notice without an answer since.
+    listens: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    id: u64,
+    size_bytes: u64,
+    target_bytes: u64,
+    /// When it is waited for no more.
+    until: Duration,
+    is_answered: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Eviction {
+    id: u64,
+    deadline: Duration,
+}
+
+impl Notices {
+    /// `reclaim_patience`: how long the guest may give nothing before it is evicted. Half of it is its own.
+    pub(super) fn new(reclaim_patience: Duration) -> Notices {
+        Notices {
+            patience: PATIENCE.min(reclaim_patience / 2),
+            last_id: 0,
+            targets: BTreeMap::new(),
+            announced: None,
+            eviction: None,
+            listens: false,
+        }
+    }
+
+    /// A device is to shrink to `target_bytes` in the end. `base_bytes`: what the machine has besides its devices. What
+    /// the guest is to be told.
+    pub(super) fn shrink(
+        &mut self,
+        device: &str,
+        target_bytes: u64,
+        base_bytes: u64,
+        devices: &[MemoryDevice],
+        now: Duration,
+    ) -> Option<HostMessage> {
+        self.targets.insert(device.to_owned(), target_bytes);
+        let plugged: u64 = devices.iter().map(|device| device.plugged_bytes).sum();
+        let size_bytes = base_bytes + plugged;
+        let wanted = |device: &MemoryDevice| {
+            *self.targets.get(&device.id).unwrap_or(&device.requested_bytes)
+        };
+        let target_bytes = base_bytes + devices.iter().map(wanted).sum::<u64>();
+        let before = self.announced;
+        if before.is_some_and(|before| before.target_bytes == target_bytes) {
+            return None;
+        }
+        // Who has given back for less is not waited for once more.
+        let is_done = |before: Announced| before.target_bytes <= target_bytes && before.is_answered;
+        self.announced = Some(Announced {
+            id: self.next_id(),
+            size_bytes,
+            target_bytes,
+            until: now + self.patience,
+            is_answered: before.is_some_and(is_done),
+        });
+        self.target_message()
+    }
+
+    /// A device may grow: what was announced of it is void.
+    pub(super) fn grow(&mut self, device: &str) -> Option<HostMessage> {
+        self.targets.remove(device);
+        if !self.targets.is_empty() {
+            return None;
+        }
+        self.announced.take().map(|_| HostMessage::Cancelled { what: Notice::Target })
+    }
+
+    /// The machine will be killed at `deadline`.
+    pub(super) fn warn(&mut self, deadline: Duration, now: Duration) -> Option<HostMessage> {
+        if self.eviction.is_some_and(|known| known.deadline == deadline) {
+            return None;
+        }
+        self.eviction = Some(Eviction { id: self.next_id(), deadline });
+        self.eviction_message(now)
+    }
+
+    /// It will not be after all.
+    pub(super) fn spare(&mut self) -> Option<HostMessage> {
+        self.eviction.take().map(|_| HostMessage::Cancelled { what: Notice::Evict })
+    }
+
+    /// Takes what the guest says; what it is to be told.
+    pub(super) fn hear(&mut self, message: &GuestMessage, now: Duration) -> Vec<HostMessage> {
+        self.listens = true;
+        match message {
+            // It may know what an agent before this one has said, too.
+            GuestMessage::Hello => {
+                let void = |what| HostMessage::Cancelled { what };
+                vec![
+                    self.target_message().unwrap_or(void(Notice::Target)),
+                    self.eviction_message(now).unwrap_or(void(Notice::Evict)),
+                ]
+            }
+            GuestMessage::Ready { id, .. } => {
+                if let Some(announced) = self.announced.as_mut().filter(|known| known.id == *id) {
+                    announced.is_answered = true;
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// The guest's end of the port is not there any more.
+    pub(super) fn is_lost(&mut self) {
+        self.listens = false;
+    }
+
+    /// Whether memory may be taken: the guest is ready, or has had its time, or nobody in it listens.
+    pub(super) fn may_take(&mut self, now: Duration) -> bool {
+        let Some(announced) = self.announced else { return true };
+        if announced.is_answered || !self.listens {
+            return true;
+        }
+        if now >= announced.until {
+            self.listens = false;
+            return true;
+        }
+        false
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn target_message(&self) -> Option<HostMessage> {
+        self.announced.map(|Announced { id, size_bytes, target_bytes, .. }| HostMessage::Target {
+            id,
+            size_bytes,
+            target_bytes,
+        })
+    }
+
+    fn eviction_message(&self, now: Duration) -> Option<HostMessage> {
+        self.eviction.map(|Eviction { id, deadline }| HostMessage::Evict {
+            id,
+            within_ms: u64::try_from(deadline.saturating_sub(now).as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: fn(u64) -> Duration = Duration::from_secs;
+
+    fn devices(sizes: [u64; 2]) -> Vec<MemoryDevice> {
+        let size = |(at, bytes): (usize, &u64)| MemoryDevice {
+            id: format!("d{at}"),
+            backend: String::new(),
+            guest_node: 0,
+            block_bytes: 1,
+            max_bytes: 8,
+            requested_bytes: *bytes,
+            plugged_bytes: *bytes,
+        };
+        sizes.iter().enumerate().map(size).collect()
+    }
+
+    fn ready(id: u64) -> GuestMessage {
+        GuestMessage::Ready { id, available_bytes: 0, late: Vec::new() }
+    }
+
+    fn target(id: u64, size_bytes: u64, target_bytes: u64) -> HostMessage {
+        HostMessage::Target { id, size_bytes, target_bytes }
+    }
+
+    #[test]
+    fn the_final_size_of_the_machine_is_told_once_and_waited_for() {
+        let mut notices = Notices::new(S(5));
+        notices.hear(&GuestMessage::Hello, S(0));
+        assert!(notices.may_take(S(0)), "nothing is to be taken");
+        let told = notices.shrink("d0", 4, 10, &devices([8, 6]), S(1));
+        assert_eq!(told, Some(target(1, 24, 20)));
+        assert!(!notices.may_take(S(2)));
+        let told = notices.shrink("d1", 2, 10, &devices([8, 6]), S(2));
+        assert_eq!(told, Some(target(2, 24, 16)));
+        notices.hear(&ready(1), S(2));
+        assert!(!notices.may_take(S(2)), "what is answered is not in force any more");
+        notices.hear(&ready(2), S(2));
+        assert!(notices.may_take(S(2)));
+        let batches = devices([6, 2]);
+        assert_eq!(notices.shrink("d0", 4, 10, &batches, S(3)), None, "as it was");
+        let told = notices.shrink("d0", 5, 10, &batches, S(3));
+        assert_eq!(told, Some(target(3, 18, 17)));
+        assert!(notices.may_take(S(3)), "it has given more than that");
+        assert!(notices.shrink("d0", 0, 10, &batches, S(4)).is_some());
+        assert!(!notices.may_take(S(4)), "it is to give more");
+        assert_eq!(notices.grow("d1"), None);
+        let void = HostMessage::Cancelled { what: Notice::Target };
+        assert_eq!(notices.grow("d0"), Some(void));
+        assert!(notices.may_take(S(4)));
+    }
+
+    #[test]
+    fn who_does_not_answer_is_waited_for_once() {
+        let mut notices = Notices::new(S(2));
+        notices.shrink("d0", 4, 10, &devices([8, 0]), S(0));
+        assert!(notices.may_take(S(0)), "nobody is there");
+        let told = notices.hear(&GuestMessage::Hello, S(0));
+        assert_eq!(told, [target(1, 18, 14), HostMessage::Cancelled { what: Notice::Evict }]);
+        assert!(!notices.may_take(Duration::from_millis(999)));
+        assert!(notices.may_take(S(1)), "half of what it may take before it is evicted");
+        notices.shrink("d0", 2, 10, &devices([8, 0]), S(9));
+        assert!(notices.may_take(S(9)));
+        notices.hear(&ready(1), S(9));
+        assert!(!notices.may_take(S(9)), "it is there after all");
+        notices.is_lost();
+        assert!(notices.may_take(S(9)));
+    }
+
+    #[test]
+    fn a_warning_is_told_once_and_again_to_who_greets() {
+        let mut notices = Notices::new(S(5));
+        assert_eq!(notices.spare(), None);
+        let warning = |id, within_ms| HostMessage::Evict { id, within_ms };
+        assert_eq!(notices.warn(S(30), S(0)), Some(warning(1, 30_000)));
+        assert_eq!(notices.warn(S(30), S(1)), None);
+        let told = notices.hear(&GuestMessage::Hello, S(10));
+        assert_eq!(told, [HostMessage::Cancelled { what: Notice::Target }, warning(1, 20_000)]);
+        assert_eq!(notices.spare(), Some(HostMessage::Cancelled { what: Notice::Evict }));
+        assert_eq!(notices.warn(S(90), S(60)), Some(warning(2, 30_000)));
+    }
+}

@@ -98,8 +98,18 @@ impl<'a> Host<'a> {
     }
 
     fn machine(&self, guests: &Guests, name: &str, arguments: &[&str]) -> anyhow::Result<Machine> {
+        self.machine_with(guests, name, arguments, SCRIPT)
+    }
+
+    fn machine_with(
+        &self,
+        guests: &Guests,
+        name: &str,
+        arguments: &[&str],
+        script: &str,
+    ) -> anyhow::Result<Machine> {
         let mut command = self.create(&[&["--name", name], arguments].concat());
-        let mut words = guests.command_line(Qemu::Backports, SCRIPT);
+        let mut words = guests.command_line(Qemu::Backports, script);
         let append = words.iter().position(|word| word == "-append");
         words[append.context("QEMU has no kernel line")? + 1].push(KERNEL);
         command.args(words).arg("-no-reboot");
@@ -207,6 +217,64 @@ pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
     left.sort();
     ensure!(left == ["agent.lock", "harvest.json", "harvest.qmp"], "{left:?} are left");
     Ok(Outcome::Passed)
+}
+
+/// The manager inside: its one application says what it is told, and how much the guest has then.
+const MANAGED: &str = "load virtio_console
+    echo guest: waits
+    hecaton guest --config /guest.toml --port /dev/vport0p1";
+
+const MANAGER: &str = r#"
+reserve = "64M"
+
+[[application]]
+name = "all"
+hook = { command = ["/bin/told"] }
+"#;
+
+const TOLD: &str = r#"#!/bin/sh
+has=$(awk '/^MemTotal/ { print $2 * 1024 }' /proc/meminfo)
+echo "guest: told $HECATON_REASON $HECATON_TARGET_BYTES $has" >/dev/ttyS0
+"#;
+
+/// A guest that shrinks is told how far before its first block goes, and has its applications give back first; the
+/// next agent goes on with it.
+pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let files = [("guest.toml", MANAGER), ("bin/told", TOLD)];
+    let guests = guests.with(cluster.file("managed"), &cluster.hecaton, &files)?;
+    let mut host = Host::start(cluster)?;
+    let arguments = ["--harvest", "--min", "384M", "--max", "1G"];
+    let mut harvest = host.machine_with(&guests, "harvest", &arguments, MANAGED)?;
+    harvest.wait_for("guest: told start")?;
+    host.until("alone, it has its maximum", 640, 0)?;
+
+    let first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
+    is_told(&mut harvest, 704)?;
+    host.until("a regular VM has come", 320, 512)?;
+    drop(first);
+    harvest.wait_for("guest: told grow")?;
+    host.until("it has left", 640, 0)?;
+
+    host.kill_node()?;
+    host.start_node()?;
+    let _second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
+    is_told(&mut harvest, 960)?;
+    host.until("another one has come, and another agent", 576, 256)?;
+    Ok(Outcome::Passed)
+}
+
+/// Waits until the guest's application is told of a shrink to so many MiB, as its kernel will count them, and
+/// looks whether that was before.
+fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
+    let line = harvest.wait_for("guest: told shrink")?;
+    let mut numbers = line.split(' ').rev().map(str::parse::<u64>);
+    let (has, target) = (numbers.next(), numbers.next());
+    let (has, target) = (has.context("no size")??, target.context("no target")??);
+    // The kernel does not count what it needs for itself.
+    ensure!((mib - 128) * M < target && target <= mib * M, "it was told another size: {line}");
+    ensure!(has > target, "it was told when it had shrunk already: {line}");
+    Ok(())
 }
 
 /// A machine whose monitor says nothing stalls nobody else: its memory stays its own, and others are admitted.

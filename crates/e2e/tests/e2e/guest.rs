@@ -3,7 +3,7 @@
 
 use crate::{
     cluster::{Cluster, PATIENCE},
-    process::{Running, kill_dead},
+    process::{Running, kill_dead, run},
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_vm::qmp::Monitor;
@@ -77,6 +77,34 @@ impl Guests {
         }
         let dir = String::from_utf8(built.stdout)?.trim().into();
         Ok(Ok(Self { dir }))
+    }
+
+    /// The same guest, made in `dir`, with `program` in its `/bin` and these files.
+    pub(crate) fn with(
+        &self,
+        dir: PathBuf,
+        program: &Path,
+        files: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
+        let root = dir.join("root");
+        for (path, content) in files {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().context("a path in the guest")?)?;
+            std::fs::write(&path, content)?;
+        }
+        for same in ["vmlinuz", "qemu-10"] {
+            std::os::unix::fs::symlink(self.dir.join(same), dir.join(same))?;
+        }
+        // The kernel unpacks one archive after the other.
+        let script = "mkdir -p bin && cp \"$1\" bin && strip --strip-debug \"bin/${1##*/}\" && chmod -R u=rwx . &&
+            for library in $(ldd \"$1\" | grep -o '/[^ ]*'); do
+                install -D \"$(readlink -f \"$library\")\" \".$library\" || exit 1
+            done
+            { cat \"$2\" && find . | cpio --quiet -o -H newc --owner 0:0 | gzip -1; } >../initramfs";
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(program).arg(self.dir.join("initramfs"));
+        run(command.current_dir(&root), PATIENCE)?.expect_success("an archive for the guest")?;
+        Ok(Self { dir })
     }
 
     /// The directory of the backports' virsh.

@@ -10,7 +10,7 @@ use crate::absence::Absences;
 use crate::code::Code;
 use crate::decodings::{Decodings, is_sound};
 use crate::flights::{Cause, Limits, Link, Slot};
-use crate::group::{DonorIndex, Place};
+use crate::group::{DonorIndex, Group, Place};
 use crate::lookup::Whereabouts;
 use crate::requests::{End, Groups, Recipient, Requests, Writing};
 use crate::stripe::Shards;
@@ -34,6 +34,9 @@ const PULSE: Duration = Duration::from_secs(1);
 
 /// Longest wait of a write for room or for a connection, before it looks at its deadline again.
 const WRITE_WAIT: Duration = Duration::from_millis(20);
+
+/// Between two attempts to send what a donor's socket has not taken.
+const SEND_PAUSE: Duration = Duration::from_millis(1);
 
 /// What has become of a request.
 #[derive(Debug)]
@@ -188,6 +191,36 @@ impl Lane {
         pages: &[PageNo],
         avoid: &[DonorIndex],
     ) -> Result<(), SpaceError> {
+        let now = self.now();
+        match self.enter_read(token, pages, avoid, now)? {
+            Some(donor) => self.flush(donor, now),
+            None => self.flush_all(now),
+        }
+        self.read_entered(now);
+        Ok(())
+    }
+
+    /// As [`Lane::read`], but the donor is asked with the next [`Lane::send`] only: of reads in a row, many
+    /// go to it at once.
+    pub fn read_later(&mut self, token: u64, pages: &[PageNo]) -> Result<(), SpaceError> {
+        self.enter_read(token, pages, &[], self.now()).map(drop)
+    }
+
+    /// Asks donors for what is to be read.
+    pub fn send(&mut self) {
+        let now = self.now();
+        self.flush_all(now);
+        self.read_entered(now);
+    }
+
+    /// Enters a read; says which donor it goes to, if it is one.
+    fn enter_read(
+        &mut self,
+        token: u64,
+        pages: &[PageNo],
+        avoid: &[DonorIndex],
+        now: Duration,
+    ) -> Result<Option<DonorIndex>, SpaceError> {
         let segment = self.check(pages)?;
         let group = match self.space.whereabouts(segment) {
             Whereabouts::Held(group) => group,
@@ -196,11 +229,10 @@ impl Lane {
                 self.zeros.push_back(ZeroRead { token, pages: pages.len() });
                 // Nobody will answer, but the owner may be waiting for a descriptor.
                 self.arm(Duration::ZERO);
-                return Ok(());
+                return Ok(None);
             }
         };
         let mask = self.space.segment_pages() - 1;
-        let now = self.now();
         self.space.note_read(segment, now);
         let extent_pages = pages.iter().map(|page| (page & mask) as u32);
         let mut groups = &*self.space;
@@ -208,16 +240,16 @@ impl Lane {
         let donor = self.requests.read(token, group, extent_pages, avoid, &mut groups, now);
         self.arm(now + self.pulse);
         self.arm_hedge();
-        match donor {
-            Some(donor) => self.flush(donor, now),
-            None => self.flush_all(now),
-        }
+        Ok(donor)
+    }
+
+    /// What is due when reads were entered, and sent as far as they can be.
+    fn read_entered(&mut self, now: Duration) {
         self.connect_where_needed(now);
         if self.requests.has_ends() {
             // The caller may be waiting for a descriptor.
             self.arm(Duration::ZERO);
         }
-        Ok(())
     }
 
     /// Stores some different pages of one segment, at most [`MAX_PAGES`]: `data` is their contents,
@@ -256,6 +288,80 @@ impl Lane {
             self.arm(Duration::ZERO);
         }
         Ok(())
+    }
+
+    /// As [`Lane::write`], but never waits, and need not send before the next [`Lane::send`]; false, and nothing is
+    /// done, if it would have to wait: as long as a donor's connection is not there, has no room, or
+    /// protects what it carries.
+    ///
+    /// # Panics
+    /// If there are other sums or other bytes than pages.
+    pub fn write_later(
+        &mut self,
+        token: u64,
+        pages: &[PageNo],
+        sums: &[PageSum],
+        data: &[&[u8]],
+    ) -> Result<bool, SpaceError> {
+        let segment = self.check(pages)?;
+        let mask = self.space.segment_pages() - 1;
+        self.extent_pages.clear();
+        self.extent_pages.extend(pages.iter().map(|page| (page & mask) as u32));
+        let is_entered = self.space.begin_write(segment).is_some_and(|group| {
+            let is_entered = self.hold_write((token, segment), group, sums, data);
+            if !is_entered {
+                self.space.write_ends(segment);
+            }
+            is_entered
+        });
+        Ok(is_entered)
+    }
+
+    /// Has all members' connections hold a write, or none.
+    fn hold_write(
+        &mut self,
+        (token, segment): (u64, u64),
+        group: Group,
+        sums: &[PageSum],
+        data: &[&[u8]],
+    ) -> bool {
+        let now = self.now();
+        let places = || group.members().iter().map(|member| member.place);
+        for place in places() {
+            if let Err(error) = self.hold_reads(place.donor, now) {
+                self.broke(place.donor, &error, now);
+                return false;
+            }
+            if self.requests.flights.begin_connect(place.donor, now) {
+                self.connect(place.donor, now);
+            }
+            let flights = &mut self.requests.flights;
+            let is_next = flights.link_for(place, now) == Link::Good
+                && flights.next_to_send(place.donor).is_none();
+            let link = self.links.get(place.donor.0 as usize);
+            let connection = link.and_then(|link| link.connection.as_ref());
+            let request = write_of(place, group.generation, &self.extent_pages, sums);
+            let takes =
+                |connection: &Connection| !connection.is_secure() && connection.has_room(&request);
+            if !is_next || !connection.is_some_and(takes) {
+                return false;
+            }
+        }
+        let writing = self.requests.write(token, segment, group);
+        let mut broken = Vec::new();
+        for place in places() {
+            let slot = self.requests.sending(&writing, place, sums.len(), now);
+            let request = write_of(place, group.generation, &self.extent_pages, sums);
+            let connection = self.links[place.donor.0 as usize].connection.as_mut();
+            let held = connection.expect("it has room").hold(slot.0.into(), request, data);
+            broken.extend(held.err().map(|error| (place.donor, error)));
+        }
+        self.arm(now + self.pulse);
+        for (donor, error) in broken {
+            self.broke(donor, &error, now);
+        }
+        self.requests.sent(&writing, &mut &*self.space, now);
+        true
     }
 
     /// Sends a write to all members of its group. Who cannot be reached is given up; an error says that
@@ -332,12 +438,7 @@ impl Lane {
         data: &[&[u8]],
         now: Duration,
     ) -> bool {
-        let request = Request::Write {
-            extent: place.extent,
-            generation: writing.group.generation,
-            pages: &self.extent_pages,
-            sums,
-        };
+        let request = write_of(place, writing.group.generation, &self.extent_pages, sums);
         let is_next = self.requests.flights.next_to_send(place.donor).is_none();
         let Some(connection) = &mut self.links[place.donor.0 as usize].connection else {
             return false;
@@ -369,10 +470,13 @@ impl Lane {
     /// The descriptors to wait on: [`Lane::progress`] is to be called when one is readable. The set
     /// is another one whenever [`Lane::generation`] has changed.
     pub fn fds(&self, out: &mut Vec<RawFd>) {
-        out.push(self.timer.as_raw_fd());
-        out.extend(
-            self.links.iter().filter_map(|link| link.connection.as_ref()).map(|c| c.as_raw_fd()),
-        );
+        out.extend(self.descriptors().map(|fd| fd.as_raw_fd()));
+    }
+
+    /// The same, for as long as the lane is not used.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let links = self.links.iter().filter_map(|link| link.connection.as_ref());
+        [self.timer.as_fd()].into_iter().chain(links.map(AsFd::as_fd))
     }
 
     /// Counts the changes of the set of descriptors. A descriptor's number may come back as another
@@ -526,31 +630,44 @@ impl Lane {
         handed_over
     }
 
-    /// Sends the reads that wait for a donor, as far as the window allows.
+    /// Sends the reads that wait for a donor, as far as the window allows, and what its connection holds.
     fn flush(&mut self, donor: DonorIndex, now: Duration) {
-        let Some(connection) =
-            self.links.get_mut(donor.0 as usize).and_then(|link| link.connection.as_mut())
-        else {
-            return;
+        let held = self.hold_reads(donor, now);
+        let Some(connection) = self.connection(donor) else { return };
+        if let Err(error) = held.and_then(|()| connection.release()) {
+            return self.broke(donor, &error, now);
+        }
+        // What was received while sending makes no descriptor readable any more, nor does room in a socket.
+        let soon = match (connection.has_undelivered(), connection.has_held()) {
+            (true, _) => Some(now),
+            (false, true) => Some(now + SEND_PAUSE),
+            (false, false) => None,
         };
-        while let Some(next) = self.requests.flights.next_to_send(donor) {
-            let request = Request::Read { extent: next.place.extent, pages: next.pages };
-            if !connection.has_room(&request) {
-                return;
-            }
-            if let Err(error) = connection.submit(next.slot.0.into(), request, &[]) {
-                self.broke(donor, &error, now);
-                return;
-            }
-            self.requests.flights.sent(donor, now);
-            if connection.has_undelivered() {
-                // What was received while sending makes no descriptor readable any more.
-                self.armed = arm_timer(&self.timer, self.armed, Duration::ZERO, now);
-            }
+        if let Some(soon) = soon {
+            self.arm(soon);
         }
         if self.requests.flights.is_stale(donor) {
             self.broke(donor, &ConnectionError::Closed, now);
         }
+    }
+
+    /// Has a donor's connection hold the reads that wait for it, as far as the window allows.
+    fn hold_reads(&mut self, donor: DonorIndex, now: Duration) -> Result<(), ConnectionError> {
+        let Some(link) = self.links.get_mut(donor.0 as usize) else { return Ok(()) };
+        let Some(connection) = &mut link.connection else { return Ok(()) };
+        while let Some(next) = self.requests.flights.next_to_send(donor) {
+            let request = Request::Read { extent: next.place.extent, pages: next.pages };
+            if !connection.has_room(&request) {
+                break;
+            }
+            connection.hold(next.slot.0.into(), request, &[])?;
+            self.requests.flights.sent(donor, now);
+        }
+        Ok(())
+    }
+
+    fn connection(&mut self, donor: DonorIndex) -> Option<&mut Connection> {
+        self.links.get_mut(donor.0 as usize).and_then(|link| link.connection.as_mut())
     }
 
     fn connect_where_needed(&mut self, now: Duration) {
@@ -798,10 +915,8 @@ impl Lane {
     }
 
     fn wait(&self, longest: Duration) {
-        let links = self.links.iter().filter_map(|link| link.connection.as_ref());
-        let fds = links.map(AsFd::as_fd).chain([self.timer.as_fd()]);
-        let mut fds: Vec<PollFd<'_>> =
-            fds.map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let fds = self.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = fds.collect();
         // A signal ends the wait early, which the callers' loops put right.
         let _ = poll(&mut fds, Some(&timespec(longest)));
     }
@@ -809,6 +924,15 @@ impl Lane {
     fn now(&self) -> Duration {
         self.space.now()
     }
+}
+
+fn write_of<'a>(
+    place: Place,
+    generation: Generation,
+    pages: &'a [u32],
+    sums: &'a [PageSum],
+) -> Request<'a> {
+    Request::Write { extent: place.extent, generation, pages, sums }
 }
 
 impl Groups for &Space {

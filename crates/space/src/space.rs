@@ -421,21 +421,33 @@ impl Space {
     /// Where a segment is, for writing: takes extents if there are none yet, and waits for that.
     /// The write is under way from here on, until [`Space::write_ends`], if this does not fail.
     pub(crate) fn group_for_write(&self, segment: u64) -> Result<Group, SpaceError> {
+        if let Some(group) = self.begin_write(segment) {
+            return Ok(group);
+        }
         self.write_begins(segment);
-        let group = match self.lookup.get(segment) {
+        let group = self.take(segment);
+        if group.is_err() {
+            self.write_ends(segment);
+        }
+        group
+    }
+
+    /// The same without waiting; none if it takes that.
+    pub(crate) fn begin_write(&self, segment: u64) -> Option<Group> {
+        self.write_begins(segment);
+        match self.lookup.get(segment) {
             // What was found after a takeover must be seen by the map before it is written.
             Whereabouts::Held(group)
                 if group.generation >= Generation::first(self.config.epoch)
                     && group.form == Form::Copies =>
             {
-                Ok(group)
+                Some(group)
             }
-            _ => self.take(segment),
-        };
-        if group.is_err() {
-            self.write_ends(segment);
+            _ => {
+                self.write_ends(segment);
+                None
+            }
         }
-        group
     }
 
     /// Does what changes a segment's pages: not while it is part of a stripe that is coded, and so

@@ -15,7 +15,7 @@ use crate::protocol::{
     Answer, HeldExtent, Hello, Load, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,
 };
 use crate::seldom::Seldom;
-use crate::socket::{self, Wait};
+use crate::socket::{self, More, Wait};
 use crate::tls::{Destination, Handshake, Session, TlsError};
 use crate::window::{Unexpected, Window, WindowLimits};
 use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum};
@@ -33,6 +33,9 @@ static INSECURE: Seldom = Seldom::new();
 
 /// Full receives in a row before other connections get their turn.
 const MAX_RECEIVES: usize = 16;
+
+/// Page data of so many bytes are not copied to be sent with others.
+const LONG_BYTES: usize = 32 << 10;
 
 /// Bounds of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -160,11 +163,13 @@ pub struct Connection {
     tables: AnswerTables,
     delivery: Option<Delivery>,
     has_undelivered: bool,
+    /// Requests that are entered and not sent yet.
+    held: Vec<u8>,
     head: Vec<u8>,
     parts: Vec<libc::iovec>,
 }
 
-// SAFETY: the pointers in `parts` are only set and used within one call of `submit`.
+// SAFETY: the pointers in `parts` are only set and used within one call of `send`.
 unsafe impl Send for Connection {}
 
 enum Phase {
@@ -217,8 +222,9 @@ impl Connection {
             tables: AnswerTables::default(),
             delivery: None,
             has_undelivered: false,
+            held: Vec::new(),
             head: Vec::with_capacity(HEAD_BYTES + MAX_PAGES * 8),
-            parts: Vec::with_capacity(1 + MAX_PAGES),
+            parts: Vec::with_capacity(2 + MAX_PAGES),
         })
     }
 
@@ -289,6 +295,64 @@ impl Connection {
         request: Request<'_>,
         data: &[&[u8]],
     ) -> Result<(), ConnectionError> {
+        self.enter(tag, &request, data)?;
+        let outcome = self.send(data);
+        self.note(outcome)
+    }
+
+    /// Enters a request as [`Connection::submit`] does, and keeps a copy of it until
+    /// [`Connection::release`] or the next one that is submitted: of short requests in a row, many are
+    /// sent by one call. A long one is sent at once with those before it, as far as the socket takes it.
+    ///
+    /// # Panics
+    /// As [`Connection::submit`].
+    pub fn hold(
+        &mut self,
+        tag: u64,
+        request: Request<'_>,
+        data: &[&[u8]],
+    ) -> Result<(), ConnectionError> {
+        self.enter(tag, &request, data)?;
+        self.held.append(&mut self.head);
+        let data_bytes: usize = data.iter().map(|part| part.len()).sum();
+        if data_bytes < LONG_BYTES || self.session.is_some() {
+            data.iter().for_each(|part| self.held.extend_from_slice(part));
+            return Ok(());
+        }
+        let outcome = self.send_some(data);
+        self.note(outcome)
+    }
+
+    /// Sends what is held, as far as the socket takes it; a protected connection waits as
+    /// [`Connection::submit`] does.
+    pub fn release(&mut self) -> Result<(), ConnectionError> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let outcome = match self.session {
+            None => self.send_some(&[]),
+            Some(_) => self.send(&[]),
+        };
+        self.note(outcome)
+    }
+
+    /// Whether something is held.
+    pub fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Whether what it carries is protected.
+    pub fn is_secure(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Enters a request, and leaves its head to be sent.
+    fn enter(
+        &mut self,
+        tag: u64,
+        request: &Request<'_>,
+        data: &[&[u8]],
+    ) -> Result<(), ConnectionError> {
         assert!(matches!(self.phase, Phase::Open(_)), "the connection is not open");
         let data_bytes: usize = data.iter().map(|part| part.len()).sum();
         let expected = match request {
@@ -300,10 +364,9 @@ impl Connection {
             let checked = session.check().map_err(ConnectionError::from);
             self.note(checked)?;
         }
-        let id = self.window.admit(tag, &request);
-        codec::encode_request(&request, id, &mut self.head);
-        let outcome = self.send(data);
-        self.note(outcome)
+        let id = self.window.admit(tag, request);
+        codec::encode_request(request, id, &mut self.head);
+        Ok(())
     }
 
     /// Receives what has come, without waiting, and hands it to `sink` with the tag of its request.
@@ -510,15 +573,53 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the head and then `data`.
+    /// Sends what is held, the head, and then `data`.
     fn send(&mut self, data: &[&[u8]]) -> Result<(), ConnectionError> {
+        let outcome = self.send_parts(data);
+        self.held.clear();
+        self.head.clear();
+        outcome
+    }
+
+    /// Sends what is held and then `data`, without waiting, and holds the rest.
+    fn send_some(&mut self, data: &[&[u8]]) -> Result<(), ConnectionError> {
         self.parts.clear();
-        self.parts.push(socket::iovec(&self.head));
+        self.parts.push(socket::iovec(&self.held));
+        self.parts.extend(data.iter().map(|part| socket::iovec(part)));
+        let (mut from, mut sent) = (0, 0);
+        while from < self.parts.len() {
+            let until = self.parts.len().min(from + libc::UIO_MAXIOV as usize);
+            let parts = &self.parts[from..until];
+            // SAFETY: what is held lives in `self`, and `data` is borrowed for the whole call.
+            match unsafe { socket::send(self.socket.as_fd(), parts, Wait::No, More::Unknown) } {
+                Ok(count) => {
+                    sent += count;
+                    from += socket::advance(&mut self.parts[from..], count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let of_held = sent.min(self.held.len());
+        self.held.drain(..of_held);
+        let mut of_data = sent - of_held;
+        for part in data {
+            let skipped = of_data.min(part.len());
+            self.held.extend_from_slice(&part[skipped..]);
+            of_data -= skipped;
+        }
+        Ok(())
+    }
+
+    fn send_parts(&mut self, data: &[&[u8]]) -> Result<(), ConnectionError> {
+        self.parts.clear();
+        let heads = [&self.held, &self.head].into_iter().filter(|head| !head.is_empty());
+        self.parts.extend(heads.map(|head| socket::iovec(head)));
         self.parts.extend(data.iter().map(|part| socket::iovec(part)));
         let mut from = 0;
         while let Some(session) = self.session.as_deref_mut() {
             if from < self.parts.len() {
-                // SAFETY: the head lives in `self`, and `data` is borrowed for the whole call.
+                // SAFETY: the heads live in `self`, and `data` is borrowed for the whole call.
                 let sealed = unsafe { session.seal(&self.parts[from..])? };
                 from += socket::advance(&mut self.parts[from..], sealed);
                 if sealed > 0 && from < self.parts.len() {
@@ -536,8 +637,8 @@ impl Connection {
             // The kernel takes no more than this many at once.
             let until = self.parts.len().min(from + libc::UIO_MAXIOV as usize);
             let parts = &self.parts[from..until];
-            // SAFETY: the head lives in `self`, and `data` is borrowed for the whole call.
-            match unsafe { socket::send(self.socket.as_fd(), parts, Wait::No) } {
+            // SAFETY: the heads live in `self`, and `data` is borrowed for the whole call.
+            match unsafe { socket::send(self.socket.as_fd(), parts, Wait::No, More::Unknown) } {
                 Ok(sent) => from += socket::advance(&mut self.parts[from..], sent),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_to_send()?,
                 Err(error) => return Err(error.into()),
@@ -603,7 +704,7 @@ fn greet_plainly(
     while *sent < hello.len() {
         let parts = [socket::iovec(&hello[*sent..])];
         // SAFETY: the greeting is borrowed for the whole call.
-        match unsafe { socket::send(socket, &parts, Wait::No) } {
+        match unsafe { socket::send(socket, &parts, Wait::No, More::Unknown) } {
             Ok(count) => *sent += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(Handshake::Writing);

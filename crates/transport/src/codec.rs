@@ -226,6 +226,11 @@ impl Head {
         }
     }
 
+    /// Whether it is a request for pages, or to store some.
+    pub fn is_read_or_write(&self) -> bool {
+        matches!(self.kind, Kind::Read | Kind::Write)
+    }
+
     /// Bytes of the table, right behind the head; at most [`MAX_TABLE_BYTES`].
     pub fn table_bytes(&self) -> usize {
         self.kind.table_bytes(usize::from(self.count))

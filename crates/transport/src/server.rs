@@ -21,7 +21,7 @@ use crate::protocol::{
     Answer, HeldExtent, Hello, Load, PageState, Refusal, Request, VERSIONS, Welcome,
 };
 use crate::seldom::Seldom;
-use crate::socket::{self, Wait};
+use crate::socket::{self, More, Wait};
 use crate::tls::{Received, Session, TlsError};
 use crate::vigil::Vigil;
 use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum, SpaceId};
@@ -182,6 +182,8 @@ struct Wire {
     session: Option<Session>,
     head: Vec<u8>,
     parts: Vec<libc::iovec>,
+    /// Whether the answer that is sent is followed by another one at once.
+    more: More,
 }
 
 // SAFETY: the pointers in `parts` are only set and used within one call of `send`.
@@ -201,7 +203,7 @@ impl Wire {
             let parts = &self.parts[from..];
             let sent = match &mut self.session {
                 // SAFETY: the head lives in `self` and the caller vouches for the rest.
-                None => unsafe { socket::send(self.stream.as_fd(), parts, Wait::Yes)? },
+                None => unsafe { socket::send(self.stream.as_fd(), parts, Wait::Yes, self.more)? },
                 Some(session) => {
                     // SAFETY: the same.
                     let sealed = unsafe { session.seal(parts).map_err(io_error)? };
@@ -415,7 +417,7 @@ fn refuse_for_want_of_room(stream: &TcpStream) {
     let refusal = codec::encode_welcome(&Err(Refusal::Busy));
     let parts = [socket::iovec(&refusal)];
     // SAFETY: the refusal is on this stack.
-    let _ = unsafe { socket::send(stream.as_fd(), &parts, Wait::No) };
+    let _ = unsafe { socket::send(stream.as_fd(), &parts, Wait::No, More::Unknown) };
     let _ = stream.shutdown(Shutdown::Write);
 }
 
@@ -520,7 +522,8 @@ fn try_converse<S: Service>(
     let credentials = guard.shared.credentials.clone();
     let session = credentials.map(|credentials| Session::accept(&stream, &credentials, deadline));
     let session = session.transpose().map_err(not_secure)?;
-    let mut wire = Wire { stream: stream.clone(), session, head: Vec::new(), parts: Vec::new() };
+    let (head, parts, more) = (Vec::new(), Vec::new(), More::Unknown);
+    let mut wire = Wire { stream: stream.clone(), session, head, parts, more };
     let hello = receive_hello(&mut wire, deadline)?;
     let node = wire.session.as_ref().and_then(Session::peer);
     let version = VERSIONS.1.min(hello.versions.1);
@@ -540,7 +543,7 @@ fn try_converse<S: Service>(
     let mut frames = Frames::new(limits.idle);
     let mut tables = RequestTables::default();
     loop {
-        let (head, frame, data) = frames.next(&mut wire)?;
+        let Frame { head, frame, data, more } = frames.next(&mut wire)?;
         if let Some(session) = &mut wire.session {
             session.check().map_err(not_secure)?;
         }
@@ -553,6 +556,7 @@ fn try_converse<S: Service>(
             Request::Read { pages, .. } => pages.len(),
             _ => 0,
         };
+        wire.more = more;
         let reply = Reply { wire: &mut wire, id: head.id(), version, pages_asked };
         service.handle(&mut session, request, data, reply).outcome.map_err(stalled)?;
     }
@@ -607,6 +611,17 @@ fn not_secure(error: TlsError) -> End {
     }
 }
 
+/// A request that has come.
+struct Frame<'a> {
+    head: Head,
+    /// The bytes of head and table.
+    frame: &'a [u8],
+    /// The payload.
+    data: &'a [u8],
+    /// Whether the answer to the next one follows at once.
+    more: More,
+}
+
 /// What comes over a connection: frames, whole, one after another.
 struct Frames {
     idle: Duration,
@@ -624,8 +639,7 @@ impl Frames {
         Frames { idle, vigil: Vigil::default(), buffer, start: 0, end: 0 }
     }
 
-    /// The next frame: its head, the bytes of head and table, and the payload.
-    fn next(&mut self, wire: &mut Wire) -> Result<(Head, &[u8], &[u8]), End> {
+    fn next(&mut self, wire: &mut Wire) -> Result<Frame<'_>, End> {
         self.fill(wire, HEAD_BYTES)?;
         let (head, _) =
             self.buffer[self.start..].split_first_chunk::<HEAD_BYTES>().ok_or(Malformed::Check)?;
@@ -633,10 +647,22 @@ impl Frames {
         let table_end = HEAD_BYTES + head.table_bytes();
         let length = table_end + head.payload_bytes();
         self.fill(wire, length)?;
-        let frame = &self.buffer[self.start..self.start + length];
-        self.start += length;
-        let (frame, data) = frame.split_at(table_end);
-        Ok((head, frame, data))
+        let frame = self.start..self.start + length;
+        self.start = frame.end;
+        let more = if self.begins_with_short() { More::Follows } else { More::Unknown };
+        let (frame, data) = self.buffer[frame].split_at(table_end);
+        Ok(Frame { head, frame, data, more })
+    }
+
+    /// Whether the next frame is there, and is a read or write: what is done without waiting for others.
+    fn begins_with_short(&self) -> bool {
+        let bytes = &self.buffer[self.start..self.end];
+        let head = bytes.split_first_chunk::<HEAD_BYTES>();
+        let head = head.and_then(|(head, _)| Head::parse(head).ok());
+        head.is_some_and(|head| {
+            let length = HEAD_BYTES + head.table_bytes() + head.payload_bytes();
+            head.is_read_or_write() && bytes.len() >= length
+        })
     }
 
     /// Receives until `wanted` bytes of the next frame are there. Takes whatever else has come: of

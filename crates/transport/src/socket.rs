@@ -28,6 +28,24 @@ impl Wait {
     }
 }
 
+/// Whether more is to be sent at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum More {
+    /// Yes: the kernel may keep what does not fill a packet until then.
+    Follows,
+    /// No, or nobody knows.
+    Unknown,
+}
+
+impl More {
+    fn flags(self) -> i32 {
+        match self {
+            More::Follows => libc::MSG_MORE,
+            More::Unknown => 0,
+        }
+    }
+}
+
 /// Sets what both sides need: no Nagle delay, and an error instead of silence when the peer's host
 /// is gone (`dead_after` without an acknowledgement).
 pub(crate) fn prepare(socket: BorrowedFd<'_>, dead_after: Duration) -> io::Result<()> {
@@ -70,13 +88,14 @@ pub(crate) unsafe fn send(
     socket: BorrowedFd<'_>,
     parts: &[libc::iovec],
     wait: Wait,
+    more: More,
 ) -> io::Result<usize> {
     // SAFETY: a msghdr of zeros is a valid one: no address, no parts, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_ptr().cast_mut();
     message.msg_iovlen = parts.len() as _;
     loop {
-        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_NOSIGNAL | wait.flags());
+        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_NOSIGNAL | wait.flags() | more.flags());
         // SAFETY: the message names `parts`, which the kernel only reads, and the caller vouches
         // for the memory behind them.
         let sent = unsafe {

@@ -9,7 +9,7 @@
 //! others may write them meanwhile, and what is encrypted must not change under it.
 
 use crate::inbox::RECEIVE_BYTES;
-use crate::socket::{self, Wait};
+use crate::socket::{self, More, Wait};
 pub use hecaton_pki::CredentialsDir;
 use hecaton_pki::{Credentials, CredentialsError, Identity, IdentityError};
 use rustls::client::UnbufferedClientConnection;
@@ -331,7 +331,7 @@ impl Session {
         while !outgoing.is_empty() {
             let parts = [socket::iovec(&outgoing.buffer[outgoing.from..outgoing.to])];
             // SAFETY: the buffer is ours, and nobody writes to it meanwhile.
-            match unsafe { socket::send(socket, &parts, wait) } {
+            match unsafe { socket::send(socket, &parts, wait, More::Unknown) } {
                 Ok(sent) => outgoing.from += sent,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && wait == Wait::No => {
                     return Ok(false);

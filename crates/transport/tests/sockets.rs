@@ -325,6 +325,75 @@ fn a_full_pipe_in_both_directions_does_not_lock() {
     });
 }
 
+/// More is held than the socket takes while the donor is busy: nothing waits for it, and all of it goes, in its order.
+#[test]
+fn what_is_held_is_sent_as_it_is_taken() {
+    let fixture = serve(Limits::default());
+    let window = WindowLimits { requests: 512, payload_bytes: 128 << 20 };
+    let options = Options { window, ..Options::default() };
+    let mut connection = Connection::open(fixture.server.address(), &hello(1), &options).unwrap();
+    let contents: Vec<_> = (0..MAX_PAGES).map(|n| page(n as u8)).collect();
+    let pages: Vec<u32> = (0..MAX_PAGES as u32).collect();
+    let sums: Vec<u32> = contents.iter().map(|page| page_sum(page)).collect();
+    let pieces: Vec<&[u8]> = contents.iter().map(|page| page.as_slice()).collect();
+    let (extent, generation) = (EXTENT, Generation(1));
+    let write = Request::Write { extent, generation, pages: &pages, sums: &sums };
+    let read = Request::Read { extent, pages: &[9] };
+    {
+        let _busy = fixture.shelf.pages.lock().unwrap();
+        for tag in 0..40 {
+            connection.hold(tag, write, &pieces).unwrap();
+        }
+        connection.hold(40, read, &[]).unwrap();
+        assert!(connection.has_held());
+        connection.release().unwrap();
+        assert!(connection.has_held(), "the socket takes all: the test tests nothing");
+    }
+    let mut answered = Vec::new();
+    while connection.in_flight() > 0 {
+        connection.release().unwrap();
+        connection
+            .progress(&mut |tag, event| match event {
+                Event::Done => answered.push(tag),
+                Event::Pages { data, .. } => {
+                    assert!(*data == contents[9]);
+                    answered.push(tag);
+                }
+                other => panic!("{other:?}"),
+            })
+            .unwrap();
+    }
+    assert!(answered.into_iter().eq(0..=40));
+}
+
+#[test]
+fn held_and_submitted_requests_keep_their_order() {
+    each_way(|network| {
+        let fixture = network.serve(Limits::default());
+        let mut connection = connect(network.to(fixture.server.address()), 1);
+        let old = [0; PAGE_SIZE];
+        let new = page(1);
+        let (extent, generation) = (EXTENT, Generation(1));
+        let write = Request::Write { extent, generation, pages: &[3], sums: &[page_sum(&new)] };
+        let read = Request::Read { extent, pages: &[3] };
+        connection.hold(0, read, &[]).unwrap();
+        connection.submit(1, write, &[&new]).unwrap();
+        assert!(!connection.has_held());
+        connection.hold(2, read, &[]).unwrap();
+        connection.release().unwrap();
+        let mut heard = Vec::new();
+        while connection.in_flight() > 0 {
+            connection
+                .progress(&mut |tag, event| match event {
+                    Event::Pages { data, .. } => heard.push((tag, data.to_vec())),
+                    _ => heard.push((tag, Vec::new())),
+                })
+                .unwrap();
+        }
+        assert!(heard == [(0, old.to_vec()), (1, Vec::new()), (2, new.to_vec())]);
+    });
+}
+
 /// Reads on one connection, writes on another, from two threads: no lock is shared, and every page
 /// that is read is one state of it.
 #[test]

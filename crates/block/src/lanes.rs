@@ -32,6 +32,8 @@ struct Pool {
     /// Idle ones, and those that were lent.
     count: usize,
     detached: usize,
+    /// Threads that wait for one.
+    waiting: usize,
 }
 
 /// A lane on loan.
@@ -57,7 +59,9 @@ impl Lanes {
                 pool.count += 1;
                 break None;
             }
+            pool.waiting += 1;
             pool = self.changed.wait(pool).expect("no thread panics with the lanes");
+            pool.waiting -= 1;
         };
         drop(pool);
         // Gives the place back, if there is no lane for it.
@@ -68,8 +72,28 @@ impl Lanes {
         Ok(lent)
     }
 
+    /// Whether somebody waits for one.
+    pub(crate) fn are_waited_for(&self) -> bool {
+        self.pool().waiting > 0
+    }
+
+    /// Lends a lane, if there is one that nobody has.
+    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Lent> {
+        let lane = self.pool().idle.pop()?;
+        Some(Lent { lanes: Arc::clone(self), lane: Some(lane), is_detached: false })
+    }
+
     fn pool(&self) -> MutexGuard<'_, Pool> {
         self.pool.lock().expect("no thread panics with the lanes")
+    }
+}
+
+impl Pool {
+    /// To wake nobody is a system call, too.
+    fn wake_one(&self, changed: &Condvar) {
+        if self.waiting > 0 {
+            changed.notify_one();
+        }
     }
 }
 
@@ -84,7 +108,7 @@ impl Lent {
         pool.count -= 1;
         pool.detached += 1;
         self.is_detached = true;
-        self.lanes.changed.notify_one();
+        pool.wake_one(&self.lanes.changed);
         true
     }
 }
@@ -113,6 +137,6 @@ impl Drop for Lent {
             (false, None) => pool.count -= 1,
             (true, _) => pool.detached -= 1,
         }
-        self.lanes.changed.notify_one();
+        pool.wake_one(&self.lanes.changed);
     }
 }

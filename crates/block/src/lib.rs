@@ -13,6 +13,7 @@
 //! | module | what it is about |
 //! |---|---|
 //! | [`volume`] | reads, writes, holes |
+//! | `volume::flow` | short requests that are under way together |
 //! | [`state`] | what outlives the process |
 //! | [`attach`] | who may use it beside whom |
 //! | [`extents`] | which bytes are stored |

@@ -31,6 +31,8 @@ pub(crate) struct PageLocks {
 #[derive(Debug, Default)]
 struct Table {
     taken: u64,
+    /// Threads that wait for any of it to change.
+    waiting: usize,
     /// Those who hold and those who wait, in the order of arrival: as many as requests are under way.
     entries: Vec<Entry>,
 }
@@ -96,6 +98,21 @@ impl PageLocks {
         self.enter(start..end, Some(pages), access)
     }
 
+    /// The same as [`PageLocks::lock`], if nobody is waited for.
+    pub(crate) fn try_lock(
+        self: &Arc<Self>,
+        pages: Range<PageNo>,
+        access: Access,
+    ) -> Option<PageLock> {
+        let mut table = self.table();
+        let ticket = table.enter(pages, None, access);
+        if table.ahead_of(ticket) != Ahead::Nobody {
+            table.entries.pop();
+            return None;
+        }
+        Some(PageLock { locks: Arc::clone(self), ticket })
+    }
+
     /// Whether somebody keeps others from a page, or waits to.
     pub(crate) fn is_exclusive(&self, page: PageNo) -> bool {
         let has = |entry: &Entry| match &entry.these {
@@ -112,16 +129,16 @@ impl PageLocks {
         access: Access,
     ) -> Result<PageLock, Stuck> {
         let mut table = self.table();
-        let ticket = table.taken;
-        table.taken += 1;
-        table.entries.push(Entry { ticket, pages, these, access, is_stuck: false });
+        let ticket = table.enter(pages, these, access);
         // From here on the entry goes with this value.
         let lock = PageLock { locks: Arc::clone(self), ticket };
         loop {
             match table.ahead_of(ticket) {
                 Ahead::Nobody => return Ok(lock),
                 Ahead::Somebody => {
+                    table.waiting += 1;
                     table = self.changed.wait(table).expect("no thread panics with the locks");
+                    table.waiting -= 1;
                 }
                 Ahead::Stuck => {
                     // The lock takes the table again as it goes.
@@ -146,6 +163,13 @@ enum Ahead {
 }
 
 impl Table {
+    fn enter(&mut self, pages: Range<PageNo>, these: Option<Vec<PageNo>>, access: Access) -> u64 {
+        let ticket = self.taken;
+        self.taken += 1;
+        self.entries.push(Entry { ticket, pages, these, access, is_stuck: false });
+        ticket
+    }
+
     fn ahead_of(&self, ticket: u64) -> Ahead {
         let (earlier, rest) = self.entries.split_at(self.at(ticket));
         let own = &rest[0];
@@ -183,7 +207,10 @@ impl Drop for PageLock {
         let mut table = self.locks.table();
         let at = table.at(self.ticket);
         table.entries.remove(at);
-        self.locks.changed.notify_all();
+        // To wake nobody is a system call, too.
+        if table.waiting > 0 {
+            self.locks.changed.notify_all();
+        }
     }
 }
 

@@ -72,14 +72,14 @@ fn run(volume: &Volume, mut what: Unsettled) {
 }
 
 /// A copy of what a slot holds.
-struct Named {
+pub(crate) struct Named {
     page: PageNo,
     sum: PageSum,
     contents: Vec<u8>,
 }
 
 impl Named {
-    fn of(state: &State, slots: &[u32]) -> Vec<Named> {
+    pub(crate) fn of(state: &State, slots: &[u32]) -> Vec<Named> {
         let named = slots.iter().map(|slot| {
             let contents = state.copy_of(*slot);
             let page = state.named(*slot).expect("it is not settled");
@@ -88,7 +88,7 @@ impl Named {
         named.collect()
     }
 
-    fn item(&self) -> crate::store::Item<'_> {
+    pub(crate) fn item(&self) -> crate::store::Item<'_> {
         crate::store::Item { page: self.page, sum: self.sum, contents: &self.contents }
     }
 }

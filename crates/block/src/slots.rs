@@ -7,15 +7,22 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 /// memory.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    free: Mutex<Vec<u32>>,
+    free: Mutex<Free>,
     more: Condvar,
+}
+
+#[derive(Debug)]
+struct Free {
+    slots: Vec<u32>,
+    /// Threads that wait for more.
+    waiting: usize,
 }
 
 impl Slots {
     /// All that the state does not name.
     pub(crate) fn new(state: &State) -> Slots {
-        let free = (0..SLOTS).rev().filter(|slot| state.named(*slot).is_none()).collect();
-        Slots { free: Mutex::new(free), more: Condvar::new() }
+        let slots = (0..SLOTS).rev().filter(|slot| state.named(*slot).is_none()).collect();
+        Slots { free: Mutex::new(Free { slots, waiting: 0 }), more: Condvar::new() }
     }
 
     /// Takes so many, all at once: who waits holds none.
@@ -24,20 +31,40 @@ impl Slots {
     /// If there are not so many at all.
     pub(crate) fn take(&self, count: usize) -> Vec<u32> {
         assert!(count <= SLOTS as usize, "{count} slots");
-        let free = self.lock();
-        let lacks = |free: &mut Vec<u32>| free.len() < count;
-        let mut free = self.more.wait_while(free, lacks).expect("no thread panics with the slots");
-        let first = free.len() - count;
-        free.split_off(first)
+        let mut free = self.lock();
+        loop {
+            if let Some(taken) = free.take(count) {
+                return taken;
+            }
+            free.waiting += 1;
+            free = self.more.wait(free).expect("no thread panics with the slots");
+            free.waiting -= 1;
+        }
+    }
+
+    /// Takes so many, if they are free.
+    pub(crate) fn try_take(&self, count: usize) -> Option<Vec<u32>> {
+        self.lock().take(count)
     }
 
     /// Gives some back, which the state does not name any more.
     pub(crate) fn give_back(&self, slots: &[u32]) {
-        self.lock().extend_from_slice(slots);
-        self.more.notify_all();
+        let mut free = self.lock();
+        free.slots.extend_from_slice(slots);
+        // To wake nobody is a system call, too.
+        if free.waiting > 0 {
+            self.more.notify_all();
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn lock(&self) -> MutexGuard<'_, Free> {
         self.free.lock().expect("no thread panics with the slots")
+    }
+}
+
+impl Free {
+    fn take(&mut self, count: usize) -> Option<Vec<u32>> {
+        let first = self.slots.len().checked_sub(count)?;
+        Some(self.slots.split_off(first))
     }
 }

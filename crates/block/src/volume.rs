@@ -351,13 +351,15 @@ impl Volume {
         let bytes = buffer.len() as u64;
         let read = self.try_read(offset, buffer);
         match &read {
-            Ok(_) => {
-                self.counters.reads.fetch_add(1, Relaxed);
-                self.counters.read_bytes.fetch_add(bytes, Relaxed);
-            }
+            Ok(_) => self.count_read(bytes),
             Err((_, error)) => self.complain("read", offset, bytes, error),
         }
         read
+    }
+
+    fn count_read(&self, bytes: u64) {
+        self.counters.reads.fetch_add(1, Relaxed);
+        self.counters.read_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Writes, and returns when all copies have it, or the buffer has.
@@ -434,13 +436,15 @@ impl Volume {
         result: Result<(), BlockError>,
     ) -> Result<(), BlockError> {
         match &result {
-            Ok(()) => {
-                self.counters.writes.fetch_add(1, Relaxed);
-                self.counters.written_bytes.fetch_add(bytes, Relaxed);
-            }
+            Ok(()) => self.count_write(bytes),
             Err(error) => self.complain(what, offset, bytes, error),
         }
         result
+    }
+
+    fn count_write(&self, bytes: u64) {
+        self.counters.writes.fetch_add(1, Relaxed);
+        self.counters.written_bytes.fetch_add(bytes, Relaxed);
     }
 
     fn try_read(&self, offset: u64, buffer: &mut [u8]) -> Result<Contents, (u64, BlockError)> {
@@ -687,9 +691,14 @@ impl Volume {
                 (Err(error), _) => settle(run, fate_of(error, was_sent)),
             }
         }
-        free.iter().for_each(|slot| self.state.empty(*slot));
-        self.slots.give_back(&free);
+        self.leave(&free);
         (pending, first_error)
+    }
+
+    /// The writes in these slots are over.
+    fn leave(&self, slots: &[u32]) {
+        slots.iter().for_each(|slot| self.state.empty(*slot));
+        self.slots.give_back(slots);
     }
 
     /// Runs of pages that are to go to the same place. Their locks are held.
@@ -1131,5 +1140,6 @@ fn part(page: PageNo, offset: u64, bytes: u64) -> (Range<usize>, Range<usize>) {
     (of_page.start as usize..of_page.end as usize, within.start as usize..within.end as usize)
 }
 
+pub(crate) mod flow;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,37 +1,50 @@
 //! The requests of one client.
 //!
-//! Several threads serve a connection, and take turns at reading from it: whoever has read a request
-//! lets the next one read, does what is asked, and answers. So a request changes hands nowhere, a
-//! client with one request at a time keeps two threads awake at most, and as many requests are under
-//! way as there are threads. Further ones wait in the socket.
+//! Several threads serve a connection, and take turns at reading from it. Whoever has the turn begins each
+//! short read or write as it comes ([`flow`](crate::volume::flow)), has donors asked for all of them at once,
+//! and gives the client what they have answered, as much as there is by one call. A request that would have to wait is a
+//! thread's own: whoever has read it lets the next one have the turn, does what is asked, and answers.
+//!
+//! Whoever has the turn waits for nothing but the client and donors, both at once: what was begun locks
+//! pages, which others may want. So the turn is not left while anything is under way unless another thread takes it, and a
+//! client that takes no answers is not waited for before what it has under way is over. Over TLS all
+//! requests are threads' own.
 
-use super::stream::Stream;
+use super::outbox::{Outbox, ReadHead, Reply};
+use super::stream::{Input, Stream};
 use super::wire::{
     Command, Malformed, Request, Session, allocation, chunk, errno, flag, only_chunk, simple_reply,
 };
 use crate::extents::Extent;
+use crate::volume::flow::{self, Begun, Ended, Flow, Unfinished};
 use crate::volume::{Contents, Volume};
 use crate::{BlockError, nbd::wire::MAX_PAYLOAD};
-use std::io::{self, BufRead, BufReader, Read};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SendFlags;
+use std::collections::VecDeque;
+use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::Scope;
+use std::time::Duration;
 
-/// Most requests of a client that are under way at a time.
+/// Most requests of a client that are threads' own at a time.
 const MAX_THREADS: usize = 16;
 
 /// Bytes of data that a client's requests under way may have, together.
 const MAX_BYTES: usize = MAX_PAYLOAD as usize;
 
-/// A thread keeps so much of its buffer for the next request.
+/// So much of a buffer is kept for the next request.
 const KEPT_BYTES: usize = 1 << 20;
 
 /// Extents that one answer names at most; a client asks for the rest again.
 const MAX_EXTENTS: usize = 4096;
 
-/// What is read from the socket at a time, as long as requests are small.
-const READ_BYTES: usize = 32 << 10;
+/// How long the client and donors are waited for before lanes are looked at again.
+const WAIT: Duration = Duration::from_secs(1);
+
+const LONGEST: Timespec = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
 
 /// A client that has chosen the volume.
 pub(super) struct Connection {
@@ -40,17 +53,51 @@ pub(super) struct Connection {
     stream: Stream,
     reading: Mutex<Reading>,
     /// Held while a reply is written.
-    writing: Mutex<()>,
+    writing: Mutex<Outbox>,
     bytes: Budget,
     is_over: AtomicBool,
 }
 
+/// What whoever has the turn goes by.
 struct Reading {
-    stream: BufReader<Stream>,
+    input: Input,
+    flow: Flow<Asked>,
+    /// For threads of their own.
+    todo: VecDeque<Todo>,
+    /// Answers that are not written yet.
+    replies: Vec<Reply>,
+    /// Answers that the client had not taken when it was last tried.
+    untaken: usize,
+    /// Buffers that nobody uses.
+    spare: Vec<Vec<u8>>,
     /// How many serve the connection.
     threads: usize,
     /// How many of them are doing what was asked.
     busy: usize,
+}
+
+/// A request, and how much of the budget it has.
+#[derive(Clone, Copy)]
+struct Asked {
+    request: Request,
+    held: usize,
+}
+
+/// What a thread does on its own.
+enum Todo {
+    /// This, with the data of a write.
+    Answer(Asked, Vec<u8>),
+    /// Writes that were begun and have failed.
+    Finish(Unfinished<Asked>),
+}
+
+/// What was taken from what a client has sent.
+enum Taken {
+    Request,
+    /// More has to come.
+    Nothing,
+    /// The client has said that it goes.
+    End,
 }
 
 /// Why a connection is closed.
@@ -62,16 +109,71 @@ pub(super) enum ConnectionError {
     Io(#[from] io::Error),
 }
 
+impl Reading {
+    /// A buffer of at least so many bytes.
+    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        if buffer.len() < bytes {
+            buffer.resize(bytes, 0);
+        }
+        buffer
+    }
+
+    fn keep(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < MAX_THREADS && buffer.capacity() > 0 {
+            buffer.truncate(KEPT_BYTES);
+            buffer.shrink_to(KEPT_BYTES);
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Whether nothing is under way that others may wait for.
+    fn is_idle(&self) -> bool {
+        self.flow.is_idle() && self.replies.is_empty() && self.untaken == 0
+    }
+
+    fn has_room(&self) -> bool {
+        self.flow.len() + self.replies.len() + self.untaken < flow::MAX_UNDER_WAY
+    }
+
+    /// Notes how a request ended that was under way.
+    fn ended(&mut self, session: Session, ended: Ended<Asked>) {
+        match ended {
+            Ended::Read(Asked { request, held }, data, contents) => {
+                self.replies.push(Reply::of_read(&request, session, contents, data, held));
+            }
+            Ended::Written(Asked { request, held }) => {
+                self.replies.push(Reply::done(request.cookie, held));
+            }
+            Ended::Unread(asked) => {
+                let buffer = self.buffer(asked.held);
+                self.todo.push_back(Todo::Answer(asked, buffer));
+            }
+            // First: it has pages that others may wait for.
+            Ended::Unwritten(unfinished) => self.todo.push_front(Todo::Finish(unfinished)),
+        }
+    }
+}
+
 impl Connection {
     pub(super) fn new(volume: Arc<Volume>, session: Session, stream: Stream) -> Connection {
-        let from = BufReader::with_capacity(READ_BYTES, stream.clone());
+        let reading = Reading {
+            input: Input::new(stream.clone()),
+            flow: Flow::new(Arc::clone(&volume)),
+            todo: VecDeque::new(),
+            replies: Vec::new(),
+            untaken: 0,
+            spare: Vec::new(),
+            threads: 1,
+            busy: 0,
+        };
         Connection {
             volume,
             session,
             stream,
-            reading: Mutex::new(Reading { stream: from, threads: 1, busy: 0 }),
+            reading: Mutex::new(reading),
             writing: Mutex::default(),
-            bytes: Budget { free: Mutex::new(MAX_BYTES), more: Condvar::new() },
+            bytes: Budget::new(MAX_BYTES),
             is_over: AtomicBool::new(false),
         }
     }
@@ -82,76 +184,242 @@ impl Connection {
     }
 
     fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        let mut buffer = Vec::new();
-        while let Some((request, held)) = self.next(scope, &mut buffer) {
-            if let Err(error) = self.answer(&request, &mut buffer) {
-                self.end(&error.into());
-            }
-            self.bytes.give_back(held);
-            buffer.truncate(KEPT_BYTES);
-            buffer.shrink_to(KEPT_BYTES);
-            self.reading().busy -= 1;
+        let mut done = None;
+        while let Some(todo) = self.next(scope, done) {
+            done = Some(self.work_off(todo));
         }
     }
 
-    /// The next request, with the data of a write in the buffer, and how much of the budget it has.
+    /// Does what is a thread's own; gives back the buffer that it had.
+    fn work_off(&self, todo: Todo) -> Vec<u8> {
+        match todo {
+            Todo::Answer(Asked { request, held }, mut buffer) => {
+                if let Err(error) = self.answer(&request, &mut buffer) {
+                    self.end(&error.into());
+                }
+                self.bytes.give_back(held);
+                buffer
+            }
+            Todo::Finish(unfinished) => {
+                unfinished.finish(&self.volume, &mut |Asked { request, held }, result| {
+                    let answered = match result {
+                        Ok(()) => self.send(&[&simple_reply(request.cookie, 0)]),
+                        Err(error) => self.refuse(&request, errno_of(&error), request.offset),
+                    };
+                    if let Err(error) = answered {
+                        self.end(&error.into());
+                    }
+                    self.bytes.give_back(held);
+                });
+                Vec::new()
+            }
+        }
+    }
+
+    /// Takes the turn until there is something for this thread alone. It brings back the buffer that it had
+    /// for the last.
     fn next<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        buffer: &mut Vec<u8>,
-    ) -> Option<(Request, usize)> {
+        done: Option<Vec<u8>>,
+    ) -> Option<Todo> {
         let mut reading = self.reading();
-        if self.is_over.load(Acquire) {
-            return None;
+        if let Some(buffer) = done {
+            reading.busy -= 1;
+            reading.keep(buffer);
         }
-        match self.receive(&mut reading.stream, buffer) {
-            Ok(Some(received)) => {
-                reading.busy += 1;
-                if reading.busy == reading.threads && reading.threads < MAX_THREADS {
-                    // Without it, fewer are under way at a time.
-                    let thread = std::thread::Builder::new().name("nbd".into());
-                    if thread.spawn_scoped(scope, || self.work(scope)).is_ok() {
-                        reading.threads += 1;
-                    }
+        let mut todo = loop {
+            if let Some(todo) = reading.todo.pop_front() {
+                break todo;
+            }
+            if self.is_over.load(Acquire) {
+                self.settle(&mut reading);
+                match reading.todo.pop_front() {
+                    Some(todo) => break todo,
+                    None => return None,
                 }
-                Some(received)
             }
-            Ok(None) => {
-                self.is_over.store(true, Release);
-                None
+            match self.advance(&mut reading) {
+                Ok(true) => {}
+                Ok(false) => self.is_over.store(true, Release),
+                Err(error) => self.end(&error),
             }
-            Err(error) => {
-                self.end(&error);
-                None
+        };
+        if !self.has_successor(scope, &mut reading) {
+            self.settle(&mut reading);
+            if let Some(front @ Todo::Finish(_)) = reading.todo.front_mut() {
+                std::mem::swap(front, &mut todo);
             }
         }
+        Some(todo)
     }
 
-    fn receive(
-        &self,
-        stream: &mut BufReader<Stream>,
-        buffer: &mut Vec<u8>,
-    ) -> Result<Option<(Request, usize)>, ConnectionError> {
-        if stream.fill_buf()?.is_empty() {
-            return Ok(None);
+    /// Counts this thread as one that has left the turn. Whether another one takes it, come what may.
+    fn has_successor<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        reading: &mut Reading,
+    ) -> bool {
+        reading.busy += 1;
+        if reading.busy == reading.threads && reading.threads < MAX_THREADS {
+            // Without it, fewer are under way at a time.
+            let thread = std::thread::Builder::new().name("nbd".into());
+            if thread.spawn_scoped(scope, || self.work(scope)).is_ok() {
+                reading.threads += 1;
+            }
         }
-        let mut bytes = [0; Request::BYTES];
-        stream.read_exact(&mut bytes)?;
-        let request = Request::decode(&bytes)?;
+        reading.busy < reading.threads
+    }
+
+    /// Begins what has come, and waits for what is next; false at the client's end.
+    fn advance(&self, reading: &mut Reading) -> Result<bool, ConnectionError> {
+        while reading.todo.is_empty() && reading.has_room() {
+            match self.take(reading)? {
+                Taken::Request => {}
+                Taken::Nothing => break,
+                Taken::End => return Ok(false),
+            }
+        }
+        let was_full = !reading.has_room();
+        reading.flow.send();
+        self.reply(reading)?;
+        // What there is room for now may have come long ago.
+        if !reading.todo.is_empty() || was_full && reading.has_room() {
+            return Ok(true);
+        }
+        self.wait(reading)
+    }
+
+    /// Begins the next request, or leaves it to a thread of its own.
+    fn take(&self, reading: &mut Reading) -> Result<Taken, ConnectionError> {
+        let Some(head) = reading.input.bytes().first_chunk() else { return Ok(Taken::Nothing) };
+        let request = Request::decode(head)?;
         let length = request.length as usize;
         let held = match request.command {
-            Command::Disconnect => return Ok(None),
+            Command::Disconnect => return Ok(Taken::End),
             Command::Read | Command::Write if length <= MAX_BYTES => length,
             _ => 0,
         };
-        self.bytes.take(held);
-        if buffer.len() < held {
-            buffer.resize(held, 0);
+        let data_bytes = if request.command == Command::Write { held } else { 0 };
+        let has_come = reading.input.bytes().len() >= Request::BYTES + data_bytes;
+        if !has_come && reading.input.holds(Request::BYTES + data_bytes) {
+            return Ok(Taken::Nothing);
         }
-        if request.command == Command::Write {
-            stream.read_exact(&mut buffer[..held])?;
+        if !has_come || !self.bytes.try_take(held) {
+            // The client may stop in the middle of it, and who has the bytes may wait for what is under way.
+            self.settle(reading);
+            if !reading.todo.is_empty() {
+                return Ok(Taken::Nothing);
+            }
+            self.bytes.take(held);
         }
-        Ok(Some((request, held)))
+        reading.input.consume(Request::BYTES);
+        let asked = Asked { request, held };
+        let may_begin = has_come
+            && matches!(self.stream, Stream::Plain(_))
+            && request.check(self.volume.size_bytes(), self.session).is_ok();
+        let begun = match request.command {
+            Command::Read if may_begin => {
+                let data = reading.buffer(held);
+                reading.flow.read(asked, request.offset, held, data)
+            }
+            Command::Write if may_begin => {
+                reading.flow.write(asked, request.offset, &reading.input.bytes()[..held])
+            }
+            _ => Begun::Not(asked),
+        };
+        match begun {
+            Begun::UnderWay => reading.input.consume(data_bytes),
+            Begun::Ended(ended) => {
+                reading.input.consume(data_bytes);
+                reading.ended(self.session, ended);
+            }
+            Begun::Not(asked) => {
+                let mut buffer = reading.buffer(held);
+                reading.input.read_exact(&mut buffer[..data_bytes])?;
+                reading.todo.push_back(Todo::Answer(asked, buffer));
+            }
+        }
+        Ok(Taken::Request)
+    }
+
+    /// Waits until the client has sent something, or takes something again, or donors have answered; false at
+    /// the client's end.
+    fn wait(&self, reading: &mut Reading) -> Result<bool, ConnectionError> {
+        if reading.is_idle() {
+            return Ok(reading.input.fill()? > 0);
+        }
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::IN, reading.has_room());
+        wanted.set(PollFlags::OUT, reading.untaken > 0);
+        let donors = reading.flow.descriptors();
+        let mut fds: Vec<PollFd<'_>> =
+            donors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        // Its end would be told even if nothing was wanted of it.
+        if !wanted.is_empty() {
+            fds.push(PollFd::new(self.stream.socket(), wanted));
+        }
+        // A signal ends the wait early, and nothing is ready then.
+        let ready = poll(&mut fds, Some(&LONGEST)).unwrap_or(0);
+        let of_client = match wanted.is_empty() {
+            true => PollFlags::empty(),
+            false => fds.last().map_or(PollFlags::empty(), PollFd::revents),
+        };
+        let of_donors = ready - usize::from(!of_client.is_empty()).min(ready);
+        drop(fds);
+        if of_donors > 0 || ready == 0 {
+            self.progress(reading, None);
+        }
+        let has_sent = of_client.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
+        Ok(!has_sent || !wanted.contains(PollFlags::IN) || reading.input.fill()? > 0)
+    }
+
+    /// Takes what donors have answered.
+    fn progress(&self, reading: &mut Reading, wait: Option<Duration>) {
+        let mut all = Vec::new();
+        reading.flow.progress(wait, &mut |ended| all.push(ended));
+        all.into_iter().for_each(|ended| reading.ended(self.session, ended));
+    }
+
+    /// Has the client take as many answers as it does.
+    fn reply(&self, reading: &mut Reading) -> io::Result<()> {
+        if reading.replies.is_empty() && reading.untaken == 0 {
+            return Ok(());
+        }
+        let Ok(mut outbox) = self.writing.try_lock() else {
+            // A thread has it that waits for the client.
+            reading.untaken = reading.untaken.max(1);
+            return Ok(());
+        };
+        self.send_some(reading, &mut outbox, SendFlags::DONTWAIT)
+    }
+
+    /// Waits until nothing is under way that others may wait for.
+    fn settle(&self, reading: &mut Reading) {
+        reading.flow.send();
+        while !reading.flow.is_idle() {
+            self.progress(reading, Some(WAIT));
+        }
+        let mut outbox = self.writing();
+        if let Err(error) = self.send_some(reading, &mut outbox, SendFlags::empty()) {
+            self.end(&error.into());
+            reading.untaken = 0;
+        }
+    }
+
+    fn send_some(
+        &self,
+        reading: &mut Reading,
+        outbox: &mut Outbox,
+        flags: SendFlags,
+    ) -> io::Result<()> {
+        outbox.extend(reading.replies.drain(..));
+        let sent = outbox.send(self.stream.socket(), flags, &mut |reply| {
+            self.bytes.give_back(reply.held);
+            reading.keep(reply.into_buffer());
+        });
+        reading.untaken = outbox.len();
+        sent
     }
 
     fn answer(&self, request: &Request, buffer: &mut [u8]) -> io::Result<()> {
@@ -193,18 +461,8 @@ impl Connection {
 
     /// Answers a read.
     fn give(&self, request: &Request, data: &[u8], contents: Contents) -> io::Result<()> {
-        let Request { cookie, offset, length, .. } = *request;
-        let at = offset.to_be_bytes();
-        match (self.session.structured, contents) {
-            (false, _) => self.send(&[&simple_reply(cookie, 0), data]),
-            (true, Contents::Data) => {
-                self.send(&[&only_chunk(cookie, chunk::OFFSET_DATA, 8 + length), &at, data])
-            }
-            (true, Contents::Hole) => {
-                let head = only_chunk(cookie, chunk::OFFSET_HOLE, 12);
-                self.send(&[&head, &at, &length.to_be_bytes()])
-            }
-        }
+        let head = ReadHead::of(request, self.session, contents);
+        self.send(&[head.bytes(), if head.has_data { data } else { &[] }])
     }
 
     /// Answers which bytes are stored.
@@ -250,7 +508,11 @@ impl Connection {
     }
 
     fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
-        let _turn = self.writing.lock().expect("no thread panics as it writes");
+        let mut outbox = self.writing();
+        // What was begun to be sent comes first.
+        outbox.send(self.stream.socket(), SendFlags::empty(), &mut |reply| {
+            self.bytes.give_back(reply.held);
+        })?;
         self.stream.send(parts)
     }
 
@@ -264,8 +526,12 @@ impl Connection {
         let _ = rustix::net::shutdown(self.stream.socket(), rustix::net::Shutdown::Both);
     }
 
-    fn reading(&self) -> std::sync::MutexGuard<'_, Reading> {
+    fn reading(&self) -> MutexGuard<'_, Reading> {
         self.reading.lock().expect("no thread panics as it reads")
+    }
+
+    fn writing(&self) -> MutexGuard<'_, Outbox> {
+        self.writing.lock().expect("no thread panics as it writes")
     }
 }
 
@@ -284,23 +550,51 @@ fn errno_of(error: &BlockError) -> u32 {
     }
 }
 
-/// Bytes that may be taken by several.
+/// Bytes that may be taken by several, one of whom waits for them.
 #[derive(Debug)]
 struct Budget {
-    free: Mutex<usize>,
+    free: Mutex<Free>,
     more: Condvar,
 }
 
+#[derive(Debug)]
+struct Free {
+    bytes: usize,
+    is_waited_for: bool,
+}
+
 impl Budget {
+    fn new(bytes: usize) -> Budget {
+        Budget { free: Mutex::new(Free { bytes, is_waited_for: false }), more: Condvar::new() }
+    }
+
     fn take(&self, bytes: usize) {
-        let free = self.free.lock().expect("no thread panics with it");
-        let mut free =
-            self.more.wait_while(free, |free| *free < bytes).expect("no thread panics with it");
-        *free -= bytes;
+        let mut free = self.free();
+        free.is_waited_for = true;
+        let lacks = |free: &mut Free| free.bytes < bytes;
+        let mut free = self.more.wait_while(free, lacks).expect("no thread panics with it");
+        free.is_waited_for = false;
+        free.bytes -= bytes;
+    }
+
+    /// Whether there were as many.
+    fn try_take(&self, bytes: usize) -> bool {
+        let mut free = self.free();
+        let left = free.bytes.checked_sub(bytes);
+        free.bytes = left.unwrap_or(free.bytes);
+        left.is_some()
     }
 
     fn give_back(&self, bytes: usize) {
-        *self.free.lock().expect("no thread panics with it") += bytes;
-        self.more.notify_one();
+        let mut free = self.free();
+        free.bytes += bytes;
+        // To wake nobody is a system call, too.
+        if free.is_waited_for {
+            self.more.notify_one();
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().expect("no thread panics with it")
     }
 }

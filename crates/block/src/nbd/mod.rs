@@ -8,6 +8,7 @@
 mod client;
 mod connection;
 pub mod handshake;
+mod outbox;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! What a client is spoken to over: its socket, as it is or with TLS.
 
 use super::tls::TlsStream;
+use super::wire::Request;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -48,5 +49,64 @@ impl Read for Stream {
             Stream::Plain(socket) => (&**socket).read(buffer),
             Stream::Tls(stream) => (&**stream).read(buffer),
         }
+    }
+}
+
+/// What a client has sent, as far as nobody has had it yet.
+pub(super) struct Input {
+    stream: Stream,
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+/// So much is read from a socket at a time. A longer request is waited for when nothing else is under way.
+const INPUT_BYTES: usize = Request::BYTES + (256 << 10);
+
+impl Input {
+    pub(super) fn new(stream: Stream) -> Input {
+        // Fresh memory of this size is mapped, not touched.
+        Input { stream, buffer: vec![0; INPUT_BYTES].into(), from: 0, to: 0 }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.from..self.to]
+    }
+
+    /// Whether it can have so many bytes at a time.
+    pub(super) fn holds(&self, bytes: usize) -> bool {
+        bytes <= self.buffer.len()
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.from += bytes;
+    }
+
+    /// One read, of which there is to be room; none at the end.
+    pub(super) fn fill(&mut self) -> io::Result<usize> {
+        if self.from == self.to {
+            (self.from, self.to) = (0, 0);
+        } else if self.to == self.buffer.len() {
+            self.buffer.copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
+        }
+        loop {
+            match self.stream.read(&mut self.buffer[self.to..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    let read = read?;
+                    self.to += read;
+                    return Ok(read);
+                }
+            }
+        }
+    }
+
+    /// Waits for as many bytes as there is room for.
+    pub(super) fn read_exact(&mut self, into: &mut [u8]) -> io::Result<()> {
+        let (first, rest) = into.split_at_mut(into.len().min(self.to - self.from));
+        first.copy_from_slice(&self.buffer[self.from..][..first.len()]);
+        self.consume(first.len());
+        self.stream.read_exact(rest)
     }
 }

@@ -255,6 +255,109 @@ fn many_requests_are_under_way_and_each_is_answered_once() {
     server.stop();
 }
 
+/// The next replies, by their cookies: the error, and so many bytes if it is none.
+fn replies(stream: &mut TcpStream, bytes: &[usize]) -> Vec<(u32, Vec<u8>)> {
+    let mut found = vec![None; bytes.len()];
+    for _ in bytes {
+        let (error, cookie) = reply(stream);
+        let mut data = vec![0; if error == 0 { bytes[cookie as usize] } else { 0 }];
+        stream.read_exact(&mut data).unwrap();
+        assert!(found[cookie as usize].replace((error, data)).is_none(), "{cookie} twice");
+    }
+    found.into_iter().map(|reply| reply.expect("each is answered")).collect()
+}
+
+#[test]
+fn requests_that_come_together_are_answered_each_on_its_own() {
+    let world = World::new(2, 2, PAGES);
+    let volume = world.volume();
+    volume.write(0, &[7; 20 * PAGE_SIZE]).unwrap();
+    let (server, address) = serve(Arc::clone(&volume));
+    let mut stream = client(address);
+    let write = |cookie, offset, data: &[u8]| {
+        [request(1, cookie, offset, data.len() as u32), data.to_vec()].concat()
+    };
+    let together = [
+        write(0, 0, &[1; PAGE_SIZE]),
+        request(0, 1, PAGES * PAGE - 1, 2),
+        request(0, 2, 5 * PAGE, 3 * PAGE as u32),
+        write(3, 10 * PAGE + 7, &[3; 5000]),
+        write(4, PAGES * PAGE, &[4; 100]),
+        request(3, 5, 0, 0),
+        request(9, 6, 0, 4096),
+        request(0, 7, 50 * PAGE, 100),
+        flagged_request(1, 1, 8, 2 * PAGE, 2 * PAGE as u32),
+        vec![8; 2 * PAGE_SIZE],
+        request(0, 9, 19 * PAGE + 9, 2 * PAGE as u32),
+    ];
+    let bytes = [0, 0, 3 * PAGE_SIZE, 0, 0, 0, 0, 100, 0, 2 * PAGE_SIZE];
+    // As a whole, and in pieces that end anywhere.
+    for piece in [usize::MAX, 1000, 13] {
+        for piece in together.concat().chunks(piece) {
+            stream.write_all(piece).unwrap();
+        }
+        let found = replies(&mut stream, &bytes);
+        let errors: Vec<u32> = found.iter().map(|(error, _)| *error).collect();
+        assert_eq!(errors, [0, 22, 0, 0, 28, 0, 22, 0, 0, 0]);
+        assert!(found[2].1 == [7; 3 * PAGE_SIZE] && found[7].1 == [0; 100]);
+        let (kept, hole) = found[9].1.split_at(PAGE_SIZE - 9);
+        assert!(kept.iter().all(|byte| *byte == 7) && hole.iter().all(|byte| *byte == 0));
+        assert!(read(&volume, 0, PAGE_SIZE) == [1; PAGE_SIZE]);
+        assert!(read(&volume, 2 * PAGE, 2 * PAGE_SIZE) == [8; 2 * PAGE_SIZE]);
+        assert!(read(&volume, 10 * PAGE + 7, 5000) == [3; 5000]);
+        volume.write(0, &[7; 20 * PAGE_SIZE]).unwrap();
+    }
+    server.stop();
+}
+
+#[test]
+fn more_requests_than_are_begun_at_once_wait_and_are_answered() {
+    let world = World::new(2, 1, PAGES);
+    let (server, address) = serve(world.volume());
+    let mut stream = client(address);
+    let all: Vec<u8> = (0..300u64)
+        .flat_map(|cookie| {
+            let head = request(1, cookie, cookie % PAGES * PAGE, PAGE as u32);
+            [head, vec![(cookie % PAGES) as u8; PAGE_SIZE]].concat()
+        })
+        .collect();
+    let mut writer = stream.try_clone().unwrap();
+    let sending = thread::spawn(move || writer.write_all(&all).unwrap());
+    assert!(replies(&mut stream, &[0; 300]).iter().all(|(error, _)| *error == 0));
+    sending.join().unwrap();
+    // No answer is taken before all are asked for, which is more than sockets have room for.
+    let read = |cookie: u64| request(0, cookie, cookie % 37 * PAGE, 16 * PAGE as u32);
+    stream.write_all(&(0..300u64).flat_map(read).collect::<Vec<u8>>()).unwrap();
+    for (cookie, (error, data)) in replies(&mut stream, &[16 * PAGE_SIZE; 300]).iter().enumerate() {
+        let pages = data.chunks_exact(PAGE_SIZE).zip(cookie % 37..);
+        assert!(*error == 0 && pages.into_iter().all(|(page, at)| *page == [at as u8; PAGE_SIZE]));
+    }
+    server.stop();
+}
+
+#[test]
+fn who_takes_no_answers_or_ends_amid_a_request_keeps_nobody_from_a_page() {
+    let world = World::new(1, 1, PAGES);
+    let volume = world.volume();
+    volume.write(0, &[7; (PAGES * PAGE) as usize]).unwrap();
+    let (server, address) = serve(volume);
+    let mut deaf = client(address);
+    let read = |cookie: u64| request(0, cookie, 0, 16 * PAGE as u32);
+    deaf.write_all(&(0..400u64).flat_map(read).collect::<Vec<u8>>()).unwrap();
+    let mut slow = client(address);
+    slow.write_all(&[read(0), request(1, 1, 0, 64 * PAGE as u32), vec![1; 9]].concat()).unwrap();
+    slow.read_exact(&mut vec![0; 16 + 16 * PAGE_SIZE]).unwrap();
+    let mut stream = client(address);
+    for page in 0..PAGES {
+        stream.write_all(&request(1, page, page * PAGE, PAGE as u32)).unwrap();
+        stream.write_all(&[8; PAGE_SIZE]).unwrap();
+        assert_eq!(reply(&mut stream), (0, page));
+    }
+    drop((deaf, slow));
+    eventually("they have gone", || server.clients() == 1);
+    server.stop();
+}
+
 /// A client of the newer kind, which has agreed upon structured replies and the allocation.
 fn modern_client(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();

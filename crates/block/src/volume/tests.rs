@@ -1,5 +1,6 @@
 //! Volumes on real donors, in this process.
 
+use super::flow::{Begun, Ended, Flow};
 use super::*;
 use crate::{ResizeError, Spill};
 use hecaton_donor::{Donor, DonorConfig, Serving};
@@ -1238,4 +1239,122 @@ fn holes_take_no_memory_and_give_it_back() {
     eventually("the segment is free", || world.donors[0].is_all_free());
     let beyond = volume.write(2 * SEGMENT_PAGES * PAGE - 1, &[0; 2]);
     assert!(matches!(beyond, Err(BlockError::Beyond { .. })));
+}
+
+/// All that is under way, to its end.
+fn ends(flow: &mut Flow<u64>) -> Vec<Ended<u64>> {
+    let mut ends = Vec::new();
+    flow.send();
+    while !flow.is_idle() {
+        flow.progress(Some(PATIENCE), &mut |ended| ends.push(ended));
+    }
+    ends
+}
+
+#[test]
+fn what_is_under_way_together_keeps_others_out_and_ends_each_on_its_own() {
+    let world = World::new(2, 2, SEGMENT_PAGES + 20);
+    let volume = world.volume();
+    let at = |page: u64| (page % 2 * SEGMENT_PAGES + page / 2) * PAGE;
+    for page in 0..40 {
+        volume.write(at(page), &[page as u8; PAGE_SIZE]).unwrap();
+    }
+    let mut flow = Flow::new(Arc::clone(&volume));
+    for page in 0..20 {
+        let begun = match page % 4 {
+            0 | 1 => flow.write(page, at(page), &[100 + page as u8; PAGE_SIZE]),
+            _ => flow.read(page, at(page), PAGE_SIZE, vec![0; PAGE_SIZE]),
+        };
+        assert!(matches!(begun, Begun::UnderWay), "{page}");
+    }
+    assert_eq!(flow.len(), 20);
+    // What is not whole pages, what is of two segments, and what another one has.
+    assert!(matches!(flow.write(20, at(30) + 1, &[0; PAGE_SIZE]), Begun::Not(20)));
+    let over = SEGMENT_PAGES * PAGE - PAGE;
+    assert!(matches!(flow.read(20, over, 2 * PAGE_SIZE, vec![0; 2 * PAGE_SIZE]), Begun::Not(20)));
+    assert!(matches!(flow.read(20, at(0), PAGE_SIZE, vec![0; PAGE_SIZE]), Begun::Not(20)));
+    assert!(matches!(flow.write(20, at(2), &[0; PAGE_SIZE]), Begun::Not(20)));
+    // A hole is known to be one.
+    let hole = flow.read(20, 100 * PAGE, 5, vec![1; 7]);
+    let is_hole = |data: &[u8]| data == [0, 0, 0, 0, 0, 1, 1];
+    assert!(matches!(hole, Begun::Ended(Ended::Read(20, data, Contents::Hole)) if is_hole(&data)));
+
+    let mut seen = [false; 20];
+    for ended in ends(&mut flow) {
+        let page = match ended {
+            Ended::Written(page) if page % 4 < 2 => page,
+            Ended::Read(page, data, Contents::Data) if page % 4 >= 2 => {
+                assert!(data == [page as u8; PAGE_SIZE], "{page}");
+                page
+            }
+            _ => panic!("a request failed"),
+        };
+        assert!(!std::mem::replace(&mut seen[page as usize], true), "{page} twice");
+    }
+    assert_eq!((seen, flow.len()), ([true; 20], 0));
+    for page in 0..20 {
+        let expected = page as u8 + if page % 4 < 2 { 100 } else { 0 };
+        assert!(read(&volume, at(page), PAGE_SIZE) == [expected; PAGE_SIZE], "{page}");
+    }
+    assert!(!is_anything_named(&volume));
+    let stats = volume.stats(0);
+    assert_eq!((stats.reads, stats.writes, stats.errors), (10 + 1 + 20, 40 + 10, 0));
+}
+
+#[test]
+fn writes_that_fail_together_are_written_again_or_settled_later() {
+    for comes_back in [true, false] {
+        let mut world = World::new(1, 1, 100);
+        let volume = world.volume();
+        volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
+        let mut flow = Flow::new(Arc::clone(&volume));
+        for page in 0..3 {
+            let begun = flow.write(page, page * PAGE, &[2; PAGE_SIZE]);
+            assert!(matches!(begun, Begun::UnderWay));
+        }
+        let address = world.donors[0].stop();
+        let mut ended = ends(&mut flow);
+        let Some(Ended::Unwritten(unfinished)) = ended.pop() else { panic!("they have failed") };
+        assert!(ended.is_empty(), "all of them together");
+        if comes_back {
+            world.donors[0].serve_again(address);
+        }
+        let mut told = Vec::new();
+        unfinished.finish(&volume, &mut |page, result| told.push((page, result.is_ok())));
+        told.sort_unstable();
+        assert_eq!(told, [0, 1, 2].map(|page| (page, comes_back)));
+        if !comes_back {
+            // Nobody has the pages until it is known what became of them.
+            assert!(volume.read(PAGE, &mut [0; PAGE_SIZE]).is_err());
+            world.donors[0].serve_again(address);
+            eventually("it is settled", || volume.stats(0).unsettled == 0);
+            eventually("it is reached", || volume.read(0, &mut [0; 512]).is_ok());
+        }
+        assert!(read(&volume, 0, 3 * PAGE_SIZE) == [2; 3 * PAGE_SIZE]);
+        assert!(read(&volume, 3 * PAGE, PAGE_SIZE) == [1; PAGE_SIZE]);
+        assert!(!is_anything_named(&volume));
+        // The next ones find a lane.
+        volume.write(0, &[3; PAGE_SIZE]).unwrap();
+        assert!(matches!(flow.write(7, PAGE, &[4; PAGE_SIZE]), Begun::UnderWay));
+        assert!(matches!(&ends(&mut flow)[..], [Ended::Written(7)]));
+    }
+}
+
+#[test]
+fn a_read_that_comes_wrong_is_for_a_thread_of_its_own() {
+    let world = World::new(1, 1, 100);
+    let volume = world.volume();
+    volume.write(0, &[1; 2 * PAGE_SIZE]).unwrap();
+    let mut is_first = true;
+    world.each_page_of(0, |_, page| page[9] ^= u8::from(std::mem::take(&mut is_first)));
+    let mut flow = Flow::new(Arc::clone(&volume));
+    for page in 0..2 {
+        let begun = flow.read(page, page * PAGE, PAGE_SIZE, vec![0; PAGE_SIZE]);
+        assert!(matches!(begun, Begun::UnderWay));
+    }
+    let ended = ends(&mut flow);
+    let is_unread = |ended: &Ended<u64>| matches!(ended, Ended::Unread(0));
+    let is_read = |ended: &Ended<u64>| matches!(ended, Ended::Read(1, _, Contents::Data));
+    assert!(ended.len() == 2 && ended.iter().any(is_unread) && ended.iter().any(is_read));
+    assert!(volume.read(0, &mut [0; 1]).is_err());
 }

@@ -23,7 +23,7 @@ SUITE=bookworm-backports
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 MODULES="virtio_mem virtio_balloon virtio_blk ext4 zram"
 # Each is loaded by `load NAME`.
-MODULES_ON_DEMAND="xfs nbd virtio_net ublk_drv virtio_console"
+MODULES_ON_DEMAND="xfs nbd virtio_net ublk_drv"
 # name:package, each copied with the libraries that it needs.
 PROGRAMS="stress-ng:stress-ng memtester:memtester mbw:mbw redis-server:redis-server redis-benchmark:redis-tools redis-cli:redis-tools mkfs.ext4:e2fsprogs e2fsck:e2fsprogs mkfs.xfs:xfsprogs xfs_repair:xfsprogs nbd-client:nbd-client"
 

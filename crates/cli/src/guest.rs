@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => out::announce(format_args!("{}", json!({ "port": port, "serves": addresses }))),
         false => {
             let hears = match &port {
-                Some(port) => format!("The host is heard at {}.", port.display()),
+                Some(port) => format!("Listens for the host at {}.", port.display()),
                 None => "There is no port to the host: only the memory is watched.".to_owned(),
             };
             let serves: String =

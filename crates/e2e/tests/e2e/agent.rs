@@ -220,9 +220,8 @@ pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
 }
 
 /// The manager inside: its one application says what it is told, and how much the guest has then.
-const MANAGED: &str = "load virtio_console
-    echo guest: waits
-    hecaton guest --config /guest.toml --port /dev/vport0p1";
+const MANAGED: &str =
+    "hecaton guest --config /guest.toml --port /dev/$(ls /sys/class/virtio-ports)";
 
 const MANAGER: &str = r#"
 reserve = "64M"
@@ -252,12 +251,13 @@ pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster) -> TestResult
     let first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
     is_told(&mut harvest, 704)?;
     host.until("a regular VM has come", 320, 512)?;
+
+    // The next agent is greeted while the guest grows.
+    host.kill_node()?;
     drop(first);
+    host.start_node()?;
     harvest.wait_for("guest: told grow")?;
     host.until("it has left", 640, 0)?;
-
-    host.kill_node()?;
-    host.start_node()?;
     let _second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
     is_told(&mut harvest, 960)?;
     host.until("another one has come, and another agent", 576, 256)?;

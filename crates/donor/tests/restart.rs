@@ -230,7 +230,6 @@ impl Known {
             self.extents.insert(segment, extent);
             self.pages.retain(|(of, _), _| *of != segment);
         }
-        under_way.wait();
         let mut seed = space * 1000 + round + 1;
         let mut answered = 0;
         loop {
@@ -238,7 +237,11 @@ impl Known {
             seed ^= seed >> 7;
             seed ^= seed << 17;
             self.step += 1;
-            if self.ask(&mut borrower, seed).is_none() {
+            let answer = self.ask(&mut borrower, seed);
+            if answered == 0 {
+                under_way.wait();
+            }
+            if answer.is_none() {
                 return answered;
             }
             answered += 1;

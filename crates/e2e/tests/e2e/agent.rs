@@ -215,7 +215,8 @@ pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect::<anyhow::Result<_>>()?;
     left.sort();
-    ensure!(left == ["agent.lock", "harvest.json", "harvest.qmp"], "{left:?} are left");
+    let rest = ["agent.lock", "harvest.guest", "harvest.json", "harvest.qmp"];
+    ensure!(left == rest, "{left:?} are left");
     Ok(Outcome::Passed)
 }
 

@@ -5,41 +5,31 @@ mod common;
 use common::*;
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, Size};
-use hecaton_pki::{Authority, Identity, Role, Wish};
+use hecaton_pki::Role;
+use hecaton_pki::testing::TestAuthority;
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{FillSource, Hello, OWNERS_SINCE, Refusal, Request};
-use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
+use hecaton_transport::tls::{Destination, Tls};
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 const SPACE: u64 = 7;
 const ORDER: u8 = 6;
 
-struct Pki {
-    _scratch: tempfile::TempDir,
-    authority: Authority,
-}
+struct Pki(TestAuthority);
 
 impl Pki {
     fn new() -> Pki {
-        let scratch = tempfile::tempdir().unwrap();
-        let authority = Authority::init(&scratch.path().join("pki")).unwrap();
-        Pki { _scratch: scratch, authority }
-    }
-
-    /// A node's certificate, or a new one in its place.
-    fn issue(&self, name: &str) -> PathBuf {
-        let identity = Identity { name: name.to_owned(), role: Role::Node };
-        let wish = Wish { identity, hosts: Vec::new(), days: 1, renew: true };
-        self.authority.issue(&wish).unwrap().dir
+        Pki(TestAuthority::in_scratch())
     }
 
     fn config(&self, node: &str) -> DonorConfig {
         let address = ([127, 0, 0, 1], 0).into();
         let lend = Size(1000 * PAGE_SIZE as u64);
-        DonorConfig { tls_dir: Some(self.issue(node)), ..DonorConfig::new(node, address, lend) }
+        DonorConfig {
+            tls_dir: Some(self.0.issue(node, Role::Node)),
+            ..DonorConfig::new(node, address, lend)
+        }
     }
 
     /// A donor of that node.
@@ -52,7 +42,7 @@ impl Pki {
 
     /// That node says this to the donor.
     fn open(&self, node: &str, to: SocketAddr, hello: &Hello) -> Result<Borrower, ConnectionError> {
-        let credentials = Arc::new(CredentialsDir::new(self.issue(node)));
+        let credentials = self.0.credentials(node, Role::Node);
         let tls = Some(Tls { credentials, node: None });
         let to = Destination { address: to, tls };
         Connection::open(to, hello, &Options::default()).map(Borrower)

@@ -20,6 +20,8 @@ mod identity;
 mod joining;
 mod outside;
 mod peers;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod token;
 mod watched;
 

@@ -5,42 +5,31 @@ mod common;
 
 use common::*;
 use hecaton_memory::{Epoch, Size, page_sum};
-use hecaton_pki::{Authority, Identity, Role, Wish};
+use hecaton_pki::Role;
+use hecaton_pki::testing::TestAuthority;
 use hecaton_space::{DonorStatus, Redundancy, Space, SpaceConfig};
 use hecaton_transport::client::{Connection, Options, Outcome as Answer};
 use hecaton_transport::protocol::{Hello, Request, VERSIONS};
-use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
-use std::path::PathBuf;
+use hecaton_transport::tls::{Destination, Tls};
 use std::sync::Arc;
 use std::time::Duration;
 
 const SEGMENTS: u64 = 4;
 
-struct Pki {
-    _scratch: tempfile::TempDir,
-    authority: Authority,
-}
+struct Pki(TestAuthority);
 
 impl Pki {
     fn new() -> Pki {
-        let scratch = tempfile::tempdir().unwrap();
-        let authority = Authority::init(&scratch.path().join("pki")).unwrap();
-        Pki { _scratch: scratch, authority }
-    }
-
-    fn issue(&self, name: &str) -> PathBuf {
-        let identity = Identity { name: name.to_owned(), role: Role::Node };
-        let wish = Wish { identity, hosts: Vec::new(), days: 1, renew: false };
-        self.authority.issue(&wish).unwrap().dir
+        Pki(TestAuthority::in_scratch())
     }
 
     /// A donor of the node of that name.
     fn lend(&self, name: &str) -> Lent {
-        Lent::start_secure(name, 16, self.issue(name))
+        Lent::start_secure(name, 16, self.0.issue(name, Role::Node))
     }
 
     fn config(&self, redundancy: Redundancy) -> SpaceConfig {
-        let credentials = Some(Arc::new(CredentialsDir::new(self.issue("borrower"))));
+        let credentials = Some(self.0.credentials("borrower", Role::Node));
         SpaceConfig { redundancy, credentials, ..config(SEGMENTS * SEGMENT_PAGES) }
     }
 }
@@ -117,7 +106,7 @@ fn a_donor_at_which_another_node_was_first_is_passed_over() {
         lease: Duration::from_secs(30),
         consumer: "squatter".to_owned(),
     };
-    let credentials = Arc::new(CredentialsDir::new(pki.issue("squatter")));
+    let credentials = pki.0.credentials("squatter", Role::Node);
     let tls = Some(Tls { credentials, node: None });
     let to = Destination { address: donors[0].address(), tls };
     let mut squatter = Connection::open(to, &hello, &Options::default()).unwrap();

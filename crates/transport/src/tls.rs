@@ -518,34 +518,11 @@ unsafe fn copy_bytes(from: *const u8, to: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hecaton_pki::{Authority, Role, Wish};
+    use hecaton_pki::Role;
+    use hecaton_pki::testing::TestAuthority;
     use std::io::Write as _;
     use std::net::TcpListener;
     use std::thread;
-
-    /// An authority, and directories of those whom it knows.
-    struct Pki {
-        _scratch: tempfile::TempDir,
-        authority: Authority,
-    }
-
-    impl Pki {
-        fn new() -> Pki {
-            let scratch = tempfile::tempdir().unwrap();
-            let authority = Authority::init(&scratch.path().join("pki")).unwrap();
-            Pki { _scratch: scratch, authority }
-        }
-
-        fn issue(&self, name: &str, role: Role) -> Arc<CredentialsDir> {
-            let hosts = match role {
-                Role::Manager => vec!["127.0.0.1".to_owned()],
-                _ => Vec::new(),
-            };
-            let identity = Identity { name: name.to_owned(), role };
-            let wish = Wish { identity, hosts, days: 1, renew: false };
-            Arc::new(CredentialsDir::new(self.authority.issue(&wish).unwrap().dir))
-        }
-    }
 
     /// What the ends of one connection find each other to be.
     type Ends = (Result<(Session, TcpStream), TlsError>, Result<(Session, TcpStream), TlsError>);
@@ -613,8 +590,8 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard_in_whatever_pieces() {
-        let pki = Pki::new();
-        let (a, b) = (pki.issue("a", Role::Node), pki.issue("b", Role::Node));
+        let pki = TestAuthority::in_scratch();
+        let (a, b) = (pki.credentials("a", Role::Node), pki.credentials("b", Role::Node));
         let (borrower, lender) = meet(a, Some("b"), b);
         let ((mut borrower, to_lender), (mut lender, to_borrower)) =
             (borrower.unwrap(), lender.unwrap());
@@ -640,16 +617,16 @@ mod tests {
 
     #[test]
     fn nodes_are_taken_and_nobody_else() {
-        let (pki, other) = (Pki::new(), Pki::new());
-        let (a, b) = (pki.issue("a", Role::Node), pki.issue("b", Role::Node));
+        let (pki, other) = (TestAuthority::in_scratch(), TestAuthority::in_scratch());
+        let (a, b) = (pki.credentials("a", Role::Node), pki.credentials("b", Role::Node));
         for (borrower, lender, whole) in [
-            (pki.issue("root", Role::Admin), b.clone(), false),
-            (pki.issue("m", Role::Manager), b.clone(), false),
-            (other.issue("a", Role::Node), b.clone(), false),
-            (a.clone(), pki.issue("root2", Role::Admin), false),
-            (a.clone(), pki.issue("m2", Role::Manager), false),
-            (a.clone(), pki.issue("e", Role::Client), false),
-            (a.clone(), other.issue("b", Role::Node), false),
+            (pki.credentials("root", Role::Admin), b.clone(), false),
+            (pki.credentials("m", Role::Manager), b.clone(), false),
+            (other.credentials("a", Role::Node), b.clone(), false),
+            (a.clone(), pki.credentials("root2", Role::Admin), false),
+            (a.clone(), pki.credentials("m2", Role::Manager), false),
+            (a.clone(), pki.credentials("e", Role::Client), false),
+            (a.clone(), other.credentials("b", Role::Node), false),
             (a.clone(), b.clone(), true),
         ] {
             let (borrowed, lent) = meet(borrower, None, lender);
@@ -666,8 +643,8 @@ mod tests {
 
     #[test]
     fn who_is_revoked_is_noticed_on_connections_that_are_open() {
-        let pki = Pki::new();
-        let (a, b) = (pki.issue("a", Role::Node), pki.issue("b", Role::Node));
+        let pki = TestAuthority::in_scratch();
+        let (a, b) = (pki.credentials("a", Role::Node), pki.credentials("b", Role::Node));
         let (borrower, lender) = meet(a, Some("b"), b);
         let ((mut borrower, _), (mut lender, _)) = (borrower.unwrap(), lender.unwrap());
         pki.authority.revoke("a").unwrap();
@@ -686,8 +663,8 @@ mod tests {
 
     #[test]
     fn who_does_not_speak_tls_hears_that_and_nobody_waits_for_who_says_nothing() {
-        let pki = Pki::new();
-        let b = pki.issue("b", Role::Node);
+        let pki = TestAuthority::in_scratch();
+        let b = pki.credentials("b", Role::Node);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut plain = TcpStream::connect(address).unwrap();

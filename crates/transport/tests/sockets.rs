@@ -2,7 +2,8 @@
 //! when the peer or the network misbehaves.
 
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, SpaceId, page_sum};
-use hecaton_pki::{Authority, Identity, Role, Wish};
+use hecaton_pki::Role;
+use hecaton_pki::testing::TestAuthority;
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options, Outcome};
 use hecaton_transport::fault::{Chaos, Plan};
 use hecaton_transport::protocol::{
@@ -128,8 +129,8 @@ struct Fixture {
 
 /// Whether connections are protected, and with what.
 struct Network {
-    /// The authority's directory, the donor's certificate and the borrower's.
-    pki: Option<(tempfile::TempDir, Arc<CredentialsDir>, Arc<CredentialsDir>)>,
+    /// The authority, the donor's certificate and the borrower's.
+    pki: Option<(TestAuthority, Arc<CredentialsDir>, Arc<CredentialsDir>)>,
 }
 
 impl Network {
@@ -138,15 +139,9 @@ impl Network {
     }
 
     fn secure() -> Network {
-        let scratch = tempfile::tempdir().unwrap();
-        let authority = Authority::init(&scratch.path().join("pki")).unwrap();
-        let issue = |name: &str| {
-            let identity = Identity { name: name.to_owned(), role: Role::Node };
-            let wish = Wish { identity, hosts: Vec::new(), days: 1, renew: false };
-            Arc::new(CredentialsDir::new(authority.issue(&wish).unwrap().dir))
-        };
-        let (donor, borrower) = (issue("shop"), issue("customer"));
-        Network { pki: Some((scratch, donor, borrower)) }
+        let pki = TestAuthority::in_scratch();
+        let [donor, borrower] = ["shop", "customer"].map(|name| pki.credentials(name, Role::Node));
+        Network { pki: Some((pki, donor, borrower)) }
     }
 
     fn serve(&self, limits: Limits) -> Fixture {

@@ -383,26 +383,19 @@ mod tests {
 
     #[test]
     fn a_certificate_is_for_clients_of_nbd_and_of_an_export() {
-        let scratch = tempfile::tempdir().unwrap();
-        let authority = hecaton_pki::Authority::init(&scratch.path().join("pki")).unwrap();
-        let issue = |name: &str, role| {
-            let identity = Identity { name: name.to_owned(), role };
-            let hosts = vec!["127.0.0.1".to_owned()];
-            let wish = hecaton_pki::Wish { identity, hosts, days: 1, renew: false };
-            authority.issue(&wish).unwrap().dir
-        };
+        let pki = hecaton_pki::testing::TestAuthority::in_scratch();
         let may = |text: &str, dir: PathBuf| {
             Exported { address: text.parse().unwrap(), read_only: false, tls: Some(dir) }.check()
         };
-        let own = issue("e", Role::Export);
+        let own = pki.issue("e", Role::Export);
         may("127.0.0.1:10809", own.clone()).unwrap();
         may("unix:/a", own.clone()).unwrap();
         assert!(matches!(may("fuse:/a", own.clone()), Err(ExportError::NoTls(_))));
         assert!(matches!(may("ublk", own.clone()), Err(ExportError::NoTls(_))));
         assert!(matches!(may("vhost-user:/a", own), Err(ExportError::NoTls(_))));
-        let wrong = may("unix:/a", issue("n", Role::Node)).unwrap_err().to_string();
+        let wrong = may("unix:/a", pki.issue("n", Role::Node)).unwrap_err().to_string();
         assert!(wrong.contains("node `n`") && wrong.contains("--role export"), "{wrong}");
-        let none = may("unix:/a", scratch.path().join("none")).unwrap_err();
+        let none = may("unix:/a", pki.scratch().join("none")).unwrap_err();
         assert!(matches!(none, ExportError::Certificate { .. }), "{none}");
     }
 

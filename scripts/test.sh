@@ -94,7 +94,7 @@ have_deny() {
     command -v cargo-deny >/dev/null && return
     [ "$mode" = full ] || return 1
     title "installing cargo-deny, once"
-    cargo install --locked --quiet cargo-deny
+    cargo install --locked --quiet --debug cargo-deny
 }
 
 if command -v shellcheck >/dev/null; then

@@ -53,14 +53,14 @@ pub(crate) fn sort_like_without(cluster: &Cluster) -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let input = cluster.file("lines");
-    write_lines(&input, 1_500_000)?;
+    write_lines(&input, 500_000)?;
     let (plain, pooled) = (cluster.file("plain"), cluster.file("pooled"));
     let sort = |mut command: Command, output: &Path| {
         command.env("LC_ALL", "C").args(["-S", "1G", "--parallel=2", "-o"]).arg(output).arg(&input);
         succeed(&mut command)
     };
     sort(Command::new("sort"), &plain)?;
-    sort(cluster.on_pool("48M", "sort"), &pooled)?;
+    sort(cluster.on_pool("16M", "sort"), &pooled)?;
     let compared = run(Command::new("cmp").args([&plain, &pooled]), LONG)?;
     ensure!(compared.status.success(), "the outputs differ: {}", compared.text());
     Ok(Outcome::Passed)

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const KEYS: usize = 60_000;
+const KEYS: usize = 30_000;
 const VALUE_BYTES: usize = 1000;
 
 pub(crate) fn bgsave_under_load(cluster: &Cluster) -> TestResult {
@@ -25,7 +25,7 @@ pub(crate) fn bgsave_under_load(cluster: &Cluster) -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let dir = cluster.dir("redis")?;
-    let mut redis = Redis::start(cluster.on_pool("32M", "redis-server"), &dir)?;
+    let mut redis = Redis::start(cluster.on_pool("16M", "redis-server"), &dir)?;
     let mut generations = vec![0_u64; KEYS];
     (0..KEYS).try_for_each(|key| redis.set(key, 0))?;
 

@@ -17,6 +17,7 @@
 //! | `drive` | what the guest may do with the volume, and when its writes are answered |
 //! | `config` | what the guest is told of its drive |
 //! | `ring` | a queue, and the threads that serve it |
+//! | `intake` | its requests under way: the short ones together, the others for a thread each |
 //! | `inflight` | what the monitor keeps of requests under way |
 //! | `chain` | the buffers of a request, checked |
 //! | `request` | what the guest wants, and doing it |
@@ -26,6 +27,7 @@ mod config;
 mod device;
 mod drive;
 mod inflight;
+mod intake;
 mod request;
 mod ring;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::config::{MAX_RANGE_SECTORS, MAX_RANGES, SECTOR};
 use super::drive::Drive;
 use crate::BlockError;
 use crate::attach::Role;
+use crate::volume::flow;
 use hecaton_memory::PAGE_SIZE;
 use virtio_bindings::virtio_blk as blk;
 
@@ -72,8 +73,42 @@ impl From<BlockError> for Status {
     }
 }
 
-/// Does what is asked, and tells the guest. Returns how many bytes of its buffers count as written:
+/// A read or a write that others may be under way beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Short {
+    Read { offset: u64, bytes: usize },
+    Write { offset: u64, bytes: usize },
+}
+
+/// What is asked, if that is a short read or write and may be done.
+pub(super) fn short(drive: &Drive, memory: &Memory, chain: &Chain) -> Option<Short> {
+    let status_at = chain.writable.bytes().checked_sub(1)?;
+    let is_short = |bytes: u64| bytes <= flow::MAX_BYTES as u64;
+    match permitted(drive, memory, chain, status_at).ok()? {
+        Wish::Read { offset, bytes } if is_short(bytes) => {
+            Some(Short::Read { offset, bytes: bytes as usize })
+        }
+        Wish::Write { offset, bytes } if is_short(bytes) => {
+            Some(Short::Write { offset, bytes: bytes as usize })
+        }
+        _ => None,
+    }
+}
+
+/// Copies what a write is to write.
+pub(super) fn load(memory: &Memory, chain: &Chain, data: &mut [u8]) -> Result<(), Gone> {
+    chain.readable.load(memory, HEAD_BYTES, data)
+}
+
+/// Tells the guest how a request ended. Returns how many bytes of its buffers count as written:
 /// all of them, as QEMU's devices have it, also when the request fails.
+pub(super) fn answer(memory: &Memory, chain: &Chain, status: Status) -> Result<u32, NoStatus> {
+    let status_at = chain.writable.bytes().checked_sub(1).ok_or(NoStatus)?;
+    chain.writable.store(memory, status_at, &[status as u8]).map_err(|Gone| NoStatus)?;
+    Ok(u32::try_from(chain.writable.bytes()).unwrap_or(u32::MAX))
+}
+
+/// Does what is asked, and tells the guest.
 pub(super) fn serve(
     drive: &Drive,
     memory: &Memory,
@@ -81,12 +116,26 @@ pub(super) fn serve(
     part: &mut [u8; PART_BYTES],
 ) -> Result<u32, NoStatus> {
     let status_at = chain.writable.bytes().checked_sub(1).ok_or(NoStatus)?;
-    let status = match carry_out(drive, memory, chain, status_at, part) {
-        Ok(()) => Status::Done,
-        Err(status) => status,
-    };
-    chain.writable.store(memory, status_at, &[status as u8]).map_err(|Gone| NoStatus)?;
-    Ok(u32::try_from(chain.writable.bytes()).unwrap_or(u32::MAX))
+    let done = carry_out(drive, memory, chain, status_at, part);
+    answer(memory, chain, done.err().unwrap_or(Status::Done))
+}
+
+/// What is asked, if it may be.
+fn permitted(
+    drive: &Drive,
+    memory: &Memory,
+    chain: &Chain,
+    answer_bytes: u64,
+) -> Result<Wish, Status> {
+    let mut head = [0; HEAD_BYTES as usize];
+    chain.readable.load(memory, 0, &mut head)?;
+    let data_bytes = chain.readable.bytes() - HEAD_BYTES;
+    let wish = wish(&head, data_bytes, answer_bytes)?;
+    // The guest was told, and may not have listened.
+    match drive.role == Role::Reader && wish.changes_anything() {
+        true => Err(Status::Failed),
+        false => Ok(wish),
+    }
 }
 
 fn carry_out(
@@ -96,15 +145,8 @@ fn carry_out(
     answer_bytes: u64,
     part: &mut [u8; PART_BYTES],
 ) -> Result<(), Status> {
-    let mut head = [0; HEAD_BYTES as usize];
-    chain.readable.load(memory, 0, &mut head)?;
-    let data_bytes = chain.readable.bytes() - HEAD_BYTES;
-    let (volume, wish) = (&drive.volume, wish(&head, data_bytes, answer_bytes)?);
-    // The guest was told, and may not have listened.
-    if drive.role == Role::Reader && wish.changes_anything() {
-        return Err(Status::Failed);
-    }
-    match wish {
+    let volume = &drive.volume;
+    match permitted(drive, memory, chain, answer_bytes)? {
         Wish::Read { offset, bytes } => {
             for (at, length) in parts(offset, bytes) {
                 let data = &mut part[..length];

@@ -1,15 +1,18 @@
 //! A queue of a device, and the threads that serve it.
 //!
-//! As with a client's socket in the NBD server, several threads take turns: whoever has taken a request
-//! lets the next one wait for the guest, does what is asked, and tells the guest. When all are busy
-//! one more is started, up to a bound.
+//! As with a client's socket in the NBD server, several threads take turns: whoever has the turn waits for
+//! the guest and for donors, both at once, begins short requests, and tells the guest of those that have ended
+//! ([`intake`](super::intake)). For a request that would have to wait it lets the next one have the turn, does what is
+//! asked, and tells the guest. When all are busy one more is started, up to a bound. What was begun locks pages, which others
+//! may want, so the turn is not left while anything is under way unless another thread takes it.
 
 use super::Memory;
 use super::chain::{Chain, MAX_DESCRIPTORS, Malformed};
 use super::drive::Drive;
 use super::inflight::Journal;
+use super::intake::{Answer, Intake, Todo};
 use super::request::{self, NoStatus, PART_BYTES};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,14 +22,20 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::thread::{JoinHandle, Scope};
+use std::time::Duration;
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::GuestAddress;
 
-/// Most requests of a queue that are under way at a time.
+/// Most requests of a queue that are threads' own at a time.
 const MAX_THREADS: usize = 16;
 
 /// Threads that all queues of a device may have beside the first one of each.
 pub(super) const SPARE_THREADS: usize = 64;
+
+/// How long the guest and donors are waited for before donors are looked at again.
+const WAIT: Duration = Duration::from_secs(1);
+
+const LONGEST: Timespec = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
 
 /// The guest's memory; the monitor may exchange it while queues are served.
 #[derive(Debug, Default)]
@@ -118,8 +127,8 @@ pub(super) struct Ring {
 struct Shared {
     parts: Parts,
     state: Mutex<State>,
-    /// Held by whoever waits for a request.
-    intake: Mutex<()>,
+    /// Held by whoever has the turn.
+    intake: Mutex<Intake>,
     threads: AtomicUsize,
     busy: AtomicUsize,
     /// Readable once the queue is to be stopped.
@@ -164,10 +173,11 @@ impl Ring {
             }
         }
         queue.set_next_avail(next_available);
+        let intake = Intake::new(parts.drive.clone());
         let shared = Arc::new(Shared {
             parts,
             state: Mutex::new(State { queue, journal, again }),
-            intake: Mutex::default(),
+            intake: Mutex::new(intake),
             threads: AtomicUsize::new(1),
             busy: AtomicUsize::new(0),
             stop: eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?,
@@ -197,41 +207,89 @@ impl Ring {
 impl Shared {
     fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
         let mut part = Box::new([0; PART_BYTES]);
-        while let Some(head) = self.next(scope) {
-            let memory = self.parts.memory.get();
-            let written = self.serve(&memory, head, &mut part);
-            if let Err(error) = self.finish(&memory, head, written) {
-                self.give_up(&error);
-            }
+        while let Some(todo) = self.next(scope) {
+            self.work_off(todo, &mut part);
             self.busy.fetch_sub(1, AcqRel);
         }
     }
 
-    /// Waits for a request; none when the queue is stopped.
-    fn next<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Option<u16> {
-        let _turn = self.intake.lock().expect("no thread panics as it waits");
-        loop {
-            match self.take() {
-                Ok(Some(head)) => {
-                    let busy = self.busy.fetch_add(1, AcqRel) + 1;
-                    if busy == self.threads.load(Acquire) {
-                        self.add_thread(scope);
-                    }
-                    return Some(head);
-                }
-                // What a predecessor left is done even then.
-                Ok(None) if self.is_over.load(Acquire) => return None,
-                Ok(None) => {
-                    if let Err(error) = self.wait() {
-                        self.give_up(&error);
-                    }
-                }
-                Err(error) => {
-                    self.give_up(&error);
-                    return None;
-                }
+    /// Does what is a thread's own.
+    fn work_off(&self, todo: Todo, part: &mut [u8; PART_BYTES]) {
+        match todo {
+            Todo::Serve(head) => {
+                let written = self.serve(&self.parts.memory.get(), head, part);
+                self.finish(&[(head, written)]);
+            }
+            Todo::Finish(unfinished) => {
+                unfinished.finish(&self.parts.drive.volume, &mut |asked, result| {
+                    self.finish(&[asked.answer(result)]);
+                });
             }
         }
+    }
+
+    /// Takes the turn until there is something for this thread alone; none when the queue is stopped.
+    fn next<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Option<Todo> {
+        let mut intake = self.intake.lock().expect("no thread panics in its turn");
+        let todo = loop {
+            if let Some(todo) = intake.next() {
+                break todo;
+            }
+            let goes_on = self.advance(&mut intake).unwrap_or_else(|error| {
+                self.give_up(&error);
+                false
+            });
+            if !goes_on {
+                self.settle(&mut intake);
+                break intake.next()?;
+            }
+        };
+        if self.has_successor(scope) {
+            return Some(todo);
+        }
+        self.settle(&mut intake);
+        Some(intake.urgent(todo))
+    }
+
+    /// Begins what the guest has asked for, and waits for what is next; false when the queue is stopped.
+    fn advance(&self, intake: &mut Intake) -> Result<bool, RingError> {
+        while intake.has_room() {
+            let Some(head) = self.take()? else {
+                // What a predecessor left is done even then.
+                if self.is_over.load(Acquire) {
+                    return Ok(false);
+                }
+                break;
+            };
+            let (table, descriptors) = self.table();
+            intake.begin(self.parts.memory.get(), table, descriptors, head);
+        }
+        intake.send();
+        self.finish(&intake.answers());
+        if intake.has_todo() {
+            return Ok(true);
+        }
+        self.wait(intake)?;
+        self.finish(&intake.answers());
+        Ok(true)
+    }
+
+    /// Waits until nothing is under way that others may wait for.
+    fn settle(&self, intake: &mut Intake) {
+        intake.send();
+        while !intake.is_idle() {
+            intake.progress(Some(WAIT));
+        }
+        self.finish(&intake.answers());
+    }
+
+    /// Counts this thread as one that has left the turn. Whether another one takes it, come what may.
+    fn has_successor<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
+        let busy = self.busy.fetch_add(1, AcqRel) + 1;
+        if busy == self.threads.load(Acquire) {
+            self.add_thread(scope);
+        }
+        busy < self.threads.load(Acquire)
     }
 
     /// Without it, fewer are under way at a time.
@@ -285,16 +343,30 @@ impl Shared {
         }
     }
 
-    /// Waits until the guest kicks, or the queue is stopped.
-    fn wait(&self) -> Result<(), RingError> {
+    /// Waits until the guest kicks, donors have answered, or the queue is stopped.
+    fn wait(&self, intake: &mut Intake) -> Result<(), RingError> {
         let (kick, stop) = (&self.parts.kick, &self.stop);
-        let mut fds = [PollFd::new(kick, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Ok(_) => {}
+        let has_room = intake.has_room();
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        // A guest that has filled the queue, or that has gone, is heard when there is room.
+        if has_room {
+            fds.extend([PollFd::new(kick, PollFlags::IN), PollFd::new(stop, PollFlags::IN)]);
+        }
+        let ours = fds.len();
+        fds.extend(intake.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let longest = (!intake.is_idle()).then_some(&LONGEST);
+        let ready = match poll(&mut fds, longest) {
+            Ok(ready) => ready,
             Err(Errno::INTR) => return Ok(()),
             Err(error) => return Err(io::Error::from(error).into()),
+        };
+        let events: Vec<PollFlags> = fds[..ours].iter().map(PollFd::revents).collect();
+        let of_ours = events.iter().filter(|events| !events.is_empty()).count();
+        drop(fds);
+        if ready > of_ours || ready == 0 {
+            intake.progress(None);
         }
-        let [kicked, stopped] = [0, 1].map(|at: usize| fds[at].revents());
+        let [kicked, stopped] = events[..] else { return Ok(()) };
         if kicked.contains(PollFlags::IN) {
             let mut count = [0; 8];
             match rustix::io::read(kick, &mut count) {
@@ -308,12 +380,15 @@ impl Shared {
         Ok(())
     }
 
+    /// Where the queue's descriptors are, and how many.
+    fn table(&self) -> (GuestAddress, u16) {
+        let state = self.state();
+        (GuestAddress(state.queue.desc_table()), state.queue.size())
+    }
+
     /// Does what is asked, as far as it is a request, and returns how much was answered.
     fn serve(&self, memory: &Memory, head: u16, part: &mut [u8; PART_BYTES]) -> u32 {
-        let (table, descriptors) = {
-            let state = self.state();
-            (GuestAddress(state.queue.desc_table()), state.queue.size())
-        };
+        let (table, descriptors) = self.table();
         let served = Chain::read(memory, table, descriptors, head)
             .map_err(Unanswerable::from)
             .and_then(|chain| Ok(request::serve(&self.parts.drive, memory, &chain, part)?));
@@ -326,23 +401,33 @@ impl Shared {
         })
     }
 
-    /// Tells the guest that a request is finished.
-    fn finish(&self, memory: &Memory, head: u16, written: u32) -> Result<(), RingError> {
+    /// Tells the guest that requests are finished.
+    fn finish(&self, answers: &[Answer]) {
+        if answers.is_empty() {
+            return;
+        }
+        match self.give_back(answers) {
+            Ok(true) => self.parts.call.send(),
+            Ok(false) => {}
+            Err(error) => self.give_up(&error),
+        }
+    }
+
+    /// Whether the guest is to be called.
+    fn give_back(&self, answers: &[Answer]) -> Result<bool, RingError> {
+        let memory = self.parts.memory.get();
         let mut state = self.state();
         let State { queue, journal, .. } = &mut *state;
-        if let Some(journal) = journal {
-            journal.finishing(head);
+        for (head, written) in answers {
+            if let Some(journal) = journal {
+                journal.finishing(*head);
+            }
+            queue.add_used(&*memory, *head, *written)?;
+            if let Some(journal) = journal {
+                journal.finished(*head, queue.next_used());
+            }
         }
-        queue.add_used(memory, head, written)?;
-        if let Some(journal) = journal {
-            journal.finished(head, queue.next_used());
-        }
-        let is_waited_for = queue.needs_notification(memory)?;
-        drop(state);
-        if is_waited_for {
-            self.parts.call.send();
-        }
-        Ok(())
+        Ok(queue.needs_notification(&*memory)?)
     }
 
     /// Serves the queue no longer: the guest has to set it up anew.

@@ -275,6 +275,45 @@ fn a_driver_finds_what_it_has_written() {
     machine.end();
 }
 
+/// Of what is under way together each ends on its own, also when a donor goes in the middle of it.
+#[test]
+fn short_requests_are_under_way_together() {
+    const ROUNDS: u32 = 60;
+    let mut world = World::new(2, 2, 1024);
+    let mut machine = Machine::start(world.volume(), guest_memory(), None);
+    let driver = &mut machine.drivers[0];
+    let page = |number: u16, round: u32| [number as u8 ^ round as u8; 4096];
+    for round in 0..ROUNDS {
+        // Pages 0 and 1 are written and 2 and 3 read, then the other way round.
+        let is_write = |number: u16| u32::from(number) / 2 == round % 2;
+        for number in 0..4 {
+            let sector = u64::from(number) * 8;
+            match is_write(number) {
+                true => driver.compose(number, head(1, sector), &page(number, round), 0, false),
+                false => driver.compose(number, head(0, sector), &[], 4096, false),
+            }
+            driver.offer(number * 4);
+        }
+        driver.kick.write(1).unwrap();
+        if round == ROUNDS / 2 {
+            world.stop(1);
+        }
+        let mut heads: Vec<u32> = driver.finished(4).into_iter().map(|(head, _)| head).collect();
+        heads.sort_unstable();
+        assert_eq!(heads, [0, 4, 8, 12]);
+        for number in 0..4 {
+            let mut answer = vec![0; if is_write(number) { 1 } else { 4097 }];
+            let said = if is_write(number) { 16 + 4096 } else { 16 };
+            let at = BUFFERS + u64::from(number) * BUFFER_BYTES + said;
+            driver.memory.read_slice(&mut answer, GuestAddress(at)).unwrap();
+            assert_eq!(answer.pop(), Some(Status::Done as u8), "{number} in round {round}");
+            let written = round.checked_sub(1).map_or([0; 4096], |before| page(number, before));
+            assert!(answer.is_empty() || answer == written, "{number} in round {round}");
+        }
+    }
+    machine.end();
+}
+
 #[test]
 fn who_may_only_read_is_told_so_and_changes_nothing() {
     let world = World::new(1, 1, 1024);

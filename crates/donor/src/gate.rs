@@ -110,15 +110,19 @@ impl Gate {
         self.pass(open, epoch, now_ms)
     }
 
-    /// The same for a request that reads pages.
+    /// The same for a request that reads pages. Of one that only may read, it is no sign of life of the space's owner.
     pub(crate) fn enter_to_read(
         &self,
         (node, epoch): (Option<NodeDigest>, Epoch),
         now_ms: u64,
     ) -> Result<RwLockReadGuard<'_, Open>, Refusal> {
         let open = self.look();
+        if open.ownership.check(node).is_ok() {
+            return self.pass(open, epoch, now_ms);
+        }
         open.ownership.check_reader(node)?;
-        self.pass(open, epoch, now_ms)
+        check_epoch(open.fence, epoch)?;
+        Ok(open)
     }
 
     fn pass<'a>(
@@ -155,5 +159,27 @@ impl Gate {
 impl Open {
     pub(crate) fn extent(&self, extent: ExtentId) -> Result<&Arc<View>, Refusal> {
         self.extents.get(&extent).ok_or(Refusal::NoSuchExtent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_transport::protocol::OWNERS_SINCE;
+
+    #[test]
+    fn who_only_may_read_does_not_keep_the_space_of_a_silent_owner() {
+        let [owner, reader] = ["a", "b"].map(NodeDigest::of);
+        let (gate, epoch) = (Gate::new(Epoch(1), 0, Some(owner)), Epoch(1));
+        assert!(!gate.change().ownership.fenced(owner, OWNERS_SINCE));
+        gate.change().ownership.admit(reader).expect("there is room");
+        assert!(gate.enter_to_read((Some(reader), epoch), 5_000).is_ok());
+        assert!(
+            gate.enter_to_read((Some(reader), Epoch(0)), 5_000).is_err(),
+            "of an earlier epoch"
+        );
+        assert_eq!(gate.heard_ms(), 0);
+        assert!(gate.enter_to_read((Some(owner), epoch), 6_000).is_ok());
+        assert_eq!(gate.heard_ms(), 6_000);
     }
 }

@@ -63,12 +63,15 @@ impl Ownership {
     /// A node that [`Ownership::check`] lets pass has fenced the space, and speaks that version. Whether the space has
     /// become its own by that.
     pub(crate) fn fenced(&mut self, node: NodeDigest, version: u16) -> bool {
+        let is_new = self.owner.is_none();
         match self.readers {
             _ if version < OWNERS_SINCE => self.readers = Readers::Everybody,
-            Readers::Everybody => self.readers = Readers::Admitted(HashSet::new()),
-            Readers::Admitted(_) => {}
+            // Those that were admitted before there was an owner, anybody can have admitted.
+            Readers::Admitted(_) if !is_new => {}
+            Readers::Admitted(_) | Readers::Everybody => {
+                self.readers = Readers::Admitted(HashSet::new());
+            }
         }
-        let is_new = self.owner.is_none();
         self.owner = Some(node);
         is_new
     }
@@ -118,7 +121,8 @@ mod tests {
         for node in [None, Some(a), Some(b)] {
             assert_eq!((space.check(node), space.check_reader(node)), (Ok(()), Ok(())), "nobody's");
         }
-        assert!(space.fenced(a, OWNERS_SINCE));
+        space.admit(b).expect("there is room");
+        assert!(space.fenced(a, OWNERS_SINCE), "and nobody has been admitted");
         assert!(!space.fenced(a, OWNERS_SINCE), "it is already");
         for node in [None, Some(a)] {
             assert_eq!((space.check(node), space.check_reader(node)), (Ok(()), Ok(())));

@@ -133,6 +133,8 @@ fn another_node_that_knows_a_spaces_id_is_refused() {
     let at = serving.address();
     // Who only connects does not become the owner by that.
     let mut early = pki.connect("b", at);
+    // Nor is it admitted by having admitted itself.
+    early.done(Request::Admit { node: "b" });
     let mut own = pki.own(at);
     let extent = own.allocate(0, ORDER);
     assert_eq!(own.write(extent, &[3], &[page(3)]), Outcome::Done);

@@ -42,9 +42,11 @@ impl Slots {
         }
     }
 
-    /// Takes so many, if they are free.
+    /// Takes so many, if they are free, and nobody waits for some.
     pub(crate) fn try_take(&self, count: usize) -> Option<Vec<u32>> {
-        self.lock().take(count)
+        let mut free = self.lock();
+        // Short requests would have them all, one after the other, before there are enough for a long one.
+        if free.waiting > 0 { None } else { free.take(count) }
     }
 
     /// Gives some back, which the state does not name any more.
@@ -66,5 +68,27 @@ impl Free {
     fn take(&mut self, count: usize) -> Option<Vec<u32>> {
         let first = self.slots.len().checked_sub(count)?;
         Some(self.slots.split_off(first))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::tests::eventually;
+
+    #[test]
+    fn who_waits_for_many_is_not_passed_over_by_those_who_take_few() {
+        let slots = Slots::new(&State::create(1).unwrap());
+        let held = slots.take(SLOTS as usize - 10);
+        std::thread::scope(|scope| {
+            let many = scope.spawn(|| slots.take(20));
+            eventually("it waits", || slots.lock().waiting == 1);
+            assert_eq!(slots.try_take(1), None);
+            slots.give_back(&held[..10]);
+            assert_eq!(many.join().unwrap().len(), 20);
+        });
+        assert_eq!(slots.try_take(1), None, "none is left");
+        slots.give_back(&held[10..11]);
+        assert_eq!(slots.try_take(1).map(|taken| taken.len()), Some(1));
     }
 }

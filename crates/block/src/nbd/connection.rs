@@ -201,7 +201,7 @@ impl Connection {
                 buffer
             }
             Todo::Finish(unfinished) => {
-                unfinished.finish(&self.volume, &mut |Asked { request, held }, result| {
+                for (Asked { request, held }, result) in unfinished.finish(&self.volume) {
                     let answered = match result {
                         Ok(()) => self.send(&[&simple_reply(request.cookie, 0)]),
                         Err(error) => self.refuse(&request, errno_of(&error), request.offset),
@@ -210,7 +210,7 @@ impl Connection {
                         self.end(&error.into());
                     }
                     self.bytes.give_back(held);
-                });
+                }
                 Vec::new()
             }
         }
@@ -282,6 +282,10 @@ impl Connection {
         }
         let was_full = !reading.has_room();
         reading.flow.send();
+        if !reading.todo.is_empty() {
+            // Requests for threads of their own may come without a pause in which donors are waited for.
+            self.progress(reading, None);
+        }
         self.reply(reading)?;
         // What there is room for now may have come long ago.
         if !reading.todo.is_empty() || was_full && reading.has_room() {
@@ -307,11 +311,20 @@ impl Connection {
         }
         if !has_come || !self.bytes.try_take(held) {
             // The client may stop in the middle of it, and who has the bytes may wait for what is under way.
-            self.settle(reading);
+            self.await_donors(reading);
             if !reading.todo.is_empty() {
                 return Ok(Taken::Nothing);
             }
-            self.bytes.take(held);
+            // It may take no answers before it has sent all of it.
+            self.reply(reading)?;
+            if !self.bytes.try_take(held) {
+                self.settle(reading);
+                // Then what it has not taken has its bytes for good.
+                if self.is_over.load(Acquire) {
+                    return Ok(Taken::End);
+                }
+                self.bytes.take(held);
+            }
         }
         reading.input.consume(Request::BYTES);
         let asked = Asked { request, held };
@@ -395,13 +408,22 @@ impl Connection {
     }
 
     /// Waits until nothing is under way that others may wait for.
-    fn settle(&self, reading: &mut Reading) {
+    fn await_donors(&self, reading: &mut Reading) {
         reading.flow.send();
         while !reading.flow.is_idle() {
             self.progress(reading, Some(WAIT));
         }
-        let mut outbox = self.writing();
-        if let Err(error) = self.send_some(reading, &mut outbox, SendFlags::empty()) {
+    }
+
+    /// The same, and then until the client has taken its answers, unless writes are to be finished first.
+    fn settle(&self, reading: &mut Reading) {
+        self.await_donors(reading);
+        let sent = match reading.todo.front() {
+            // It has pages that others may wait for, and the client may take its time.
+            Some(Todo::Finish(_)) => self.reply(reading),
+            _ => self.send_some(reading, &mut self.writing(), SendFlags::empty()),
+        };
+        if let Err(error) = sent {
             self.end(&error.into());
             reading.untaken = 0;
         }
@@ -596,5 +618,82 @@ impl Budget {
 
     fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().expect("no thread panics with it")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::wire::REQUEST_MAGIC;
+    use crate::volume::tests::{PATIENCE, World, eventually};
+    use hecaton_memory::PAGE_SIZE;
+    use std::fs::File;
+    use std::io::Write as _;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    const PAGE_WRITE: Asked = Asked {
+        request: Request {
+            flags: 0,
+            command: Command::Write,
+            cookie: 1,
+            offset: 0,
+            length: PAGE_SIZE as u32,
+        },
+        held: 0,
+    };
+
+    /// The connection of a client to a volume whose first page is there, and the client.
+    fn connect(world: &World) -> (Connection, UnixStream) {
+        let volume = world.volume();
+        volume.write(0, &[1; PAGE_SIZE]).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let stream = Stream::Plain(Arc::new(File::from(OwnedFd::from(ours))));
+        (Connection::new(volume, Session::default(), stream), theirs)
+    }
+
+    #[test]
+    fn who_takes_no_answers_does_not_keep_writes_from_being_finished() {
+        let mut world = World::new(1, 1, 100);
+        let (connection, theirs) = connect(&world);
+        let mut reading = connection.reading();
+        // More than the socket has room for.
+        let request = Request { command: Command::Read, length: 8 << 20, ..PAGE_WRITE.request };
+        let data = vec![0; request.length as usize];
+        let reply = Reply::of_read(&request, Session::default(), Contents::Data, data, 0);
+        reading.replies.push(reply);
+        let begun = reading.flow.write(PAGE_WRITE, 0, &[2; PAGE_SIZE]);
+        assert!(matches!(begun, Begun::UnderWay));
+        world.stop(0);
+        let (done, is_done) = channel::<()>();
+        std::thread::spawn(move || {
+            let _ = is_done.recv_timeout(PATIENCE);
+            drop(theirs);
+        });
+        connection.settle(&mut reading);
+        assert!(!connection.is_over.load(Acquire), "the client was waited for");
+        assert!(matches!(reading.todo.front(), Some(Todo::Finish(_))));
+        assert_eq!(reading.untaken, 1);
+        drop(done);
+    }
+
+    #[test]
+    fn what_donors_have_answered_is_seen_between_requests_of_threads_own() {
+        let world = World::new(1, 1, 100);
+        let (connection, mut theirs) = connect(&world);
+        let mut reading = connection.reading();
+        let begun = reading.flow.write(PAGE_WRITE, 0, &[2; PAGE_SIZE]);
+        assert!(matches!(begun, Begun::UnderWay));
+        let mut flush = [0; Request::BYTES];
+        flush[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        flush[7] = 3;
+        eventually("the write has ended", || {
+            theirs.write_all(&flush).unwrap();
+            reading.input.fill().unwrap();
+            assert!(connection.advance(&mut reading).unwrap());
+            assert!(matches!(reading.todo.pop_back(), Some(Todo::Answer(..))), "the flush");
+            reading.flow.is_idle()
+        });
     }
 }

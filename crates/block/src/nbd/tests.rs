@@ -1,6 +1,6 @@
 //! The server, with sockets and a volume on real donors, in this process.
 
-use super::wire::{OPTION_MAGIC, REQUEST_MAGIC, option};
+use super::wire::{MAX_PAYLOAD, OPTION_MAGIC, REQUEST_MAGIC, option};
 use crate::attach::Role;
 use crate::volume::Volume;
 use crate::volume::tests::{PATIENCE, World, eventually, read};
@@ -12,6 +12,7 @@ use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
 
@@ -33,6 +34,11 @@ fn serve(volume: Arc<Volume>) -> (Server, SocketAddr) {
 fn client(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    choose(&mut stream);
+    stream
+}
+
+fn choose(stream: &mut (impl io::Read + io::Write)) {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).unwrap();
     stream
@@ -41,7 +47,6 @@ fn client(address: SocketAddr) -> TcpStream {
     let mut chosen = [0; 10];
     stream.read_exact(&mut chosen).unwrap();
     assert_eq!(chosen[..8], (PAGES * PAGE).to_be_bytes());
-    stream
 }
 
 fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
@@ -355,6 +360,57 @@ fn who_takes_no_answers_or_ends_amid_a_request_keeps_nobody_from_a_page() {
     }
     drop((deaf, slow));
     eventually("they have gone", || server.clients() == 1);
+    server.stop();
+}
+
+/// A volume full of sevens at a socket that has little room for answers, and its client.
+fn with_little_room() -> (World, Server, UnixStream) {
+    let world = World::new(1, 1, PAGES);
+    let volume = world.volume();
+    volume.write(0, &[7; (PAGES * PAGE) as usize]).unwrap();
+    let server = Server::new(volume);
+    let path = world.scratch().join("nbd");
+    let terms = Terms { front: Front::Nbd, role: Role::Writer, certificate: None };
+    server.listen(terms, UnixListener::bind(&path).unwrap().into()).unwrap();
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    choose(&mut stream);
+    (world, server, stream)
+}
+
+/// Reads whose answers have more bytes than [`with_little_room`].
+fn long_reads() -> Vec<u8> {
+    (0..40u64).flat_map(|cookie| request(0, cookie, 0, 16 * PAGE as u32)).collect()
+}
+
+#[test]
+fn who_goes_with_answers_untaken_is_gone_whatever_it_wanted_next() {
+    let (_world, server, mut deaf) = with_little_room();
+    // One that has all of a client's bytes.
+    deaf.write_all(&[long_reads(), request(0, 40, 0, MAX_PAYLOAD)].concat()).unwrap();
+    deaf.read_exact(&mut [0; 16]).unwrap();
+    drop(deaf);
+    eventually("it has gone", || server.clients() == 0);
+    server.stop();
+}
+
+#[test]
+fn who_takes_no_answers_before_it_has_sent_a_long_request_is_heard_to_its_end() {
+    let (_world, server, mut stream) = with_little_room();
+    stream.write_all(&long_reads()).unwrap();
+    let bytes = 99 * PAGE_SIZE;
+    stream.write_all(&[request(1, 40, PAGE, bytes as u32), vec![8; bytes]].concat()).unwrap();
+    for _ in 0..=40 {
+        let mut head = [0; 16];
+        stream.read_exact(&mut head).unwrap();
+        assert_eq!(head[4..8], [0; 4]);
+        if head[15] < 40 {
+            stream.read_exact(&mut vec![0; 16 * PAGE_SIZE]).unwrap();
+        }
+    }
+    drop(stream);
+    eventually("it has gone", || server.clients() == 0);
     server.stop();
 }
 

@@ -344,23 +344,21 @@ impl<T> Write<T> {
 }
 
 impl<T> Unfinished<T> {
-    /// Writes them again, one after the other, and tells of each how it ended. When a donor stays away, that
-    /// one and the rest are left to be settled.
-    pub(crate) fn finish(
-        self,
-        volume: &Arc<Volume>,
-        ended: &mut dyn FnMut(T, Result<(), BlockError>),
-    ) {
+    /// Writes them again, one after the other, and says of each how it ended, once nobody is kept from their pages:
+    /// whoever is told may take its time. When a donor stays away, that one and the rest are left to be
+    /// settled.
+    pub(crate) fn finish(self, volume: &Arc<Volume>) -> Vec<(T, Result<(), BlockError>)> {
         let Unfinished { mut lane, mut writes } = self;
-        let mut tell = |asked, pages: Range<PageNo>, result| {
+        let mut ends = Vec::with_capacity(writes.len());
+        let mut end = |asked, pages: Range<PageNo>, result| {
             let (offset, bytes) = (pages.start * PAGE, (pages.end - pages.start) * PAGE);
-            ended(asked, volume.counted("write", offset, bytes, result));
+            ends.push((asked, volume.counted("write", offset, bytes, result)));
         };
         while let Some(mut write) = writes.pop() {
             let (pending, mut error) = write.again(volume, &mut lane);
             if pending.is_empty() {
                 drop(write.lock);
-                tell(write.asked, write.pages, error.map_or(Ok(()), Err));
+                end(write.asked, write.pages, error.map_or(Ok(()), Err));
                 continue;
             }
             write.slots = pending.into_iter().map(|at| write.slots[at]).collect();
@@ -370,21 +368,19 @@ impl<T> Unfinished<T> {
             if !is_left && !volume.is_over() {
                 continue;
             }
-            let (mut locks, mut slots, mut told) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut locks, mut slots) = (Vec::new(), Vec::new());
             for Write { asked, pages, slots: of_it, lock, .. } in writes.into_iter().rev() {
                 lock.set_stuck();
                 locks.push(lock);
                 slots.extend(of_it);
-                told.push((asked, pages));
+                let others = if is_left { BlockError::Stuck } else { BlockError::Over };
+                end(asked, pages, Err(error.take().unwrap_or(others)));
             }
             if is_left {
                 settle::begin(volume, Unsettled::Writes(lane, locks, slots));
             }
-            for (asked, pages) in told {
-                let others = if is_left { BlockError::Stuck } else { BlockError::Over };
-                tell(asked, pages, Err(error.take().unwrap_or(others)));
-            }
-            return;
+            break;
         }
+        ends
     }
 }

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::thread;
 
 /// Long enough for anything that ends at all.
@@ -173,6 +174,11 @@ impl World {
             true
         });
         found.count() as u64
+    }
+
+    /// A directory that goes with it.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Ends all connections of a donor.
@@ -1319,8 +1325,8 @@ fn writes_that_fail_together_are_written_again_or_settled_later() {
         if comes_back {
             world.donors[0].serve_again(address);
         }
-        let mut told = Vec::new();
-        unfinished.finish(&volume, &mut |page, result| told.push((page, result.is_ok())));
+        let finished = unfinished.finish(&volume).into_iter();
+        let mut told: Vec<_> = finished.map(|(page, result)| (page, result.is_ok())).collect();
         told.sort_unstable();
         assert_eq!(told, [0, 1, 2].map(|page| (page, comes_back)));
         if !comes_back {

@@ -8,10 +8,13 @@ use std::net::{TcpStream, ToSocketAddrs as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long an application may take to accept, and to say one line.
+/// How long an application may take to accept, and to say something.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a connection is of use, however often something is said.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// Longest line that is taken.
 const MAX_LINE_BYTES: u64 = 64 << 10;
@@ -52,22 +55,38 @@ impl fmt::Display for Address {
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
+/// A stream that is not read for any longer.
+struct Bounded {
+    stream: Box<dyn Stream>,
+    until: Instant,
+}
+
+impl Read for Bounded {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match Instant::now() < self.until {
+            true => self.stream.read(bytes),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
 /// An open connection.
 pub(super) struct Connection {
     address: Address,
-    stream: BufReader<Box<dyn Stream>>,
+    stream: BufReader<Bounded>,
 }
 
 impl Connection {
     pub(super) fn open(address: &Address) -> Result<Connection, SinkError> {
         let stream = connect(address)
             .map_err(|source| SinkError::Unreachable { address: address.clone(), source })?;
+        let stream = Bounded { stream, until: Instant::now() + LONGEST };
         Ok(Connection { address: address.clone(), stream: BufReader::new(stream) })
     }
 
     /// Sends a command; `name` is what errors call it.
     pub(super) fn send(&mut self, name: &str, bytes: &[u8]) -> Result<(), SinkError> {
-        let written = self.stream.get_mut().write_all(bytes);
+        let written = self.stream.get_mut().stream.write_all(bytes);
         written.map_err(|source| self.silent(name, source))
     }
 
@@ -132,6 +151,25 @@ fn connect(address: &Address) -> io::Result<Box<dyn Stream>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_says_little_by_little_is_not_heard_for_ever() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let talking =
+            std::thread::spawn(move || while theirs.write_all(b"STAT a 1\r\n").is_ok() {});
+        let until = Instant::now() + Duration::from_millis(50);
+        let stream = BufReader::new(Bounded { stream: Box::new(ours), until });
+        let mut connection = Connection { address: Address::Tcp("a:1".to_owned()), stream };
+        let error = loop {
+            match connection.line("stats") {
+                Ok(line) => assert_eq!(line, "STAT a 1"),
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(error.contains("did not answer `stats`: timed out"), "{error}");
+        drop(connection);
+        talking.join().unwrap();
+    }
 
     #[test]
     fn addresses_are_written_as_they_are_read() {

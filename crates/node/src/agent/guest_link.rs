@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// How often it is tried to connect, and looked whether this is to end.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Between two reads: a guest that talks without end takes no more of a processor than they do.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// The link. The thread ends with it, a second later at most.
 #[derive(Debug)]
 pub(super) struct GuestLink(Arc<Shared>);
@@ -39,7 +42,7 @@ struct Desk {
 }
 
 impl GuestLink {
-    /// To the machine whose port is there, or will be. The agent is woken when the guest says something.
+    /// To the machine whose port is there, or will be. The agent is woken when the guest says what is waited for.
     pub(super) fn start(
         socket: PathBuf,
         notices: Notices,
@@ -53,6 +56,11 @@ impl GuestLink {
             move || shared.run()
         })?;
         Ok(GuestLink(shared))
+    }
+
+    /// See [`Notices::look`].
+    pub(super) fn look(&self, base_bytes: u64, devices: &[MemoryDevice]) {
+        self.0.desk().notices.look(base_bytes, devices);
     }
 
     /// See [`Notices::shrink`].
@@ -142,7 +150,7 @@ impl Shared {
         stream.set_read_timeout(Some(INTERVAL))?;
         let mut lines = Lines::default();
         let mut bytes = [0; 4096];
-        while !self.stop.is_set() {
+        while !self.stop.wait(PAUSE) {
             match (&*stream).read(&mut bytes) {
                 Ok(0) => return Ok(()),
                 Ok(count) => lines.take(&bytes[..count]),
@@ -162,14 +170,22 @@ impl Shared {
     }
 
     fn take(&self, message: &GuestMessage, stream: &Arc<UnixStream>) {
-        tracing::info!(socket = %self.socket.display(), ?message, "a guest says");
         let now = self.begun.elapsed();
         let mut desk = self.desk();
         desk.stream = Some(Arc::clone(stream));
+        let is_awaited = desk.notices.is_awaited(message);
         let told = desk.notices.hear(message, now);
         desk.say(told);
         drop(desk);
-        self.agent.bell.ring();
+        let socket = self.socket.display();
+        match is_awaited {
+            true => {
+                tracing::info!(%socket, ?message, "a guest says");
+                self.agent.bell.ring();
+            }
+            // It may say so without end.
+            false => tracing::debug!(%socket, ?message, "a guest says"),
+        }
     }
 }
 
@@ -214,7 +230,10 @@ mod tests {
         let target = HostMessage::Target { id: 2, size_bytes: 10, target_bytes: 10 };
         assert_eq!(hear(&mut guest), target, "nothing of what was before");
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Evict });
+        let ready = |id| GuestMessage::Ready { id, available_bytes: 0, late: Vec::new() };
+        guest.get_mut().write_all(line(&ready(2)).as_bytes()).unwrap();
         agent.bell.wait(LONG);
+        assert!(link.may_take(), "it is ready");
         link.grow("d");
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
         drop(guest);

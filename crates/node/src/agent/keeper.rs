@@ -560,6 +560,9 @@ impl Machine {
     }
 
     fn take_what_is_ready(&mut self) {
+        if let Some(guest) = &self.guest {
+            guest.look(self.record.memory.base_bytes(), &self.monitor.heard().devices);
+        }
         if self.held.is_empty() || self.guest.as_ref().is_some_and(|guest| !guest.may_take()) {
             return;
         }

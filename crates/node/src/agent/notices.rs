@@ -13,6 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) struct Notices {
     patience: Duration,
     last_id: u64,
+    /// What the machine has, in bytes.
+    size_bytes: u64,
     /// By device: the size that it will be asked for in the end, while it shrinks.
     targets: BTreeMap<String, u64>,
     announced: Option<Announced>,
@@ -24,7 +26,6 @@ pub(super) struct Notices {
 #[derive(Clone, Copy, Debug)]
 struct Announced {
     id: u64,
-    size_bytes: u64,
     target_bytes: u64,
     /// When it is waited for no more.
     until: Duration,
@@ -43,6 +44,7 @@ impl Notices {
         Notices {
             patience: PATIENCE.min(reclaim_patience / 2),
             last_id: 0,
+            size_bytes: 0,
             targets: BTreeMap::new(),
             announced: None,
             eviction: None,
@@ -50,8 +52,12 @@ impl Notices {
         }
     }
 
-    /// A device is to shrink to `target_bytes` in the end. `base_bytes`: what the machine has besides its devices. What
-    /// the guest is to be told.
+    /// What the machine has now, `base_bytes` besides its devices.
+    pub(super) fn look(&mut self, base_bytes: u64, devices: &[MemoryDevice]) {
+        self.size_bytes = base_bytes + devices.iter().map(|one| one.plugged_bytes).sum::<u64>();
+    }
+
+    /// A device is to shrink to `target_bytes` in the end. What the guest is to be told.
     pub(super) fn shrink(
         &mut self,
         device: &str,
@@ -60,9 +66,8 @@ impl Notices {
         devices: &[MemoryDevice],
         now: Duration,
     ) -> Option<HostMessage> {
+        self.look(base_bytes, devices);
         self.targets.insert(device.to_owned(), target_bytes);
-        let plugged: u64 = devices.iter().map(|device| device.plugged_bytes).sum();
-        let size_bytes = base_bytes + plugged;
         let wanted = |device: &MemoryDevice| {
             *self.targets.get(&device.id).unwrap_or(&device.requested_bytes)
         };
@@ -73,11 +78,13 @@ impl Notices {
         }
         // Who has given back for less is not waited for once more.
         let is_done = |before: Announced| before.target_bytes <= target_bytes && before.is_answered;
+        // Who is waited for already has no more time because it is to be less: what it gives is counted from then on.
+        let is_waited_for = |before: &Announced| !before.is_answered && now < before.until;
+        let until = before.filter(is_waited_for).map_or(now + self.patience, |before| before.until);
         self.announced = Some(Announced {
             id: self.next_id(),
-            size_bytes,
             target_bytes,
-            until: now + self.patience,
+            until,
             is_answered: before.is_some_and(is_done),
         });
         self.target_message()
@@ -127,6 +134,12 @@ impl Notices {
         }
     }
 
+    /// Whether the guest says what is waited for.
+    pub(super) fn is_awaited(&self, message: &GuestMessage) -> bool {
+        let GuestMessage::Ready { id, .. } = message else { return false };
+        self.announced.is_some_and(|announced| announced.id == *id && !announced.is_answered)
+    }
+
     /// The guest's end of the port is not there any more.
     pub(super) fn is_lost(&mut self) {
         self.listens = false;
@@ -151,7 +164,8 @@ impl Notices {
     }
 
     fn target_message(&self) -> Option<HostMessage> {
-        self.announced.map(|Announced { id, size_bytes, target_bytes, .. }| HostMessage::Target {
+        let size_bytes = self.size_bytes;
+        self.announced.map(|Announced { id, target_bytes, .. }| HostMessage::Target {
             id,
             size_bytes,
             target_bytes,
@@ -218,6 +232,40 @@ mod tests {
         let void = HostMessage::Cancelled { what: Notice::Target };
         assert_eq!(notices.grow("d0"), Some(void));
         assert!(notices.may_take(S(4)));
+    }
+
+    #[test]
+    fn who_greets_later_learns_what_the_machine_has_by_then() {
+        let mut notices = Notices::new(S(5));
+        notices.shrink("d0", 4, 10, &devices([8, 6]), S(0));
+        notices.look(10, &devices([6, 6]));
+        let told = notices.hear(&GuestMessage::Hello, S(1));
+        assert_eq!(told[0], target(1, 22, 20));
+    }
+
+    #[test]
+    fn a_size_that_changes_while_it_is_waited_for_gives_no_more_time() {
+        let mut notices = Notices::new(S(5));
+        notices.hear(&GuestMessage::Hello, S(0));
+        for (second, wanted) in [(0, 6), (1, 4)] {
+            notices.shrink("d0", wanted, 10, &devices([8, 6]), S(second));
+            assert!(!notices.may_take(S(second)));
+        }
+        assert!(notices.may_take(S(2)), "since it was told first");
+        // What comes after an answer is another matter.
+        notices.hear(&ready(2), S(3));
+        notices.shrink("d0", 2, 10, &devices([8, 6]), S(4));
+        assert!(!notices.may_take(S(5)));
+    }
+
+    #[test]
+    fn what_nobody_waits_for_is_no_news() {
+        let mut notices = Notices::new(S(5));
+        assert!(!notices.is_awaited(&GuestMessage::Hello) && !notices.is_awaited(&ready(0)));
+        notices.shrink("d0", 4, 10, &devices([8, 6]), S(0));
+        assert!(!notices.is_awaited(&ready(2)) && notices.is_awaited(&ready(1)));
+        notices.hear(&ready(1), S(0));
+        assert!(!notices.is_awaited(&ready(1)), "it is known");
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod pki;
 mod placement;
 mod policy;
 mod recall;
+mod report;
 mod run;
 mod simulate;
 mod status;

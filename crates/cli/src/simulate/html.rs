@@ -1,46 +1,17 @@
-//! The report of `hecaton simulate policies`: one file, no script, nothing fetched.
-//!
-//! The plots are drawn here rather than by Vega-Lite in the browser, as was planned for reports: the library
-//! would be a megabyte in each file, for bars and lines.
+//! The report of `hecaton simulate policies`.
 
-use super::plot::{self, COLOURS, Group, Line, escape};
 use super::results::{Compared, Report, ScenarioReport, faster};
+use crate::report::plot::{self, COLOURS, Group, Line, escape};
+use crate::report::{self, key};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_policy::cluster::targets::Policy;
 use hecaton_policy::simulation::outcome::Course;
 use std::fmt::Write as _;
 
-const STYLE: &str = "\
-:root{color-scheme:light dark;--ink:#1d2126;--soft:#5c6670;--grid:#d9dee3;--back:#fff;--box:#f5f7f9;\
---c0:#2467b3;--c1:#d9730d;--c2:#2b8a57;--c3:#8a4fb5}\
-@media(prefers-color-scheme:dark){:root{--ink:#e4e8ec;--soft:#9aa5b1;--grid:#39424c;--back:#15191d;\
---box:#1e242a;--c0:#6aa9ef;--c1:#f2a154;--c2:#62c48f;--c3:#c49ae6}}\
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:70rem;\
-margin:0 auto;padding:1.5rem}\
-h1{font-size:1.6rem;margin:0 0 .3rem}h2{font-size:1.2rem;margin:2.5rem 0 .3rem}\
-h3{font-size:.95rem;margin:0 0 .2rem}p{max-width:48rem}.soft{color:var(--soft)}\
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;margin:.8rem 0}\
-th,td{padding:.2rem .5rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}\
-th:first-child,td:first-child{text-align:left}tr.best td{font-weight:600}\
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(24rem,1fr));gap:.8rem}\
-figure{margin:0;background:var(--box);border-radius:6px;padding:.7rem}\
-svg{width:100%;height:auto;display:block}\
-.grid{stroke:var(--grid)}.tick{fill:var(--soft);font-size:11px}\
-.c0{fill:var(--c0)}.c1{fill:var(--c1)}.c2{fill:var(--c2)}.c3{fill:var(--c3)}\
-path{fill:none;stroke-width:1.8}.l0{stroke:var(--c0)}.l1{stroke:var(--c1)}.l2{stroke:var(--c2)}\
-.l3{stroke:var(--c3)}.dashed{stroke-width:1.1;stroke-dasharray:4 3}\
-.key{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin:0 .3rem 0 .9rem;\
-vertical-align:-1px}.k0{background:var(--c0)}.k1{background:var(--c1)}.k2{background:var(--c2)}\
-.k3{background:var(--c3)}";
-
 /// The whole report.
 pub(super) fn page(report: &Report) -> String {
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Memory policies, simulated</title><style>{STYLE}</style></head><body>\n\
-         <h1>Memory policies, simulated</h1>\n\
-         <p>The scenarios of the vMCA paper (Garrido and Carpenter, 2017, table IV), and two more, on a \
+    let mut body = format!(
+        "<p>The scenarios of the vMCA paper (Garrido and Carpenter, 2017, table IV), and two more, on a \
          model of a cluster that drives Hecaton's own decisions. Nodes 3 and 4 run the machines; the others \
          only lend. Each figure is the mean of {} runs, from seed {} on.</p>\n\
          <p class=\"soft\">The times are the model's. They compare policies under equal \
@@ -49,9 +20,9 @@ pub(super) fn page(report: &Report) -> String {
         report.runs, report.seed,
     );
     for scenario in &report.scenarios {
-        section(scenario, &mut page);
+        section(scenario, &mut body);
     }
-    page + "</body></html>\n"
+    report::page("Memory policies, simulated", &body)
 }
 
 fn section(scenario: &ScenarioReport, page: &mut String) {
@@ -69,8 +40,9 @@ fn section(scenario: &ScenarioReport, page: &mut String) {
     let groups: Vec<Group> = scenario.policies.iter().map(group).collect();
     let _ = writeln!(
         page,
-        "<figure><h3>Mean running time<span class=\"key k0\"></span>node 3\
-         <span class=\"key k1\"></span>node 4</h3>{}</figure>",
+        "<figure><h3>Mean running time{}{}</h3>{}</figure>",
+        key(0, "node 3"),
+        key(1, "node 4"),
         plot::bars(&groups, "s", 1000.0, 310.0)
     );
     table(scenario, page);
@@ -177,12 +149,7 @@ fn use_over_time(scenario: &ScenarioReport, page: &mut String) {
     let names = shown.first().map(|compared| compared.courses.as_slice()).unwrap_or_default();
     page.push_str("<h3>Pool memory in use at node 3, MiB");
     for (at, course) in names.iter().enumerate() {
-        let _ = write!(
-            page,
-            "<span class=\"key k{}\"></span>{}",
-            at % COLOURS,
-            escape(&course.machine)
-        );
+        page.push_str(&key(at % COLOURS, &course.machine));
     }
     page.push_str(
         " <span class=\"soft\">(dashed: target, cut off at the top)</span></h3>\

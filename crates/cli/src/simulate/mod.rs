@@ -1,7 +1,6 @@
 //! `hecaton simulate`: clusters without hosts, on the code that decides in real ones.
 
 mod html;
-mod plot;
 mod policies;
 mod results;
 

@@ -4,8 +4,8 @@ use super::html;
 use super::results::{Compared, Report, ScenarioReport};
 use crate::failure::Usage;
 use crate::out;
+use crate::report;
 use crate::table::Table;
-use anyhow::Context as _;
 use clap::ValueEnum;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, Policy, anticipating, tlp};
@@ -85,8 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     });
     let report = Report { runs: args.runs, seed: args.seed, scenarios: scenarios.collect() };
     if let Some(file) = &args.html {
-        std::fs::write(file, html::page(&report))
-            .with_context(|| format!("cannot write the report to {}", file.display()))?;
+        report::write(file, &html::page(&report))?;
     }
     let text = match args.json {
         true => serde_json::to_string(&report)? + "\n",
@@ -206,13 +205,7 @@ mod tests {
             assert!(text.contains(&compared.name), "{text}");
             assert!(page.contains(&compared.name));
         }
-        for external in ["src=", "href=", "url(", "@import", "<script"] {
-            assert!(!page.contains(external), "the report refers to something: {external}");
-        }
-        // Well-formed, so that every browser reads it the same.
-        let svg = page.split("<svg").nth(1).unwrap();
-        assert!(svg.contains("</svg>"));
-        assert!(!page.contains("NaN") && !page.contains("inf"), "a coordinate is not a number");
+        crate::report::assert_complete(&page);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! `hecaton host`: who has which part of this host's memory.
 
+mod course;
+mod plot;
+
 use crate::cluster::ClusterArgs;
 use crate::table::Table;
 use anyhow::Context as _;
 use clap::Subcommand;
+use course::Sample;
 use hecaton_broker::{NewcomerKind, Waits};
 use hecaton_memory::Size;
 use hecaton_node::agent::{AgentReport, MachineState};
@@ -26,6 +30,8 @@ pub(crate) enum Host {
     Status(StatusArgs),
     /// Shows the same every second, until it is interrupted
     Watch(WatchArgs),
+    /// Draws what `watch --json` has recorded: the memory over time by who has it, and the machines
+    Plot(plot::Args),
 }
 
 /// Arguments of `hecaton host status`.
@@ -41,7 +47,7 @@ pub(crate) struct StatusArgs {
 /// Arguments of `hecaton host watch`.
 #[derive(clap::Args)]
 pub(crate) struct WatchArgs {
-    /// Prints one JSON object a line
+    /// Prints one JSON object a line, with the time: a recording for `hecaton host plot`
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -50,22 +56,44 @@ pub(crate) struct WatchArgs {
 
 pub(crate) fn run(host: &Host) -> anyhow::Result<ExitCode> {
     match host {
-        Host::Status(args) => print!("{}", shown(&look(&args.cluster)?, args.json)?),
-        Host::Watch(args) => watch(args)?,
+        Host::Status(args) => {
+            let report = look(&args.cluster)?;
+            match args.json {
+                true => println!("{}", serde_json::to_string(&report)?),
+                false => print!("{}", text(&report)),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Host::Watch(args) => watch(args),
+        Host::Plot(args) => plot::run(args),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
-fn watch(args: &WatchArgs) -> anyhow::Result<()> {
+/// Also over the kill of the node: a recording goes on with the next one.
+fn watch(args: &WatchArgs) -> anyhow::Result<ExitCode> {
     let clears = stdout().is_terminal() && !args.json;
+    let mut report = Ok(look(&args.cluster)?);
+    let mut complaint = String::new();
     loop {
-        let text = shown(&look(&args.cluster)?, args.json)?;
-        match (clears, args.json) {
-            (true, _) => print!("{CLEAR}{text}"),
-            (false, true) => print!("{text}"),
-            (false, false) => println!("{text}"),
+        match report {
+            Ok(report) => {
+                complaint.clear();
+                match (clears, args.json) {
+                    (true, _) => print!("{CLEAR}{}", text(&report)),
+                    (false, true) => println!("{}", serde_json::to_string(&Sample::now(report))?),
+                    (false, false) => println!("{}", text(&report)),
+                }
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                if error != complaint {
+                    eprintln!("hecaton: {error}");
+                    complaint = error;
+                }
+            }
         }
         thread::sleep(INTERVAL);
+        report = look(&args.cluster);
     }
 }
 
@@ -77,13 +105,6 @@ fn look(cluster: &ClusterArgs) -> anyhow::Result<AgentReport> {
             report.name
         )
     })
-}
-
-fn shown(report: &AgentReport, json: bool) -> anyhow::Result<String> {
-    match json {
-        true => Ok(serde_json::to_string(report)? + "\n"),
-        false => Ok(text(report)),
-    }
 }
 
 fn text(report: &AgentReport) -> String {
@@ -234,7 +255,8 @@ mod tests {
         line("h harvest shutting down 1G 2G 1G 4G 3G");
         line("r regular 2G 1 1G of others");
         assert!(!text.contains("counted twice"));
-        let again: AgentReport = serde_json::from_str(&shown(&report, true).unwrap()).unwrap();
+        let json = serde_json::to_string(&report).unwrap();
+        let again: AgentReport = serde_json::from_str(&json).unwrap();
         assert_eq!(again, report);
     }
 }

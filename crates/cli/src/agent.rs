@@ -33,6 +33,10 @@ pub(crate) struct AgentArgs {
     /// How long it may take to give back what a regular machine waits for, before it is evicted
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "agent")]
     reclaim_time: u64,
+    /// How long ahead a harvest VM is warned whose minimum a regular machine needs; the last two thirds of it are
+    /// for its shutting down, and then it is killed
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "agent")]
+    eviction_warning: u64,
     /// Most harvest VMs on this host [default: no limit]
     #[arg(long, value_name = "NUMBER", requires = "agent")]
     harvest_quota: Option<usize>,
@@ -43,11 +47,14 @@ impl AgentArgs {
     pub(crate) fn check(&self) -> anyhow::Result<Option<AgentConfig>> {
         // Each of the two needs the other.
         let Some(qmp_dir) = self.qmp_dir.clone().filter(|_| self.agent) else { return Ok(None) };
+        let warning = Duration::from_secs(self.eviction_warning);
         let settings = Settings {
             buffer_bytes: self.buffer.0,
             batch_bytes: Some(self.batch.0),
             patience: Duration::from_secs(self.reclaim_patience),
             reclaim_time: Duration::from_secs(self.reclaim_time),
+            warning,
+            shut_down: warning * 2 / 3,
             harvest_quota: self.harvest_quota.unwrap_or(usize::MAX),
             ..Settings::default()
         };

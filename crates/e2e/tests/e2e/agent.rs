@@ -234,15 +234,20 @@ hook = { command = ["/bin/told"] }
 
 const TOLD: &str = r#"#!/bin/sh
 has=$(awk '/^MemTotal/ { print $2 * 1024 }' /proc/meminfo)
-echo "guest: told $HECATON_REASON $HECATON_TARGET_BYTES $has" >/dev/ttyS0
+echo "guest: told $HECATON_REASON $HECATON_DEADLINE_MS $HECATON_TARGET_BYTES $has" >/dev/ttyS0
+if [ "$HECATON_REASON" = eviction ] && [ -e /tmp/obeys ]; then poweroff -f; fi
 "#;
+
+/// The guest with `hecaton guest` in it, in a directory of this name.
+fn managed(cluster: &Cluster, guests: &Guests, name: &str) -> anyhow::Result<Guests> {
+    let files = [("guest.toml", MANAGER), ("bin/told", TOLD)];
+    guests.with(cluster.file(name), &cluster.hecaton, &files)
+}
 
 /// A guest that shrinks is told how far before its first block goes, and has its applications give back first; the
 /// next agent goes on with it.
 pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
-    let files = [("guest.toml", MANAGER), ("bin/told", TOLD)];
-    let guests = guests.with(cluster.file("managed"), &cluster.hecaton, &files)?;
+    let guests = managed(cluster, &guests!(), "managed")?;
     let mut host = Host::start(cluster)?;
     let arguments = ["--harvest", "--min", "384M", "--max", "1G"];
     let mut harvest = host.machine_with(&guests, "harvest", &arguments, MANAGED)?;
@@ -276,6 +281,89 @@ fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
     ensure!((mib - 128) * M < target && target <= mib * M, "it was told another size: {line}");
     ensure!(has > target, "it was told when it had shrunk already: {line}");
     Ok(())
+}
+
+/// A regular VM that needs a harvest VM's minimum has it: the guest is warned, and shuts down by itself, or is killed
+/// when its time is over; the newcomer starts then and not before. Whoever asks for the harvest VM again has it when
+/// there is room, who was killed a minute later at the earliest. `hecaton host watch` records all of this.
+pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult {
+    let guests = managed(cluster, &guests!(), "evicted")?;
+    let host = Host::start_with(cluster, &["--eviction-warning", "15"])?;
+    let recording = cluster.file("host.jsonl");
+    let mut watch = cluster.command("host");
+    watch.args(["watch", "--json", "--dir"]).arg(cluster.file("agent-node"));
+    let watch = Running::spawn(watch.stdout(fs::File::create(&recording)?))?;
+    let harvest = |script: &str| {
+        let arguments = ["--harvest", "--min", "384M", "--max", "512M"];
+        host.machine_with(&guests, "harvest", &arguments, script)
+    };
+    let waits = |what: &str, state: &str| {
+        eventually(
+            || host.status(),
+            what,
+            PATIENCE,
+            |status| {
+                adds_up(status)?;
+                let waiting = &status["waiting"][0];
+                Ok(waiting["name"] == "harvest" && waiting["waits"]["waits"] == state)
+            },
+        )
+    };
+    let evictions = || {
+        let status = host.status()?;
+        adds_up(&status)?;
+        let counters = &status["counters"];
+        anyhow::Ok((counters["warned"].as_u64(), counters["evicted"][0].as_u64()))
+    };
+
+    let mut obedient = harvest(&format!("touch /tmp/obeys; {MANAGED}"))?;
+    obedient.wait_for("guest: told start")?;
+    host.until("alone, it has its maximum", 128, 0)?;
+    let mut first = host.machine(&guests, "first", &["--regular", "--memory", "1G"])?;
+    let line = obedient.wait_for("guest: told eviction")?;
+    let left_ms: u64 = line.split(' ').nth(3).context("no deadline")?.parse()?;
+    ensure!((1..=15_000).contains(&left_ms), "it was told another deadline: {line}");
+    obedient.end()?;
+    first.wait_for("guest: waits")?;
+    ensure!(evictions()? == (Some(1), Some(0)), "it was not let go: {:?}", evictions()?);
+
+    let mut stubborn = harvest(MANAGED)?;
+    waits("it waits for room", "for-room")?;
+    drop(first);
+    stubborn.wait_for("guest: told start")?;
+    host.until("it is back", 128, 0)?;
+    let mut second = host.machine(&guests, "second", &["--regular", "--memory", "1G"])?;
+    stubborn.wait_for("guest: told eviction")?;
+    eventually(
+        || host.status(),
+        "it is to shut down",
+        PATIENCE,
+        |status| Ok(status["machines"][0]["state"] == "shutting_down"),
+    )?;
+    ensure!(!second.has_said("guest: ready"), "two have the same memory");
+    stubborn.end_of_any_kind()?;
+    let again = harvest(MANAGED)?;
+    waits("it is kept away for a while", "after-eviction")?;
+    second.wait_for("guest: waits")?;
+    ensure!(evictions()? == (Some(2), Some(1)), "it was not killed: {:?}", evictions()?);
+    drop(second);
+    eventually(
+        || host.status(),
+        "it is back",
+        GUEST_PATIENCE,
+        |status| Ok(status["machines"][0]["name"] == "harvest"),
+    )?;
+    drop((again, watch));
+
+    let html = cluster.file("host.html");
+    let mut plot = cluster.command("host");
+    let ended = run(plot.arg("plot").arg(&recording).arg("--html").arg(&html), PATIENCE)?;
+    ended.expect_success("hecaton host plot")?;
+    let page = fs::read_to_string(&html)?;
+    for event in ["is warned", "is evicted", "has left"] {
+        ensure!(page.contains(event), "nothing {event}: {page}");
+    }
+    Ok(Outcome::Passed)
 }
 
 /// A machine whose monitor says nothing stalls nobody else: its memory stays its own, and others are admitted.

@@ -95,15 +95,10 @@ impl Guests {
         for same in ["vmlinuz", "qemu-10"] {
             std::os::unix::fs::symlink(self.dir.join(same), dir.join(same))?;
         }
-        // The kernel unpacks one archive after the other.
-        let script = "mkdir -p bin && cp \"$1\" bin && strip --strip-debug \"bin/${1##*/}\" && chmod -R u=rwx . &&
-            for library in $(ldd \"$1\" | grep -o '/[^ ]*'); do
-                install -D \"$(readlink -f \"$library\")\" \".$library\" || exit 1
-            done
-            { cat \"$2\" && find . | cpio --quiet -o -H newc --owner 0:0 | gzip -1; } >../initramfs";
-        let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]).arg(program).arg(self.dir.join("initramfs"));
-        run(command.current_dir(&root), PATIENCE)?.expect_success("an archive for the guest")?;
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/guest-with.sh");
+        let mut command = Command::new(script);
+        command.arg(self.dir.join("initramfs")).arg(program).arg(root).arg(dir.join("initramfs"));
+        run(&mut command, PATIENCE)?.expect_success("an archive for the guest")?;
         Ok(Self { dir })
     }
 

@@ -179,6 +179,7 @@ const TESTS: &[Test<Cluster>] = tests![
     harvest::figure_5,
     agent::it_divides_a_host_and_is_killed,
     agent::a_guest_is_told_before_it_shrinks,
+    agent::a_regular_vm_evicts_a_harvest_vm,
     agent::a_silent_machine_stalls_nobody,
     agent::what_the_node_lends_gives_way,
     agent::what_cannot_be_is_refused,

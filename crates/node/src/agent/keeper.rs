@@ -57,6 +57,9 @@ pub(super) struct Keeper {
     last_id: u64,
     machines: BTreeMap<VmId, Machine>,
     waiting: Vec<Waiting>,
+    /// By name: who was killed for others a short while ago, and when. Whoever comes by that name is taken for the
+    /// same machine, which the broker keeps away for a while.
+    evicted: BTreeMap<String, (VmId, Instant)>,
     lending: Lending,
 }
 
@@ -128,6 +131,7 @@ impl Keeper {
             last_id: 0,
             machines: BTreeMap::new(),
             waiting: Vec::new(),
+            evicted: BTreeMap::new(),
             lending: Lending::default(),
         })
     }
@@ -208,8 +212,9 @@ impl Keeper {
     }
 
     fn step(&mut self, node: &Inner) {
-        self.take_arrivals();
+        // First: whoever starts a machine again when it has ended comes by its name.
         self.forget_who_is_gone();
+        self.take_arrivals();
         match host_memory::read() {
             Ok(memory) => self.memory = memory,
             Err(error) => tracing::warn!(%error, "the host's memory cannot be read"),
@@ -280,8 +285,9 @@ impl Keeper {
             })
         });
         let node = node.transpose()?;
+        let before = self.evicted.get(&wish.name).map(|(id, _)| *id);
         Ok(Received::Comes(Newcomer {
-            id: self.next_id(),
+            id: before.unwrap_or_else(|| self.next_id()),
             kind: wish.kind,
             bytes: wish.bytes,
             node,
@@ -294,6 +300,8 @@ impl Keeper {
 
     fn forget_who_is_gone(&mut self) {
         self.waiting.retain(|waiting| waiting.process.is_alive());
+        let replace_after = self.settings.replace_after;
+        self.evicted.retain(|_, (_, at)| at.elapsed() < replace_after);
         let directory = &self.directory;
         self.machines.retain(|_, machine| {
             let is_alive = machine.record.process.is_alive();
@@ -434,7 +442,9 @@ impl Keeper {
         match machine.evicted {
             None => {
                 tracing::warn!(vm = name, "it is evicted: {why}");
-                machine.evicted = Some(Instant::now());
+                let now = Instant::now();
+                machine.evicted = Some(now);
+                self.evicted.insert(name.clone(), (vm, now));
                 machine.monitor.quit();
             }
             Some(since) if since.elapsed() > QUIT_PATIENCE => machine.record.process.kill(),

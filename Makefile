@@ -6,10 +6,10 @@ FUZZ_SECONDS ?= 60
 SEEDS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-vm test check bench fuzz simulate
+.PHONY: help setup build demo demo-vm demo-harvest test check bench fuzz simulate
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the system packages that tests and benches use, only what is missing
 	@scripts/setup.sh all
@@ -24,6 +24,10 @@ demo: ## sort 1 GiB with a quarter of the memory that it asks for, the rest in t
 demo-vm: ## a virtual machine of 4 GiB with 512 MiB local, beside plain memory and disk swap; 5 to 15 minutes
 	@scripts/setup.sh demo-vm
 	@scripts/demo-vm.sh
+
+demo-harvest: ## virtual machines that come and go, and one that has what they leave; ends with a plot; 3 to 5 minutes
+	@scripts/setup.sh demo-vm
+	@scripts/demo-harvest.sh
 
 test: ## set-up, then every check and test; ends with what was skipped and the counts
 	@scripts/setup.sh test

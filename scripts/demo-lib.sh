@@ -10,13 +10,19 @@ say() {
     if [ -t 1 ]; then printf '\033[1m== %s\033[0m\n' "$*"; else printf '== %s\n' "$*"; fi
 }
 
-dir="" big="" cluster="" job=""
+dir="" big="" daemons=() job=""
 clean_up() {
-    # A job is a group of processes, the cluster one process that gives all back itself.
+    local at running
+    # A job is a group of processes, a daemon one process that gives all back itself.
     [ -z "$job" ] || kill -TERM -- "-$job" 2>/dev/null || true
     [ -z "$job" ] || wait "$job" 2>/dev/null || true
-    [ -z "$cluster" ] || kill -TERM "$cluster" 2>/dev/null || true
-    [ -z "$cluster" ] || wait "$cluster" 2>/dev/null || true
+    running=$(jobs -pr)
+    for ((at = ${#daemons[@]} - 1; at >= 0; at--)); do
+        # The number of one that has ended may be somebody else's.
+        grep -qx "${daemons[at]}" <<<"$running" || continue
+        kill -TERM "${daemons[at]}" 2>/dev/null || true
+        wait "${daemons[at]}" 2>/dev/null || true
+    done
     rm -rf ${dir:+"$dir"} ${big:+"$big"}
 }
 trap clean_up EXIT
@@ -48,20 +54,27 @@ build() {
     hecaton="$(cd "${CARGO_TARGET_DIR:-target}/release" && pwd)/hecaton"
 }
 
-# start_cluster LEND: an embedded one, in $dir/cluster.
-start_cluster() {
-    say "starting an embedded cluster: $DONORS donors, $1 each"
-    "$hecaton" dev --json --donors "$DONORS" --lend "$1" --dir "$dir/cluster" \
-        >"$dir/ready" 2>"$dir/log" &
-    cluster=$!
+# start_daemon COMMAND...: in the background, until it has said a line, which is left in $dir/ready.
+start_daemon() {
+    rm -f "$dir/ready"
+    "$@" >"$dir/ready" 2>>"$dir/log" &
+    daemons+=($!)
     while [ ! -s "$dir/ready" ]; do
-        if ! kill -0 "$cluster" 2>/dev/null; then
-            cluster=""
+        if ! kill -0 "${daemons[-1]}" 2>/dev/null; then
             cat "$dir/log" >&2
             exit 1
         fi
         sleep 0.1
     done
+}
+
+# What has started says where its manager is.
+manager_url() { sed 's/.*"manager":"\([^"]*\)".*/\1/' "$dir/ready"; }
+
+# start_cluster LEND: an embedded one, in $dir/cluster.
+start_cluster() {
+    say "starting an embedded cluster: $DONORS donors, $1 each"
+    start_daemon "$hecaton" dev --json --donors "$DONORS" --lend "$1" --dir "$dir/cluster"
 }
 
 # launch COMMAND...: in the background, as $job. A group of its own lets clean_up end a whole

@@ -22,7 +22,7 @@ SWAP_LIMIT_S=${DEMO_SWAP_LIMIT_S:-1200}
 need_mib $((INPUT_MIB * 7))
 build
 start_cluster "${LEND_MIB}M"
-HECATON_MANAGER=$(sed 's/.*"manager":"\([^"]*\)".*/\1/' "$dir/ready")
+HECATON_MANAGER=$(manager_url)
 export HECATON_MANAGER
 
 if ! "$hecaton" run --local 64M -- true 2>"$dir/reason"; then

@@ -88,7 +88,7 @@ struct History {
     touched_pages: u64,
     periods_failing: u32,
     /// Periods for which it still counts as in want: `idle_periods` after its last failed put.
-    periods_in_want: u64,
+    periods_in_want: u32,
     /// Periods that it has been known, or in want, up to [`History::still_periods`]. Before that, nothing counts as
     /// idle.
     periods_known: u64,
@@ -96,6 +96,9 @@ struct History {
     /// The period in which it was last seen, to forget those that have gone.
     seen: u64,
 }
+
+// One for each consumer of the cluster in a simulation of it: `docs/scale.md` counts on that.
+const _: () = assert!(size_of::<History>() == 56);
 
 /// What is remembered of all consumers of a node.
 #[derive(Clone, Debug, Default)]
@@ -233,7 +236,7 @@ impl History {
         let was_in_want = self.periods_in_want > 0;
         self.periods_in_want = match now.puts_failed() {
             0 => self.periods_in_want.saturating_sub(1),
-            _ => settings.idle_periods,
+            _ => u32::try_from(settings.idle_periods).unwrap_or(u32::MAX),
         };
         if self.periods_in_want > 0 && !was_in_want {
             self.periods_known = 0;

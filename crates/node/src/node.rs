@@ -558,6 +558,17 @@ fn start_donors(config: &NodeConfig, donors: &mut Vec<Donor>) -> Result<(), Node
         Some(patience) => left_donors(&config.dir, patience)?,
         None => Vec::new(),
     };
+    for (_, orphan) in &left {
+        let name = &orphan.word.name;
+        if !config.donors.iter().any(|spec| spec.name == *name) {
+            tracing::warn!(
+                donor = name,
+                pid = orphan.child.process.pid(),
+                "a donor of the node before is none of this one's: it is left alone, and ends by itself; \
+                 a node whose donor has its name takes it over"
+            );
+        }
+    }
     let mut numbers = 1..;
     for spec in &config.donors {
         let name = &spec.name;
@@ -582,13 +593,6 @@ fn start_donors(config: &NodeConfig, donors: &mut Vec<Donor>) -> Result<(), Node
             address: spec.listen,
             source,
         })?);
-    }
-    for (_, orphan) in left {
-        tracing::warn!(
-            donor = orphan.word.name,
-            pid = orphan.child.process.pid(),
-            "a donor of the node before is none of this one's: it is left alone, and ends by itself"
-        );
     }
     for (donor, spec) in donors.iter().zip(&config.donors) {
         donor

@@ -13,10 +13,12 @@ use hecaton_memory::{Generation, PAGE_SIZE, PageNo};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{Hello, Refusal, Request, VERSIONS};
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
+use tracing::field::display;
 use tracing::{debug, info, warn};
 
 /// A linear array of pages in the pool, shared by the threads that use it.
@@ -108,7 +110,8 @@ impl Space {
             std::thread::spawn(move || {
                 let answer = space.call(&donor, None, Request::Renew, Persistence::Patient);
                 if let Err(error) = answer {
-                    warn!(donor = donor.name, %error, "does not tell what it holds");
+                    let cause = error.source().map(display);
+                    warn!(donor = donor.name, %error, cause, "does not tell what it holds");
                 }
             })
         });
@@ -342,7 +345,10 @@ impl Space {
         self.ask_directory(false);
         self.each_donor(|donor| match self.call(donor, None, Request::Renew, Persistence::Once) {
             Ok(_) => self.free_strays(donor),
-            Err(error) => warn!(donor = donor.name, %error, "lease not renewed"),
+            Err(error) => {
+                let cause = error.source().map(display);
+                warn!(donor = donor.name, %error, cause, "lease not renewed");
+            }
         });
     }
 
@@ -602,7 +608,8 @@ impl Space {
             }
             Err(error @ SpaceError::Fenced { .. }) => Err(error),
             Err(error) => {
-                warn!(segment, donor = donor.name, %error, "no extent");
+                let cause = error.source().map(display);
+                warn!(segment, donor = donor.name, %error, cause, "no extent");
                 let is_brief = persistence == Persistence::Brief;
                 Ok(Err(if is_brief { Declined::Late } else { Declined::Silent }))
             }

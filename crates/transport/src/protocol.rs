@@ -308,7 +308,10 @@ pub enum Refusal {
     #[error("the source of the copy cannot be read")]
     NoSource,
     /// The space is another node's, or has admitted this one to no more than reading.
-    #[error("the space is another node's")]
+    #[error(
+        "the space belongs to another node; one that goes by a new name needs its former name and certificate for \
+         what it ran before"
+    )]
     OtherNode,
 }
 

@@ -1,6 +1,9 @@
-//! What deciding costs in a large cluster: statistics in, targets and grants out, all nodes in one process.
+//! What deciding costs in a large cluster: statistics in, targets and grants out, all nodes in one process; and
+//! what a manager does in a second for as many nodes as it takes.
 //!
 //! The yardstick is one pass over the same statistics, the least that any decision needs.
+
+mod heartbeats;
 
 use crate::table::Table;
 use anyhow::Context as _;
@@ -70,6 +73,8 @@ struct Figures {
     /// Resident memory of the manager's state, and of the first levels of all nodes together.
     manager_bytes: u64,
     anticipating_memory_bytes: u64,
+    /// The manager, by its registry and with what nodes tell for people, too.
+    heartbeats: heartbeats::Figures,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -83,6 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn measure(args: &Args) -> anyhow::Result<Figures> {
+    let heartbeats = heartbeats::measure(args.nodes, args.consumers, args.rounds)?;
     let mut random = Random(1);
     let mut statistics: Vec<Vec<ConsumerStatistics>> = (0..args.nodes)
         .map(|node| (0..args.consumers).map(|at| consumer(node, at, args.consumers)).collect())
@@ -191,6 +197,7 @@ fn measure(args: &Args) -> anyhow::Result<Figures> {
         form_s,
         manager_bytes,
         anticipating_memory_bytes,
+        heartbeats,
     })
 }
 
@@ -219,7 +226,9 @@ impl Figures {
         format!(
             "{} nodes, {} consumers, median of {} rounds, one processor\n{table}\
              grants in a round: TLP {}, anticipating {}; messages when a node joins: {}\n\
-             resident memory: manager {} KiB, first levels of all nodes {} KiB\n",
+             resident memory: manager {} KiB, first levels of all nodes {} KiB\n\
+             a manager of {} nodes, {} consumers, in a second: {:.0} ms to read {} KiB of heartbeats, {:.0} ms to take \
+             them in, {:.0} ms to write {} KiB of answers; resident memory {} KiB\n",
             self.nodes,
             self.consumers,
             self.rounds,
@@ -228,6 +237,14 @@ impl Figures {
             self.join_messages,
             self.manager_bytes >> 10,
             self.anticipating_memory_bytes >> 10,
+            self.heartbeats.nodes,
+            self.heartbeats.consumers,
+            self.heartbeats.read_s * 1e3,
+            self.heartbeats.heard_bytes >> 10,
+            self.heartbeats.registry_s * 1e3,
+            self.heartbeats.write_s * 1e3,
+            self.heartbeats.said_bytes >> 10,
+            self.heartbeats.registry_bytes >> 10,
         )
     }
 }
@@ -328,6 +345,7 @@ mod tests {
         assert_eq!((figures.nodes, figures.consumers), (16, 64));
         assert_eq!(figures.join_messages, 2 * 16 + 1, "the new one hears of all, all hear of it");
         assert!(figures.tlp_grants > 0 && figures.anticipating_grants > 0);
+        assert_eq!((figures.heartbeats.nodes, figures.heartbeats.consumers), (16, 64));
         assert!(figures.table().contains("second level, TLP"));
     }
 }

@@ -221,9 +221,9 @@ impl Shared {
                 self.finish(&[(head, written)]);
             }
             Todo::Finish(unfinished) => {
-                unfinished.finish(&self.parts.drive.volume, &mut |asked, result| {
-                    self.finish(&[asked.answer(result)]);
-                });
+                let ended = unfinished.finish(&self.parts.drive.volume).into_iter();
+                let answers: Vec<Answer> = ended.map(|(asked, end)| asked.answer(end)).collect();
+                self.finish(&answers);
             }
         }
     }
@@ -265,6 +265,10 @@ impl Shared {
             intake.begin(self.parts.memory.get(), table, descriptors, head);
         }
         intake.send();
+        if intake.has_todo() {
+            // Requests for threads of their own may come without a pause in which donors are waited for.
+            intake.progress(None);
+        }
         self.finish(&intake.answers());
         if intake.has_todo() {
             return Ok(true);

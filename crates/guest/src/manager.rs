@@ -79,12 +79,14 @@ impl Manager {
             let news = news.clone();
             Port::start(path, move |message| news.send(News::Heard(message)).is_ok())
         });
-        let (publish, state) = watch::channel(State::default());
-        let kinds = config.applications.iter().map(Application::kind).collect();
+        let kinds: Vec<_> = config.applications.iter().map(Application::kind).collect();
         let names = config.applications.iter().map(|one| one.bounds.name.clone()).collect();
         let bounds = config.applications.into_iter().map(|one| one.bounds).collect();
+        let governor = Governor::new(config.settings, bounds);
+        // Who asks before the first look finds the applications.
+        let (publish, state) = watch::channel(governor.state(0, &kinds, Duration::ZERO));
         let keeper = Keeper {
-            governor: Governor::new(config.settings, bounds),
+            governor,
             names,
             kinds,
             workers,

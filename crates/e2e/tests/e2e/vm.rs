@@ -387,7 +387,7 @@ pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(cluster: &Cluster) ->
 
 pub(crate) fn eight_small_ones_at_once(cluster: &Cluster) -> TestResult {
     let guests = guests!();
-    let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 20";
+    let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 8";
     let names: Vec<_> = (1..=8).map(|number| format!("small-{number}")).collect();
     let mut machines = Vec::new();
     for name in &names {
@@ -438,7 +438,7 @@ pub(crate) fn rebooted_again_and_again(cluster: &Cluster) -> TestResult {
         "stress-ng --vm 1 --vm-bytes 250M --verify -t 2 || exit 1; echo guest: again; reboot -f";
     let spec = Spec { script, arguments: &[], ..Spec::default() };
     let mut machine = Machine::start(cluster, &guests, &spec)?;
-    for _ in 0..4 {
+    for _ in 0..3 {
         machine.wait_for("guest: again")?;
     }
     machine.monitor()?.execute("quit", json!({}), PATIENCE)?;

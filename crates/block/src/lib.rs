@@ -56,6 +56,7 @@ pub mod server;
 mod settle;
 mod slots;
 pub mod snapshot;
+mod spare;
 pub mod spill;
 pub mod state;
 pub mod stats;

@@ -16,13 +16,15 @@ use super::wire::{
     Command, Malformed, Request, Session, allocation, chunk, errno, flag, only_chunk, simple_reply,
 };
 use crate::extents::Extent;
-use crate::volume::flow::{self, Begun, Ended, Flow, Unfinished};
+use crate::spare::Spare;
+use crate::volume::flow::{self, Begun, Ended, Flow, Unfinished, WAIT};
 use crate::volume::{Contents, Volume};
 use crate::{BlockError, nbd::wire::MAX_PAYLOAD};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::net::SendFlags;
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -35,16 +37,8 @@ const MAX_THREADS: usize = 16;
 /// Bytes of data that a client's requests under way may have, together.
 const MAX_BYTES: usize = MAX_PAYLOAD as usize;
 
-/// So much of a buffer is kept for the next request.
-const KEPT_BYTES: usize = 1 << 20;
-
 /// Extents that one answer names at most; a client asks for the rest again.
 const MAX_EXTENTS: usize = 4096;
-
-/// How long the client and donors are waited for before lanes are looked at again.
-const WAIT: Duration = Duration::from_secs(1);
-
-const LONGEST: Timespec = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
 
 /// A client that has chosen the volume.
 pub(super) struct Connection {
@@ -68,8 +62,7 @@ struct Reading {
     replies: Vec<Reply>,
     /// Answers that the client had not taken when it was last tried.
     untaken: usize,
-    /// Buffers that nobody uses.
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
     /// How many serve the connection.
     threads: usize,
     /// How many of them are doing what was asked.
@@ -110,23 +103,6 @@ pub(super) enum ConnectionError {
 }
 
 impl Reading {
-    /// A buffer of at least so many bytes.
-    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        if buffer.len() < bytes {
-            buffer.resize(bytes, 0);
-        }
-        buffer
-    }
-
-    fn keep(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < MAX_THREADS && buffer.capacity() > 0 {
-            buffer.truncate(KEPT_BYTES);
-            buffer.shrink_to(KEPT_BYTES);
-            self.spare.push(buffer);
-        }
-    }
-
     /// Whether nothing is under way that others may wait for.
     fn is_idle(&self) -> bool {
         self.flow.is_idle() && self.replies.is_empty() && self.untaken == 0
@@ -146,7 +122,7 @@ impl Reading {
                 self.replies.push(Reply::done(request.cookie, held));
             }
             Ended::Unread(asked) => {
-                let buffer = self.buffer(asked.held);
+                let buffer = self.spare.take(asked.held);
                 self.todo.push_back(Todo::Answer(asked, buffer));
             }
             // First: it has pages that others may wait for.
@@ -163,7 +139,7 @@ impl Connection {
             todo: VecDeque::new(),
             replies: Vec::new(),
             untaken: 0,
-            spare: Vec::new(),
+            spare: Spare::new(MAX_THREADS),
             threads: 1,
             busy: 0,
         };
@@ -226,7 +202,7 @@ impl Connection {
         let mut reading = self.reading();
         if let Some(buffer) = done {
             reading.busy -= 1;
-            reading.keep(buffer);
+            reading.spare.keep(buffer);
         }
         let mut todo = loop {
             if let Some(todo) = reading.todo.pop_front() {
@@ -333,7 +309,7 @@ impl Connection {
             && request.check(self.volume.size_bytes(), self.session).is_ok();
         let begun = match request.command {
             Command::Read if may_begin => {
-                let data = reading.buffer(held);
+                let data = reading.spare.take(held);
                 reading.flow.read(asked, request.offset, held, data)
             }
             Command::Write if may_begin => {
@@ -348,7 +324,7 @@ impl Connection {
                 reading.ended(self.session, ended);
             }
             Begun::Not(asked) => {
-                let mut buffer = reading.buffer(held);
+                let mut buffer = reading.spare.take(held);
                 reading.input.read_exact(&mut buffer[..data_bytes])?;
                 reading.todo.push_back(Todo::Answer(asked, buffer));
             }
@@ -365,22 +341,9 @@ impl Connection {
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::IN, reading.has_room());
         wanted.set(PollFlags::OUT, reading.untaken > 0);
-        let donors = reading.flow.descriptors();
-        let mut fds: Vec<PollFd<'_>> =
-            donors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // Its end would be told even if nothing was wanted of it.
-        if !wanted.is_empty() {
-            fds.push(PollFd::new(self.stream.socket(), wanted));
-        }
-        // A signal ends the wait early, and nothing is ready then.
-        let ready = poll(&mut fds, Some(&LONGEST)).unwrap_or(0);
-        let of_client = match wanted.is_empty() {
-            true => PollFlags::empty(),
-            false => fds.last().map_or(PollFlags::empty(), PollFd::revents),
-        };
-        let of_donors = ready - usize::from(!of_client.is_empty()).min(ready);
-        drop(fds);
-        if of_donors > 0 || ready == 0 {
+        let client = self.stream.socket().as_fd();
+        let ([of_client], of_donors) = reading.flow.wait([(client, wanted)])?;
+        if of_donors {
             self.progress(reading, None);
         }
         let has_sent = of_client.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
@@ -438,7 +401,7 @@ impl Connection {
         outbox.extend(reading.replies.drain(..));
         let sent = outbox.send(self.stream.socket(), flags, &mut |reply| {
             self.bytes.give_back(reply.held);
-            reading.keep(reply.into_buffer());
+            reading.spare.keep(reply.into_buffer());
         });
         reading.untaken = outbox.len();
         sent

@@ -8,15 +8,15 @@ use super::chain::Chain;
 use super::drive::Drive;
 use super::request::{self, Short, Status};
 use crate::BlockError;
+use crate::spare::Spare;
 use crate::volume::flow::{self, Begun, Ended, Flow, Unfinished};
+use rustix::event::PollFlags;
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use vm_memory::GuestAddress;
-
-/// Buffers that are kept for the next requests.
-const SPARE_BUFFERS: usize = flow::MAX_UNDER_WAY;
 
 /// A request by its head, and how many bytes of the guest's buffers count as written.
 pub(super) type Answer = (u16, u32);
@@ -45,8 +45,7 @@ pub(super) struct Intake {
     todo: VecDeque<Todo>,
     /// What the guest is not told yet.
     answers: Vec<Answer>,
-    /// Buffers that nobody uses.
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
 }
 
 impl Asked {
@@ -70,7 +69,8 @@ impl Asked {
 impl Intake {
     pub(super) fn new(drive: Drive) -> Intake {
         let flow = Flow::new(Arc::clone(&drive.volume));
-        let (todo, answers, spare) = (VecDeque::new(), Vec::new(), Vec::new());
+        let (todo, answers) = (VecDeque::new(), Vec::new());
+        let spare = Spare::new(flow::MAX_UNDER_WAY);
         Intake { drive, flow, todo, answers, spare }
     }
 
@@ -124,18 +124,18 @@ impl Intake {
         };
         let begun = match short {
             Short::Read { offset, bytes } => {
-                let data = self.buffer(bytes);
+                let data = self.spare.take(bytes);
                 self.flow.read(Asked { head, chain, memory }, offset, bytes, data)
             }
             Short::Write { offset, bytes } => {
-                let mut data = self.buffer(bytes);
+                let mut data = self.spare.take(bytes);
                 let data_of = request::load(&memory, &chain, &mut data[..bytes]);
                 let asked = Asked { head, chain, memory };
                 let begun = match data_of {
                     Ok(()) => self.flow.write(asked, offset, &data[..bytes]),
                     Err(_) => Begun::Not(asked),
                 };
-                self.keep(data);
+                self.spare.keep(data);
                 begun
             }
         };
@@ -151,9 +151,20 @@ impl Intake {
         self.flow.send();
     }
 
-    /// The descriptors of donors that are to answer.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.flow.descriptors()
+    /// Waits until the guest kicks or the queue is stopped, or donors have answered. What is so of `kick` and `stop`,
+    /// which are not looked at as long as there is no room: a guest that has filled the queue, or that has gone, is
+    /// heard then.
+    pub(super) fn wait(
+        &mut self,
+        kick: BorrowedFd<'_>,
+        stop: BorrowedFd<'_>,
+    ) -> io::Result<[PollFlags; 2]> {
+        let wanted = if self.has_room() { PollFlags::IN } else { PollFlags::empty() };
+        let (found, of_donors) = self.flow.wait([(kick, wanted), (stop, wanted)])?;
+        if of_donors {
+            self.progress(None);
+        }
+        Ok(found)
     }
 
     /// Takes what donors have answered; waits so long for the first of it.
@@ -170,27 +181,12 @@ impl Intake {
                 // The buffer may be longer.
                 let bytes = asked.chain.writable.bytes() as usize - 1;
                 self.answers.push(asked.give(&data[..bytes]));
-                self.keep(data);
+                self.spare.keep(data);
             }
             Ended::Written(asked) => self.answers.push(asked.answer(Ok(()))),
             Ended::Unread(asked) => self.todo.push_back(Todo::Serve(asked.head)),
             // First: it has pages that others may wait for.
             Ended::Unwritten(unfinished) => self.todo.push_front(Todo::Finish(unfinished)),
-        }
-    }
-
-    /// A buffer of at least so many bytes.
-    fn buffer(&mut self, bytes: usize) -> Vec<u8> {
-        let mut buffer = self.spare.pop().unwrap_or_default();
-        if buffer.len() < bytes {
-            buffer.resize(bytes, 0);
-        }
-        buffer
-    }
-
-    fn keep(&mut self, buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_BUFFERS {
-            self.spare.push(buffer);
         }
     }
 }

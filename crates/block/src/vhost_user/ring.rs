@@ -12,17 +12,17 @@ use super::drive::Drive;
 use super::inflight::Journal;
 use super::intake::{Answer, Intake, Todo};
 use super::request::{self, NoStatus, PART_BYTES};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use crate::volume::flow::WAIT;
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::thread::{JoinHandle, Scope};
-use std::time::Duration;
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::GuestAddress;
 
@@ -31,11 +31,6 @@ const MAX_THREADS: usize = 16;
 
 /// Threads that all queues of a device may have beside the first one of each.
 pub(super) const SPARE_THREADS: usize = 64;
-
-/// How long the guest and donors are waited for before donors are looked at again.
-const WAIT: Duration = Duration::from_secs(1);
-
-const LONGEST: Timespec = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
 
 /// The guest's memory; the monitor may exchange it while queues are served.
 #[derive(Debug, Default)]
@@ -349,28 +344,8 @@ impl Shared {
 
     /// Waits until the guest kicks, donors have answered, or the queue is stopped.
     fn wait(&self, intake: &mut Intake) -> Result<(), RingError> {
-        let (kick, stop) = (&self.parts.kick, &self.stop);
-        let has_room = intake.has_room();
-        let mut fds: Vec<PollFd<'_>> = Vec::new();
-        // A guest that has filled the queue, or that has gone, is heard when there is room.
-        if has_room {
-            fds.extend([PollFd::new(kick, PollFlags::IN), PollFd::new(stop, PollFlags::IN)]);
-        }
-        let ours = fds.len();
-        fds.extend(intake.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        let longest = (!intake.is_idle()).then_some(&LONGEST);
-        let ready = match poll(&mut fds, longest) {
-            Ok(ready) => ready,
-            Err(Errno::INTR) => return Ok(()),
-            Err(error) => return Err(io::Error::from(error).into()),
-        };
-        let events: Vec<PollFlags> = fds[..ours].iter().map(PollFd::revents).collect();
-        let of_ours = events.iter().filter(|events| !events.is_empty()).count();
-        drop(fds);
-        if ready > of_ours || ready == 0 {
-            intake.progress(None);
-        }
-        let [kicked, stopped] = events[..] else { return Ok(()) };
+        let kick = &self.parts.kick;
+        let [kicked, stopped] = intake.wait(kick.as_fd(), self.stop.as_fd())?;
         if kicked.contains(PollFlags::IN) {
             let mut count = [0; 8];
             match rustix::io::read(kick, &mut count) {

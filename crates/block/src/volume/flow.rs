@@ -18,6 +18,9 @@ use crate::state::{Page, SEGMENT_PAGES, word_of};
 use crate::volume::{Contents, part};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, is_zero, page_sum};
 use hecaton_space::Completion;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -25,6 +28,11 @@ use std::time::Duration;
 
 /// Most that is under way.
 pub(crate) const MAX_UNDER_WAY: usize = 64;
+
+/// How long donors are waited for before they are looked at again.
+pub(crate) const WAIT: Duration = Duration::from_secs(1);
+
+const LONGEST: Timespec = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
 
 /// Longest request. Of longer ones each is worth a thread: they cost what copying their data costs.
 pub(crate) const MAX_BYTES: usize = 64 << 10;
@@ -192,9 +200,31 @@ impl<T> Flow<T> {
         }
     }
 
-    /// The descriptors to wait on: [`Flow::progress`] is to be called when one is readable, and now and then.
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.lane.iter().flat_map(|lane| lane.descriptors())
+    /// Waits until others are as wanted, or donors have answered; while anything is under way, no longer than
+    /// [`WAIT`]. How the others are, and whether [`Flow::progress`] is to be called. One of which nothing is wanted is
+    /// not looked at: its end would be told for ever.
+    pub(crate) fn wait<const N: usize>(
+        &self,
+        others: [(BorrowedFd<'_>, PollFlags); N],
+    ) -> io::Result<([PollFlags; N], bool)> {
+        let wanted = others.iter().filter(|(_, flags)| !flags.is_empty());
+        let mut fds: Vec<PollFd<'_>> =
+            wanted.map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
+        let looked_at = fds.len();
+        let donors = self.lane.iter().flat_map(|lane| lane.descriptors());
+        fds.extend(donors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let ready = match poll(&mut fds, (!self.is_idle()).then_some(&LONGEST)) {
+            Ok(ready) => ready,
+            // Nothing is ready then.
+            Err(Errno::INTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let mut events = fds[..looked_at].iter().map(PollFd::revents);
+        let none = PollFlags::empty();
+        let found = others
+            .map(|(_, flags)| if flags.is_empty() { none } else { events.next().unwrap_or(none) });
+        let of_others = found.iter().filter(|events| !events.is_empty()).count();
+        Ok((found, ready > of_others || ready == 0))
     }
 
     /// Takes what donors have answered. Without `wait` it returns at once; with it, when something has come,

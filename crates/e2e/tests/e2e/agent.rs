@@ -17,6 +17,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 const M: u64 = 1 << 20;
@@ -57,7 +58,7 @@ impl<'a> Host<'a> {
     fn start_node(&mut self) -> anyhow::Result<()> {
         let mut command = self.node_command("agent-host", "agent-node")?;
         self.node = Some(Running::spawn(&mut command)?);
-        eventually(|| self.status(), "the agent has looked", PATIENCE, |_| Ok(true))
+        self.eventually("the agent has looked", PATIENCE, |_| Ok(true))
     }
 
     fn node_command(&self, name: &str, dir: &str) -> anyhow::Result<Command> {
@@ -125,26 +126,31 @@ impl<'a> Host<'a> {
         Ok(serde_json::from_slice(&ended.stdout)?)
     }
 
+    /// Waits until what it says is so.
+    fn eventually(
+        &self,
+        what: &str,
+        patience: Duration,
+        holds: impl Fn(&Value) -> anyhow::Result<bool>,
+    ) -> anyhow::Result<()> {
+        eventually(|| self.status(), what, patience, holds)
+    }
+
     /// Waits until the harvest VM has so many MiB beyond its minimum, and others so many in all.
     fn until(&self, what: &str, harvested: u64, regular: u64) -> anyhow::Result<()> {
-        eventually(
-            || self.status(),
-            what,
-            GUEST_PATIENCE,
-            |status| {
-                let machines = status["machines"].as_array().context("no machines")?;
-                let harvest = machines.iter().find(|machine| machine["kind"] == "harvest");
-                let harvest = harvest.with_context(|| format!("it is gone: {status}"))?;
-                let others: u64 = machines
-                    .iter()
-                    .filter(|machine| machine["kind"] == "regular")
-                    .filter_map(|machine| machine["base_bytes"].as_u64())
-                    .sum();
-                Ok(harvest["harvested_bytes"] == harvested * M
-                    && harvest["state"] == "running"
-                    && others == regular * M)
-            },
-        )?;
+        self.eventually(what, GUEST_PATIENCE, |status| {
+            let machines = status["machines"].as_array().context("no machines")?;
+            let harvest = machines.iter().find(|machine| machine["kind"] == "harvest");
+            let harvest = harvest.with_context(|| format!("it is gone: {status}"))?;
+            let others: u64 = machines
+                .iter()
+                .filter(|machine| machine["kind"] == "regular")
+                .filter_map(|machine| machine["base_bytes"].as_u64())
+                .sum();
+            Ok(harvest["harvested_bytes"] == harvested * M
+                && harvest["state"] == "running"
+                && others == regular * M)
+        })?;
         println!("    {what}: {harvested} MiB harvested, {regular} MiB of regular VMs");
         Ok(())
     }
@@ -194,12 +200,9 @@ pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
 
     // Nobody is there to hear of it, and then somebody else.
     let mut second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
-    eventually(
-        || host.status(),
-        "it has asked",
-        PATIENCE,
-        |status| Ok(status.to_string().contains("\"second\"")),
-    )?;
+    host.eventually("it has asked", PATIENCE, |status| {
+        Ok(status.to_string().contains("\"second\""))
+    })?;
     host.kill_node()?;
     host.start_node()?;
     second.wait_for("guest: waits")?;
@@ -298,16 +301,11 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult 
         host.machine_with(&guests, "harvest", &arguments, script)
     };
     let waits = |what: &str, state: &str| {
-        eventually(
-            || host.status(),
-            what,
-            PATIENCE,
-            |status| {
-                adds_up(status)?;
-                let waiting = &status["waiting"][0];
-                Ok(waiting["name"] == "harvest" && waiting["waits"]["waits"] == state)
-            },
-        )
+        host.eventually(what, PATIENCE, |status| {
+            adds_up(status)?;
+            let waiting = &status["waiting"][0];
+            Ok(waiting["name"] == "harvest" && waiting["waits"]["waits"] == state)
+        })
     };
     let evictions = || {
         let status = host.status()?;
@@ -334,12 +332,9 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult 
     host.until("it is back", 128, 0)?;
     let mut second = host.machine(&guests, "second", &["--regular", "--memory", "1G"])?;
     stubborn.wait_for("guest: told eviction")?;
-    eventually(
-        || host.status(),
-        "it is to shut down",
-        PATIENCE,
-        |status| Ok(status["machines"][0]["state"] == "shutting_down"),
-    )?;
+    host.eventually("it is to shut down", PATIENCE, |status| {
+        Ok(status["machines"][0]["state"] == "shutting_down")
+    })?;
     ensure!(!second.has_said("guest: ready"), "two have the same memory");
     stubborn.end_of_any_kind()?;
     let again = harvest(MANAGED)?;
@@ -347,12 +342,9 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult 
     second.wait_for("guest: waits")?;
     ensure!(evictions()? == (Some(2), Some(1)), "it was not killed: {:?}", evictions()?);
     drop(second);
-    eventually(
-        || host.status(),
-        "it is back",
-        GUEST_PATIENCE,
-        |status| Ok(status["machines"][0]["name"] == "harvest"),
-    )?;
+    host.eventually("it is back", GUEST_PATIENCE, |status| {
+        Ok(status["machines"][0]["name"] == "harvest")
+    })?;
     drop((again, watch));
 
     let html = cluster.file("host.html");
@@ -377,12 +369,9 @@ pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster) -> TestResult {
     let status = host.status()?;
     let pid = status["machines"][0]["pid"].as_u64().context("it has no process")?;
     let stopped = crate::process::Stopped::stop(u32::try_from(pid)?);
-    eventually(
-        || host.status(),
-        "it is known to be silent",
-        PATIENCE,
-        |status| Ok(status["machines"][0]["state"] == "silent"),
-    )?;
+    host.eventually("it is known to be silent", PATIENCE, |status| {
+        Ok(status["machines"][0]["state"] == "silent")
+    })?;
     let mut other = host.machine(&guests, "other", &["--regular", "--memory", "512M"])?;
     other.wait_for("guest: waits")?;
     let status = host.status()?;
@@ -397,15 +386,10 @@ pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster) -> TestResult {
 pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
     let mut host = Host::start_with(cluster, &["--lend", "1G"])?;
     let lends = |host: &Host<'_>, mib: u64, what: &str| {
-        eventually(
-            || host.status(),
-            what,
-            PATIENCE,
-            |status| {
-                adds_up(status)?;
-                Ok(status["nodes"][0]["lent_free_bytes"] == mib * M)
-            },
-        )
+        host.eventually(what, PATIENCE, |status| {
+            adds_up(status)?;
+            Ok(status["nodes"][0]["lent_free_bytes"] == mib * M)
+        })
     };
     lends(&host, 1024, "it lends all that it may")?;
     let fake = cluster.file("sleeping-qemu");

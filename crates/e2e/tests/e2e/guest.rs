@@ -358,9 +358,9 @@ impl Machine {
         self.end()
     }
 
-    /// Waits for the machine's end.
+    /// Waits for the machine's end. To power off is work of the guest's, too.
     pub(crate) fn end(&mut self) -> anyhow::Result<()> {
-        let status = self.running.wait(PATIENCE, || Ok(()))?;
+        let status = self.running.wait(GUEST_PATIENCE, || Ok(()))?;
         ensure!(status.success(), "{} ended with {status}: {}", self.name, self.tail());
         Ok(())
     }

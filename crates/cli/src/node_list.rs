@@ -84,6 +84,7 @@ fn row(node: &NodeStatus) -> Row<'_> {
         donor.stats.as_ref().map(|stats| pages_to_bytes(stats.lent_pages + stats.leaving_pages))
     });
     let programs = report.consumers.iter().map(|one| one.stats.as_ref().map(|s| s.pool_bytes));
+    let untold = report.untold.iter().map(|untold| untold.pool_bytes);
     let volumes = report.volumes.iter().map(|one| one.stats.as_ref().map(|s| s.pool_bytes()));
     Row {
         name: &report.name,
@@ -97,9 +98,9 @@ fn row(node: &NodeStatus) -> Row<'_> {
         donors: report.donors.iter().map(|donor| donor.name.as_str()).collect(),
         lend_bytes: report.donors.iter().map(|donor| donor.lend_bytes).sum(),
         lent_bytes: lent.sum(),
-        consumers: report.consumers.len(),
+        consumers: report.consumer_count(),
         volumes: report.volumes.len(),
-        pool_bytes: programs.chain(volumes).sum(),
+        pool_bytes: programs.chain(untold).chain(volumes).sum(),
     }
 }
 

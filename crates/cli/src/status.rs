@@ -133,7 +133,7 @@ fn tables(reported: &[NodeStatus]) -> String {
             report.location.clone().unwrap_or_else(|| "-".to_owned()),
             size(lends),
             size(report.host.available_bytes),
-            report.consumers.len().to_string(),
+            report.consumer_count().to_string(),
         ]);
         limited.extend(quota(report));
         at_risk.extend(own_policy(report));
@@ -142,6 +142,7 @@ fn tables(reported: &[NodeStatus]) -> String {
             donors.row(donor_row(&report.name, donor));
             limited.extend(limit(donor).into_iter().chain(parked(donor)));
         }
+        at_risk.extend(untold(report));
         for consumer in &report.consumers {
             any_consumer = true;
             consumers.row(consumer_row(&report.name, consumer));
@@ -203,6 +204,21 @@ fn quota(report: &NodeReport) -> Option<String> {
     let quota = size(pages_to_bytes(report.pool.quota_pages?));
     let used = size(pages_to_bytes(report.pool.used_pages));
     Some(format!("{}: may use {quota} of the pool by the policy, uses {used}", report.name))
+}
+
+/// Consumers that the manager is told only the sums of.
+fn untold(report: &NodeReport) -> Option<String> {
+    let untold = report.untold.as_ref()?;
+    let held = untold.pool_bytes.map_or_else(|| "some".to_owned(), size);
+    let mut text = format!(
+        "{}: {} more consumers hold {held} of the pool; they are too many to be told of one by one: \
+         the metrics of the node itself have all",
+        report.name, untold.consumers
+    );
+    if untold.in_trouble > 0 {
+        let _ = write!(text, "; {} of them need attention", untold.in_trouble);
+    }
+    Some(text)
 }
 
 /// A node of an earlier version than the policy.

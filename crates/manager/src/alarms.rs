@@ -6,6 +6,7 @@ use Severity::{Critical, Notice, Warning};
 use hecaton_memory::Size;
 use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::pagers::ConsumerReport;
+use hecaton_node::report::NodeReport;
 use hecaton_node::vms::{VmReport, VmState};
 use hecaton_node::volumes::VolumeReport;
 use hecaton_policy::cluster::choice::Named;
@@ -55,6 +56,7 @@ pub(crate) fn alarms(status: &ClusterStatus) -> Vec<Standing> {
     alarms.extend(reports().flat_map(|report| &report.donors).flat_map(of_donor));
     alarms.extend(of_pool(reports().flat_map(|report| &report.donors)));
     alarms.extend(reports().flat_map(|report| &report.consumers).flat_map(of_consumer));
+    alarms.extend(reports().filter_map(of_untold));
     alarms.extend(reports().flat_map(|report| &report.vms).filter_map(of_machine));
     alarms.extend(reports().flat_map(|report| &report.volumes).flat_map(of_volume));
     alarms.sort_by(|a, b| a.severity.cmp(&b.severity).then_with(|| a.subject.cmp(&b.subject)));
@@ -172,6 +174,17 @@ fn of_pool<'a>(donors: impl Iterator<Item = &'a DonorReport>) -> Option<Standing
     Some(standing(if is_empty { Critical } else { Warning }, "pool", "full", text))
 }
 
+/// Consumers in trouble that are too many to be told of one by one.
+fn of_untold(report: &NodeReport) -> Option<Standing> {
+    let in_trouble = report.untold.as_ref()?.in_trouble;
+    let text = || {
+        format!(
+            "{in_trouble} more of its consumers need attention: the metrics of the node itself name them"
+        )
+    };
+    (in_trouble > 0).then(|| standing(Warning, &report.name, "untold", text()))
+}
+
 fn of_consumer(consumer: &ConsumerReport) -> Vec<Standing> {
     let Some(stats) = &consumer.stats else { return Vec::new() };
     let pool = &stats.pool;
@@ -247,6 +260,7 @@ mod tests {
     use super::*;
     use crate::overview::tests::{donor, node, program, status};
     use hecaton_donor::ParkSnapshot;
+    use hecaton_pager::Stats;
     use hecaton_policy::cluster::choice::Choice;
 
     fn texts(status: &ClusterStatus) -> Vec<(Severity, String)> {
@@ -277,6 +291,41 @@ mod tests {
             (Notice, "a: donor drains: 1G to go"),
         ];
         assert_eq!(texts(&status(nodes)), expected.map(|(how, text)| (how, text.to_owned())));
+    }
+
+    /// Nodes tell of those first.
+    #[test]
+    fn whoever_has_an_alarm_is_in_trouble() {
+        let changes: [fn(&mut Stats); 6] = [
+            |stats| stats.pool.lost_bytes = 1,
+            |stats| stats.pool.scrub.lost_pages = 1,
+            |stats| stats.pool.degraded_bytes = 1,
+            |stats| stats.pool.to_move_bytes = 1,
+            |stats| stats.checksum_errors = 1,
+            |stats| stats.limit_is_advisory = true,
+        ];
+        assert!(!program("x", 1).is_in_trouble());
+        for change in changes {
+            let mut program = program("x", 1);
+            change(program.stats.as_mut().expect("it has some"));
+            assert!(program.is_in_trouble() && of_consumer(&program).len() == 1);
+        }
+    }
+
+    #[test]
+    fn those_in_trouble_that_are_not_told_of_are_counted() {
+        let programs = ["x", "y", "z"].map(|name| {
+            let mut program = program(name, 1);
+            program.stats.as_mut().expect("it has some").pool.degraded_bytes = 1 << 20;
+            program
+        });
+        let mut nodes = vec![node("a", vec![], programs.into())];
+        nodes[0].report = nodes[0].report.clone().in_brief(1);
+        let text =
+            "a: 2 more of its consumers need attention: the metrics of the node itself name them";
+        let texts = texts(&status(nodes));
+        assert_eq!(texts.len(), 2);
+        assert!(texts.contains(&(Warning, text.to_owned())), "{texts:?}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod permission;
 mod quotas;
 pub mod registry;
 pub mod removal;
+mod roster;
 pub mod server;
 pub mod store;
 mod tls;

@@ -6,6 +6,7 @@
 //! answers that are lost nor managers that are started anew need anything further: a manager
 //! that knows nothing begins a new conversation with each node, in which the node says all that it is.
 
+use crate::registry::MAX_NODES;
 use hecaton_memory::random_u64;
 use hecaton_node::report::{MemberReport, NodeReport, Order, Orders};
 use hecaton_policy::cluster::member::Phase;
@@ -15,7 +16,7 @@ use hecaton_policy::cluster::{Home, NodeId};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Most orders that wait to be heard by one node. Beyond that its conversation begins anew.
-const MAX_ORDERS: usize = 4096;
+const MAX_ORDERS: usize = 4 * MAX_NODES;
 
 /// What is known of who takes part.
 #[derive(Debug, Default)]
@@ -58,13 +59,14 @@ impl Conversation {
 
 impl Members {
     /// Takes what a node says with a heartbeat, and gives what it is to hear. `is_replaced`: another life of
-    /// it was known, which did not end in good order. `nodes` are all whose reports are known, with whether they
-    /// are silent.
+    /// it was known, which did not end in good order. `home` knows whose a donor is, and `silent` are the
+    /// nodes that are.
     pub(crate) fn heartbeat<'a>(
         &mut self,
         report: &NodeReport,
         is_replaced: bool,
-        nodes: impl Iterator<Item = (&'a NodeReport, bool)> + Clone,
+        home: impl Fn(&str) -> Option<&'a str>,
+        silent: impl Iterator<Item = &'a str>,
     ) -> Orders {
         let id = self.id(&report.name);
         let said = report.member;
@@ -81,7 +83,7 @@ impl Members {
         if let Some(conversation) = self.conversations.get_mut(&id) {
             conversation.hear(if is_known { said.heard } else { 0 });
         }
-        let holdings = self.holdings(id, report, nodes.clone());
+        let holdings = self.holdings(id, report, home);
         if is_replaced && said.phase != Phase::Recovering {
             // It does not know of its former life: its directory is gone.
             self.begin_anew(id);
@@ -89,8 +91,8 @@ impl Members {
             self.understand(id, &said, holdings);
         }
         if self.membership.is_anybody_pending() {
-            for (silent, _) in nodes.filter(|(_, is_silent)| *is_silent) {
-                let silent = self.id(&silent.name);
+            for silent in silent {
+                let silent = self.id(silent);
                 let sends = self.membership.excuse(silent);
                 self.post(sends);
             }
@@ -162,15 +164,11 @@ impl Members {
         &mut self,
         id: NodeId,
         report: &NodeReport,
-        nodes: impl Iterator<Item = (&'a NodeReport, bool)>,
+        home: impl Fn(&str) -> Option<&'a str>,
     ) -> Holdings {
-        let mut homes = BTreeMap::<&str, &str>::new();
-        for (node, _) in nodes {
-            homes.extend(node.donors.iter().map(|donor| (&*donor.name, &*node.name)));
-        }
         let mut pages = BTreeMap::<&str, u64>::new();
         for (donor, held) in report.held_at_donors() {
-            if let Some(home) = homes.get(donor).filter(|home| **home != report.name) {
+            if let Some(home) = home(donor).filter(|home| *home != report.name) {
                 *pages.entry(home).or_default() += held;
             }
         }

@@ -138,7 +138,7 @@ mod tests {
         let sent = serde_json::to_value(&report).expect("JSON");
         check(&described("NodeReport"), &sent, schemas, "report");
         let answer = ManagerLink::new(&server.url(), None).beat(&report).expect("taken");
-        assert!(!answer.donors.is_empty() && !answer.orders.orders.is_empty());
+        assert!(!answer.list.donors.is_empty() && !answer.orders.orders.is_empty());
         let answer = serde_json::to_value(&answer).expect("JSON");
         check(&described("HeartbeatAnswer"), &answer, schemas, "answer");
         let status = ureq::get(format!("{}/v1/status", server.url())).call();

@@ -9,6 +9,7 @@ use crate::registry::{ClusterStatus, MemberState, NodeState, NodeStatus};
 use hecaton_memory::{PAGE_SIZE, SpaceId};
 use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::pagers::{ConsumerReport, PagerState};
+use hecaton_node::report::NodeReport;
 use hecaton_node::volumes::{VolumeReport, VolumeState};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -342,16 +343,21 @@ fn totals(status: &ClusterStatus, rates: &Rates) -> Totals {
     let donors = || reports().flat_map(|report| &report.donors);
     let programs = || reports().flat_map(|report| &report.consumers);
     let volumes = || reports().flat_map(|report| &report.volumes);
+    let untold = || reports().filter_map(|report| report.untold.as_ref());
     let pool = programs()
         .map(|one| one.stats.as_ref().map(|stats| stats.pool_bytes))
+        .chain(untold().map(|untold| untold.pool_bytes))
         .chain(volumes().map(|one| one.stats.as_ref().map(|stats| stats.pool_bytes())));
     let faults = up().flat_map(|node| {
-        node.report.consumers.iter().map(|one| rates.get(&consumer_id(node, one)).copied())
+        let told = node.report.consumers.iter();
+        let told = told.map(|one| rates.get(&consumer_id(node, one)).copied());
+        // Of who is not told of one by one it is not known.
+        told.chain(node.report.untold.iter().map(|_| None))
     });
     let counts = Totals {
         nodes_up: up().count(),
         nodes: status.nodes.len(),
-        consumers: programs().count() + volumes().count(),
+        consumers: reports().map(NodeReport::consumer_count).sum::<usize>() + volumes().count(),
         ..Totals::default()
     };
     if counts.nodes > 0 && counts.nodes_up == 0 {
@@ -406,9 +412,13 @@ fn host_view(name: &str, nodes: &[&NodeStatus]) -> HostView {
     let donors = || now().flat_map(|report| &report.donors);
     let consumers = || now().flat_map(|report| &report.consumers);
     let volumes = || now().flat_map(|report| &report.volumes);
+    let untold = || now().filter_map(|report| report.untold.as_ref());
     let used = host.memory_bytes.saturating_sub(host.available_bytes);
     let lent = sum(donors().map(|one| one.stats.as_ref().map(|stats| stats.committed_bytes)));
-    let local = sum(consumers().map(|one| one.stats.as_ref().map(|stats| stats.local_bytes)));
+    let local = consumers()
+        .map(|one| one.stats.as_ref().map(|stats| stats.local_bytes))
+        .chain(untold().map(|untold| untold.local_bytes));
+    let local = sum(local);
     // The reports are up to a second older than the host's own figures. The parts must add up, so
     // what is lent comes first and the rest has what is left.
     let lent = lent.map(|bytes| bytes.min(used));
@@ -417,6 +427,7 @@ fn host_view(name: &str, nodes: &[&NodeStatus]) -> HostView {
     let lendable = sum(donors().map(lendable_bytes)).map(|bytes| bytes.min(host.available_bytes));
     let borrowed = consumers()
         .map(|one| one.stats.as_ref().map(|stats| stats.pool_bytes))
+        .chain(untold().map(|untold| untold.pool_bytes))
         .chain(volumes().map(|one| one.stats.as_ref().map(|stats| stats.pool_bytes())));
     let shares = || now().map(|report| &report.pool).filter(|share| share.quota_pages.is_some());
     let quota = shares().map(|share| share.quota_pages.map(bytes_of));
@@ -697,6 +708,20 @@ pub(crate) mod tests {
         assert_eq!(said(&nodes)[0].as_deref(), Some("recovery"));
         nodes[0].state = NodeState::Silent;
         assert_eq!(said(&nodes), [None, None], "that was so");
+    }
+
+    #[test]
+    fn sums_are_the_same_in_brief() {
+        let programs = vec![program("sort", 3), program("join", 2)];
+        let mut nodes = vec![node("a", vec![donor("a", 2)], programs)];
+        let rates = Rates::from([("a/sort".to_owned(), 5.0), ("a/join".to_owned(), 1.0)]);
+        let whole = overview(&status(nodes.clone()), &rates);
+        nodes[0].report = nodes[0].report.clone().in_brief(1);
+        let brief = overview(&status(nodes), &rates);
+        assert_eq!((whole.consumers.len(), brief.consumers.len()), (2, 1));
+        assert_eq!(brief.hosts, whole.hosts);
+        assert_eq!(whole.totals.faults_per_s, Some(6.0));
+        assert_eq!(brief.totals, Totals { faults_per_s: None, ..whole.totals });
     }
 
     #[test]

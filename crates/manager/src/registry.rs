@@ -8,6 +8,7 @@ use crate::lasting::{Changes, Lasting, NodeRecord};
 use crate::members::Members;
 use crate::quotas::Quotas;
 use crate::removal::{self, RemovalError};
+use crate::roster::Roster;
 use hecaton_node::donors::DonorReport;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
 use hecaton_policy::cluster::choice::{Choice, Named};
@@ -17,7 +18,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most nodes that are remembered.
-pub const MAX_NODES: usize = 1024;
+pub const MAX_NODES: usize = 10_240;
+
+/// Most consumers that nodes together are to tell of one by one, each second: some 25 MB of what they say.
+const MAX_TOLD: usize = 16_384;
 
 /// A node that was silent for this long is not offered to borrowers any more.
 pub const SILENT_AFTER: Duration = Duration::from_secs(5);
@@ -149,6 +153,12 @@ pub struct Registry {
     /// Nothing was known when this manager started: what nodes know of the epoch counts.
     is_new: bool,
     nodes: BTreeMap<String, Entry>,
+    /// Those that are up, or may just have fallen silent, and those that are silent: by when they were heard.
+    fresh: BTreeSet<(Duration, String)>,
+    silent: BTreeSet<(Duration, String)>,
+    roster: Roster,
+    /// Consumers of all nodes.
+    consumers: u64,
     /// Donors that are to give back all that they have lent.
     draining: BTreeSet<String>,
     /// Most bytes that donors are to lend.
@@ -179,6 +189,14 @@ impl Entry {
 
     fn silence(&self, now: Duration) -> Duration {
         now.saturating_sub(self.heard.unwrap_or_default())
+    }
+
+    fn consumers(&self) -> u64 {
+        self.report.consumer_count() as u64
+    }
+
+    fn donor_names(&self) -> impl Iterator<Item = &str> {
+        self.report.donors.iter().map(|donor| donor.name.as_str())
     }
 }
 
@@ -218,11 +236,20 @@ impl Registry {
             let report = recalled(&name, record);
             (name, Entry { heard: None, report })
         });
+        let nodes: BTreeMap<String, Entry> = nodes.collect();
+        let mut roster = Roster::new();
+        for (name, entry) in &nodes {
+            roster.belong(name, [].into_iter(), entry.donor_names());
+        }
         let epoch = before + 1;
         Registry {
             epoch,
             is_new: before == 0,
-            nodes: nodes.collect(),
+            fresh: BTreeSet::new(),
+            silent: nodes.keys().map(|name| (Duration::ZERO, name.clone())).collect(),
+            nodes,
+            roster,
+            consumers: 0,
             draining,
             limits,
             members: Members::default(),
@@ -250,7 +277,7 @@ impl Registry {
         name: &str,
         report: NodeReport,
     ) -> Result<HeartbeatAnswer, RegistryError> {
-        self.forget_long_silent(now);
+        self.note_silence(now);
         check_name(name)?;
         if report.name != name {
             return Err(RegistryError::OtherName(name.to_owned(), report.name));
@@ -291,20 +318,60 @@ impl Registry {
         let is_replaced = self.nodes.get(name).is_some_and(|before| {
             before.report.boot != report.boot && !before.report.donors.is_empty()
         });
-        self.nodes.insert(name.to_owned(), Entry { heard: Some(now), report: report.clone() });
-        let nodes = self.nodes.values();
-        let nodes = nodes.map(|entry| (&entry.report, entry.state(now) == NodeState::Silent));
-        let orders = self.members.heartbeat(&report, is_replaced, nodes);
-        self.quotas.hear(&report);
+        let known = report.donors_version;
+        self.enter(now, report);
+        let report = &self.nodes[name].report;
+        let silent = self.silent.iter().map(|(_, name)| name.as_str());
+        let home = |donor: &str| self.roster.homes(donor).next_back();
+        let orders = self.members.heartbeat(report, is_replaced, home, silent);
+        self.quotas.hear(report);
         if self.quotas.is_due(now) {
             let up = self.nodes.values().filter(|entry| entry.state(now) == NodeState::Up);
             self.quotas.divide(now, up.map(|entry| &entry.report));
         }
         let policy = self.quotas.told();
         let quota_pages = self.quotas.of(name);
-        let donors = self.donors(now);
-        let epoch = self.epoch;
-        Ok(HeartbeatAnswer { donors, draining, limits, epoch, orders, policy, quota_pages })
+        let list = self.roster.since(known);
+        let (epoch, most_told) = (self.epoch, self.most_told());
+        Ok(HeartbeatAnswer {
+            list,
+            draining,
+            limits,
+            epoch,
+            orders,
+            policy,
+            quota_pages,
+            most_told,
+        })
+    }
+
+    /// Takes a node's report in place of the one before.
+    fn enter(&mut self, now: Duration, report: NodeReport) {
+        let name = report.name.clone();
+        let entry = Entry { heard: Some(now), report };
+        let before = self.nodes.remove(&name);
+        let (last, names) = match &before {
+            Some(before) => (before.heard.unwrap_or_default(), before.donor_names().collect()),
+            None => (Duration::ZERO, Vec::new()),
+        };
+        self.consumers -= before.as_ref().map_or(0, Entry::consumers);
+        self.consumers += entry.consumers();
+        // Most of the time they are the same.
+        if !entry.donor_names().eq(names.iter().copied()) {
+            self.roster.belong(&name, names.iter().copied(), entry.donor_names());
+        }
+        self.roster.offer(&name, names.into_iter(), entry.report.donor_addresses());
+        let known = (last, name.clone());
+        self.fresh.remove(&known);
+        self.silent.remove(&known);
+        self.fresh.insert((now, name.clone()));
+        self.nodes.insert(name, entry);
+    }
+
+    /// Of how many consumers each node is to tell one by one; none: of all.
+    fn most_told(&self) -> Option<u32> {
+        let each = MAX_TOLD / self.nodes.len().max(1);
+        (self.consumers > MAX_TOLD as u64).then_some(each.max(1) as u32)
     }
 
     /// The policy, if there is one.
@@ -385,6 +452,12 @@ impl Registry {
     /// Forgets a node, and what its donors were told.
     fn forget(&mut self, name: &str) {
         let Some(entry) = self.nodes.remove(name) else { return };
+        self.consumers -= entry.consumers();
+        let known = (entry.heard.unwrap_or_default(), name.to_owned());
+        self.fresh.remove(&known);
+        self.silent.remove(&known);
+        self.roster.offer(name, entry.donor_names(), [].into_iter());
+        self.roster.belong(name, entry.donor_names(), [].into_iter());
         self.members.forget(name);
         self.quotas.forget(name);
         self.changes.nodes.insert(name.to_owned(), None);
@@ -408,8 +481,7 @@ impl Registry {
     }
 
     fn has_donor(&self, donor: &str) -> bool {
-        let mut donors = self.nodes.values().flat_map(|entry| &entry.report.donors);
-        donors.any(|known| known.name == donor)
+        self.roster.homes(donor).next().is_some()
     }
 
     /// The donors of the nodes that are up.
@@ -438,30 +510,39 @@ impl Registry {
 
     /// Whether no other node that is up has the report's name, or one of its donors' names.
     fn check_free(&self, now: Duration, report: &NodeReport) -> Result<(), RegistryError> {
-        let up = self.nodes.iter().filter(|(_, entry)| entry.state(now) == NodeState::Up);
-        for (name, entry) in up {
-            if *name == report.name {
-                if entry.report.boot != report.boot {
-                    let pid = entry.report.pid;
-                    return Err(RegistryError::NameTaken { name: name.clone(), pid });
-                }
-                continue;
-            }
-            let theirs = &entry.report.donors;
-            let taken = |name: &str| theirs.iter().any(|donor| donor.name == name);
-            if let Some(donor) = report.donors.iter().find(|donor| taken(&donor.name)) {
-                let (donor, node) = (donor.name.clone(), name.clone());
+        let up =
+            |name: &str| self.nodes.get(name).filter(|entry| entry.state(now) == NodeState::Up);
+        if let Some(entry) = up(&report.name)
+            && entry.report.boot != report.boot
+        {
+            let (name, pid) = (report.name.clone(), entry.report.pid);
+            return Err(RegistryError::NameTaken { name, pid });
+        }
+        for donor in &report.donors {
+            let mut others = self.roster.homes(&donor.name).filter(|home| *home != report.name);
+            if let Some(node) = others.find(|home| up(home).is_some()) {
+                let (donor, node) = (donor.name.clone(), node.to_owned());
                 return Err(RegistryError::DonorTaken { donor, node });
             }
         }
         Ok(())
     }
 
-    fn forget_long_silent(&mut self, now: Duration) {
-        let long_silent = |entry: &Entry| entry.silence(now) >= FORGOTTEN_AFTER;
-        let names = self.nodes.iter().filter(|(_, entry)| long_silent(entry));
-        let names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
-        for name in names {
+    /// Offers no donors of nodes that have fallen silent, and forgets those that are so for very long.
+    fn note_silence(&mut self, now: Duration) {
+        let is_past = |heard: Duration, time| now.saturating_sub(heard) >= time;
+        while let Some((heard, _)) = self.fresh.first()
+            && is_past(*heard, SILENT_AFTER)
+            && let Some((heard, name)) = self.fresh.pop_first()
+        {
+            let names = self.nodes[&name].donor_names();
+            self.roster.offer(&name, names, [].into_iter());
+            self.silent.insert((heard, name));
+        }
+        while let Some((heard, name)) = self.silent.first()
+            && is_past(*heard, FORGOTTEN_AFTER)
+        {
+            let name = name.clone();
             self.forget(&name);
         }
     }
@@ -471,7 +552,11 @@ impl Registry {
 mod tests {
     use super::*;
     use hecaton_donor::Snapshot;
+    use hecaton_node::donor_list::{DonorList, ListVersion};
     use hecaton_node::donors::DonorState;
+    use hecaton_node::pagers::ConsumerReport;
+    use hecaton_node::report::MemberReport;
+    use hecaton_policy::cluster::member::Phase;
     use proptest::prelude::*;
 
     #[test]
@@ -530,7 +615,7 @@ mod tests {
         let mut next = successor(&mut registry, &mut lasting);
         let found = &next.status(Duration::ZERO).nodes[0];
         assert_eq!((found.state, found.report.boot), (NodeState::Silent, 1));
-        assert!(next.donors(Duration::ZERO).is_empty(), "where they are, they will say");
+        assert!(offered(&mut next, Duration::ZERO).is_empty(), "where they are, they will say");
         // The donors were not told yet, and say so.
         let mut untold = report("a", 1, &["d", "e"]);
         untold.donors[0].stats = Some(Snapshot::default());
@@ -595,8 +680,18 @@ mod tests {
 
     const START: Duration = Duration::from_secs(100);
 
-    fn names(donors: Vec<DonorAddress>) -> Vec<String> {
-        donors.into_iter().map(|donor| donor.name).collect()
+    fn names(list: &DonorList) -> Vec<String> {
+        list.donors.iter().map(|donor| donor.name.clone()).collect()
+    }
+
+    /// What a node that knows nothing hears.
+    fn offered(registry: &mut Registry, now: Duration) -> Vec<String> {
+        registry.note_silence(now);
+        let mut up = registry.donors(now);
+        up.sort_by(|one, other| one.name.cmp(&other.name));
+        let list = registry.roster.since(ListVersion::default());
+        assert_eq!(list.donors, up);
+        names(&list)
     }
 
     #[test]
@@ -604,11 +699,15 @@ mod tests {
         let mut registry = Registry::default();
         registry.heartbeat(START, "a", report("a", 1, &["a-1", "a-2"])).expect("taken");
         let answer = registry.heartbeat(START, "b", report("b", 2, &["b-1"])).expect("taken");
-        assert_eq!(names(answer.donors), ["a-1", "a-2", "b-1"]);
+        assert_eq!(names(&answer.list), ["a-1", "a-2", "b-1"]);
+        // Who knows that much hears of no more.
+        let known = NodeReport { donors_version: answer.list.version, ..report("b", 2, &["b-1"]) };
+        let answer = registry.heartbeat(START, "b", known).expect("taken");
+        assert!(answer.list.donors.is_empty() && answer.list.since.is_some());
 
         let later = START + SILENT_AFTER;
         registry.heartbeat(later, "b", report("b", 2, &["b-1"])).expect("taken");
-        assert_eq!(names(registry.donors(later)), ["b-1"]);
+        assert_eq!(offered(&mut registry, later), ["b-1"]);
         let states: Vec<_> = registry.status(later).nodes.iter().map(|node| node.state).collect();
         assert_eq!(states, [NodeState::Silent, NodeState::Up]);
     }
@@ -638,7 +737,7 @@ mod tests {
         registry.heartbeat(START, "a", report("a", 1, &["x"])).expect("taken");
         registry.farewell("a", 7);
         registry.farewell("b", 1);
-        assert_eq!(names(registry.donors(START)), ["x"]);
+        assert_eq!(offered(&mut registry, START), ["x"]);
         registry.farewell("a", 1);
         assert!(registry.status(START).nodes.is_empty());
     }
@@ -677,15 +776,37 @@ mod tests {
     #[test]
     fn the_number_of_nodes_is_bounded() {
         let mut registry = Registry::default();
+        // Who has left is told of nobody, which is what takes most of the time.
+        let member = MemberReport { phase: Phase::Inactive, ..MemberReport::default() };
         for number in 0..MAX_NODES {
             let name = format!("n{number}");
-            registry.heartbeat(START, &name, report(&name, 1, &[])).expect("taken");
+            let left = NodeReport { member, ..report(&name, 1, &[]) };
+            registry.heartbeat(START, &name, left).expect("taken");
         }
         let one_more = registry.heartbeat(START, "more", report("more", 1, &[]));
         assert_eq!(one_more, Err(RegistryError::TooManyNodes));
         let later = START + FORGOTTEN_AFTER;
         registry.heartbeat(later, "more", report("more", 1, &[])).expect("the rest is forgotten");
         assert_eq!(registry.status(later).nodes.len(), 1);
+    }
+
+    #[test]
+    fn of_too_many_consumers_each_node_tells_of_some() {
+        let mut registry = Registry::default();
+        let mut beat = |name: &str, consumers: usize| {
+            let consumers = vec![ConsumerReport::default(); consumers];
+            let most = registry.consumers;
+            let report = NodeReport { consumers, ..report(name, 1, &[]) };
+            let brief = report.in_brief(16);
+            let answer = registry.heartbeat(START, name, brief).expect("taken");
+            (most, answer.most_told)
+        };
+        assert_eq!(beat("a", MAX_TOLD), (0, None));
+        assert_eq!(beat("b", 1), (MAX_TOLD as u64, Some(MAX_TOLD as u32 / 2)));
+        assert_eq!(beat("a", 1), (MAX_TOLD as u64 + 1, None));
+        assert_eq!(beat("b", MAX_TOLD), (2, Some(MAX_TOLD as u32 / 2)));
+        registry.farewell("b", 1);
+        assert_eq!(registry.consumers, 1);
     }
 
     proptest! {
@@ -732,14 +853,10 @@ mod tests {
                 now += Duration::from_millis(passed_ms);
                 let name = node_names[node];
                 let _ = registry.heartbeat(now, name, report(name, boot, &[donor_names[donor]]));
-                let mut offered = names(registry.donors(now));
+                let offered = offered(&mut registry, now);
                 let up = registry.status(now).nodes.into_iter();
                 let up = up.filter(|node| node.state == NodeState::Up).count();
                 prop_assert_eq!(up, offered.len());
-                offered.sort();
-                let count = offered.len();
-                offered.dedup();
-                prop_assert_eq!(count, offered.len());
             }
         }
     }

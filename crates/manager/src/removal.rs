@@ -91,6 +91,10 @@ fn borrowers(nodes: &[NodeStatus], lender: &NodeStatus) -> BTreeSet<String> {
                 borrowers.insert(format!("`{}` (node `{}`)", consumer.name, report.name));
             }
         }
+        let untold = report.untold.iter().flat_map(|untold| &untold.held_pages);
+        if untold.into_iter().any(|(donor, pages)| *pages > 0 && donors.contains(donor.as_str())) {
+            borrowers.insert(format!("others of node `{}`", report.name));
+        }
         for volume in &report.volumes {
             let held = volume.stats.iter().flat_map(|stats| &stats.pool.donors);
             if held.into_iter().any(|one| one.extents > 0 && donors.contains(one.name.as_str())) {
@@ -147,6 +151,13 @@ mod tests {
         assert_eq!(check(&nodes, "a", AFTER), Ok(()));
         nodes[1].report.consumers.clear();
         assert_eq!(check(&nodes, "a", AFTER), Ok(()));
+    }
+
+    #[test]
+    fn borrowers_that_are_not_told_of_count() {
+        let mut nodes = nodes();
+        nodes[1].report = nodes[1].report.clone().in_brief(0);
+        assert!(refusal(&nodes, "a").contains("others of node `b`"));
     }
 
     #[test]

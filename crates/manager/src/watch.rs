@@ -9,6 +9,7 @@ use crate::overview::{
     Alarm, Happening, Overview, Rates, Severity, consumer_id, each, overview, volume_id,
 };
 use crate::registry::{ClusterStatus, NodeState};
+use hecaton_node::pagers::ConsumerReport;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -255,18 +256,23 @@ fn happenings(before: &ClusterStatus, now: &ClusterStatus) -> Vec<Happening> {
                 happened(Severity::Warning, &donor.name, text);
             }
         }
+        // Else one may be there, and not be told of.
+        let all_told = earlier.report.untold.is_none() && node.report.untold.is_none();
         let consumers: HashMap<_, _> =
             earlier.report.consumers.iter().map(|one| (one.name.as_str(), one)).collect();
         for consumer in &node.report.consumers {
             let Some(was) = consumers.get(consumer.name.as_str()) else {
-                happened(Severity::Notice, &consumer.name, format!("began to borrow, on {name}"));
+                if all_told {
+                    let text = format!("began to borrow, on {name}");
+                    happened(Severity::Notice, &consumer.name, text);
+                }
                 continue;
             };
             if consumer.restarts > was.restarts {
                 let text = "its pager was lost, and another has taken over".to_owned();
                 happened(Severity::Warning, &consumer.name, text);
             }
-            let repaired = |one: &hecaton_node::pagers::ConsumerReport| {
+            let repaired = |one: &ConsumerReport| {
                 one.stats.as_ref().map_or(0, |stats| stats.pool.scrub.repaired_pages)
             };
             if repaired(consumer) > repaired(was) {
@@ -275,9 +281,9 @@ fn happenings(before: &ClusterStatus, now: &ClusterStatus) -> Vec<Happening> {
                 happened(Severity::Warning, &consumer.name, text);
             }
         }
-        let left: HashSet<_> = node.report.consumers.iter().map(|one| one.name.as_str()).collect();
-        for ended in earlier.report.consumers.iter().filter(|one| !left.contains(one.name.as_str()))
-        {
+        let told: HashSet<_> = node.report.consumers.iter().map(|one| one.name.as_str()).collect();
+        let left = |one: &&ConsumerReport| all_told && !told.contains(one.name.as_str());
+        for ended in earlier.report.consumers.iter().filter(left) {
             happened(Severity::Notice, &ended.name, format!("has ended, on {name}"));
         }
         let volumes: HashMap<_, _> = earlier

@@ -4,6 +4,7 @@
 //! The node's own donors come from the supervisor and not by way of the manager, so that a cluster
 //! of one node works from its first second, and goes on when the manager does not answer.
 
+use crate::donor_list::{DonorList, KnownDonors, ListVersion};
 use crate::report::DonorAddress;
 use hecaton_pager::Site;
 use std::collections::BTreeSet;
@@ -23,7 +24,7 @@ pub struct DonorDirectory {
 /// Those of other nodes, by who told of them.
 #[derive(Debug, Default)]
 struct OfOthers {
-    managed: Vec<DonorAddress>,
+    managed: KnownDonors,
     announced: Vec<DonorAddress>,
     /// Those that nobody tells of any more, the latest last.
     former: Vec<DonorAddress>,
@@ -33,10 +34,14 @@ struct OfOthers {
 const MAX_FORMER: usize = 4096;
 
 impl OfOthers {
+    fn told_of(&self) -> impl Iterator<Item = &DonorAddress> {
+        self.managed.donors().chain(&self.announced)
+    }
+
     /// Remembers those that are told of no more, now that `before` was replaced.
     fn remember(&mut self, before: Vec<DonorAddress>) {
-        let now: BTreeSet<&str> =
-            self.managed.iter().chain(&self.announced).map(|donor| donor.name.as_str()).collect();
+        let told_of = self.managed.donors().chain(&self.announced);
+        let now: BTreeSet<&str> = told_of.map(|donor| donor.name.as_str()).collect();
         let is_told_of = |donor: &DonorAddress| now.contains(donor.name.as_str());
         let gone: Vec<_> = before.into_iter().filter(|donor| !is_told_of(donor)).collect();
         let is_gone = |donor: &DonorAddress| gone.iter().any(|other| other.name == donor.name);
@@ -64,10 +69,20 @@ impl DonorDirectory {
     }
 
     /// Takes what the manager knows.
-    pub fn update(&self, cluster: Vec<DonorAddress>) {
+    pub fn update(&self, list: DonorList) {
         let mut others = self.of_others();
-        let before = std::mem::replace(&mut others.managed, cluster);
+        // Most of the time there is nothing new.
+        if list.since.is_some() && list.donors.is_empty() && list.gone.is_empty() {
+            return;
+        }
+        let before = others.managed.donors().cloned().collect();
+        others.managed.hear(list);
         others.remember(before);
+    }
+
+    /// What of the manager's list is known.
+    pub fn version(&self) -> ListVersion {
+        self.of_others().managed.version()
     }
 
     /// Takes what the network announces.
@@ -91,14 +106,14 @@ impl DonorDirectory {
     /// Who stands in several is what the first says.
     pub fn all(&self) -> Vec<DonorAddress> {
         let others = self.of_others();
-        self.with_own(others.managed.iter().chain(&others.announced))
+        self.with_own(others.told_of())
     }
 
     /// Those, and after them all that were told of once: for who takes over what another has stored. A node
     /// that the manager hears no more may have some of it all the same.
     pub fn ever(&self) -> Vec<DonorAddress> {
         let others = self.of_others();
-        self.with_own(others.managed.iter().chain(&others.announced).chain(&others.former))
+        self.with_own(others.told_of().chain(&others.former))
     }
 
     fn with_own<'a>(&self, others: impl Iterator<Item = &'a DonorAddress>) -> Vec<DonorAddress> {
@@ -137,9 +152,9 @@ mod tests {
     fn the_nodes_own_word_on_its_donors_counts() {
         let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
         assert_eq!(directory.all(), [donor("a-1", "a", 1)]);
-        directory.update(vec![donor("b-1", "b", 2), donor("a-1", "a", 9)]);
+        directory.update(vec![donor("b-1", "b", 2), donor("a-1", "a", 9)].into());
         assert_eq!(directory.all(), [donor("a-1", "a", 1), donor("b-1", "b", 2)]);
-        directory.update(vec![]);
+        directory.update(vec![].into());
         assert_eq!(directory.all(), [donor("a-1", "a", 1)]);
     }
 
@@ -151,10 +166,10 @@ mod tests {
             donor("b-1", "x", 9),
             donor("c", "c", 3),
         ]);
-        directory.update(vec![donor("b-1", "b", 2)]);
+        directory.update(vec![donor("b-1", "b", 2)].into());
         let known = [donor("a-1", "a", 1), donor("b-1", "b", 2), donor("c", "c", 3)];
         assert_eq!(directory.all(), known);
-        directory.update(vec![]);
+        directory.update(vec![].into());
         assert_eq!(
             directory.all(),
             [donor("a-1", "a", 1), donor("b-1", "x", 9), donor("c", "c", 3)]
@@ -164,14 +179,14 @@ mod tests {
     #[test]
     fn a_donor_that_nobody_tells_of_any_more_is_remembered_for_who_takes_over() {
         let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
-        directory.update(vec![donor("b-1", "b", 2), donor("c-1", "c", 3)]);
+        directory.update(vec![donor("b-1", "b", 2), donor("c-1", "c", 3)].into());
         assert_eq!(directory.ever(), directory.all());
-        directory.update(vec![donor("c-1", "c", 3)]);
+        directory.update(vec![donor("c-1", "c", 3)].into());
         assert_eq!(directory.all(), [donor("a-1", "a", 1), donor("c-1", "c", 3)]);
         let ever = [donor("a-1", "a", 1), donor("c-1", "c", 3), donor("b-1", "b", 2)];
         assert_eq!(directory.ever(), ever);
         // It is back, elsewhere.
-        directory.update(vec![donor("b-1", "b", 4)]);
+        directory.update(vec![donor("b-1", "b", 4)].into());
         let ever = [donor("a-1", "a", 1), donor("b-1", "b", 4), donor("c-1", "c", 3)];
         assert_eq!(directory.ever(), ever);
         directory.update_announced((0..5000).map(|n| donor(&n.to_string(), "x", 5)).collect());
@@ -182,7 +197,7 @@ mod tests {
     #[test]
     fn what_the_node_before_knew_is_remembered() {
         let directory = DonorDirectory::new(Site::unplaced("a"), vec![donor("a-1", "a", 1)]);
-        directory.update(vec![donor("b-1", "b", 2)]);
+        directory.update(vec![donor("b-1", "b", 2)].into());
         let before =
             joined(vec![donor("b-1", "b", 9)], vec![donor("b-1", "b", 8), donor("c-1", "c", 3)]);
         assert_eq!(before, [donor("b-1", "b", 9), donor("c-1", "c", 3)]);

@@ -20,8 +20,8 @@ pub const INTERVAL: Duration = Duration::from_secs(1);
 /// How long a manager may take to answer one.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Longest answer that is read: a directory of some ten thousand donors.
-const MAX_ANSWER_BYTES: u64 = 4 << 20;
+/// Longest answer that is read: a directory of some hundred thousand donors.
+const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
 /// Longest refusal that is read.
 const MAX_REFUSAL_BYTES: u64 = 4 << 10;
@@ -162,10 +162,10 @@ fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) 
             divided = Instant::now();
             node.divide();
         }
-        match link.beat(&node.report()) {
+        match link.beat(&node.heartbeat()) {
             Ok(answer) => {
                 node.follow(&answer);
-                node.directory.update(answer.donors);
+                node.directory.update(answer.list);
                 if trouble.take().is_some() {
                     tracing::info!(managers = %link.managers, "the manager answers again");
                 }

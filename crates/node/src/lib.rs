@@ -8,12 +8,15 @@
 pub mod adopt;
 pub mod agent;
 pub mod announce;
+pub mod brief;
 mod causes;
 pub mod child;
 pub mod client;
 mod control;
+pub mod descriptors;
 mod division;
 pub mod donor_directory;
+pub mod donor_list;
 pub mod donors;
 pub mod endpoints;
 pub mod heartbeat;

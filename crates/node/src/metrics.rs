@@ -55,7 +55,7 @@ const NODE: &[Metric<NodeReport>] = &[
         n.host.available_bytes as f64
     }),
     Metric("hecaton_node_consumers", "Consumers that borrow through the node", Gauge, |node| {
-        node.consumers.len() as f64
+        node.consumer_count() as f64
     }),
 ];
 

@@ -7,6 +7,7 @@ use crate::announce::{self, Announcements};
 use crate::causes::with_causes;
 use crate::child::{ChildCommand, adopt_orphans};
 use crate::control::ControlServer;
+use crate::descriptors;
 use crate::division::Division;
 use crate::donor_directory::DonorDirectory;
 use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, OrphanError};
@@ -29,7 +30,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -166,6 +167,8 @@ pub(crate) struct Inner {
     donors: Mutex<Vec<Donor>>,
     /// Of the last manager whose answer was followed.
     followed_epoch: AtomicU64,
+    /// Of how many consumers the manager is told one by one.
+    most_told: AtomicUsize,
     membership: Mutex<Membership>,
     /// As it was noted last, for a node that is started here should this one be killed.
     lived: Mutex<Lived>,
@@ -190,7 +193,7 @@ impl Node {
             check_name(&donor.name)?;
         }
         adopt_orphans()?;
-        raise_descriptor_limit()?;
+        descriptors::raise_limit()?;
         let agent = start_agent(&config)?;
         let identity = config.dir.identity(&config.name);
         let mut donors = Vec::new();
@@ -238,6 +241,7 @@ impl Node {
             dir: config.dir,
             donors: Mutex::new(donors),
             followed_epoch: AtomicU64::new(0),
+            most_told: AtomicUsize::new(usize::MAX),
             membership: Mutex::new(membership),
             lived: Mutex::new(lived),
             division: Mutex::default(),
@@ -318,10 +322,10 @@ impl Node {
         let link = manager_url.map(|url| ManagerLink::new(url, credentials));
         if let (Some(link), Some(url)) = (&link, manager_url) {
             for _ in 0..FIRST_BEATS {
-                match link.beat(&self.inner.report()) {
+                match link.beat(&self.inner.heartbeat()) {
                     Ok(answer) => {
                         self.inner.follow(&answer);
-                        self.inner.directory.update(answer.donors);
+                        self.inner.directory.update(answer.list);
                     }
                     Err(error @ HeartbeatError::Refused { .. }) => {
                         return Err(NodeError::Manager(error));
@@ -377,6 +381,8 @@ impl Inner {
     /// Has its donors do what the manager wants of them.
     pub(crate) fn follow(&self, answer: &HeartbeatAnswer) {
         self.followed_epoch.fetch_max(answer.epoch, Ordering::Relaxed);
+        let most_told = answer.most_told.map_or(usize::MAX, |most| most as usize);
+        self.most_told.store(most_told, Ordering::Relaxed);
         self.follow_policy(answer);
         let donors = self.lock_donors();
         let is_to_drain = |donor: &Donor| answer.draining.iter().any(|name| *name == donor.name());
@@ -453,10 +459,12 @@ impl Inner {
             host: Host::here().unwrap_or_default(),
             control_socket: self.dir.paths().control_socket(),
             followed_epoch: self.followed_epoch.load(Ordering::Relaxed),
+            donors_version: self.directory.version(),
             member: self.membership().report(),
             pool: self.division().share(),
             donors: self.lock_donors().iter().map(Donor::report).collect(),
             consumers: self.pagers.reports(),
+            untold: None,
             vms: self.vms.reports(),
             volumes: self.volumes.reports(),
             processes: Vec::new(),
@@ -464,6 +472,11 @@ impl Inner {
         };
         report.processes = report.running();
         report
+    }
+
+    /// What the manager is told.
+    pub(crate) fn heartbeat(&self) -> NodeReport {
+        self.report().in_brief(self.most_told.load(Ordering::Relaxed))
     }
 
     /// Waits until there is memory for a machine; `launcher` is the process that becomes it.
@@ -509,16 +522,6 @@ fn start_agent(config: &NodeConfig) -> Result<Option<Agent>, AgentError> {
     let donors = config.donors.iter().filter(|donor| !donor.memory.huge_pages);
     let lend_bytes = donors.map(|donor| donor.lend_bytes).sum();
     Agent::new(agent.clone(), lend_bytes).map(Some)
-}
-
-/// Raises this process's limit, and that of its children: a node holds some descriptors for each
-/// process of each consumer, its pagers have as many themselves, and a donor has one for each
-/// connection. The usual limit of 1024 is for programs that use `select`.
-fn raise_descriptor_limit() -> io::Result<()> {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 /// The membership of a node that begins, and what is to be noted of it. If what the node before it has lent here is

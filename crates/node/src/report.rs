@@ -1,12 +1,13 @@
 //! What a node says about itself, every second, to its manager and to whoever asks.
 
 use crate::agent::AgentReport;
+use crate::brief::Untold;
+use crate::donor_list::{DonorList, ListVersion};
 use crate::donors::DonorReport;
 use crate::pagers::ConsumerReport;
 use crate::processes::{ProcessReport, ProcessUse, Role};
 use crate::vms::VmReport;
 use crate::volumes::VolumeReport;
-use hecaton_memory::PAGE_SIZE;
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
 use hecaton_policy::cluster::choice::{Choice, Named, known_or_none};
 use hecaton_policy::cluster::member::Phase;
@@ -36,6 +37,9 @@ pub struct NodeReport {
     /// The highest epoch of a manager whose answers it has followed; zero if there was none.
     #[serde(default)]
     pub followed_epoch: u64,
+    /// What it knows of the cluster's donors.
+    #[serde(default)]
+    pub donors_version: ListVersion,
     /// Its part in the cluster.
     #[serde(default)]
     pub member: MemberReport,
@@ -46,6 +50,9 @@ pub struct NodeReport {
     pub donors: Vec<DonorReport>,
     /// What borrows through it.
     pub consumers: Vec<ConsumerReport>,
+    /// Consumers besides, of which only this is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untold: Option<Untold>,
     /// Those of them that are virtual machines.
     #[serde(default)]
     pub vms: Vec<VmReport>,
@@ -182,7 +189,8 @@ pub struct DonorAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatAnswer {
     /// The donors of all nodes that the manager hears from.
-    pub donors: Vec<DonorAddress>,
+    #[serde(flatten)]
+    pub list: DonorList,
     /// Donors that are to give back all that they have lent, by name.
     #[serde(default)]
     pub draining: Vec<String>,
@@ -201,6 +209,9 @@ pub struct HeartbeatAnswer {
     /// Pages of the pool that the node's consumers may use together; none: what the node was told before.
     #[serde(default)]
     pub quota_pages: Option<u64>,
+    /// Of how many consumers the node is to tell one by one; none: of all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_told: Option<u32>,
 }
 
 /// Most pages that a node is believed to lend: 4 PiB.
@@ -230,16 +241,16 @@ impl NodeReport {
 
     /// The donors that its consumers and volumes hold extents at, with pages.
     pub fn held_at_donors(&self) -> impl Iterator<Item = (&str, u64)> {
-        let consumers = self.consumers.iter().filter_map(|one| one.stats.as_ref());
-        let consumers = consumers.flat_map(|stats| &stats.pool.donors);
-        let consumers = consumers.map(|one| (one.name.as_str(), one.bytes / PAGE_SIZE as u64));
+        let consumers = self.consumers.iter().flat_map(ConsumerReport::held_at_donors);
+        let untold = self.untold.iter().flat_map(|untold| &untold.held_pages);
+        let untold = untold.map(|(donor, pages)| (donor.as_str(), *pages));
         let volumes = self.volumes.iter().filter_map(|one| one.stats.as_ref());
         let volumes = volumes.flat_map(|stats| {
             let segment_pages = stats.pool.segment_pages;
             let donors = stats.pool.donors.iter();
             donors.map(move |one| (one.name.as_str(), one.extents * segment_pages))
         });
-        consumers.chain(volumes).filter(|(_, pages)| *pages > 0)
+        consumers.chain(untold).chain(volumes).filter(|(_, pages)| *pages > 0)
     }
 
     /// The donors that can be reached, for the directory.

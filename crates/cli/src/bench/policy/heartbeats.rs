@@ -1,17 +1,17 @@
 //! What a manager does for the heartbeats of a cluster in a second, without the network: reads them, takes them into
 //! its registry, policy included, and writes the answers.
 //!
-//! The nodes act upon what they are told, as real ones do. None comes, goes or falls silent.
+//! The nodes say that they have acted upon what they were told, as real ones do, and remember nothing else of it: what
+//! thousands of them know of each other is not the manager's memory. None comes, goes or falls silent.
 
 use anyhow::Context as _;
-use hecaton_donor::Snapshot;
+use hecaton_donor::{Snapshot, SpaceSnapshot};
 use hecaton_manager::Registry;
 use hecaton_manager::registry::{MAX_NODES, SILENT_AFTER};
-use hecaton_memory::{SpaceId, pages_to_bytes};
+use hecaton_memory::{Epoch, SpaceId, pages_to_bytes};
 use hecaton_node::donors::{DonorReport, DonorState};
-use hecaton_node::membership::Membership;
 use hecaton_node::pagers::{ConsumerReport, PagerState};
-use hecaton_node::report::{HeartbeatAnswer, NodeReport, PoolShare};
+use hecaton_node::report::{HeartbeatAnswer, MemberReport, NodeReport, PoolShare};
 use hecaton_pager::{DonorUse, PoolUse, Stats};
 use hecaton_policy::cluster::choice::Choice;
 use serde::Serialize;
@@ -80,15 +80,21 @@ pub(super) fn measure(nodes: u32, consumers: u32, rounds: u32) -> anyhow::Result
 
 /// As a node says itself.
 struct Node {
-    membership: Membership,
     report: NodeReport,
+    /// Of how many consumers the manager is told one by one.
+    most_told: Option<u32>,
 }
 
 impl Node {
     fn new(at: u32, of: u32, consumers: u32) -> Node {
         let name = name(at);
         let pages = super::HOME_PAGES;
-        let stats = Snapshot { pages, limit_pages: pages, ..Snapshot::default() };
+        // Half of its own consumers' pages, and half of those of the node before it.
+        let spaces = [at, (at + of - 1) % of]
+            .into_iter()
+            .flat_map(|home| (0..consumers).map(move |number| space(home, number)));
+        let spaces = spaces.collect();
+        let stats = Snapshot { pages, limit_pages: pages, spaces, ..Snapshot::default() };
         let donor = DonorReport {
             name: name.clone(),
             state: DonorState::Serving,
@@ -105,9 +111,11 @@ impl Node {
             donors: vec![donor],
             consumers: (0..consumers).map(|number| consumer(at, number, &neighbour)).collect(),
             name: name.clone(),
+            member: MemberReport { life: u64::from(at) + 1, ..MemberReport::default() },
             ..NodeReport::default()
         };
-        Node { membership: Membership::start(&name, u64::from(at) + 1, pages, false), report }
+        // A node that has just started has none.
+        Node { report, most_told: Some(0) }
     }
 
     fn beat(
@@ -116,8 +124,10 @@ impl Node {
         now: Duration,
         second: &mut Second,
     ) -> anyhow::Result<HeartbeatAnswer> {
-        self.report.member = self.membership.report();
-        let said = serde_json::to_vec(&self.report)?;
+        let said = match self.most_told {
+            None => serde_json::to_vec(&self.report)?,
+            Some(most) => serde_json::to_vec(&self.report.clone().in_brief(most as usize))?,
+        };
         let began = Instant::now();
         let heard: NodeReport = serde_json::from_slice(&said)?;
         let read = Instant::now();
@@ -129,7 +139,12 @@ impl Node {
         second.read += read - began;
         second.heard_bytes += said.len();
         second.said_bytes += told.len();
-        self.membership.follow(&answer.orders, false, self.membership.life());
+        self.most_told = answer.most_told;
+        self.report.donors_version = answer.list.version;
+        let orders = answer.orders.orders.len() as u64;
+        let (member, heard) = (&mut self.report.member, answer.orders.first + orders);
+        (member.session, member.heard) = (answer.orders.session, heard);
+        member.messages_handled += orders;
         let policy = Some(Choice::Anticipating {});
         let (used_pages, wanted_pages) = (super::HOME_PAGES / 2, super::HOME_PAGES);
         let quota_pages = answer.quota_pages;
@@ -137,6 +152,24 @@ impl Node {
         self.report.pool = pool;
         Ok(answer)
     }
+}
+
+/// What a donor says of a consumer's pages.
+fn space(at: u32, number: u32) -> SpaceSnapshot {
+    SpaceSnapshot {
+        space: space_id(at, number),
+        consumer: format!("program-{number}"),
+        fence: Epoch(1),
+        extents: 1,
+        pages: super::HOME_PAGES / 400,
+        recalled: 0,
+        silent_ms: 100,
+        lease_ms: 60_000,
+    }
+}
+
+fn space_id(at: u32, number: u32) -> SpaceId {
+    SpaceId(u64::from(at) << 32 | u64::from(number))
 }
 
 fn name(at: u32) -> String {
@@ -162,7 +195,7 @@ fn consumer(at: u32, number: u32, neighbour: &str) -> ConsumerReport {
     };
     ConsumerReport {
         name: format!("program-{number}"),
-        space: SpaceId(u64::from(at) << 32 | u64::from(number)),
+        space: space_id(at, number),
         state: PagerState::Serving,
         pid: Some(number),
         local_bytes: pool_bytes,

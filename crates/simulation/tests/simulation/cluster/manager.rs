@@ -419,7 +419,7 @@ impl Manager {
             let reply = self.book.change(now, |registry, now| match request {
                 Request::Beat(report) => {
                     let name = report.name.clone();
-                    Reply::Beat(registry.heartbeat(now, &name, *report).map_err(drop))
+                    Reply::Beat(registry.heartbeat(now, &name, *report).map(Box::new).map_err(drop))
                 }
                 Request::Drain(donor, draining) => match registry.drain(&donor, draining) {
                     true => Reply::Done,

@@ -91,7 +91,7 @@ enum Request {
 #[derive(Debug)]
 enum Reply {
     /// The registry's refusals are all the same to a node: it tries again.
-    Beat(Result<HeartbeatAnswer, ()>),
+    Beat(Result<Box<HeartbeatAnswer>, ()>),
     Done,
     NoDonor,
     NotLeading,

@@ -93,6 +93,7 @@ impl Node {
     fn report(&self) -> NodeReport {
         let mut report = Node::report_of(self.number);
         (report.boot, report.followed_epoch) = (self.boot, self.followed_epoch);
+        report.donors_version = self.directory.version();
         let (pages, draining, told_limit_bytes) = (self.pages, self.drains(), self.limit_bytes);
         report.donors[0].stats =
             Some(Snapshot { pages, draining, told_limit_bytes, ..Snapshot::default() });
@@ -210,7 +211,7 @@ impl Node {
             return;
         }
         match reply {
-            Reply::Beat(Ok(answer)) => self.follow(answer),
+            Reply::Beat(Ok(answer)) => self.follow(*answer),
             // This one leads, and has a reason.
             Reply::Beat(Err(())) => {}
             _ => self.asks = (self.asks + 1) % self.managers,
@@ -227,7 +228,7 @@ impl Node {
         let leaves = self.draining && self.borrowed.is_none();
         self.membership.follow(&answer.orders, leaves, self.lives + 1);
         self.lives = self.lives.max(self.membership.life());
-        self.directory.update(answer.donors);
+        self.directory.update(answer.list);
     }
 }
 

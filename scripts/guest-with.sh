@@ -19,5 +19,5 @@ chmod -R u=rwx .
 # The kernel unpacks one archive after the other.
 {
     cat "$initramfs"
-    find . | cpio --quiet -o -H newc --owner 0:0
+    find . | cpio --quiet -o -H newc --owner 0:0 | gzip -1
 } >"$output"

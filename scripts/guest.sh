@@ -168,7 +168,7 @@ build_initramfs() {
             done
     done
     rm -rf "$dir/modules-tree"
-    (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc --owner 0:0) \
+    (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc --owner 0:0 | gzip -1) \
         >"$dir/initramfs"
     rm -rf "$root"
 }

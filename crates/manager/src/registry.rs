@@ -10,6 +10,7 @@ use crate::quotas::Quotas;
 use crate::removal::{self, RemovalError};
 use crate::roster::Roster;
 use hecaton_node::donors::DonorReport;
+use hecaton_node::pagers::MAX_PAGERS;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
 use hecaton_policy::cluster::choice::{Choice, Named};
 pub use hecaton_policy::cluster::membership::NodeState as MemberState;
@@ -191,8 +192,9 @@ impl Entry {
         now.saturating_sub(self.heard.unwrap_or_default())
     }
 
+    /// No more than a node takes, whatever it says.
     fn consumers(&self) -> u64 {
-        self.report.consumer_count() as u64
+        self.report.consumer_count().min(MAX_PAGERS) as u64
     }
 
     fn donor_names(&self) -> impl Iterator<Item = &str> {
@@ -793,20 +795,24 @@ mod tests {
     #[test]
     fn of_too_many_consumers_each_node_tells_of_some() {
         let mut registry = Registry::default();
-        let mut beat = |name: &str, consumers: usize| {
+        let mut beat = |node: usize, consumers: usize| {
             let consumers = vec![ConsumerReport::default(); consumers];
-            let most = registry.consumers;
-            let report = NodeReport { consumers, ..report(name, 1, &[]) };
-            let brief = report.in_brief(16);
-            let answer = registry.heartbeat(START, name, brief).expect("taken");
-            (most, answer.most_told)
+            let name = format!("n{node}");
+            let report = NodeReport { consumers, ..report(&name, 1, &[]) };
+            registry.heartbeat(START, &name, report.in_brief(16)).expect("taken").most_told
         };
-        assert_eq!(beat("a", MAX_TOLD), (0, None));
-        assert_eq!(beat("b", 1), (MAX_TOLD as u64, Some(MAX_TOLD as u32 / 2)));
-        assert_eq!(beat("a", 1), (MAX_TOLD as u64 + 1, None));
-        assert_eq!(beat("b", MAX_TOLD), (2, Some(MAX_TOLD as u32 / 2)));
-        registry.farewell("b", 1);
-        assert_eq!(registry.consumers, 1);
+        let full = MAX_TOLD / MAX_PAGERS;
+        for node in 0..full {
+            assert_eq!(beat(node, MAX_PAGERS), None);
+        }
+        let each = Some((MAX_TOLD / (full + 1)) as u32);
+        assert_eq!(beat(full, 1), each);
+        // One that says it has more is believed as many as a node takes.
+        assert_eq!(beat(0, MAX_TOLD), each);
+        assert_eq!(beat(0, MAX_PAGERS - 1), None);
+        assert_eq!(beat(full, 2), each);
+        registry.farewell(&format!("n{full}"), 1);
+        assert_eq!(registry.consumers, MAX_TOLD as u64 - 1);
     }
 
     proptest! {

@@ -27,9 +27,7 @@ pub struct Untold {
 
 impl Untold {
     fn of(consumers: &[ConsumerReport], in_trouble: usize) -> Untold {
-        let sum = |part: fn(&ConsumerReport) -> Option<u64>| {
-            consumers.iter().try_fold(0u64, |sum, one| Some(sum.saturating_add(part(one)?)))
-        };
+        let stats = || consumers.iter().map(|one| one.stats.as_ref());
         let mut held_pages = BTreeMap::new();
         for (donor, pages) in consumers.iter().flat_map(ConsumerReport::held_at_donors) {
             *held_pages.entry(donor.to_owned()).or_default() += pages;
@@ -37,8 +35,8 @@ impl Untold {
         Untold {
             consumers: consumers.len() as u32,
             in_trouble: in_trouble as u32,
-            local_bytes: sum(|one| Some(one.stats.as_ref()?.local_bytes)),
-            pool_bytes: sum(|one| Some(one.stats.as_ref()?.pool_bytes)),
+            local_bytes: stats().map(|stats| Some(stats?.local_bytes)).sum(),
+            pool_bytes: stats().map(|stats| Some(stats?.pool_bytes)).sum(),
             held_pages,
         }
     }
@@ -73,9 +71,11 @@ impl NodeReport {
     /// The same in brief: of no more than `most` consumers one by one, of those that something is wrong with first,
     /// then of those that have most of the pool; and of as many spaces at each donor, of the largest.
     pub fn in_brief(mut self, most: usize) -> NodeReport {
-        for stats in self.donors.iter_mut().filter_map(|donor| donor.stats.as_mut()) {
-            stats.spaces.sort_by_key(|space| Reverse(space.pages));
-            stats.spaces.truncate(most);
+        let spaces =
+            self.donors.iter_mut().filter_map(|donor| Some(&mut donor.stats.as_mut()?.spaces));
+        for spaces in spaces.filter(|spaces| spaces.len() > most) {
+            spaces.sort_by_key(|space| Reverse(space.pages));
+            spaces.truncate(most);
         }
         if self.consumers.len() <= most {
             return self;

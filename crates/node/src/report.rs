@@ -53,7 +53,7 @@ pub struct NodeReport {
     /// Consumers besides, of which only this is told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untold: Option<Untold>,
-    /// Those of them that are virtual machines.
+    /// Those of its consumers that are virtual machines.
     #[serde(default)]
     pub vms: Vec<VmReport>,
     /// The volumes that it serves.
@@ -214,7 +214,7 @@ pub struct HeartbeatAnswer {
     pub most_told: Option<u32>,
 }
 
-/// Most pages that a node is believed to lend: 4 PiB.
+/// Most pages that a node is believed to lend, or to hold at a donor: 4 PiB.
 const MAX_HOME_PAGES: u64 = 1 << 40;
 
 impl NodeReport {
@@ -248,9 +248,10 @@ impl NodeReport {
         let volumes = volumes.flat_map(|stats| {
             let segment_pages = stats.pool.segment_pages;
             let donors = stats.pool.donors.iter();
-            donors.map(move |one| (one.name.as_str(), one.extents * segment_pages))
+            donors.map(move |one| (one.name.as_str(), one.extents.saturating_mul(segment_pages)))
         });
-        consumers.chain(untold).chain(volumes).filter(|(_, pages)| *pages > 0)
+        let all = consumers.chain(untold).chain(volumes);
+        all.map(|(donor, pages)| (donor, pages.min(MAX_HOME_PAGES))).filter(|(_, pages)| *pages > 0)
     }
 
     /// The donors that can be reached, for the directory.
@@ -292,6 +293,17 @@ mod tests {
         let host = Host::here().expect("read");
         assert!(host.available_bytes > 0 && host.available_bytes <= host.memory_bytes);
         assert_eq!(host.boot_id.len(), 36);
+    }
+
+    /// Sums of it stay within their bounds, whatever a node says.
+    #[test]
+    fn nobody_holds_more_than_there_can_be() {
+        let untold = Untold {
+            held_pages: BTreeMap::from([("d".to_owned(), u64::MAX)]),
+            ..Untold::default()
+        };
+        let report = NodeReport { untold: Some(untold), ..NodeReport::default() };
+        assert!(report.held_at_donors().eq([("d", MAX_HOME_PAGES)]));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! order given: the next one is told when the one before has done so, or has had its time. And nobody
 //! is told to grow while another gives back.
 
-use crate::share::{least, limits};
+use crate::share::{least, limits, most};
 use crate::state::{ApplicationState, ApplicationStatus, Eviction, State, Target};
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Notice};
 use std::time::Duration;
@@ -275,10 +275,15 @@ impl Governor {
         }
     }
 
-    /// What applications share above their minima.
+    /// What applications may share when nothing is taken from them: what they can use of it.
+    fn budget_bytes(&self) -> u64 {
+        let left = self.goal_bytes().saturating_sub(self.settings.reserve_bytes);
+        left.min(most(&self.bounds))
+    }
+
+    /// What they share above their minima.
     fn most_squeezed(&self) -> u64 {
-        let budget = self.goal_bytes().saturating_sub(self.settings.reserve_bytes);
-        budget.saturating_sub(least(&self.bounds))
+        self.budget_bytes().saturating_sub(least(&self.bounds))
     }
 
     /// Takes more from applications if too little is available though all of them have done as they were told.
@@ -306,8 +311,8 @@ impl Governor {
     }
 
     fn wanted(&self) -> Vec<Wanted> {
-        let budget = self.goal_bytes().saturating_sub(self.settings.reserve_bytes);
-        let limits = limits(budget.saturating_sub(self.squeezed_bytes), &self.bounds);
+        let budget = self.budget_bytes().saturating_sub(self.squeezed_bytes);
+        let limits = limits(budget, &self.bounds);
         let wanted = limits.into_iter().zip(&self.bounds);
         wanted
             .map(|(limit_bytes, one)| Wanted {

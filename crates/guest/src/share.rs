@@ -21,6 +21,11 @@ pub(crate) fn least(applications: &[Bounds]) -> u64 {
     applications.iter().fold(0, |sum, one| sum.saturating_add(one.min_bytes))
 }
 
+/// All maxima together.
+pub(crate) fn most(applications: &[Bounds]) -> u64 {
+    applications.iter().fold(0, |sum, one| sum.saturating_add(one.max_bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -196,6 +196,18 @@ fn without_a_word_of_the_host_the_memory_is_watched() {
 }
 
 #[test]
+fn what_applications_cannot_use_is_not_taken_from_them_first() {
+    let bounds = vec![application("a", G, 2 * G, false)];
+    let settings = Settings { free_bytes: G / 2, ..settings() };
+    let mut run = Run::new(settings, bounds, memory(64 * G, G / 4));
+    run.settle();
+    run.later(Duration::from_secs(2));
+    assert_eq!(told(&run.later(TICK)), [(0, 2 * G - G / 4, Reason::Shrink)], "what is missing");
+    run.governor.settled(0, 2);
+    assert_eq!(run.governor.state(0, &[""], run.now).squeezed_bytes, G / 4);
+}
+
+#[test]
 fn a_target_that_is_never_reached_is_forgotten_and_a_cancelled_one_at_once() {
     let bounds = vec![application("a", 0, u64::MAX, false)];
     let mut run = Run::new(settings(), bounds, memory(9 * G, 9 * G));
@@ -295,7 +307,8 @@ proptest! {
             } else if state.squeezed_bytes == squeezed {
                 // Otherwise it is told in the next step.
                 let budget = state.target.map_or(run.memory.total_bytes, |target| target.total_bytes);
-                let budget = budget.saturating_sub(G).saturating_sub(state.squeezed_bytes);
+                let usable = bounds.iter().map(|one| one.max_bytes).sum();
+                let budget = budget.saturating_sub(G).min(usable).saturating_sub(state.squeezed_bytes);
                 let most = limits(budget, &bounds);
                 let is_late = state.applications.iter().any(|one| one.status == ApplicationStatus::Late);
                 let are_told = state.applications.iter().zip(&most).all(|(one, most)| one.limit_bytes >= *most);
@@ -340,10 +353,14 @@ proptest! {
         }
         let state = run.governor.state(0, &kinds, run.now);
         prop_assert!(state.target.is_none_or(|target| target.is_answered));
-        // And then there is nothing more to do.
+        // And then there is nothing more to do, once all is taken from them that can be, if too little is available
+        // and none of them ever says that it has given anything, or all of it is theirs again.
         run.now += Duration::from_secs(3600);
+        let shares = bounds.iter().map(|one| one.max_bytes - one.min_bytes).sum::<u64>();
+        let orders = shares.div_ceil(64 << 20) + 2 * count as u64;
         let mut last = run.now;
-        for _ in 0..800 {
+        // Taking 64 MiB takes 10 s, giving them back 30.
+        for _ in 0..9 * orders + 200 {
             run.now += Duration::from_secs(5);
             if check(&mut run, next_id)? {
                 last = run.now;

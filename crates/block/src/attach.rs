@@ -163,6 +163,11 @@ impl Attachments {
         writers.next().map(|(client, _)| client.clone())
     }
 
+    /// One that is attached, if anybody is.
+    pub(crate) fn anybody(&self) -> Option<Client> {
+        self.table().attached.values().next().map(|(client, _)| client.clone())
+    }
+
     fn bars(&self, table: &Table, client: &Client, role: Role) -> Option<Held> {
         let is_in_the_way = |(other, has): &&(Client, Role)| {
             let both_read = role == Role::Reader && *has == Role::Reader;

@@ -19,6 +19,7 @@
 //! | [`extents`] | which bytes are stored |
 //! | [`spill`], `places`, `returns`, `departures` | the file for what the pool has no room for; what is there; the way back, and the way there |
 //! | `target` | what the cluster's policy lets it have of the pool |
+//! | [`hand_over`] | it goes to another node |
 //! | `resize` | another size |
 //! | [`snapshot`] | a copy as of one moment |
 //! | `sealing` | pages that donors can neither read nor alter |
@@ -42,6 +43,7 @@ mod error;
 pub mod extents;
 mod fetch;
 pub mod fuse;
+pub mod hand_over;
 pub mod holders;
 mod lanes;
 pub mod nbd;

@@ -2,7 +2,7 @@
 //!
 //! | part | for each | words of | holds |
 //! |---|---|---|---|
-//! | head | volume | 8 bytes | magic, pages, epoch of the last process |
+//! | head | volume | 8 bytes | magic, pages, epoch of the last process, how often the tables were given to another node |
 //! | generations | segment | 8 | generation of the last acknowledged write or discard |
 //! | places | segment | 8 | 1: it is in the spill file; 0: in the pool, or nowhere |
 //! | slots | slot | 8 | page + 1 of a write under way; 0: free |
@@ -171,6 +171,29 @@ impl State {
         Epoch(self.words.wide()[2].fetch_add(1, AcqRel) + 1)
     }
 
+    /// The tables are about to be given to another node: the epoch from which its processes are to go on, higher than
+    /// all of this node's, and than of whom they were given to before. None if there is none.
+    pub(crate) fn give(&self) -> Option<Epoch> {
+        let given = self.words.wide()[3].load(Acquire) + 1;
+        let epoch = heirs_epoch(self.epoch(), given)?;
+        self.words.wide()[3].store(given, Release);
+        Some(epoch)
+    }
+
+    /// Whether another node may have the tables.
+    pub(crate) fn is_given(&self) -> bool {
+        self.words.wide()[3].load(Acquire) > 0
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        Epoch(self.words.wide()[2].load(Acquire))
+    }
+
+    /// Of tables that another node has given: its epoch.
+    pub(crate) fn inherit(&self, epoch: Epoch) {
+        self.words.wide()[2].store(epoch.0, Release);
+    }
+
     pub(crate) fn page(&self, page: PageNo) -> Page {
         if !self.is_begun(page / SEGMENT_PAGES) {
             return Page::Hole;
@@ -277,8 +300,19 @@ impl State {
         SealTable::at(keys, seals)
     }
 
-    fn generation(&self, segment: u64) -> &AtomicU64 {
+    pub(crate) fn generation(&self, segment: u64) -> &AtomicU64 {
         &self.words.wide()[HEAD_WORDS + segment as usize]
+    }
+
+    /// The words of the key, and those of a segment's seals.
+    pub(crate) fn key_words(&self) -> &[AtomicU64] {
+        &self.words.wide()[KEYS_AT..KEYS_AT + KEYS_WORDS]
+    }
+
+    /// See [`State::key_words`].
+    pub(crate) fn seal_words(&self, segment: u64) -> &[AtomicU64] {
+        let words = SEGMENT_PAGES as usize * SEAL_WORDS;
+        &self.words.wide()[KEYS_AT + KEYS_WORDS + segment as usize * words..][..words]
     }
 
     fn place(&self, segment: u64) -> &AtomicU64 {
@@ -294,7 +328,7 @@ impl State {
         &self.words.wide()[at..at + PAGE_WORDS]
     }
 
-    fn word(&self, page: PageNo) -> &AtomicU32 {
+    pub(crate) fn word(&self, page: PageNo) -> &AtomicU32 {
         &self.words.narrow()[page as usize]
     }
 }
@@ -303,6 +337,16 @@ impl AsFd for State {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.words.as_fd()
     }
+}
+
+/// How many processes of one node a volume may have, for the epochs of those of the next one to be higher: 16 bits.
+const LIVES_BITS: u32 = 16;
+
+/// The epoch from which the processes of a node go on that is the `given`-th to be given tables of this epoch. It must
+/// fit into half of a generation.
+fn heirs_epoch(epoch: Epoch, given: u64) -> Option<Epoch> {
+    let moves = (epoch.0 >> LIVES_BITS).checked_add(given)?;
+    (moves < 1 << LIVES_BITS).then_some(Epoch(moves << LIVES_BITS))
 }
 
 /// The pages of a segment; the last one may reach beyond the volume's end.
@@ -397,5 +441,20 @@ mod tests {
         assert!(State::from_fd(other.as_fd().try_clone_to_owned().unwrap()).is_err());
         assert!(matches!(State::create(0), Err(VolumeError::Size(0))));
         assert!(matches!(State::create(MAX_PAGES + 1), Err(VolumeError::Size(_))));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn epochs_of_heirs_are_later_and_of_different_heirs_differ(
+            epoch in 0u64..1 << 32, lives in 1u64..1 << 16, given in 1u64..100, other in 1u64..100,
+        ) {
+            let heir = heirs_epoch(Epoch(epoch), given);
+            proptest::prop_assert_eq!(heir.is_none(), (epoch >> 16) + given >= 1 << 16);
+            let Some(heir) = heir else { return Ok(()) };
+            proptest::prop_assert!(heir.0 > epoch && heir.0 + lives < 1 << 32);
+            if let Some(other) = heirs_epoch(Epoch(epoch), other).filter(|other| *other != heir) {
+                proptest::prop_assert!(heir.0.abs_diff(other.0) > lives, "their processes' do not meet");
+            }
+        }
     }
 }

@@ -327,6 +327,33 @@ impl Volume {
         self.attachments.attach(client, role)
     }
 
+    pub(crate) fn config(&self) -> &VolumeConfig {
+        &self.config
+    }
+
+    /// Whether nothing waits for a donor that is away.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.counters.unsettled.load(Relaxed) == 0 && self.unsettled_slots.load(Acquire) == 0
+    }
+
+    /// Refused with the name of a client, if there is one.
+    pub(crate) fn check_unattached(&self) -> Result<(), String> {
+        match self.attachments.anybody() {
+            Some(client) => Err(format!("{client} is attached to it")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether another process has taken it over, with a higher epoch.
+    pub fn is_fenced(&self) -> bool {
+        self.space.is_fenced()
+    }
+
+    /// Whether another node may have its tables: then it alone may free anything of it.
+    pub fn is_given(&self) -> bool {
+        self.state.is_given()
+    }
+
     /// Gives all extents back to their donors, and with them all data. To be called when no request
     /// is under way.
     pub fn release(&self) -> Result<(), VolumeError> {

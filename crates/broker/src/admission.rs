@@ -83,16 +83,13 @@ impl Admission<'_> {
             });
             waiting.state = Waits::ForRoom;
             if newcomer.kind == NewcomerKind::Harvest {
-                if harvest_vms >= self.settings.harvest_quota {
-                    self.hold(newcomer, Waits::ForQuota);
-                    continue;
-                }
                 let is_early = |at: &Duration| self.now < *at + self.settings.replace_after;
                 if self.evicted_at.get(&newcomer.id).is_some_and(is_early) {
                     self.hold(newcomer, Waits::AfterEviction);
                     continue;
                 }
-                harvest_vms += usize::from(self.harvest(newcomer, &mut needs));
+                let is_within = harvest_vms < self.settings.harvest_quota;
+                harvest_vms += usize::from(self.harvest(newcomer, is_within, &mut needs));
             } else {
                 self.urgent(newcomer, &mut needs);
             }
@@ -182,7 +179,7 @@ impl Admission<'_> {
 
     /// A harvest VM's minimum: out of what other harvest VMs have beyond theirs, and never out of the
     /// buffer. Whether it is admitted, or has a place set aside.
-    fn harvest(&mut self, newcomer: &Newcomer, needs: &mut Needs) -> bool {
+    fn harvest(&mut self, newcomer: &Newcomer, is_within_quota: bool, needs: &mut Needs) -> bool {
         let bytes = self.chunks(newcomer);
         let nodes = self.books.nodes();
         let allowed = self.allowed(newcomer);
@@ -200,6 +197,11 @@ impl Admission<'_> {
             self.hold(newcomer, Waits::ForRoom);
             return false;
         };
+        // Last: who says that it waits for this could be there but for this.
+        if !is_within_quota {
+            self.hold(newcomer, Waits::ForQuota);
+            return false;
+        }
         let missing = |n: usize| {
             let wanted = parts[n].saturating_add(self.buffer[n]).saturating_add(needs.of(n));
             if parts[n] == 0 { 0 } else { wanted.saturating_sub(self.books.free(n)) }

@@ -40,7 +40,7 @@ pub enum Waits {
     },
     /// There is no room, and nobody is evicted for a harvest VM.
     ForRoom,
-    /// There are as many harvest VMs as there may be.
+    /// There is room, and there are as many harvest VMs as there may be.
     ForQuota,
     /// It was evicted a short while ago.
     AfterEviction,
@@ -95,6 +95,11 @@ impl Broker {
             ledger: Ledger::default(),
             counters: Counters::default(),
         })
+    }
+
+    /// Sets [`Settings::harvest_quota`], which may be another one at each step.
+    pub fn set_harvest_quota(&mut self, most: usize) {
+        self.settings.harvest_quota = most;
     }
 
     /// Whose every byte was after the last step, what it has ordered included.

@@ -1,5 +1,6 @@
 //! What an operator can choose.
 
+use crate::shares::{self, Claim};
 use std::time::Duration;
 
 /// How the broker decides. All sizes in bytes.
@@ -7,7 +8,8 @@ use std::time::Duration;
 pub struct Settings {
     /// Memory that nobody harvests, so that a newcomer need not wait.
     pub buffer_bytes: u64,
-    /// Whether each node has its part of the buffer; otherwise the first nodes have all of it.
+    /// Whether each node has its part of the buffer, as far as it is large enough; otherwise the first nodes have all
+    /// of it.
     pub even_buffer: bool,
     /// What a newcomer's memory is a multiple of; a huge page.
     pub chunk_bytes: u64,
@@ -134,9 +136,13 @@ impl Settings {
         let chunk = self.chunk_bytes;
         let whole = self.buffer_bytes.next_multiple_of(chunk);
         if self.even_buffer {
-            let (nodes, chunks) = (capacity_bytes.len() as u64, whole / chunk);
-            let part = |node: u64| chunks / nodes + u64::from(node < chunks % nodes);
-            return (0..nodes).map(|node| part(node) * chunk).collect();
+            let claim = |capacity: &u64| Claim {
+                weight: 1,
+                cap_bytes: capacity / chunk * chunk,
+                block_bytes: chunk,
+            };
+            let claims: Vec<Claim> = capacity_bytes.iter().map(claim).collect();
+            return shares::divide(whole, &claims);
         }
         let mut left = whole;
         let mut part = |capacity: &u64| {
@@ -179,6 +185,8 @@ mod tests {
     fn the_buffer_is_even_or_at_the_front() {
         let mut settings = Settings { buffer_bytes: 10 << 20, ..Settings::default() };
         assert_eq!(settings.buffer_parts(&[64 << 20, 64 << 20]), [6 << 20, 4 << 20]);
+        let parts = settings.buffer_parts(&[2 << 20, 64 << 20, 64 << 20]);
+        assert_eq!(parts, [2 << 20, 4 << 20, 4 << 20], "what one has no room for is on the others");
         settings.even_buffer = false;
         assert_eq!(settings.buffer_parts(&[8 << 20, 64 << 20]), [8 << 20, 2 << 20]);
     }

@@ -142,6 +142,91 @@ fn several_give_at_the_same_time_in_batches() {
     }
 }
 
+/// Who has twice the minimum is left with twice as much, all give at the same time, and who has a maximum gives
+/// only what is beyond its part.
+#[test]
+fn they_give_in_proportion_to_their_minima() {
+    for (max, before, after) in [(64, [32, 16], [24, 12]), (18, [10, 38], [10, 26])] {
+        let mut broker = broker(4 * G);
+        let mut host = host(1, 64 * G);
+        host.vms.push(harvest_vm(1, 1, vec![8 * G], max * G));
+        host.vms.push(harvest_vm(2, 1, vec![4 * G], 64 * G));
+        settle(&mut broker, &mut host, s(0), 0);
+        assert_eq!([1, 2].map(|vm| harvested(&host, vm) / G), before);
+        host.waiting.push(newcomer(3, NewcomerKind::Regular, 12 * G));
+        let asked: Vec<VmId> = broker
+            .step(&host, s(1))
+            .into_iter()
+            .filter_map(|action| match action {
+                Action::Shrink { vm, .. } => Some(vm),
+                _ => None,
+            })
+            .collect();
+        let gives = |vm: usize| before[vm] > after[vm];
+        let expected: Vec<VmId> =
+            (0..2).filter(|vm| gives(*vm)).map(|vm| VmId(vm as u64 + 1)).collect();
+        assert_eq!(asked, expected);
+        // What was asked for is lost with its broker; the next one goes on from what is there.
+        let mut broker = self::broker(4 * G);
+        settle(&mut broker, &mut host, s(1), 0);
+        assert_eq!([1, 2].map(|vm| harvested(&host, vm) / G), after);
+        assert_eq!(broker.ledger().nodes[0].buffer_bytes, 4 * G, "the buffer is full again");
+    }
+}
+
+/// Newcomers each second, and memory that comes back slower: none is passed over by a later one, and the harvest VM,
+/// which gives all the time, is not evicted before its time.
+#[test]
+fn arrivals_faster_than_reclaiming_are_served_in_their_order() {
+    let mut broker = broker(2 * G);
+    let mut host = host(1, 64 * G);
+    host.vms.push(harvest_vm(9, 1, vec![4 * G], 64 * G));
+    settle(&mut broker, &mut host, s(0), 0);
+    let mut admitted = Vec::new();
+    for second in 1..=28 {
+        if second <= 12 {
+            host.waiting.push(newcomer(10 + second, NewcomerKind::Regular, 2 * G));
+        }
+        for action in broker.step(&host, s(second)) {
+            match action {
+                Action::Shrink { vm, node, requested_bytes, order, .. } => {
+                    let device = device_mut(&mut host, vm, node);
+                    (device.requested_bytes, device.done) = (requested_bytes, order);
+                }
+                Action::Admit { vm, .. } => {
+                    admitted.push(vm.0);
+                    carry_out(&mut host, &[action], 0);
+                }
+                other => panic!("nothing of the kind is called for: {other:?}"),
+            }
+        }
+        // 1 GiB a second, half of what comes.
+        let device = device_mut(&mut host, VmId(9), 0);
+        device.plugged_bytes = device.requested_bytes.max(device.plugged_bytes.saturating_sub(G));
+        device.held_bytes[0] = device.plugged_bytes;
+    }
+    assert_eq!(admitted, (11..=22).collect::<Vec<u64>>());
+}
+
+/// What it brings that the buffer is even: a machine for any node starts without waiting.
+#[test]
+fn an_even_buffer_is_there_for_machines_of_each_node() {
+    for (even_buffer, waits) in [(true, 0), (false, 1)] {
+        let settings = Settings { buffer_bytes: 8 * G, even_buffer, ..Settings::default() };
+        let mut broker = Broker::new(settings).unwrap();
+        let mut host = host(2, 16 * G);
+        host.vms.push(harvest_vm(9, 2, vec![2 * G, 2 * G], 64 * G));
+        settle(&mut broker, &mut host, s(0), 0);
+        for node in [0, 1] {
+            let newcomer = newcomer(node as u64 + 1, NewcomerKind::Regular, 4 * G);
+            host.waiting.push(hecaton_broker::Newcomer { node: Some(node), ..newcomer });
+        }
+        let actions = broker.step(&host, s(1));
+        let admitted = actions.iter().filter(|action| matches!(action, Action::Admit { .. }));
+        assert_eq!((admitted.count(), broker.waiting().count()), (2 - waits, waits));
+    }
+}
+
 /// Regular VMs are within one node, though that takes an eviction; the buffer is even.
 #[test]
 fn regular_vms_stay_within_a_node() {

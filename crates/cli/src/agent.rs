@@ -20,13 +20,33 @@ pub(crate) struct AgentArgs {
     /// Free memory that nobody harvests, so that regular machines start without waiting
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "agent")]
     buffer: Size,
+    /// Has each NUMA node of the host keep an equal part of the buffer free, so that regular machines find their memory
+    /// within one node; otherwise the first nodes keep all of it
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = true,
+        default_missing_value = "true",
+        action = clap::ArgAction::Set,
+        requires = "agent"
+    )]
+    numa_balance: bool,
     /// The most of this host's memory that machines and donors have together; the rest is left to other programs
     /// [default: all that those do not have]
     #[arg(long, value_name = "SIZE", requires = "agent")]
     manage: Option<Size>,
-    /// The most that a machine is asked to give back at once
+    /// The most that a machine is asked to give back at once; 0 for all at once
     #[arg(long, value_name = "SIZE", default_value = "1G", requires = "agent")]
     batch: Size,
+    /// Has one harvest VM give back at a time, to measure what it brings that several do
+    #[arg(long, requires = "agent")]
+    one_at_a_time: bool,
+    /// Takes memory without telling the managers inside harvest VMs beforehand, to measure what that brings; evictions
+    /// are told of all the same
+    #[arg(long, requires = "agent")]
+    unannounced: bool,
     /// How long a harvest VM may give nothing back, while a regular machine waits for it, before it is evicted
     #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "agent")]
     reclaim_patience: u64,
@@ -50,7 +70,9 @@ impl AgentArgs {
         let warning = Duration::from_secs(self.eviction_warning);
         let settings = Settings {
             buffer_bytes: self.buffer.0,
-            batch_bytes: Some(self.batch.0),
+            even_buffer: self.numa_balance,
+            batch_bytes: Some(self.batch.0).filter(|bytes| *bytes > 0),
+            parallel: !self.one_at_a_time,
             patience: Duration::from_secs(self.reclaim_patience),
             reclaim_time: Duration::from_secs(self.reclaim_time),
             warning,
@@ -64,6 +86,7 @@ impl AgentArgs {
         Ok(Some(AgentConfig {
             qmp_dir,
             manage_bytes: self.manage.map(|Size(bytes)| bytes),
+            announces: !self.unannounced,
             settings,
         }))
     }

@@ -218,6 +218,16 @@ impl Manager {
         asked.map(drop)
     }
 
+    /// Has the cluster have no more harvest VMs than so many, or as many as hosts have room for.
+    pub(crate) fn set_harvest_quota(&self, quota: Option<u64>) -> anyhow::Result<()> {
+        let path = "v1/harvest-quota";
+        let asked = self.ask(|agent, url| match quota {
+            Some(most) => agent.put(format!("{url}/{path}?machines={most}")).send_empty(),
+            None => agent.delete(format!("{url}/{path}")).call(),
+        });
+        asked.map(drop)
+    }
+
     /// The answer of the manager that leads, unless it is a refusal. While managers answer that none of them
     /// leads, or not yet, they are asked again: whatever is asked may be asked twice.
     fn ask(

@@ -41,7 +41,7 @@ pub(crate) struct IssueArgs {
     /// What it allows: manager, to serve the control plane; node, to lend and borrow under that name;
     /// admin, to look and give orders; read-only, to look, and to read volumes; export, to serve volumes to
     /// other hosts; client, to use them
-    #[arg(long, value_parser = |text: &str| text.parse::<Role>())]
+    #[arg(long, default_value = "node", value_parser = |text: &str| text.parse::<Role>())]
     role: Role,
     /// Where a manager, or one that serves volumes, is reached, a name or an address; can be given several
     /// times
@@ -135,7 +135,8 @@ fn init(args: &InitArgs) -> anyhow::Result<()> {
     println!(
         "The authority is in {dir}: keep it where nobody else can read it.\n    \
          hecaton pki issue manager --role manager --host HOST --dir {dir}\n    \
-         hecaton pki issue NAME --role node|admin|read-only|client --dir {dir}"
+         hecaton pki issue NODE --dir {dir}\n    \
+         hecaton pki issue NAME --role admin|read-only|client --dir {dir}"
     );
     Ok(())
 }

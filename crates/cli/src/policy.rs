@@ -1,9 +1,10 @@
-//! `hecaton policy`: who of the cluster may hold how much of the pool.
+//! `hecaton policy`: who of the cluster may hold how much of the pool, and how many harvest VMs there may be.
 
 use crate::cluster::ClusterArgs;
 use crate::failure::{Usage, usage};
 use clap::{Subcommand, ValueEnum};
 use hecaton_manager::ClusterStatus;
+use hecaton_manager::harvest::HarvestStatus;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::choice::{Choice, Named};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, tlp};
@@ -22,6 +23,40 @@ consumers may use together; nodes divide that. A target is soft: no program is e
 it. What a consumer may hold and holds is in `hecaton status`; what the policies are, in docs/policies.md."
     )]
     Set(SetArgs),
+    /// Shows how many harvest VMs the cluster may have, or sets it
+    #[command(
+        after_help = "A harvest VM uses memory that was others' before it, and this is how many there are of them. \
+Harvest VMs that are there beyond a new quota stay. A node admits one only when the manager has granted it a place, and \
+what a node was granted counts as long as it may use it: also while it is away or the manager has started anew, and after \
+it has ended with harvest VMs running, until it is back or `hecaton node remove` says that it is gone."
+    )]
+    HarvestQuota(HarvestQuotaArgs),
+}
+
+/// Arguments of `hecaton policy harvest-quota`.
+#[derive(clap::Args)]
+pub(crate) struct HarvestQuotaArgs {
+    /// Most harvest VMs of all nodes together, or `none`; it is shown if nothing is said
+    #[arg(value_parser = quota)]
+    quota: Option<Quota>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Prints one JSON object
+    #[arg(long, conflicts_with = "quota")]
+    json: bool,
+}
+
+/// None: as many as hosts have room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Quota(Option<u64>);
+
+fn quota(word: &str) -> Result<Quota, String> {
+    match word {
+        "none" => Ok(Quota(None)),
+        number => number.parse().map(|number| Quota(Some(number))).map_err(|_| {
+            format!("`{number}` is no number of machines; say 12, for example, or none")
+        }),
+    }
 }
 
 /// Arguments of `hecaton policy show`.
@@ -84,6 +119,7 @@ pub(crate) fn run(policy: &Policy) -> anyhow::Result<ExitCode> {
     match policy {
         Policy::Show(args) => show(args),
         Policy::Set(args) => set(args),
+        Policy::HarvestQuota(args) => harvest_quota(args),
     }
 }
 
@@ -105,6 +141,38 @@ fn set(args: &SetArgs) -> anyhow::Result<ExitCode> {
     let choice = args.choice()?;
     args.cluster.need_manager()?.choose(choice)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn harvest_quota(args: &HarvestQuotaArgs) -> anyhow::Result<ExitCode> {
+    let manager = args.cluster.need_manager()?;
+    if let Some(Quota(quota)) = args.quota {
+        manager.set_harvest_quota(quota)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let harvest = manager.status()?.harvest;
+    match args.json {
+        true => println!("{}", serde_json::json!({ "manager": manager.url, "harvest": harvest })),
+        false => println!("{}", harvest_in_words(harvest.as_ref())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The quota of harvest VMs, for people.
+pub(crate) fn harvest_in_words(harvest: Option<&HarvestStatus>) -> String {
+    let Some(HarvestStatus { quota, counted, unheard }) = harvest else {
+        return "none: there are as many harvest VMs as hosts have room for".to_owned();
+    };
+    let mut text = format!("{quota} harvest VMs, of which nodes have or may have {counted}");
+    if let Some(first) = unheard.first() {
+        let more = match unheard.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        text += &format!(
+            "; no further one until {first}{more} has heard of it: if it is gone, `hecaton node remove {first}`"
+        );
+    }
+    text
 }
 
 impl SetArgs {
@@ -193,6 +261,16 @@ mod tests {
 
     fn shown(choice: Option<Choice>) -> String {
         in_words(choice.map(|choice| choice.to_string()))
+    }
+
+    #[test]
+    fn the_quota_of_harvest_vms_is_a_number_or_none() {
+        assert_eq!((quota("12"), quota("none")), (Ok(Quota(Some(12))), Ok(Quota(None))));
+        assert!(quota("-1").unwrap_err().contains("`-1` is no number"));
+        assert!(harvest_in_words(None).starts_with("none"));
+        let unheard = vec!["a".to_owned(), "b".to_owned()];
+        let text = harvest_in_words(Some(&HarvestStatus { quota: 3, counted: 2, unheard }));
+        assert!(text.contains("3 harvest VMs") && text.contains("until a and 1 more"), "{text}");
     }
 
     #[test]

@@ -89,6 +89,9 @@ fn render(manager: &str, status: &ClusterStatus) -> String {
     if let Some(policy) = status.policy_in_words() {
         let _ = writeln!(text, "policy {policy}");
     }
+    if let Some(harvest) = &status.harvest {
+        let _ = writeln!(text, "quota {}", policy::harvest_in_words(Some(harvest)));
+    }
     text + "\n" + &tables(&status.nodes)
 }
 
@@ -413,6 +416,7 @@ mod tests {
             epoch: 1,
             policy: None,
             policy_instead: None,
+            harvest: None,
             nodes: vec![node],
         }
     }

@@ -9,9 +9,10 @@
 use anyhow::{Context as _, bail};
 use hecaton_block::fuse::FileServer;
 use hecaton_block::fuse::mount::unmount_when_unused;
+use hecaton_block::hand_over::{Offer, Offering};
 use hecaton_block::server::Listener;
 use hecaton_block::ublk::{self, DiskServer};
-use hecaton_block::{Server, Spill, State, Terms, Volume, VolumeConfig, reserve};
+use hecaton_block::{Server, Spill, State, Terms, Volume, VolumeConfig, VolumeError, reserve};
 use hecaton_memory::pages_for_bytes;
 use hecaton_node::adoption::{AdoptionSocket, Answer, NodeStream};
 use hecaton_node::channel::{self, Receiver};
@@ -21,7 +22,7 @@ use hecaton_node::volumes::{
     ExportAddress, Exported, SPILL, STATE, VolumeEvent, VolumeOrder, VolumeStart,
 };
 use hecaton_pki::CredentialsDir;
-use hecaton_space::{Directory, DonorAddress, Site};
+use hecaton_space::{Directory, DonorAddress, Site, SpaceError};
 use serde::Serialize;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -71,6 +72,8 @@ struct Process {
     /// By the labels in `start`.
     kept: Vec<OwnedFd>,
     adoption: Option<AdoptionSocket>,
+    /// What another node is to have.
+    offering: Arc<Mutex<Option<Arc<Offering>>>>,
 }
 
 /// What an export is served with, as long as it is.
@@ -143,6 +146,10 @@ impl Process {
         let donors = Arc::new(Donors::default());
         donors.set(start.donors.clone());
         let opened = Volume::open(start.config.clone(), Arc::<Donors>::clone(&donors), state);
+        if let Err(VolumeError::Space(SpaceError::Fenced { .. })) = &opened {
+            // Whoever has it now has a higher epoch.
+            say(node, &VolumeEvent::Taken, &[]);
+        }
         if opened.is_err()
             && is_new
             && let (Some(path), Some(file)) = (&start.config.spill, kept.pop())
@@ -154,9 +161,19 @@ impl Process {
         let server = Arc::new(Server::new(Arc::clone(&volume)));
         let file = FileServer::new(Arc::clone(&volume));
         let (exports, fronts) = (std::mem::take(&mut start.exports), Vec::new());
-        let mut process = Process { volume, server, file, donors, start, fronts, kept, adoption };
+        let offering = Arc::default();
+        let mut process =
+            Process { volume, server, file, donors, start, fronts, kept, adoption, offering };
         for (export, fd) in exports.into_iter().zip(fds) {
             process.serve(export, fd)?;
+        }
+        if let Some(offer) = process.start.detached.clone() {
+            let offered = process.detach(offer);
+            if let VolumeEvent::NotDetached(reason) = offered {
+                // The next one may.
+                bail!("it is detached, and cannot be offered: {reason}");
+            }
+            say(node, &offered, &[]);
         }
         Ok(process)
     }
@@ -206,8 +223,9 @@ impl Process {
             let stream = Arc::new(Mutex::new(node.stream.try_clone()?));
             let reported =
                 (Arc::clone(&stream), Arc::clone(&self.volume), Arc::clone(&self.server));
+            let offering = Arc::clone(&self.offering);
             let reports = thread::Builder::new().name("volume-reports".into());
-            reports.spawn(move || report(&reported.0, &reported.1, &reported.2))?;
+            reports.spawn(move || report(&reported.0, &reported.1, &reported.2, &offering))?;
             match self.obey(&mut node.receiver, &stream)? {
                 Over::Released => return Ok(()),
                 Over::NodeGone => {}
@@ -289,6 +307,12 @@ impl Process {
                     let thread = thread::Builder::new().name("snapshot".into());
                     thread.spawn(move || snapshot(&volume, *config, donors, &node))?;
                 }
+                VolumeOrder::Detach(offer) => {
+                    tell(node, &self.detach(offer));
+                }
+                VolumeOrder::Keep => {
+                    tell(node, &self.keep());
+                }
                 VolumeOrder::Delete => match self.server.close_if_unused() {
                     Ok(()) => {
                         self.release();
@@ -308,6 +332,32 @@ impl Process {
         }
     }
 
+    /// Offers the volume to another node.
+    fn detach(&mut self, offer: Offer) -> VolumeEvent {
+        match Offering::begin(&self.volume, offer) {
+            Ok(offering) => {
+                let offer = offering.offer().clone();
+                self.start.detached = Some(offer.clone());
+                *self.offering.lock().expect("no thread panics with it") = Some(offering);
+                VolumeEvent::Detached(offer)
+            }
+            Err(reason) => VolumeEvent::NotDetached(reason),
+        }
+    }
+
+    /// Offers it no more.
+    fn keep(&mut self) -> VolumeEvent {
+        let mut offering = self.offering.lock().expect("no thread panics with it");
+        match offering.as_ref().map_or(Ok(()), |offering| offering.withdraw()) {
+            Ok(()) => {
+                *offering = None;
+                self.start.detached = None;
+                VolumeEvent::Kept
+            }
+            Err(given) => VolumeEvent::NotKept(given.to_string()),
+        }
+    }
+
     fn release(&mut self) {
         self.file.stop();
         for front in self.fronts.drain(..) {
@@ -316,6 +366,10 @@ impl Process {
             }
         }
         self.server.stop();
+        if self.volume.is_given() {
+            // What it has is another node's, or will be; if that does not come, donors have it back when the lease ends.
+            return;
+        }
         if let Err(error) = self.volume.release() {
             // A donor that cannot be reached has its memory back when the lease ends.
             tracing::warn!(volume = self.volume.name(), %error, "not all donors could be told");
@@ -388,9 +442,21 @@ fn tell(node: &Mutex<UnixStream>, event: &VolumeEvent) -> bool {
 }
 
 /// Reports until the node is gone.
-fn report(node: &Mutex<UnixStream>, volume: &Volume, server: &Server) {
+fn report(
+    node: &Mutex<UnixStream>,
+    volume: &Volume,
+    server: &Server,
+    offering: &Mutex<Option<Arc<Offering>>>,
+) {
     let stats = || Box::new(volume.stats(server.clients() as u64));
+    let is_taken = || {
+        let offering = offering.lock().expect("no thread panics with it");
+        volume.is_fenced() || offering.as_ref().is_some_and(|offering| offering.is_taken())
+    };
     while tell(node, &VolumeEvent::Stats(stats())) {
+        if is_taken() {
+            tell(node, &VolumeEvent::Taken);
+        }
         thread::sleep(REPORT_INTERVAL);
     }
 }

@@ -297,6 +297,15 @@ impl Lender {
         borrower.gate.change().ownership.admit(NodeDigest::of(node))
     }
 
+    /// Lets a node take the space over, once.
+    pub(crate) fn bequeath(&self, borrower: &Borrower, node: &str) -> Result<(), Refusal> {
+        // Without this lock no gate changes.
+        let _books = self.books();
+        drop(borrower.enter(self.now_ms())?);
+        borrower.gate.change().ownership.bequeath(NodeDigest::of(node));
+        Ok(())
+    }
+
     pub(crate) fn bye(&self, borrower: &Borrower) {
         self.books().table.bye(borrower.space);
     }
@@ -705,10 +714,11 @@ impl Lender {
     /// another node, where they can be told apart.
     pub(crate) fn fence(&self, borrower: &Borrower) -> Result<(), Refusal> {
         let &Borrower { space, epoch, node, version, lease_ms, ref gate } = borrower;
-        let mut books = self.books_for(borrower)?;
+        let mut books = self.books();
         let Books { table, ledger, .. } = &mut *books;
-        table.fence(space, epoch, self.now_ms())?;
         let mut open = gate.change();
+        open.ownership.check_successor(node, epoch, open.fence)?;
+        table.fence(space, epoch, self.now_ms())?;
         if let Some(node) = node
             && open.ownership.fenced(node, version)
         {

@@ -4,10 +4,15 @@
 //! whatever epoch they come with, but for those that the owner has admitted: they may read, since copies
 //! go from donor to donor. Without certificates nobody can be told from anybody, and no space is anyone's.
 //!
+//! A space passes to another node by its owner's will alone: the owner names the heir, and the heir's Fence, of a
+//! higher epoch, makes the space its own. In between it is the owner's as before, so that an heir that never comes
+//! takes nothing.
+//!
 //! Fencing makes the owner, and not connecting or allocating: every borrower fences before anything else, by itself, in
 //! each of its lives. So a donor that has taken a space over from a predecessor that knew no owners knows it as soon
 //! as the borrower is back, and donors, which connect to each other to copy, never become one.
 
+use hecaton_memory::Epoch;
 use hecaton_transport::protocol::{OWNERS_SINCE, Refusal};
 use ring::digest::{SHA256, digest};
 use std::collections::HashSet;
@@ -44,6 +49,8 @@ impl NodeDigest {
 #[derive(Debug)]
 pub(crate) struct Ownership {
     owner: Option<NodeDigest>,
+    /// Who may take it over.
+    heir: Option<NodeDigest>,
     readers: Readers,
 }
 
@@ -57,13 +64,16 @@ enum Readers {
 
 impl Ownership {
     pub(crate) fn new(owner: Option<NodeDigest>) -> Ownership {
-        Ownership { owner, readers: Readers::Admitted(HashSet::new()) }
+        Ownership { owner, heir: None, readers: Readers::Admitted(HashSet::new()) }
     }
 
-    /// A node that [`Ownership::check`] lets pass has fenced the space, and speaks that version. Whether the space has
-    /// become its own by that.
+    /// A node that [`Ownership::check_successor`] lets pass has fenced the space, and speaks that version. Whether the
+    /// space has become its own by that.
     pub(crate) fn fenced(&mut self, node: NodeDigest, version: u16) -> bool {
-        let is_new = self.owner.is_none();
+        let is_new = self.owner != Some(node);
+        if is_new {
+            self.heir = None;
+        }
         match self.readers {
             _ if version < OWNERS_SINCE => self.readers = Readers::Everybody,
             // Those that were admitted before there was an owner, anybody can have admitted.
@@ -84,6 +94,22 @@ impl Ownership {
         }
     }
 
+    /// Refuses who may not fence the space with that epoch, where it stands at `fence`: all but the owner, and its heir
+    /// who comes later than it.
+    pub(crate) fn check_successor(
+        &self,
+        node: Option<NodeDigest>,
+        epoch: Epoch,
+        fence: Epoch,
+    ) -> Result<(), Refusal> {
+        match node {
+            Some(node) if self.owner.is_some() && self.heir == Some(node) && epoch > fence => {
+                Ok(())
+            }
+            node => self.check(node),
+        }
+    }
+
     /// Refuses nodes that may not even read.
     pub(crate) fn check_reader(&self, node: Option<NodeDigest>) -> Result<(), Refusal> {
         let may_read = |node: NodeDigest| match &self.readers {
@@ -91,9 +117,14 @@ impl Ownership {
             Readers::Admitted(nodes) => nodes.contains(&node),
         };
         match node {
-            Some(node) if may_read(node) => Ok(()),
+            Some(node) if may_read(node) || self.heir == Some(node) => Ok(()),
             node => self.check(node),
         }
+    }
+
+    /// Names who may take it over, and nobody else.
+    pub(crate) fn bequeath(&mut self, heir: NodeDigest) {
+        self.heir = Some(heir).filter(|heir| self.owner.is_some_and(|owner| owner != *heir));
     }
 
     /// Lets a node's donors read.
@@ -153,6 +184,28 @@ mod tests {
         assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, REFUSED));
         assert!(!space.fenced(a, OWNERS_SINCE - 1), "and that was undone");
         assert_eq!((space.check(Some(b)), space.check_reader(Some(b))), (REFUSED, Ok(())));
+    }
+
+    #[test]
+    fn it_passes_to_the_heir_with_its_fence_of_a_higher_epoch() {
+        let [a, b, c] = ["a", "b", "c"].map(NodeDigest::of);
+        let may_fence = |space: &Ownership, node, epoch| {
+            space.check_successor(Some(node), Epoch(epoch), Epoch(4)).is_ok()
+        };
+        let mut space = Ownership::new(None);
+        space.bequeath(c);
+        assert!(space.fenced(a, OWNERS_SINCE));
+        assert!(!may_fence(&space, c, 5), "nobody's space has no heir");
+        space.bequeath(c);
+        space.bequeath(b);
+        assert!(may_fence(&space, b, 5) && !may_fence(&space, b, 4) && !may_fence(&space, c, 5));
+        assert_eq!((space.check(Some(a)), space.check(Some(b))), (Ok(()), REFUSED), "not yet");
+        assert!(!space.fenced(a, OWNERS_SINCE), "a process after the one that named the heir");
+        assert!(may_fence(&space, b, 5));
+        assert!(space.fenced(b, OWNERS_SINCE));
+        assert_eq!((space.check(Some(a)), space.check(Some(b))), (REFUSED, Ok(())));
+        assert_eq!(space.check_reader(Some(a)), REFUSED);
+        assert!(!may_fence(&space, a, 99) && !may_fence(&space, c, 99));
     }
 
     #[test]

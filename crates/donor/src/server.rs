@@ -216,6 +216,7 @@ impl Session {
             Request::Fence => lender.fence(borrower),
             Request::Renew => lender.renew(borrower),
             Request::Admit { node } => lender.admit(borrower, node),
+            Request::Bequeath { node } => lender.bequeath(borrower, node),
         };
         match done {
             Ok(()) => reply.done(lender.load(&self.borrower)),

@@ -119,6 +119,7 @@ fn assert_powerless(stranger: &mut Borrower, extent: ExtentId) {
         Request::Fence,
         Request::Renew,
         Request::Admit { node: "two" },
+        Request::Bequeath { node: "b" },
     ] {
         assert_eq!(stranger.refused(request), Refusal::OtherNode, "{request:?}");
     }
@@ -145,7 +146,7 @@ fn another_node_that_knows_a_spaces_id_is_refused() {
     pki.assert_stranger("b", at);
     pki.assert_stranger("one", at);
     let counted = donor.snapshot();
-    assert_eq!(counted.counters.refusals.other_node, 19);
+    assert_eq!(counted.counters.refusals.other_node, 20);
     let lease_ms = LONG_LEASE.as_millis() as u64;
     assert_eq!(counted.spaces[0].lease_ms, lease_ms, "no stranger shortens it");
     assert_eq!(own.pages(extent, &[3]), [page(3)]);
@@ -172,6 +173,42 @@ fn a_successor_on_the_same_node_takes_over() {
     assert!(matches!(first.refused(Request::Renew), Refusal::StaleEpoch(_)));
     pki.assert_stranger("b", at);
     second.done(Request::FreeAll);
+}
+
+#[test]
+fn a_space_passes_to_the_node_that_its_owner_names() {
+    let pki = Pki::new();
+    let lent = pki.lend("one");
+    let at = lent.1.address();
+    let mut own = pki.own(at);
+    let extent = own.allocate(0, ORDER);
+    assert_eq!(own.write(extent, &[3], &[page(3)]), Outcome::Done);
+    own.done(Request::Bequeath { node: "b" });
+    pki.assert_stranger("c", at);
+    // The epoch is the owner's: whoever has it, has not been given the space.
+    let mut early = pki.connect("b", at);
+    for request in [Request::Fence, Request::FreeAll, Request::Bequeath { node: "c" }] {
+        assert_eq!(early.refused(request), Refusal::OtherNode, "{request:?}");
+    }
+    assert_eq!(own.write(extent, &[4], &[page(4)]), Outcome::Done, "it is the owner's until then");
+
+    let mut heir = pki.borrow("b", at, &hello(SPACE, 2, LONG_LEASE));
+    assert_eq!(heir.pages(extent, &[3, 4]), [page(3), page(4)]);
+    assert_eq!(heir.write(extent, &[3], &[page(33)]), Outcome::Done);
+    // Whatever the one before it still sends.
+    assert_eq!(own.write(extent, &[3], &[page(5)]), Outcome::Refused(Refusal::OtherNode));
+    for request in [Request::FreeAll, Request::Renew, Request::Bequeath { node: "a" }] {
+        assert_eq!(own.refused(request), Refusal::OtherNode, "{request:?}");
+    }
+    pki.assert_stranger("a", at);
+    assert_eq!(heir.pages(extent, &[3]), [page(33)]);
+    drop((own, early, heir));
+
+    let (_donor, serving) = pki.replace("one", lent);
+    pki.assert_stranger("a", serving.address());
+    let mut heir = pki.borrow("b", serving.address(), &hello(SPACE, 3, LONG_LEASE));
+    assert_eq!(heir.pages(extent, &[3]), [page(33)]);
+    heir.done(Request::FreeAll);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// The longest that a request waits.
-const MAX_WAIT: Duration = Duration::from_secs(300);
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(300);
 
 /// What the routes have.
 #[derive(Clone)]

@@ -13,6 +13,8 @@ use std::{fs, io};
 #[derive(Debug)]
 pub struct Config {
     pub(crate) settings: Settings,
+    /// The most that is readied for the host ahead of its asking, in bytes; 0 for nothing.
+    pub(crate) pre_reclaim_bytes: u64,
     /// In the order in which they give back.
     pub(crate) applications: Vec<Application>,
 }
@@ -120,6 +122,8 @@ struct FileTable {
     free: Option<u64>,
     #[serde(default = "default_patience_s")]
     patience_s: u64,
+    #[serde(default, deserialize_with = "size")]
+    pre_reclaim: u64,
     #[serde(default, rename = "application")]
     applications: Vec<ApplicationTable>,
 }
@@ -238,7 +242,7 @@ impl Config {
             }
             applications.push(table.check(at == 0)?);
         }
-        Ok(Config { settings, applications })
+        Ok(Config { settings, pre_reclaim_bytes: file.pre_reclaim, applications })
     }
 }
 
@@ -356,6 +360,7 @@ mod tests {
             patience: Duration::from_secs(5),
         };
         assert_eq!(config.settings, expected);
+        assert_eq!(config.pre_reclaim_bytes, 0);
         let bounds = &config.applications[0].bounds;
         assert_eq!((bounds.min_bytes, bounds.max_bytes), (0, u64::MAX));
     }

@@ -128,6 +128,8 @@ pub struct Governor {
 struct Application {
     order: u64,
     told: Option<Wanted>,
+    /// What it was told with the last order that it has carried out: those that were overtaken it may not have heard.
+    knows: Option<Wanted>,
     status: ApplicationStatus,
     /// When it was told to give back.
     since: Duration,
@@ -153,6 +155,9 @@ struct Announced {
     /// When all applications had given back, or had had their time, for the first time since.
     drained_at: Option<Duration>,
     is_answered: bool,
+    /// The machine has shrunk to it. It bounds what applications may have until the machine grows again: its last
+    /// blocks may still be on their way, and who was told to grow by those would be told to shrink at once.
+    is_reached: bool,
 }
 
 /// An eviction that was announced.
@@ -191,6 +196,7 @@ impl Governor {
                     total_bytes: None,
                     drained_at: None,
                     is_answered: false,
+                    is_reached: false,
                 });
             }
             HostMessage::Evict { id, within_ms } => {
@@ -208,6 +214,7 @@ impl Governor {
             && one.order == order
         {
             one.status = ApplicationStatus::Settled;
+            one.knows = one.told;
             one.failure = None;
         }
     }
@@ -224,6 +231,16 @@ impl Governor {
     /// Whether somebody gives back, or the host waits for an answer.
     pub fn is_busy(&self) -> bool {
         self.rests_since.is_none() || self.target.as_ref().is_some_and(|target| !target.is_answered)
+    }
+
+    /// What the host has announced that it will take still; none if it has announced nothing.
+    pub fn announced_bytes(&self) -> Option<u64> {
+        self.target.as_ref().map(|_| self.owed_bytes())
+    }
+
+    /// What is to be available all the time, in bytes.
+    pub fn free_bytes(&self) -> u64 {
+        self.settings.free_bytes
     }
 
     /// What is to be done now.
@@ -265,8 +282,10 @@ impl Governor {
             });
             let is_there = total_bytes <= final_bytes.saturating_add(TOLERANCE_BYTES);
             let is_old = now.saturating_sub(target.heard_at) >= TARGET_LASTS;
-            if (target.is_answered && is_there) || is_old {
+            if is_old || (target.is_reached && !is_there) {
                 self.target = None;
+            } else if target.is_answered && is_there {
+                target.is_reached = true;
             }
         }
         let is_old = |doom: &Doom| now >= doom.deadline.saturating_add(EVICTION_LASTS);
@@ -358,15 +377,13 @@ impl Governor {
         let deadline = self.eviction.as_ref().map(|doom| doom.deadline);
         let left = deadline.filter(|_| wanted.is_evicted).map(|at| at.saturating_sub(now));
         let one = &mut self.applications[at];
-        let reason = match one.told {
-            None if wanted.is_evicted => Reason::Eviction,
-            None => Reason::Start,
-            Some(told) => match (told.is_evicted, wanted.is_evicted) {
-                (false, true) => Reason::Eviction,
-                (true, false) => Reason::Spared,
-                _ if wanted.limit_bytes < told.limit_bytes => Reason::Shrink,
-                _ => Reason::Grow,
-            },
+        let is_less = one.told.is_some_and(|told| wanted.limit_bytes < told.limit_bytes);
+        let reason = match (one.knows.map(|known| known.is_evicted), wanted.is_evicted) {
+            (None | Some(false), true) => Reason::Eviction,
+            (None, false) => Reason::Start,
+            (Some(true), false) => Reason::Spared,
+            _ if is_less => Reason::Shrink,
+            _ => Reason::Grow,
         };
         if one.status != ApplicationStatus::Draining {
             one.since = now;
@@ -426,7 +443,8 @@ impl Governor {
     /// The state as it is shown. `kinds`: how each application is told.
     pub fn state(&self, version: u64, kinds: &[&str], now: Duration) -> State {
         let least = self.settings.reserve_bytes.saturating_add(least(&self.bounds));
-        let target = self.target.as_ref().map(|target| Target {
+        let target = self.target.as_ref().filter(|target| !target.is_reached);
+        let target = target.map(|target| Target {
             id: target.id,
             total_bytes: self.goal_bytes(),
             is_answered: target.is_answered,
@@ -450,6 +468,7 @@ impl Governor {
             version,
             total_bytes: self.memory.total_bytes,
             available_bytes: self.memory.available_bytes,
+            readied_bytes: 0,
             target,
             eviction,
             squeezed_bytes: self.squeezed_bytes,

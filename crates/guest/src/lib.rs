@@ -9,10 +9,12 @@
 //! out. Nothing is kept on disk: a manager that was killed asks the host anew, and tells every application again.
 
 mod api;
+mod bounded;
 mod config;
 mod governor;
 mod manager;
 mod port;
+mod pre_reclaim;
 mod serve;
 mod share;
 mod sink;

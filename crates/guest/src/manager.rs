@@ -4,13 +4,14 @@ use crate::api::{self, Api};
 use crate::config::{Application, Config};
 use crate::governor::{Action, Governor, Memory};
 use crate::port::Port;
+use crate::pre_reclaim::{Owed, PreReclaimer};
 use crate::sink::Ending;
 use crate::state::State;
 use crate::worker::{Outcome, Worker};
 use axum::Router;
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
 use hecaton_vm::guest_port::HostMessage;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -79,6 +80,8 @@ impl Manager {
             let news = news.clone();
             Port::start(path, move |message| news.send(News::Heard(message)).is_ok())
         });
+        let pre_reclaimer = (config.pre_reclaim_bytes > 0)
+            .then(|| PreReclaimer::start(config.pre_reclaim_bytes, Path::new("/")));
         let kinds: Vec<_> = config.applications.iter().map(Application::kind).collect();
         let names = config.applications.iter().map(|one| one.bounds.name.clone()).collect();
         let bounds = config.applications.into_iter().map(|one| one.bounds).collect();
@@ -91,6 +94,7 @@ impl Manager {
             kinds,
             workers,
             port: port.transpose()?.unwrap_or_default(),
+            pre_reclaimer: pre_reclaimer.transpose()?,
             begun: Instant::now(),
             publish,
         };
@@ -126,6 +130,7 @@ struct Keeper {
     kinds: Vec<&'static str>,
     workers: Vec<Option<Worker>>,
     port: Port,
+    pre_reclaimer: Option<PreReclaimer>,
     begun: Instant,
     publish: watch::Sender<State>,
 }
@@ -133,8 +138,12 @@ struct Keeper {
 impl Keeper {
     fn run(mut self, arrivals: &Receiver<News>, mut memory: impl FnMut() -> io::Result<Memory>) {
         loop {
-            match memory() {
-                Ok(memory) => self.step(memory),
+            let memory = match &mut self.pre_reclaimer {
+                Some(pre_reclaimer) => pre_reclaimer.with_readied(&mut memory),
+                None => memory().map(|memory| (memory, 0)),
+            };
+            match memory {
+                Ok((memory, readied_bytes)) => self.step(memory, readied_bytes),
                 Err(error) => tracing::error!(%error, "the memory cannot be read"),
             }
             let wait = if self.governor.is_busy() { BUSY_INTERVAL } else { INTERVAL };
@@ -170,7 +179,7 @@ impl Keeper {
         }
     }
 
-    fn step(&mut self, memory: Memory) {
+    fn step(&mut self, memory: Memory, readied_bytes: u64) {
         let now = self.begun.elapsed();
         for action in self.governor.step(memory, now) {
             match action {
@@ -187,9 +196,15 @@ impl Keeper {
                 }
             }
         }
+        if let Some(pre_reclaimer) = &self.pre_reclaimer {
+            pre_reclaimer.owes(Owed {
+                announced_bytes: self.governor.announced_bytes(),
+                free_bytes: self.governor.free_bytes(),
+            });
+        }
         let (governor, kinds) = (&self.governor, &self.kinds);
         self.publish.send_modify(|shown| {
-            let state = governor.state(shown.version, kinds, now);
+            let state = State { readied_bytes, ..governor.state(shown.version, kinds, now) };
             let version = shown.version + u64::from(!state.is_like(shown));
             *shown = State { version, ..state };
         });

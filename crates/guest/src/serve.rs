@@ -1,5 +1,6 @@
 //! Where the API listens: Unix sockets, and loopback addresses.
 
+use crate::bounded::Bounded;
 use crate::sink::Address;
 use axum::Router;
 use rustix::io::Errno;
@@ -63,14 +64,16 @@ impl ApiServer {
                 let listener = bind(path).map_err(failed)?;
                 let permissions = Permissions::from_mode(SOCKET_MODE);
                 std::fs::set_permissions(path, permissions).map_err(failed)?;
-                let serving = tokio::spawn(async move { axum::serve(listener, routes).await });
+                let serving =
+                    tokio::spawn(async move { axum::serve(Bounded::new(listener), routes).await });
                 Ok(ApiServer { address: address.clone(), path: Some(path.clone()), serving })
             }
             Address::Tcp(text) => {
                 let at = loopback(text)?;
                 let listener = TcpListener::bind(at).await.map_err(failed)?;
                 let address = Address::Tcp(listener.local_addr().map_err(failed)?.to_string());
-                let serving = tokio::spawn(async move { axum::serve(listener, routes).await });
+                let serving =
+                    tokio::spawn(async move { axum::serve(Bounded::new(listener), routes).await });
                 Ok(ApiServer { address, path: None, serving })
             }
         }

@@ -5,13 +5,15 @@ use serde::{Deserialize, Serialize};
 /// The manager's state, as its API tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Goes up by one with each change of what stands below, `total_bytes`, `available_bytes` and `left_ms` excepted, which change all the
-    /// time.
+    /// Goes up by one with each change of what stands below, `total_bytes`, `available_bytes`, `readied_bytes` and `left_ms`
+    /// excepted, which change all the time.
     pub version: u64,
     /// The memory that the kernel has, in bytes.
     pub total_bytes: u64,
     /// What of it could be had without swapping, in bytes.
     pub available_bytes: u64,
+    /// What of it is readied for the host ahead of its asking, in bytes.
+    pub readied_bytes: u64,
     /// The size that it is to shrink to.
     pub target: Option<Target>,
     /// It is to go.
@@ -81,7 +83,8 @@ impl State {
     pub(crate) fn is_like(&self, other: &State) -> bool {
         let fixed = |state: &State| {
             let mut state = state.clone();
-            (state.version, state.total_bytes, state.available_bytes) = (0, 0, 0);
+            (state.version, state.total_bytes) = (0, 0);
+            (state.available_bytes, state.readied_bytes) = (0, 0);
             if let Some(eviction) = &mut state.eviction {
                 eviction.left_ms = 0;
             }

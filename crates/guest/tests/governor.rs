@@ -118,6 +118,25 @@ fn applications_give_back_one_after_the_other_and_then_the_host_is_answered() {
 }
 
 #[test]
+fn the_last_blocks_of_a_machine_that_shrinks_are_nobodys_to_grow_by() {
+    let bounds = vec![application("a", 0, u64::MAX, false)];
+    let mut run = Run::new(settings(), bounds, memory(8 * G, 8 * G));
+    run.settle();
+    run.hear(HostMessage::Target { id: 1, size_bytes: 8 * G, target_bytes: 4 * G });
+    let shrunk: Vec<_> =
+        run.settle().iter().map(|(_, order)| (order.limit_bytes, order.reason)).collect();
+    assert_eq!(shrunk, [(3 * G, Reason::Shrink)]);
+    for mib_left in [4, 2, 0] {
+        run.memory = memory(4 * G + (mib_left << 20), 4 * G);
+        assert_eq!(run.later(TICK), [], "{mib_left} MiB are on their way");
+        assert_eq!(run.governor.state(0, &["api"], run.now).target, None, "it is there");
+    }
+    // The host says nothing before a machine grows, if an agent follows one that was killed.
+    run.memory = memory(5 * G, 5 * G);
+    assert_eq!(told(&run.later(TICK)), [(0, 4 * G, Reason::Grow)]);
+}
+
+#[test]
 fn who_does_not_give_in_time_is_named_and_holds_up_nobody() {
     let bounds = vec![application("a", 0, u64::MAX, false), application("b", G, 4 * G, false)];
     let mut run = Run::new(settings(), bounds, memory(9 * G, 0));
@@ -170,6 +189,33 @@ fn an_eviction_is_told_to_who_wants_to_know_and_lifted() {
     run.later(Duration::from_secs(120));
     let state = run.governor.state(0, &["", "", ""], run.now);
     assert_eq!(state.eviction, None, "who announced it is gone");
+}
+
+#[test]
+fn what_an_overtaken_order_said_is_said_by_the_next() {
+    let mut run =
+        Run::new(settings(), vec![application("a", 0, u64::MAX, true)], memory(9 * G, 9 * G));
+    assert_eq!(told(&run.step()), [(0, 8 * G, Reason::Start)]);
+    run.memory = memory(8 * G, 8 * G);
+    assert_eq!(told(&run.later(TICK)), [(0, 7 * G, Reason::Start)]);
+    run.settle();
+    run.governor.settled(0, 2);
+
+    // It is doomed, and before it has heard so the machine shrinks as well.
+    run.hear(HostMessage::Evict { id: 3, within_ms: 30_000 });
+    assert_eq!(told(&run.step()), [(0, 7 * G, Reason::Eviction)]);
+    run.memory = memory(7 * G, 7 * G);
+    assert_eq!(told(&run.later(TICK)), [(0, 6 * G, Reason::Eviction)]);
+    run.governor.settled(0, 4);
+    run.memory = memory(6 * G, 6 * G);
+    assert_eq!(told(&run.later(TICK)), [(0, 5 * G, Reason::Shrink)], "it knows");
+    run.settle();
+
+    run.hear(HostMessage::Cancelled { what: Notice::Evict });
+    let limits = told(&run.later(PATIENCE));
+    assert_eq!(limits, [(0, 5 * G, Reason::Spared)]);
+    run.memory = memory(9 * G, 9 * G);
+    assert_eq!(told(&run.later(TICK)), [(0, 8 * G, Reason::Spared)]);
 }
 
 #[test]
@@ -358,14 +404,16 @@ proptest! {
         run.now += Duration::from_secs(3600);
         let shares = bounds.iter().map(|one| one.max_bytes - one.min_bytes).sum::<u64>();
         let orders = shares.div_ceil(64 << 20) + 2 * count as u64;
-        let mut last = run.now;
+        let (mut last, mut busy) = (run.now, 0);
         // Taking 64 MiB takes 10 s, giving them back 30.
         for _ in 0..9 * orders + 200 {
             run.now += Duration::from_secs(5);
             if check(&mut run, next_id)? {
                 last = run.now;
+                busy += 1;
             }
         }
+        prop_assert!(busy <= 2 * orders + 8, "{busy} steps to take {orders} times and to give back");
         prop_assert!(run.now - last > Duration::from_secs(600), "it rests");
     }
 }

@@ -482,3 +482,24 @@ fn a_socket_that_was_left_is_replaced_and_no_other() {
     let Err(ServeError::Reachable(_)) = start("0.0.0.0:0") else { panic!("others reach it") };
     let Err(ServeError::Name(_)) = start("localhost:0") else { panic!("a name") };
 }
+
+#[test]
+fn connections_beyond_the_bound_wait_for_a_place() {
+    let guest = Guest::start(4 * G, "reserve = '1G'\n[[application]]\nname = 'a'\napi = {}\n");
+    let runtime = Runtime::new().unwrap();
+    let path = guest.file("api");
+    let address: Address = format!("unix:{}", path.display()).parse().unwrap();
+    let server = runtime.block_on(ApiServer::start(&address, guest.manager().router())).unwrap();
+    let mut idle: Vec<_> = (0..64).map(|_| connect(&path)).collect();
+    let mut client = connect(&path);
+    client.get_mut().write_all(b"GET /v1/state HTTP/1.0\r\n\r\n").unwrap();
+    client.get_mut().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let early = client.get_mut().read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(early, Err(io::ErrorKind::WouldBlock), "there were 64 already");
+    idle.pop();
+    client.get_mut().set_read_timeout(Some(LONG)).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+    runtime.block_on(server.stop());
+}

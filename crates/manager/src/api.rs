@@ -165,6 +165,7 @@ impl Manager {
             .route("/v1/nodes/{name}", delete(farewell))
             .route("/v1/nodes/{name}/remove", post(remove))
             .route("/v1/policy", put(set_policy).delete(lift_policy))
+            .route("/v1/harvest-quota", put(set_harvest_quota).delete(lift_harvest_quota))
             .route("/metrics", get(prometheus))
             .route("/api/openapi.json", get(openapi::describe))
             .with_state(self.clone())
@@ -302,6 +303,24 @@ async fn set_policy(
 
 async fn lift_policy(State(manager): State<Manager>) -> Result<StatusCode, Refusal> {
     manager.change(|registry, _| registry.choose(None))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+struct HarvestQuota {
+    machines: u64,
+}
+
+async fn set_harvest_quota(
+    State(manager): State<Manager>,
+    Query(quota): Query<HarvestQuota>,
+) -> Result<StatusCode, Refusal> {
+    manager.change(|registry, _| registry.set_harvest_quota(Some(quota.machines)))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn lift_harvest_quota(State(manager): State<Manager>) -> Result<StatusCode, Refusal> {
+    manager.change(|registry, _| registry.set_harvest_quota(None))?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Everything else a manager knows comes back with the next heartbeats.
 
+use crate::harvest::HarvestRecord;
 use hecaton_policy::cluster::choice::{Choice, Named};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +35,10 @@ pub struct Lasting {
     /// Who may hold how much of the pool; `None`: everybody what it gets. A manager of a later version may have
     /// written it: what this one does not know of it stays where it is kept.
     pub policy: Option<Named>,
+    /// Most harvest VMs of the cluster; `None`: as many as hosts have room for.
+    pub harvest_quota: Option<u64>,
+    /// What nodes have been granted of it.
+    pub harvest_records: BTreeMap<String, HarvestRecord>,
 }
 
 /// What is to be written down: the last word on each thing, so that there is no more of it than there
@@ -50,6 +55,10 @@ pub struct Changes {
     pub limits: BTreeMap<String, Option<u64>>,
     /// The policy, if it is another one; `Some(None)`: none any more.
     pub policy: Option<Option<Choice>>,
+    /// The quota of harvest VMs, if it is another one; `Some(None)`: none any more.
+    pub harvest_quota: Option<Option<u64>>,
+    /// What nodes have been granted of it; `None` for those that are forgotten.
+    pub harvest_records: BTreeMap<String, Option<HarvestRecord>>,
 }
 
 impl Changes {
@@ -83,6 +92,13 @@ impl Lasting {
         }
         if let Some(policy) = changes.policy {
             self.policy = policy.map(Named::Known);
+        }
+        self.harvest_quota = changes.harvest_quota.unwrap_or(self.harvest_quota);
+        for (name, record) in &changes.harvest_records {
+            match record {
+                Some(record) => _ = self.harvest_records.insert(name.clone(), *record),
+                None => _ = self.harvest_records.remove(name),
+            }
         }
     }
 }

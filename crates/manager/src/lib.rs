@@ -13,6 +13,7 @@ pub mod election;
 pub mod etcd;
 pub mod events;
 mod guard;
+pub mod harvest;
 pub mod lasting;
 mod ledger;
 mod members;

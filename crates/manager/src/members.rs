@@ -5,6 +5,9 @@
 //! what the state machine wants of the node is repeated with each answer until the node has heard it. So neither
 //! answers that are lost nor managers that are started anew need anything further: a manager
 //! that knows nothing begins a new conversation with each node, in which the node says all that it is.
+//!
+//! *Enable-Node* is no order here: whose memory a node may take it knows from the list of donors, which all are told
+//! ([`Roster`](crate::roster::Roster)). Told one by one it would be the square of the nodes when a cluster forms.
 
 use crate::registry::MAX_NODES;
 use hecaton_memory::random_u64;
@@ -215,6 +218,9 @@ impl Members {
 
     fn post(&mut self, sends: Sends) {
         for (to, message) in sends {
+            if matches!(message, ToNode::EnableNode(_)) {
+                continue;
+            }
             let Some(conversation) = self.conversations.get_mut(&to) else { continue };
             conversation.unheard.push_back(message);
             if conversation.unheard.len() > MAX_ORDERS {
@@ -239,15 +245,14 @@ impl Members {
             self.conversations.get(id).map_or_else(String::new, |known| known.name.clone())
         };
         match message {
-            ToNode::EnableNode(home) => {
-                Order::EnableNode { node: name(&home.node), life: home.life }
-            }
             ToNode::ForceReturn(node) => Order::ForceReturn { node: name(node) },
             ToNode::Invalidate(node) => Order::Invalidate { node: name(node) },
             ToNode::LeaveNotify => Order::LeaveNotify,
             ToNode::StayNotify => Order::StayNotify,
             ToNode::InvalidateNotify => Order::InvalidateNotify,
-            ToNode::GrantFwd { .. } => unreachable!("extents are given out by donors"),
+            ToNode::EnableNode(_) | ToNode::GrantFwd { .. } => {
+                unreachable!("not posted: donors are listed, and give out extents themselves")
+            }
         }
     }
 

@@ -17,7 +17,8 @@ mod tests {
     use crate::permission::ROUTES;
     use crate::{Keep, ManagerServer};
     use hecaton_node::heartbeat::ManagerLink;
-    use hecaton_node::report::NodeReport;
+    use hecaton_node::report::{HeartbeatAnswer, MemberReport, NodeReport};
+    use hecaton_policy::cluster::member::Phase;
     use serde_json::Value;
     use std::collections::BTreeSet;
 
@@ -137,10 +138,19 @@ mod tests {
             NodeReport { name: "a".into(), boot: 1, donors: vec![donor], ..NodeReport::default() };
         let sent = serde_json::to_value(&report).expect("JSON");
         check(&described("NodeReport"), &sent, schemas, "report");
-        let answer = ManagerLink::new(&server.url(), None).beat(&report).expect("taken");
-        assert!(!answer.list.donors.is_empty() && !answer.orders.orders.is_empty());
-        let answer = serde_json::to_value(&answer).expect("JSON");
-        check(&described("HeartbeatAnswer"), &answer, schemas, "answer");
+        let link = ManagerLink::new(&server.url(), None);
+        let check_answer = |answer: &HeartbeatAnswer| {
+            let answer = serde_json::to_value(answer).expect("JSON");
+            check(&described("HeartbeatAnswer"), &answer, schemas, "answer");
+        };
+        let member = MemberReport { phase: Phase::Recovering, ..MemberReport::default() };
+        let recovering = NodeReport { member, ..report.clone() };
+        let answer = link.beat(&recovering).expect("taken");
+        assert!(!answer.orders.orders.is_empty(), "it is let in");
+        check_answer(&answer);
+        let answer = link.beat(&report).expect("taken");
+        assert!(!answer.list.donors.is_empty());
+        check_answer(&answer);
         let status = ureq::get(format!("{}/v1/status", server.url())).call();
         let status = status.expect("answered").body_mut().read_json::<Value>().expect("JSON");
         check(&described("ClusterStatus"), &status, schemas, "status");

@@ -9,7 +9,7 @@ use crate::registry::{ClusterStatus, MemberState, NodeState, NodeStatus};
 use hecaton_memory::{PAGE_SIZE, SpaceId};
 use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::pagers::{ConsumerReport, PagerState};
-use hecaton_node::report::NodeReport;
+use hecaton_node::report::{Holder, NodeReport};
 use hecaton_node::volumes::{VolumeReport, VolumeState};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -222,7 +222,7 @@ pub struct Flow {
     pub donor: String,
     /// Its host, as [`HostView::name`].
     pub from: String,
-    /// The consumer's name.
+    /// The consumer's name; of consumers that are told of in sums, how many they are.
     pub consumer: String,
     /// Its host; none if no node says that the consumer is its own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -559,9 +559,20 @@ fn volume_view(node: &NodeStatus, volume: &VolumeReport, rates: &Rates) -> Consu
     }
 }
 
-/// Donors say which spaces have how much of them; nodes say whose those are.
+/// Donors say which spaces have how much of them; nodes say whose those are. Where nodes tell of some consumers in sums,
+/// donors tell only of their largest spaces, whose owner may not be told: then nodes say what is where.
 fn flows(status: &ClusterStatus, hosts: &Hosts<'_>) -> Vec<Flow> {
     let host_of = hosts.names();
+    let is_in_brief = status.nodes.iter().any(|node| node.report.untold.is_some());
+    let mut flows = match is_in_brief {
+        true => flows_to_nodes(status, &host_of),
+        false => flows_from_donors(status, &host_of),
+    };
+    flows.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.donor.cmp(&b.donor)));
+    flows
+}
+
+fn flows_from_donors(status: &ClusterStatus, host_of: &HashMap<&str, &str>) -> Vec<Flow> {
     let mut owners = HashMap::<SpaceId, (&str, &str)>::new();
     for (node, consumer) in each(status, |node| &node.report.consumers) {
         owners.insert(consumer.space, (&node.report.name, &consumer.name));
@@ -585,7 +596,31 @@ fn flows(status: &ClusterStatus, hosts: &Hosts<'_>) -> Vec<Flow> {
             });
         }
     }
-    flows.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.donor.cmp(&b.donor)));
+    flows
+}
+
+/// Those that a node does not tell of one by one have one flow together from each donor.
+fn flows_to_nodes(status: &ClusterStatus, host_of: &HashMap<&str, &str>) -> Vec<Flow> {
+    let donors = each(status, |node| &node.report.donors);
+    let home_of: HashMap<&str, &str> =
+        donors.map(|(node, donor)| (donor.name.as_str(), node.report.name.as_str())).collect();
+    let mut flows = Vec::new();
+    for node in &status.nodes {
+        for (who, donor, pages) in node.report.held_by_whom() {
+            // Of a donor that no node has, nobody says where it was.
+            let Some(home) = home_of.get(donor) else { continue };
+            flows.push(Flow {
+                donor: donor.to_owned(),
+                from: host_of[home].to_owned(),
+                consumer: match who {
+                    Holder::One(name) => name.to_owned(),
+                    Holder::Others(count) => format!("{count} others of {}", node.report.name),
+                },
+                to: Some(host_of[node.report.name.as_str()].to_owned()),
+                bytes: bytes_of(pages),
+            });
+        }
+    }
     flows
 }
 
@@ -595,7 +630,7 @@ pub(crate) mod tests {
     use hecaton_donor::{Snapshot, SpaceSnapshot};
     use hecaton_memory::Epoch;
     use hecaton_node::report::{Host, NodeReport};
-    use hecaton_pager::Stats;
+    use hecaton_pager::{DonorUse, Stats};
     use hecaton_policy::cluster::choice::{Choice, Named};
     use proptest::prelude::*;
 
@@ -669,6 +704,7 @@ pub(crate) mod tests {
             epoch: 1,
             policy: None,
             policy_instead: None,
+            harvest: None,
             nodes,
         }
     }
@@ -767,6 +803,28 @@ pub(crate) mod tests {
         // A borrower whose node is not known is not made up.
         let view = overview(&status(vec![node("a", vec![donor("a", 2)], vec![])]), &Rates::new());
         assert_eq!((view.flows[0].to.as_deref(), &*view.flows[0].consumer), (None, "sort"));
+    }
+
+    #[test]
+    fn a_flow_to_those_told_of_in_sums_goes_to_their_host() {
+        let at_a = |name: &str, gib: u64| {
+            let mut program = program(name, gib);
+            let held = DonorUse { name: "a".to_owned(), bytes: gib * GIB, ..DonorUse::default() };
+            program.stats.as_mut().expect("it has some").pool.donors = vec![held];
+            program
+        };
+        let programs = vec![at_a("sort", 3), at_a("join", 2), at_a("scan", 2)];
+        let mut nodes = vec![node("a", vec![donor("a", 2)], vec![]), node("b", vec![], programs)];
+        nodes[1].report = nodes[1].report.clone().in_brief(1);
+        let view = overview(&status(nodes), &Rates::new());
+        let flow = |consumer: &str, bytes| Flow {
+            donor: "a".to_owned(),
+            from: "a".to_owned(),
+            consumer: consumer.to_owned(),
+            to: Some("b".to_owned()),
+            bytes,
+        };
+        assert_eq!(view.flows, [flow("2 others of b", 4 * GIB), flow("sort", 3 * GIB)]);
     }
 
     #[test]

@@ -41,6 +41,13 @@ pub(crate) fn render(status: &ClusterStatus) -> String {
         let count = all.iter().filter(|alarm| alarm.severity == severity).count();
         standing.get_or_create(&[("severity", word)]).set(count as i64);
     }
+    if let Some(harvest) = &status.harvest {
+        let (quota, counted) = (Gauge::<i64>::default(), Gauge::<i64>::default());
+        quota.set(i64::try_from(harvest.quota).unwrap_or(i64::MAX));
+        counted.set(i64::try_from(harvest.counted).unwrap_or(i64::MAX));
+        registry.register("harvest_vms_quota", "Most harvest VMs of all nodes together", quota);
+        registry.register("harvest_vms_counted", "Those that nodes have or may have", counted);
+    }
     if let Some(takes) = ProcessUse::of(std::process::id()) {
         let (resident, cpu) = (Gauge::<i64>::default(), Counter::<f64, AtomicU64>::default());
         resident.set(takes.resident_bytes as i64);

@@ -69,6 +69,7 @@ pub const ROUTES: &[(&str, &[&str], Purpose)] = &[
     ("/v1/nodes/{name}/remove", &["POST"], Purpose::Order),
     // To look at it is `/v1/status`.
     ("/v1/policy", &["PUT", "DELETE"], Purpose::Order),
+    ("/v1/harvest-quota", &["PUT", "DELETE"], Purpose::Order),
     ("/v1/nodes/{name}/heartbeat", &["POST"], Purpose::Be),
     ("/v1/nodes/{name}", &["DELETE"], Purpose::Be),
 ];

@@ -4,11 +4,13 @@
 //! everything about itself once a second; the little that a manager started anew must know before that, and
 //! what it has promised, is handed out as [`Changes`] for the caller to write down before it answers.
 
+use crate::harvest::{HarvestQuota, HarvestStatus};
 use crate::lasting::{Changes, Lasting, NodeRecord};
 use crate::members::Members;
 use crate::quotas::Quotas;
 use crate::removal::{self, RemovalError};
 use crate::roster::Roster;
+use hecaton_node::agent::HarvestWord;
 use hecaton_node::donors::DonorReport;
 use hecaton_node::pagers::MAX_PAGERS;
 use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
@@ -127,6 +129,9 @@ pub struct ClusterStatus {
     /// know it; none then: it listens yet to what nodes have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_instead: Option<Named>,
+    /// How the quota of harvest VMs stands; none: there are as many as hosts have room for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub harvest: Option<HarvestStatus>,
     /// The nodes, by name.
     pub nodes: Vec<NodeStatus>,
 }
@@ -169,6 +174,9 @@ pub struct Registry {
     quotas: Quotas,
     /// Whether this manager, or the one before it, knows if there is a policy.
     policy_is_known: bool,
+    harvest: HarvestQuota,
+    /// Whether it, or the one before, knows if there is a quota of harvest VMs.
+    harvest_is_known: bool,
     /// What is not written down yet.
     changes: Changes,
 }
@@ -233,7 +241,8 @@ impl Default for Registry {
 impl Registry {
     /// Goes on where the manager before this one ended, in an epoch of its own. Its clock begins at zero.
     pub fn new(lasting: Lasting) -> Registry {
-        let Lasting { epoch: before, nodes, draining, limits, policy } = lasting;
+        let Lasting { epoch: before, nodes, draining, limits, policy, .. } = lasting;
+        let harvest = HarvestQuota::new(lasting.harvest_quota, lasting.harvest_records);
         let nodes = nodes.into_iter().map(|(name, record)| {
             let report = recalled(&name, record);
             (name, Entry { heard: None, report })
@@ -257,6 +266,8 @@ impl Registry {
             members: Members::default(),
             quotas: Quotas::new(policy),
             policy_is_known: before > 0,
+            harvest,
+            harvest_is_known: before > 0,
             changes: Changes { epoch: Some(epoch), ..Changes::default() },
         }
     }
@@ -307,6 +318,14 @@ impl Registry {
         {
             self.choose(Some(choice));
         }
+        if !self.harvest_is_known
+            && let Some(agent) = &report.agent
+            && let HarvestWord::Grant(grant) = agent.harvest.word
+        {
+            self.set_harvest_quota(Some(grant.quota));
+        }
+        let granted = self.harvest.hear(now, &report);
+        self.changes.harvest_records.extend(granted);
         let record_now = record(&report);
         let is_recorded = |entry: &Entry| record(&entry.report) == record_now;
         if !self.nodes.get(name).is_some_and(is_recorded) {
@@ -333,7 +352,8 @@ impl Registry {
         }
         let policy = self.quotas.told();
         let quota_pages = self.quotas.of(name);
-        let list = self.roster.since(known);
+        let harvest = self.harvest.of(name);
+        let list = self.roster.since(now, name, known);
         let (epoch, most_told) = (self.epoch, self.most_told());
         Ok(HeartbeatAnswer {
             list,
@@ -343,6 +363,7 @@ impl Registry {
             orders,
             policy,
             quota_pages,
+            harvest,
             most_told,
         })
     }
@@ -395,6 +416,25 @@ impl Registry {
         }
     }
 
+    /// Most harvest VMs of the cluster, if there is a quota.
+    pub fn harvest_quota(&self) -> Option<u64> {
+        self.harvest.quota()
+    }
+
+    /// Sets how many harvest VMs the cluster may have from now on, or that it may have any number.
+    pub fn set_harvest_quota(&mut self, quota: Option<u64>) {
+        self.harvest_is_known = true;
+        if quota != self.harvest.quota() {
+            // Of those that were not heard yet it is not known whether they have an agent.
+            let may_have_any =
+                |entry: &Entry| entry.heard.is_none() || entry.report.agent.is_some();
+            let nodes = self.nodes.iter().map(|(name, entry)| (name.as_str(), may_have_any(entry)));
+            let changed = self.harvest.choose(quota, nodes);
+            self.changes.harvest_quota = Some(quota);
+            self.changes.harvest_records.extend(changed);
+        }
+    }
+
     /// Takes a node's farewell: it is forgotten at once. One from an earlier life of the node, or
     /// about a node that is not known, changes nothing.
     pub fn farewell(&mut self, name: &str, boot: u64) {
@@ -406,8 +446,12 @@ impl Registry {
 
     /// Forgets a node that is gone, and in which nobody has memory any more.
     pub fn remove(&mut self, now: Duration, name: &str) -> Result<(), RemovalError> {
-        removal::check(&self.status(now).nodes, name, SILENT_AFTER)?;
+        // Of one that was forgotten long ago, harvest VMs may still count.
+        if self.nodes.contains_key(name) || !self.harvest.knows(name) {
+            removal::check(&self.status(now).nodes, name, SILENT_AFTER)?;
+        }
         self.forget(name);
+        self.changes.harvest_records.extend(self.harvest.forget(name));
         Ok(())
     }
 
@@ -462,6 +506,7 @@ impl Registry {
         self.roster.belong(name, entry.donor_names(), [].into_iter());
         self.members.forget(name);
         self.quotas.forget(name);
+        self.changes.harvest_records.extend(self.harvest.gone(name));
         self.changes.nodes.insert(name.to_owned(), None);
         for donor in entry.report.donors {
             self.set_draining(&donor.name, false);
@@ -506,6 +551,7 @@ impl Registry {
             epoch: self.epoch,
             policy: self.policy().cloned(),
             policy_instead: self.policy_instead().map(Named::Known),
+            harvest: self.harvest.status(),
             nodes: nodes.collect(),
         }
     }
@@ -691,7 +737,7 @@ mod tests {
         registry.note_silence(now);
         let mut up = registry.donors(now);
         up.sort_by(|one, other| one.name.cmp(&other.name));
-        let list = registry.roster.since(ListVersion::default());
+        let list = registry.roster.since(now, "n", ListVersion::default());
         assert_eq!(list.donors, up);
         names(&list)
     }

@@ -40,6 +40,10 @@ const DRAINING: TableDefinition<'_, &str, ()> = TableDefinition::new("draining")
 const LIMITS: TableDefinition<'_, &str, u64> = TableDefinition::new("limits");
 /// `policy`, as JSON, if one was chosen. Files of earlier versions have no such table.
 const POLICY: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("policy");
+/// `quota`, if one was set. Nor this.
+const HARVEST: TableDefinition<'_, &str, u64> = TableDefinition::new("harvest");
+/// Node names, and what they have been granted of it as JSON. Nor this.
+const HARVEST_RECORDS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("harvest_records");
 
 /// Why the registry is not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -241,6 +245,22 @@ fn write(database: &Database, changes: &Changes) -> Result<(), redb::Error> {
             Some(None) => _ = policy.remove("policy")?,
             None => {}
         }
+        let mut harvest = transaction.open_table(HARVEST)?;
+        match changes.harvest_quota {
+            Some(Some(quota)) => _ = harvest.insert("quota", quota)?,
+            Some(None) => _ = harvest.remove("quota")?,
+            None => {}
+        }
+        let mut records = transaction.open_table(HARVEST_RECORDS)?;
+        for (name, record) in &changes.harvest_records {
+            match record {
+                Some(record) => {
+                    let json = serde_json::to_vec(record).map_err(io::Error::from)?;
+                    records.insert(name.as_str(), json.as_slice())?;
+                }
+                None => _ = records.remove(name.as_str())?,
+            }
+        }
     }
     Ok(transaction.commit()?)
 }
@@ -289,12 +309,32 @@ fn read_all(database: &Database) -> Result<Lasting, redb::Error> {
         Err(TableError::TableDoesNotExist(_)) => {}
         Err(error) => return Err(error.into()),
     }
+    match transaction.open_table(HARVEST) {
+        Ok(table) => lasting.harvest_quota = table.get("quota")?.map(|quota| quota.value()),
+        Err(TableError::TableDoesNotExist(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    match transaction.open_table(HARVEST_RECORDS) {
+        Ok(table) => {
+            for entry in table.iter()? {
+                let (name, record) = entry?;
+                let name = name.value().to_owned();
+                let record = serde_json::from_slice(record.value()).map_err(|error| {
+                    io::Error::other(format!("what node `{name}` was granted: {error}"))
+                })?;
+                lasting.harvest_records.insert(name, record);
+            }
+        }
+        Err(TableError::TableDoesNotExist(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
     Ok(lasting)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harvest::HarvestRecord;
     use hecaton_policy::cluster::choice::Choice;
     use proptest::prelude::*;
     use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -312,6 +352,10 @@ mod tests {
         })
     }
 
+    fn granted() -> HarvestRecord {
+        HarvestRecord { machines: 2, number: 7, counted: None }
+    }
+
     fn changes() -> Changes {
         Changes {
             epoch: Some(3),
@@ -319,6 +363,8 @@ mod tests {
             draining: [("a".to_owned(), true)].into(),
             limits: [("b".to_owned(), Some(1 << 30))].into(),
             policy: Some(Some(Choice::GreedyRemote { request_pages: 7 })),
+            harvest_quota: Some(Some(5)),
+            harvest_records: [("a".to_owned(), Some(granted()))].into(),
         }
     }
 
@@ -342,6 +388,8 @@ mod tests {
             draining: [("a".to_owned(), false)].into(),
             limits: [("b".to_owned(), None)].into(),
             policy: Some(None),
+            harvest_quota: Some(None),
+            harvest_records: [("a".to_owned(), None)].into(),
             ..Changes::default()
         };
         store.write(&gone).expect("written");
@@ -351,6 +399,7 @@ mod tests {
         assert_eq!(found, lasting);
         assert!(found.draining.is_empty() && found.limits.is_empty() && found.nodes.len() == 1);
         assert_eq!(found.policy, None);
+        assert_eq!((found.harvest_quota, found.harvest_records.len()), (None, 0));
         let mode = fs::metadata(scratch.path().join(FILE)).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }

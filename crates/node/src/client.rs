@@ -2,12 +2,14 @@
 
 use crate::channel::{self, Receiver};
 use crate::message::{
-    Admitted, Answer, CreateVm, CreateVolume, Export, PagerAddress, PagerEnd, Place, Request,
-    ResizeLocal, ResizeVolume, SnapshotVolume, StartPager, StartVm, Unexport,
+    Admitted, Answer, AttachVolume, CreateVm, CreateVolume, DetachVolume, Export, PagerAddress,
+    PagerEnd, Place, Request, ResizeLocal, ResizeVolume, SnapshotVolume, StartPager, StartVm,
+    Unexport,
 };
 use crate::report::{DonorAddress, NodeReport};
 use crate::volumes::ExportAddress;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -167,6 +169,22 @@ impl NodeClient {
     /// Gives a volume's memory back, with all data.
     pub fn delete_volume(&mut self, name: &str) -> Result<(), ClientError> {
         match self.ask(&Request::DeleteVolume(name.to_owned()))? {
+            Answer::Done => Ok(()),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Lets another node have a volume; where it is to connect.
+    pub fn detach_volume(&mut self, wish: DetachVolume) -> Result<SocketAddr, ClientError> {
+        match self.ask(&Request::DetachVolume(wish))? {
+            Answer::Detached(address) => Ok(address),
+            _ => Err(ClientError::Unexpected),
+        }
+    }
+
+    /// Has a volume of another node, and waits until it is served.
+    pub fn attach_volume(&mut self, wish: AttachVolume) -> Result<(), ClientError> {
+        match self.ask(&Request::AttachVolume(wish))? {
             Answer::Done => Ok(()),
             _ => Err(ClientError::Unexpected),
         }

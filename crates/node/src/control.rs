@@ -263,12 +263,30 @@ fn answer_all(
                 Answer::Done
             }),
             Request::CreateVm(wish) => told(node.create_machine(wish, peer), Answer::Admitted),
-            Request::CreateVolume(wish) => told(node.volumes.create(wish), |()| Answer::Done),
-            Request::ExportVolume(wish) => told(node.volumes.export(wish), Answer::Exported),
-            Request::UnexportVolume(wish) => told(node.volumes.unexport(&wish), |()| Answer::Done),
-            Request::ResizeVolume(wish) => told(node.volumes.resize(&wish), |()| Answer::Done),
-            Request::SnapshotVolume(wish) => told(node.volumes.snapshot(&wish), |()| Answer::Done),
-            Request::DeleteVolume(name) => told(node.volumes.delete(&name), |()| Answer::Done),
+            Request::CreateVolume(wish) => {
+                known(&node, node.volumes.create(wish), |()| Answer::Done)
+            }
+            Request::ExportVolume(wish) => {
+                known(&node, node.volumes.export(wish), Answer::Exported)
+            }
+            Request::UnexportVolume(wish) => {
+                known(&node, node.volumes.unexport(&wish), |()| Answer::Done)
+            }
+            Request::ResizeVolume(wish) => {
+                known(&node, node.volumes.resize(&wish), |()| Answer::Done)
+            }
+            Request::SnapshotVolume(wish) => {
+                known(&node, node.volumes.snapshot(&wish), |()| Answer::Done)
+            }
+            Request::DeleteVolume(name) => {
+                known(&node, node.volumes.delete(&name), |()| Answer::Done)
+            }
+            Request::DetachVolume(wish) => {
+                known(&node, node.volumes.detach(&wish), Answer::Detached)
+            }
+            Request::AttachVolume(wish) => {
+                known(&node, node.volumes.attach(&wish), |()| Answer::Done)
+            }
             Request::LaunchOver => {
                 for name in launched.drain(..) {
                     node.pagers.launch_over(&name);
@@ -285,6 +303,18 @@ fn answer_all(
         };
         write(writer, &answer)?;
     }
+}
+
+/// As [`told`], once the manager has heard of it: who asks it next finds what was done.
+fn known<T, E: Error>(
+    node: &Inner,
+    result: Result<T, E>,
+    answer: impl FnOnce(T) -> Answer,
+) -> Answer {
+    if result.is_ok() {
+        node.tell_manager();
+    }
+    told(result, answer)
 }
 
 /// What came of a request, or why nothing did.

@@ -8,6 +8,7 @@ use crate::donor_list::{DonorList, KnownDonors, ListVersion};
 use crate::report::DonorAddress;
 use hecaton_pager::Site;
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -100,6 +101,11 @@ impl DonorDirectory {
     /// Where the node is: others are near or far from here.
     pub fn site(&self) -> &Site {
         &self.site
+    }
+
+    /// Where the node's own donors are, the first of them.
+    pub fn own_address(&self) -> Option<SocketAddr> {
+        self.own.first().map(|donor| donor.address)
     }
 
     /// All donors: the node's own first, then those of the manager, then those that are only announced.

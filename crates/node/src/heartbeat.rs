@@ -10,7 +10,7 @@ use crate::report::{HeartbeatAnswer, NodeReport};
 use crate::stop::{Bell, Stop};
 use hecaton_pki::{Credentials, LastingAgent};
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -117,6 +117,62 @@ fn unreachable(url: &str, source: ureq::Error) -> HeartbeatError {
     HeartbeatError::Unreachable { url: url.to_owned(), source: Box::new(source) }
 }
 
+/// Which heartbeats have been sent, and which of them have ended, for those who wait until the manager has heard.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    beats: Mutex<Beats>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Beats {
+    /// They are sent.
+    is_open: bool,
+    begun: u64,
+    ended: u64,
+}
+
+impl Beats {
+    /// Whether one has ended that began after so many others had, or none will.
+    fn have_told(&self, begun_before: u64) -> bool {
+        !self.is_open || self.ended > begun_before
+    }
+}
+
+impl Told {
+    /// Rings `bell`, and waits until a heartbeat has ended that began since: what has come to pass before is known
+    /// to the manager then, if it answers. Not at all while none are sent, and no longer than two may take: one may be
+    /// under way.
+    pub(crate) fn wait(&self, bell: &Bell) {
+        let beats = self.beats();
+        let now = beats.begun;
+        bell.ring();
+        let is_untold = |beats: &mut Beats| !beats.have_told(now);
+        let waited = self.changed.wait_timeout_while(beats, 2 * PATIENCE, is_untold);
+        drop(waited.expect("no thread panics with it"));
+    }
+
+    /// From now on they are sent, or not any more.
+    fn open(&self, is_open: bool) {
+        self.beats().is_open = is_open;
+        self.changed.notify_all();
+    }
+
+    fn begin(&self) {
+        self.beats().begun += 1;
+    }
+
+    fn end(&self) {
+        let mut beats = self.beats();
+        beats.ended = beats.begun;
+        self.changed.notify_all();
+    }
+
+    fn beats(&self) -> MutexGuard<'_, Beats> {
+        self.beats.lock().expect("no thread panics with it")
+    }
+}
+
 /// The thread that sends them.
 #[derive(Debug)]
 pub(crate) struct Heartbeats {
@@ -131,13 +187,15 @@ impl Heartbeats {
     pub(crate) fn start(
         link: ManagerLink,
         bell: Arc<Bell>,
-        node: Weak<Inner>,
+        node: &Arc<Inner>,
     ) -> io::Result<Heartbeats> {
         let stop = Arc::new(Stop::default());
         let thread = thread::Builder::new().name("heartbeat".into()).spawn({
             let (stop, bell, link) = (Arc::clone(&stop), Arc::clone(&bell), link.clone());
+            let node = Arc::downgrade(node);
             move || beat_until(&stop, &bell, &link, &node)
         })?;
+        node.told.open(true);
         Ok(Heartbeats { stop, bell, link, thread })
     }
 
@@ -146,6 +204,7 @@ impl Heartbeats {
         self.stop.set();
         self.bell.ring();
         let _ = self.thread.join();
+        node.told.open(false);
         if let Err(error) = self.link.farewell(&node.name, node.boot) {
             tracing::debug!(%error, "no farewell");
         }
@@ -162,7 +221,10 @@ fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) 
             divided = Instant::now();
             node.divide();
         }
-        match link.beat(&node.heartbeat()) {
+        node.told.begin();
+        let answer = link.beat(&node.heartbeat());
+        node.told.end();
+        match answer {
             Ok(answer) => {
                 node.follow(&answer);
                 node.directory.update(answer.list);
@@ -184,5 +246,39 @@ fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) 
         if stop.is_set() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn only_a_heartbeat_that_began_later_tells() {
+        let under_way = Beats { is_open: true, begun: 1, ended: 0 };
+        assert!(!under_way.have_told(1));
+        assert!(!Beats { ended: 1, ..under_way }.have_told(1), "it may have been said before");
+        assert!(Beats { begun: 2, ended: 2, ..under_way }.have_told(1));
+    }
+
+    #[test]
+    fn who_waits_has_the_bell_rung_and_nobody_waits_for_what_is_not_sent() {
+        let (told, bell) = (Arc::new(Told::default()), Arc::new(Bell::default()));
+        told.wait(&bell);
+        told.open(true);
+        bell.wait(LONG);
+        let waiter = thread::spawn({
+            let (told, bell) = (Arc::clone(&told), Arc::clone(&bell));
+            move || {
+                told.wait(&bell);
+                told.beats().ended
+            }
+        });
+        bell.wait(LONG);
+        told.begin();
+        told.end();
+        assert_eq!(waiter.join().expect("joined"), 1);
     }
 }

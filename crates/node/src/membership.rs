@@ -5,9 +5,9 @@
 //! manager has to say are numbered [`Order`]s, which it repeats until the node has heard them.
 
 use crate::report::{MemberReport, Order, Orders};
+use hecaton_policy::cluster::NodeId;
 use hecaton_policy::cluster::member::{Member, Phase};
 use hecaton_policy::cluster::message::ToNode;
-use hecaton_policy::cluster::{Home, NodeId};
 use std::collections::BTreeMap;
 
 /// The node itself; others are numbered as they are named.
@@ -86,9 +86,6 @@ impl Membership {
 
     fn message(&mut self, order: &Order) -> ToNode {
         match order {
-            Order::EnableNode { node, life } => {
-                ToNode::EnableNode(Home { node: self.id(node), life: *life })
-            }
             Order::ForceReturn { node } => ToNode::ForceReturn(self.id(node)),
             Order::Invalidate { node } => ToNode::Invalidate(self.id(node)),
             Order::LeaveNotify => ToNode::LeaveNotify,
@@ -131,18 +128,18 @@ mod tests {
 
     #[test]
     fn orders_are_acted_upon_once_and_in_order() {
-        let enable = |node: &str| Order::EnableNode { node: node.to_owned(), life: 1 };
+        let leaves = |node: &str| Order::ForceReturn { node: node.to_owned() };
         let mut node = Membership::start("a", 7, 100, false);
-        node.follow(&orders(1, 0, vec![enable("a"), enable("b")]), false, 8);
+        node.follow(&orders(1, 0, vec![leaves("b"), leaves("c")]), false, 8);
         assert_eq!((node.report().heard, node.report().messages_handled), (2, 2));
         // The manager has not heard that they arrived.
-        node.follow(&orders(1, 0, vec![enable("a"), enable("b"), enable("c")]), false, 8);
+        node.follow(&orders(1, 0, vec![leaves("b"), leaves("c"), leaves("d")]), false, 8);
         assert_eq!((node.report().heard, node.report().messages_handled), (3, 3));
         // One is missing.
-        node.follow(&orders(1, 4, vec![enable("e")]), false, 8);
+        node.follow(&orders(1, 4, vec![leaves("f")]), false, 8);
         assert_eq!(node.report().heard, 3);
         // Another manager, or the same one anew.
-        node.follow(&orders(2, 0, vec![enable("a")]), false, 8);
+        node.follow(&orders(2, 0, vec![leaves("b")]), false, 8);
         let MemberReport { session, heard, messages_handled, .. } = node.report();
         assert_eq!((session, heard, messages_handled), (2, 1, 1));
     }

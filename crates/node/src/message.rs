@@ -19,6 +19,8 @@
 //! {"export_volume":{"volume":"scratch","address":"127.0.0.1:10809"}}
 //!     {"exported":"127.0.0.1:10809"}
 //! {"unexport_volume":{"volume":"scratch","address":"127.0.0.1:10809"}}  "done"
+//! {"detach_volume":{"volume":"scratch","to":"b"}}                  {"detached":"192.0.2.1:40123"}
+//! {"attach_volume":{"volume":"scratch","from":["a","192.0.2.1:40123"]}}  "done"
 //! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        {"target":{"bytes":536870912}}
 //! {"resume":{"name":"sort-417","socket":"...","pid":420}}         {"pager":{"name":"sort-417",...}}
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}
@@ -31,6 +33,7 @@ use hecaton_broker::NewcomerKind;
 use hecaton_pager::{Cold, Guest, Placement, RamRange, Stats};
 use hecaton_vm::create::Memory;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// What may be asked of a node.
@@ -73,6 +76,11 @@ pub enum Request {
     ResizeVolume(ResizeVolume),
     /// Give a volume's memory back, with all data. Refused while clients are connected.
     DeleteVolume(String),
+    /// Let another node have a volume. Refused while it is exported. Answered with [`Answer::Detached`].
+    DetachVolume(DetachVolume),
+    /// Have a volume that another node lets this one have; or one that this node has detached and not given away.
+    /// Answered with [`Answer::Done`] once it is served.
+    AttachVolume(AttachVolume),
     /// The launcher's program has ended: the pager ends too, once nothing that the program left
     /// behind uses it. Only on the connection that started the pager.
     LaunchOver,
@@ -227,6 +235,33 @@ pub struct SnapshotVolume {
     pub name: String,
 }
 
+/// A volume that is to go to another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DetachVolume {
+    /// The volume.
+    pub volume: String,
+    /// The node, and no other.
+    pub to: String,
+    /// Where that one is to connect, with port 0 at a free one; the address of this node's donors if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Other hosts may reach that address, though nothing is encrypted or authenticated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
+}
+
+/// A volume that comes from another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachVolume {
+    /// The volume.
+    pub volume: String,
+    /// The node that has it, and where it offers it; none if it is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<(String, SocketAddr)>,
+}
+
 /// Another size of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -338,6 +373,8 @@ pub enum Answer {
     Admitted(Admitted),
     /// The volume is served there.
     Exported(ExportAddress),
+    /// The other node can have it there.
+    Detached(SocketAddr),
     /// Not done, and why.
     Refused(String),
 }

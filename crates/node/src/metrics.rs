@@ -516,7 +516,9 @@ mod tests {
                 }],
                 machines: Vec::new(),
                 waiting: Vec::new(),
+                gave_way: Vec::new(),
                 counters: Counters::default(),
+                harvest: Default::default(),
             }),
             ..Default::default()
         }

@@ -11,7 +11,7 @@ use crate::descriptors;
 use crate::division::Division;
 use crate::donor_directory::DonorDirectory;
 use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, OrphanError};
-use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink};
+use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink, Told};
 use crate::membership::Membership;
 use crate::message::{Admitted, CreateVm};
 use crate::node_dir::{DirectoryError, Identity, Lived, NodeDir, Standing};
@@ -169,6 +169,8 @@ pub(crate) struct Inner {
     followed_epoch: AtomicU64,
     /// Of how many consumers the manager is told one by one.
     most_told: AtomicUsize,
+    /// What the manager has heard.
+    pub(crate) told: Told,
     membership: Mutex<Membership>,
     /// As it was noted last, for a node that is started here should this one be killed.
     lived: Mutex<Lived>,
@@ -196,12 +198,19 @@ impl Node {
         descriptors::raise_limit()?;
         let agent = start_agent(&config)?;
         let identity = config.dir.identity(&config.name);
+        let left = match config.adopt_within {
+            Some(patience) => left_donors(&config.dir, patience)?,
+            None => Vec::new(),
+        };
+        let is_left = |name: &str| left.iter().any(|(_, orphan)| orphan.word.name == name);
+        let new = config.donors.iter().map(|spec| spec.name.as_str()).filter(|name| !is_left(name));
+        config.dir.write_starts(&config.name, &identity, new)?;
         let mut donors = Vec::new();
-        let started = start_donors(&config, &mut donors);
+        let started = start_donors(&config, left, &mut donors);
         if agent.is_some() {
             shared_memory(&donors).for_each(Donor::await_host_limit);
         }
-        let (membership, lived) = begin_life(&config, identity, &donors);
+        let (membership, lived) = begin_life(&config, &identity, &donors);
         let boot = identity.boot;
         let started =
             started.and_then(|()| Ok(config.dir.write_life(&config.name, boot, lived)?));
@@ -242,6 +251,7 @@ impl Node {
             donors: Mutex::new(donors),
             followed_epoch: AtomicU64::new(0),
             most_told: AtomicUsize::new(usize::MAX),
+            told: Told::default(),
             membership: Mutex::new(membership),
             lived: Mutex::new(lived),
             division: Mutex::default(),
@@ -362,7 +372,7 @@ impl Node {
         self.lock_open().control = Some(control);
         if let Some(link) = link {
             let news = self.inner.pagers.news();
-            let heartbeats = Heartbeats::start(link, news, Arc::downgrade(&self.inner))?;
+            let heartbeats = Heartbeats::start(link, news, &self.inner)?;
             self.lock_open().heartbeats = Some(heartbeats);
         }
         if let Some(network) = network {
@@ -384,15 +394,20 @@ impl Inner {
         let most_told = answer.most_told.map_or(usize::MAX, |most| most as usize);
         self.most_told.store(most_told, Ordering::Relaxed);
         self.follow_policy(answer);
+        self.agent.iter().for_each(|agent| agent.follow(answer.harvest));
         let donors = self.lock_donors();
         let is_to_drain = |donor: &Donor| answer.draining.iter().any(|name| *name == donor.name());
         // One whose consumers borrow goes on taking part: others wait for it when they leave or recover.
         let borrows = self.pagers.count() > 0 || !self.volumes.reports().is_empty();
         let leaves = !borrows && !donors.is_empty() && donors.iter().all(is_to_drain);
-        let recovers = self.follow_orders(&answer.orders, leaves);
+        let lends = self.follow_orders(&answer.orders, leaves);
         for donor in donors.iter() {
-            donor.set_draining(is_to_drain(donor), recovers);
+            donor.set_draining(is_to_drain(donor), !lends);
             donor.set_limit(answer.limits.get(donor.name()).copied());
+        }
+        if lends {
+            let life = self.lived().life;
+            self.note(Lived { life, standing: Standing::Lending });
         }
     }
 
@@ -409,13 +424,22 @@ impl Inner {
         }
     }
 
-    /// Acts upon what the manager says to the node itself. Whether it recovers then.
+    /// Acts upon what the manager says to the node itself. Whether it lends then.
     fn follow_orders(&self, orders: &Orders, leaves: bool) -> bool {
         let mut membership = self.membership();
         membership.follow(orders, leaves, random_u64());
-        let recovers = membership.is_recovering();
-        let standing = if recovers { Standing::Recovering } else { Standing::Lending };
-        let now = Lived { life: membership.life(), standing };
+        let life = membership.life();
+        let standing = match self.lived().standing {
+            _ if membership.is_recovering() => Standing::Recovering,
+            Standing::Lending => Standing::Lending,
+            _ => Standing::Allowed,
+        };
+        self.note(Lived { life, standing }) && standing != Standing::Recovering
+    }
+
+    /// Notes what the node is now, if it is something else than before. Whether that could be done: nothing is lent
+    /// that the node after this one would not know of.
+    fn note(&self, now: Lived) -> bool {
         let mut lived = self.lived();
         if *lived != now {
             match self.dir.write_life(&self.name, self.boot, now) {
@@ -424,7 +448,7 @@ impl Inner {
                 Err(error) => tracing::warn!("{}", with_causes(&error)),
             }
         }
-        recovers
+        *lived == now
     }
 
     fn lived(&self) -> std::sync::MutexGuard<'_, Lived> {
@@ -479,6 +503,11 @@ impl Inner {
         self.report().in_brief(self.most_told.load(Ordering::Relaxed))
     }
 
+    /// Waits until the manager has heard how the node is now, if it answers.
+    pub(crate) fn tell_manager(&self) {
+        self.told.wait(&self.pagers.news());
+    }
+
     /// Waits until there is memory for a machine; `launcher` is the process that becomes it.
     pub(crate) fn create_machine(
         &self,
@@ -521,7 +550,7 @@ fn start_agent(config: &NodeConfig) -> Result<Option<Agent>, AgentError> {
     let Some(agent) = &config.agent else { return Ok(None) };
     let donors = config.donors.iter().filter(|donor| !donor.memory.huge_pages);
     let lend_bytes = donors.map(|donor| donor.lend_bytes).sum();
-    Agent::new(agent.clone(), lend_bytes).map(Some)
+    Agent::new(agent.clone(), lend_bytes, config.manager_url.is_some()).map(Some)
 }
 
 /// The membership of a node that begins, and what is to be noted of it. If what the node before it has lent here is
@@ -529,15 +558,11 @@ fn start_agent(config: &NodeConfig) -> Result<Option<Agent>, AgentError> {
 /// before it, until a manager has answered, who may know: what it lent meanwhile could not be told from what is gone,
 /// and others would have to find room for it. Not if there is no manager, whom nobody else could be told by:
 /// borrowers then find out one by one, by the donor's own boot.
-fn begin_life(config: &NodeConfig, identity: Identity, donors: &[Donor]) -> (Membership, Lived) {
-    let has_all = donors.iter().all(Donor::is_adopted);
+fn begin_life(config: &NodeConfig, identity: &Identity, donors: &[Donor]) -> (Membership, Lived) {
+    let has_all =
+        donors.iter().all(|donor| donor.is_adopted() && !identity.started.contains(donor.name()));
     let killed = identity.killed;
-    let (life, standing) = match killed {
-        Some(killed) if has_all => (killed.life, killed.standing),
-        Some(_) => (random_u64(), Standing::Recovering),
-        None if has_all => (random_u64(), Standing::Lending),
-        None => (random_u64(), Standing::Waiting),
-    };
+    let Lived { life, standing } = next_life(killed, has_all, random_u64());
     let standing = if config.manager_url.is_some() { standing } else { Standing::Lending };
     let recovers = standing == Standing::Recovering;
     if recovers {
@@ -554,13 +579,26 @@ fn begin_life(config: &NodeConfig, identity: Identity, donors: &[Donor]) -> (Mem
     (membership, Lived { life, standing })
 }
 
-/// Adopts donors that are there and starts the others, then waits for all: they take their time side
-/// by side.
-fn start_donors(config: &NodeConfig, donors: &mut Vec<Donor>) -> Result<(), NodeError> {
-    let mut left = match config.adopt_within {
-        Some(patience) => left_donors(&config.dir, patience)?,
-        None => Vec::new(),
+/// What a node is when it begins: after one that was `killed`, if there was one, and with all that it lent, or not.
+fn next_life(killed: Option<Lived>, has_all: bool, new_life: u64) -> Lived {
+    let (life, standing) = match killed {
+        // Its donors are told now, if they were not.
+        Some(Lived { life, standing: Standing::Allowed }) if has_all => (life, Standing::Lending),
+        Some(killed) if has_all => (killed.life, killed.standing),
+        Some(_) => (new_life, Standing::Recovering),
+        None if has_all => (new_life, Standing::Lending),
+        None => (new_life, Standing::Waiting),
     };
+    Lived { life, standing }
+}
+
+/// Adopts donors that are left and starts the others, then waits for all: they take their time side
+/// by side.
+fn start_donors(
+    config: &NodeConfig,
+    mut left: Vec<LeftDonor>,
+    donors: &mut Vec<Donor>,
+) -> Result<(), NodeError> {
     for (_, orphan) in &left {
         let name = &orphan.word.name;
         if !config.donors.iter().any(|spec| spec.name == *name) {
@@ -605,11 +643,10 @@ fn start_donors(config: &NodeConfig, donors: &mut Vec<Donor>) -> Result<(), Node
     Ok(())
 }
 
-/// The donors that the node before this one has left, each with the way in which it outlives this one.
-fn left_donors(
-    dir: &NodeDir,
-    patience: Duration,
-) -> Result<Vec<(Outlive, Adopted<DonorStart>)>, AdoptError> {
+/// A donor that the node before this one has left, with the way in which it outlives this one.
+type LeftDonor = (Outlive, Adopted<DonorStart>);
+
+fn left_donors(dir: &NodeDir, patience: Duration) -> Result<Vec<LeftDonor>, AdoptError> {
     let mut left = Vec::new();
     for socket in dir.donor_sockets().into_iter().take(MAX_DONORS) {
         if let Some(orphan) = adopt(&socket, patience)? {
@@ -617,4 +654,24 @@ fn left_donors(
         }
     }
     Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_goes_on_only_with_all_that_was_lent() {
+        use Standing::{Allowed, Lending, Recovering, Waiting};
+        let lived = |life, standing| Lived { life, standing };
+        for (before, after) in
+            [(Lending, Lending), (Allowed, Lending), (Recovering, Recovering), (Waiting, Waiting)]
+        {
+            let killed = Some(lived(1, before));
+            assert_eq!(next_life(killed, true, 2), lived(1, after), "{before:?}");
+            assert_eq!(next_life(killed, false, 2), lived(2, Recovering), "{before:?}");
+        }
+        assert_eq!(next_life(None, true, 2), lived(2, Lending));
+        assert_eq!(next_life(None, false, 2), lived(2, Waiting));
+    }
 }

@@ -114,6 +114,9 @@ struct Life {
     life: u64,
     #[serde(default)]
     standing: Standing,
+    /// Donors that were about to be started in the place of others.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    starts: BTreeSet<String>,
 }
 
 /// Whether a node lends what it has.
@@ -124,6 +127,8 @@ pub enum Standing {
     Waiting,
     /// What it lent before is gone, and others are to forget it first.
     Recovering,
+    /// It may. Its donors may not have been told so yet.
+    Allowed,
     /// It does.
     #[default]
     Lending,
@@ -139,12 +144,15 @@ pub struct Lived {
 }
 
 /// Which node lives in a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The node's number, which outlives its process if that is killed.
     pub boot: u64,
     /// The one before it that was killed here, if there was one.
     pub killed: Option<Lived>,
+    /// Donors that were started since that was noted, by a node that was killed before it noted more: they have
+    /// nothing of what was lent.
+    pub started: BTreeSet<String>,
 }
 
 /// The names of the things in a node's directory; claims nothing.
@@ -272,19 +280,43 @@ impl NodeDir {
         // One that cannot be read is none: the node then waits until its predecessor is forgotten.
         let known = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
         match known.filter(|life: &Life| life.name == name) {
-            Some(Life { boot, life, standing, .. }) => {
-                Identity { boot, killed: Some(Lived { life, standing }) }
+            Some(Life { boot, life, standing, starts, .. }) => {
+                Identity { boot, killed: Some(Lived { life, standing }), started: starts }
             }
-            None => Identity { boot: random_u64(), killed: None },
+            None => Identity { boot: random_u64(), killed: None, started: BTreeSet::new() },
         }
     }
 
     /// Notes what the node is now, for one that is started here should this one be killed.
     pub fn write_life(&self, name: &str, boot: u64, lived: Lived) -> Result<(), DirectoryError> {
+        self.write_life_file(name, boot, lived, BTreeSet::new())
+    }
+
+    /// Notes that donors of the node are about to be started; else one that is started here should this one be killed
+    /// would take them for those that had what was lent. The node may yet fail to start, and so what was noted of the
+    /// one before stands.
+    pub fn write_starts<'a>(
+        &self,
+        name: &str,
+        identity: &Identity,
+        donors: impl Iterator<Item = &'a str>,
+    ) -> Result<(), DirectoryError> {
+        let none = || Lived { life: random_u64(), standing: Standing::Waiting };
+        let mut starts = identity.started.clone();
+        starts.extend(donors.map(str::to_owned));
+        self.write_life_file(name, identity.boot, identity.killed.unwrap_or_else(none), starts)
+    }
+
+    fn write_life_file(
+        &self,
+        name: &str,
+        boot: u64,
+        Lived { life, standing }: Lived,
+        starts: BTreeSet<String>,
+    ) -> Result<(), DirectoryError> {
         let path = self.paths.life_file();
-        let Lived { life, standing } = lived;
-        let written = write_whole(&path, &Life { name: name.to_owned(), boot, life, standing });
-        written.map_err(|source| io_error(&path, source))
+        let file = Life { name: name.to_owned(), boot, life, standing, starts };
+        write_whole(&path, &file).map_err(|source| io_error(&path, source))
     }
 
     /// Numbers of the pagers that the node before this one has left, or that have sockets here.
@@ -499,7 +531,8 @@ mod tests {
         let killed = Lived { life: 6, standing: Standing::Lending };
         dir.write_life("a", 5, killed).expect("written");
         dir.clear();
-        assert_eq!(dir.identity("a"), Identity { boot: 5, killed: Some(killed) });
+        let identity = |boot| Identity { boot, killed: Some(killed), started: BTreeSet::new() };
+        assert_eq!(dir.identity("a"), identity(5));
         assert_eq!(dir.donor_sockets(), [path.join("donor-1.sock")]);
         assert_eq!(dir.pager_numbers(), BTreeSet::from([3]));
         for name in ["pager-3.sock", "pager-3.sock.ctl", "pager-3.sock.node", "vm-a.qmp"] {
@@ -524,7 +557,8 @@ mod tests {
         DirBuilder::new().mode(0o700).create(&path).unwrap();
         fs::write(path.join(LIFE_FILE), left).unwrap();
         let dir = NodeDir::claim(&path).expect("reused");
-        assert_eq!(dir.identity("a"), Identity { boot, killed: Some(killed) });
+        let identity = Identity { boot, killed: Some(killed), started: BTreeSet::new() };
+        assert_eq!(dir.identity("a"), identity);
         let other = dir.identity("b");
         assert!(other.boot != boot && other.killed.is_none());
         dir.write_life("b", other.boot, killed).expect("written");
@@ -534,6 +568,28 @@ mod tests {
         fs::write(path.join(LIFE_FILE), r#"{"name": "c", "boot": 3, "life": 4}"#).unwrap();
         let earlier = Lived { life: 4, standing: Standing::Lending };
         assert_eq!(dir.identity("c").killed, Some(earlier), "of an earlier version");
+    }
+
+    #[test]
+    fn donors_that_were_started_last_are_known_until_a_life_is_noted() {
+        let parent = parent();
+        let dir = NodeDir::claim(&parent.path().join("node")).expect("claimed");
+        let first = dir.identity("a");
+        dir.write_starts("a", &first, ["d", "e"].into_iter()).expect("written");
+        let second = dir.identity("a");
+        assert_eq!(
+            (second.boot, &second.started),
+            (first.boot, &["d", "e"].map(String::from).into())
+        );
+        assert!(second.killed.is_some_and(|killed| killed.standing == Standing::Waiting));
+        let killed = Lived { life: 6, standing: Standing::Allowed };
+        dir.write_life("a", second.boot, killed).expect("written");
+        let third = dir.identity("a");
+        assert!(third.started.is_empty());
+        dir.write_starts("a", &third, ["d"].into_iter()).expect("written");
+        dir.write_starts("a", &dir.identity("a"), ["e"].into_iter()).expect("written");
+        let fourth = dir.identity("a");
+        assert_eq!((fourth.killed, &fourth.started), (Some(killed), &second.started));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a node says about itself, every second, to its manager and to whoever asks.
 
-use crate::agent::AgentReport;
+use crate::agent::{AgentReport, HarvestGrant};
 use crate::brief::Untold;
 use crate::donor_list::{DonorList, ListVersion};
 use crate::donors::DonorReport;
@@ -108,13 +108,6 @@ pub struct PoolShare {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Memory of that node's life may be used.
-    EnableNode {
-        /// The node.
-        node: String,
-        /// Its life.
-        life: u64,
-    },
     /// That node leaves: its memory is to be given back.
     ForceReturn {
         /// The node.
@@ -209,9 +202,21 @@ pub struct HeartbeatAnswer {
     /// Pages of the pool that the node's consumers may use together; none: what the node was told before.
     #[serde(default)]
     pub quota_pages: Option<u64>,
+    /// How many harvest VMs the node may have; none: there is no quota of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub harvest: Option<HarvestGrant>,
     /// Of how many consumers the node is to tell one by one; none: of all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_told: Option<u32>,
+}
+
+/// Who holds extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder<'a> {
+    /// The consumer or volume of that name.
+    One(&'a str),
+    /// So many consumers, of which only sums are told.
+    Others(u32),
 }
 
 /// Most pages that a node is believed to lend, or to hold at a donor: 4 PiB.
@@ -241,17 +246,30 @@ impl NodeReport {
 
     /// The donors that its consumers and volumes hold extents at, with pages.
     pub fn held_at_donors(&self) -> impl Iterator<Item = (&str, u64)> {
-        let consumers = self.consumers.iter().flat_map(ConsumerReport::held_at_donors);
-        let untold = self.untold.iter().flat_map(|untold| &untold.held_pages);
-        let untold = untold.map(|(donor, pages)| (donor.as_str(), *pages));
-        let volumes = self.volumes.iter().filter_map(|one| one.stats.as_ref());
-        let volumes = volumes.flat_map(|stats| {
+        self.held_by_whom().map(|(_, donor, pages)| (donor, pages))
+    }
+
+    /// As [`NodeReport::held_at_donors`], with who holds them.
+    pub fn held_by_whom(&self) -> impl Iterator<Item = (Holder<'_>, &str, u64)> {
+        let consumers = self.consumers.iter().flat_map(|one| {
+            let holder = Holder::One(&one.name);
+            one.held_at_donors().map(move |(donor, pages)| (holder, donor, pages))
+        });
+        let untold = self.untold.iter().flat_map(|untold| {
+            let holder = Holder::Others(untold.consumers);
+            untold.held_pages.iter().map(move |(donor, pages)| (holder, donor.as_str(), *pages))
+        });
+        let volumes = self.volumes.iter().filter_map(|one| Some((one, one.stats.as_ref()?)));
+        let volumes = volumes.flat_map(|(one, stats)| {
+            let holder = Holder::One(&one.name);
             let segment_pages = stats.pool.segment_pages;
-            let donors = stats.pool.donors.iter();
-            donors.map(move |one| (one.name.as_str(), one.extents.saturating_mul(segment_pages)))
+            stats.pool.donors.iter().map(move |donor| {
+                (holder, donor.name.as_str(), donor.extents.saturating_mul(segment_pages))
+            })
         });
         let all = consumers.chain(untold).chain(volumes);
-        all.map(|(donor, pages)| (donor, pages.min(MAX_HOME_PAGES))).filter(|(_, pages)| *pages > 0)
+        all.map(|(holder, donor, pages)| (holder, donor, pages.min(MAX_HOME_PAGES)))
+            .filter(|(.., pages)| *pages > 0)
     }
 
     /// The donors that can be reached, for the directory.

@@ -9,6 +9,7 @@
 //! for as long as it is to wait for another node, which takes it over as it is ([`crate::adopt`]).
 
 mod export;
+mod hand_over;
 mod orphans;
 mod supervisor;
 #[cfg(test)]
@@ -26,7 +27,9 @@ use crate::node_dir::NodePaths;
 use crate::report::{DonorAddress, NameError, check_name};
 use crate::stop::{Bell, Stop};
 use export::Entrance;
-use hecaton_block::{Stats, VolumeConfig, holders, ublk};
+use hecaton_block::hand_over::Offer;
+use hecaton_block::ublk::{self, Owner};
+use hecaton_block::{Stats, VolumeConfig, holders};
 use hecaton_memory::{PAGE_SIZE, Size, pages_for_bytes, random_u64};
 use hecaton_pager::adoption::Outlive;
 use hecaton_pager::placement::PlacementError;
@@ -83,6 +86,9 @@ pub struct VolumeStart {
     pub restarts: u64,
     /// How it outlives its node, if it does.
     pub outlive: Option<Outlive>,
+    /// Which node is to have it, if one is.
+    #[serde(default)]
+    pub detached: Option<Offer>,
 }
 
 /// A further line to a volume's process.
@@ -114,6 +120,10 @@ pub enum VolumeOrder {
     /// Copy the volume as it is; the copy is to be this. Answered with [`VolumeEvent::Snapshot`] or
     /// [`VolumeEvent::NoSnapshot`].
     Snapshot(Box<VolumeConfig>),
+    /// Let another node have it. Answered with [`VolumeEvent::Detached`] or [`VolumeEvent::NotDetached`].
+    Detach(Offer),
+    /// Do not. Answered with [`VolumeEvent::Kept`] or [`VolumeEvent::NotKept`].
+    Keep,
     /// Give everything back and end, unless a client is connected.
     Delete,
     /// Give everything back and end.
@@ -142,6 +152,16 @@ pub enum VolumeEvent {
     Snapshot,
     /// There is no copy, and why.
     NoSnapshot(String),
+    /// Another node can have it there.
+    Detached(Offer),
+    /// It cannot, and why.
+    NotDetached(String),
+    /// No other node can have it any more.
+    Kept,
+    /// One may have it already, and what is known of that.
+    NotKept(String),
+    /// Another node has it, and serves it: the process is to end, and what it had is that one's.
+    Taken,
     /// It is not deleted: so many clients are connected.
     InUse(usize),
     /// It has given everything back, as it was ordered to; the process ends.
@@ -186,6 +206,9 @@ pub struct VolumeReport {
     /// The volume that it is a copy of, as of one moment; nobody may write to it.
     #[serde(default)]
     pub snapshot_of: Option<String>,
+    /// Which node can have it, if it is detached, and where it gets it.
+    #[serde(default)]
+    pub detached: Option<Offer>,
     /// Where clients reach it.
     pub exports: Vec<Exported>,
     /// Its process, while there is one.
@@ -290,6 +313,36 @@ pub enum VolumesError {
     /// It is a copy.
     #[error("the volume `{0}` is a snapshot, which stays as it is")]
     IsSnapshot(String),
+    /// It is detached.
+    #[error(
+        "the volume `{volume}` is detached for node `{to}`: attach it there, or, as long as that node has not been given \
+         it, here again"
+    )]
+    IsDetached {
+        /// The volume.
+        volume: String,
+        /// The node.
+        to: String,
+    },
+    /// It stays where it is.
+    #[error("the volume `{volume}` is not detached: {reason}")]
+    NotDetached {
+        /// The volume.
+        volume: String,
+        /// Why.
+        reason: String,
+    },
+    /// It does not come here.
+    #[error("the volume `{volume}` is not attached: {reason}")]
+    NotAttached {
+        /// The volume.
+        volume: String,
+        /// Why.
+        reason: String,
+    },
+    /// It is here already.
+    #[error("the volume `{0}` is attached to this node already")]
+    IsAttached(String),
     /// It does not end.
     #[error("the volume `{0}` is still giving its memory back: a donor may be away")]
     StillEnding(String),
@@ -380,6 +433,16 @@ struct Volume {
     copying: Copying,
     /// It is to be served at an address no more: what came of it so far.
     unexporting: Unexporting,
+    /// Another node is to have it, or is not: what came of it so far.
+    handing: Handing,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Handing {
+    No,
+    Asked,
+    Done,
+    Refused(String),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -499,16 +562,19 @@ impl Volumes {
         // What cannot be with any volume, what cannot be with this one, and all before anything is bound.
         exported.check()?;
         let bytes = self.with(&wish.volume, |volume| {
+            volume.check_here()?;
             exported.read_only |= volume.config.snapshot_of.is_some();
             volume.check_beside(&exported).map(|()| volume.report.size_bytes)
         })??;
-        let entrance = Entrance::open(&exported, &wish.volume, bytes)?;
+        let owner = Owner::of(self.0.paths.dir());
+        let entrance = Entrance::open(&exported, &wish.volume, bytes, owner)?;
         let address = entrance.address();
         exported.address = address.clone();
         self.with(&wish.volume, |volume| {
             if volume.entrances.len() >= MAX_EXPORTS {
                 return Err(VolumesError::TooManyExports(wish.volume.clone()));
             }
+            volume.check_here()?;
             volume.check_beside(&exported)?;
             volume.order(&VolumeOrder::Export(exported.clone()), Some(&entrance));
             volume.report.exports.push(exported);
@@ -531,6 +597,7 @@ impl Volumes {
     pub fn snapshot(&self, wish: &SnapshotVolume) -> Result<(), VolumesError> {
         check_name(&wish.name)?;
         let (config, size_bytes) = self.with(&wish.volume, |volume| {
+            volume.check_here()?;
             let config = VolumeConfig {
                 name: wish.name.clone(),
                 space: random_u64(),
@@ -542,8 +609,8 @@ impl Volumes {
                 snapshot_of: Some(wish.volume.clone()),
                 ..volume.config.clone()
             };
-            (config, volume.report.size_bytes)
-        })?;
+            Ok::<_, VolumesError>((config, volume.report.size_bytes))
+        })??;
         self.enter(config.clone(), size_bytes)?;
         let copied = self.copy(&wish.volume, config);
         let tables = match copied {
@@ -601,13 +668,14 @@ impl Volumes {
             Err(VolumesError::NotResized { volume: name.clone(), reason: reason.to_owned() })
         };
         let is_asked = self.with(name, |volume| {
+            volume.check_here()?;
             let is_asked = volume.resizing == Resizing::No && volume.process.is_some();
             if is_asked {
                 volume.resizing = Resizing::Asked(wish.size_bytes);
                 volume.order(&VolumeOrder::Resize(wish.size_bytes), None);
             }
-            is_asked
-        })?;
+            Ok::<_, VolumesError>(is_asked)
+        })??;
         if !is_asked {
             return refused("its process is starting, or another size is being set; try again");
         }
@@ -633,6 +701,7 @@ impl Volumes {
     /// file.
     pub fn delete(&self, name: &str) -> Result<(), VolumesError> {
         self.with(name, |volume| {
+            volume.check_here()?;
             if let Some(path) = volume.entrances.iter().find_map(Entrance::file_in_use) {
                 return Err(VolumesError::FileInUse {
                     volume: name.to_owned(),
@@ -829,6 +898,23 @@ impl Volume {
             resizing: Resizing::No,
             copying: Copying::No,
             unexporting: Unexporting::No,
+            handing: Handing::No,
+        }
+    }
+
+    /// Refused if another node is to have it.
+    fn check_here(&self) -> Result<(), VolumesError> {
+        match (&self.report.detached, &self.handing) {
+            (Some(Offer { to, .. }), _) => {
+                let (volume, to) = (self.config.name.clone(), to.clone());
+                Err(VolumesError::IsDetached { volume, to })
+            }
+            (None, Handing::Asked) => {
+                let (volume, reason) =
+                    (self.config.name.clone(), "it is being detached".to_owned());
+                Err(VolumesError::NotAttached { volume, reason })
+            }
+            _ => Ok(()),
         }
     }
 

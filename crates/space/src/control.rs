@@ -9,7 +9,7 @@ use crate::group::{DonorIndex, Place};
 use crate::{Space, SpaceError};
 use hecaton_memory::{ExtentId, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
-use hecaton_transport::protocol::{MAX_HELD, Refusal, Request};
+use hecaton_transport::protocol::{MAX_HELD, OWNERS_SINCE, Refusal, Request};
 use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -244,6 +244,11 @@ impl Link {
             return Err(Attempt::Final(space.lost_error(segment, donor.index)));
         }
         if connection.lacks(&request) {
+            let version = connection.welcome().map_or(0, |welcome| welcome.version);
+            if version >= OWNERS_SINCE {
+                let refusal = Refusal::Version(version, version);
+                return Ok(Answered { outcome: Outcome::Refused(refusal), boot });
+            }
             // What the donor's version does not have, it does not need either: it knows no owners.
             return Ok(Answered { outcome: Outcome::Done, boot });
         }
@@ -379,7 +384,8 @@ mod tests {
             let admit = Request::Admit { node: "n" };
             link.call(&space, &donor, None, admit, Persistence::Once).unwrap().outcome
         };
-        assert_eq!((admit(&mut link), version(&link)), (Outcome::Done, OWNERS_SINCE));
+        let newest = space.hello(1).versions.1;
+        assert_eq!((admit(&mut link), version(&link)), (Outcome::Done, newest));
         let hello = Hello { versions: (OWNERS_SINCE - 1, OWNERS_SINCE - 1), ..space.hello(1) };
         let connection = Connection::open(address, &hello, &Options::default()).unwrap();
         let boot = connection.welcome().unwrap().boot;

@@ -671,7 +671,7 @@ impl Space {
     }
 
     /// Does something for all donors at once, since each may keep its caller waiting.
-    fn each_donor<R: Send>(&self, work: impl Fn(&Donor) -> R + Sync) -> Vec<R> {
+    pub(crate) fn each_donor<R: Send>(&self, work: impl Fn(&Donor) -> R + Sync) -> Vec<R> {
         let donors = self.donors.read().unwrap_or_else(PoisonError::into_inner).clone();
         let (Some((last, others)), work) = (donors.split_last(), &work) else {
             return Vec::new();

@@ -115,6 +115,7 @@ enum Kind {
     Repair = 0x0d,
     Sign = 0x0e,
     Admit = 0x0f,
+    Bequeath = 0x10,
     Pages = 0x81,
     Done = 0x82,
     Allocated = 0x83,
@@ -129,7 +130,8 @@ impl Kind {
         use Kind::*;
         [
             Read, Write, Discard, Allocate, Free, FreeAll, List, Fence, Renew, Fill, Confirm,
-            Verify, Repair, Sign, Admit, Pages, Done, Allocated, Held, Refused, Verified, Signed,
+            Verify, Repair, Sign, Admit, Bequeath, Pages, Done, Allocated, Held, Refused, Verified,
+            Signed,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -154,7 +156,7 @@ impl Kind {
             Kind::Verified => count * STATE_BYTES,
             Kind::Signed => count * size_of::<PageSignature>(),
             Kind::Fill | Kind::Repair => SOURCE_BYTES,
-            Kind::Admit => NAME_BYTES,
+            Kind::Admit | Kind::Bequeath => NAME_BYTES,
             _ => 0,
         }
     }
@@ -378,13 +380,16 @@ pub fn encode_request(request: &Request<'_>, id: u64, out: &mut Vec<u8>) {
         }
         Request::Fence => Head::new(Kind::Fence, 0, id).encode(out, no_table),
         Request::Renew => Head::new(Kind::Renew, 0, id).encode(out, no_table),
-        Request::Admit { node } => {
-            let mut name = [0; NAME_BYTES];
-            let code = put_name(node, &mut name);
-            let head = Head { code, ..Head::new(Kind::Admit, 0, id) };
-            head.encode(out, |out| out.extend_from_slice(&name));
-        }
+        Request::Admit { node } => encode_node(Kind::Admit, node, id, out),
+        Request::Bequeath { node } => encode_node(Kind::Bequeath, node, id, out),
     }
+}
+
+/// A request that names a node, and nothing else.
+fn encode_node(kind: Kind, node: &str, id: u64, out: &mut Vec<u8>) {
+    let mut name = [0; NAME_BYTES];
+    let code = put_name(node, &mut name);
+    Head { code, ..Head::new(kind, 0, id) }.encode(out, |out| out.extend_from_slice(&name));
 }
 
 /// Reads a request from `frame`, which is the head and the table that `head` tells of.
@@ -452,11 +457,13 @@ pub fn decode_request<'a>(
         Kind::FreeAll => head.only(false, false, false, false).map(|()| Request::FreeAll),
         Kind::Fence => head.only(false, false, false, false).map(|()| Request::Fence),
         Kind::Renew => head.only(false, false, false, false).map(|()| Request::Renew),
-        Kind::Admit => {
+        Kind::Admit | Kind::Bequeath => {
             head.only(true, false, false, false)?;
             tables.name = take_name(head.code, table)?;
-            match table[tables.name.len()..].iter().all(|&byte| byte == 0) {
-                true => Ok(Request::Admit { node: &tables.name }),
+            let node = tables.name.as_str();
+            match table[node.len()..].iter().all(|&byte| byte == 0) {
+                true if head.kind == Kind::Admit => Ok(Request::Admit { node }),
+                true => Ok(Request::Bequeath { node }),
                 false => Err(Malformed::Field("name")),
             }
         }

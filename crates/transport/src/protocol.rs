@@ -12,10 +12,13 @@ use std::time::Duration;
 pub const MAGIC: [u8; 4] = *b"HECA";
 
 /// The protocol versions that this build speaks, oldest and newest.
-pub const VERSIONS: (u16, u16) = (2, 3);
+pub const VERSIONS: (u16, u16) = (2, 4);
 
 /// The first version in which a space belongs to a node: that of [`Request::Admit`] and [`Refusal::OtherNode`].
 pub const OWNERS_SINCE: u16 = 3;
+
+/// The first version in which a space's owner can name another node that takes it over: that of [`Request::Bequeath`].
+pub const HEIRS_SINCE: u16 = 4;
 
 /// Most pages that one request may name: 1 MiB of payload.
 pub const MAX_PAGES: usize = 256;
@@ -205,6 +208,13 @@ pub enum Request<'a> {
         /// The node's name; at most [`MAX_NAME`] bytes.
         node: &'a str,
     },
+    /// That node, and no other, may take the space over from its owner, who asks this: by a Fence of a higher epoch,
+    /// with which the space is its own. Until then all stays as it is. Another node takes the place of one that was
+    /// named before. It does not outlive the donor's process. Since version [`HEIRS_SINCE`].
+    Bequeath {
+        /// The node's name; at most [`MAX_NAME`] bytes.
+        node: &'a str,
+    },
 }
 
 impl Request<'_> {
@@ -212,6 +222,7 @@ impl Request<'_> {
     pub fn since(&self) -> u16 {
         match self {
             Request::Admit { .. } => OWNERS_SINCE,
+            Request::Bequeath { .. } => HEIRS_SINCE,
             _ => VERSIONS.0,
         }
     }

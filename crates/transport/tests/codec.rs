@@ -33,6 +33,7 @@ enum Asked {
     Fence,
     Renew,
     Admit(String),
+    Bequeath(String),
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -55,6 +56,7 @@ fn asked() -> impl Strategy<Value = Asked> {
         Just(Asked::Fence),
         Just(Asked::Renew),
         "[a-zß]{0,32}".prop_map(Asked::Admit),
+        "[a-zß]{0,32}".prop_map(Asked::Bequeath),
     ]
 }
 
@@ -98,6 +100,7 @@ fn with_request<R>(asked: &Asked, then: impl FnOnce(Request<'_>) -> R) -> R {
         Asked::Fence => then(Request::Fence),
         Asked::Renew => then(Request::Renew),
         Asked::Admit(node) => then(Request::Admit { node }),
+        Asked::Bequeath(node) => then(Request::Bequeath { node }),
     }
 }
 

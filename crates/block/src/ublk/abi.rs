@@ -117,6 +117,7 @@ pub(super) struct DeviceInfo {
     pub(super) pid: i32,
     pub(super) more_padding: u32,
     pub(super) flags: u64,
+    /// Of who makes it: the driver keeps them, and does nothing else with them.
     pub(super) own_flags: u64,
     pub(super) owner: [u32; 2],
     pub(super) reserved: [u64; 2],

@@ -3,6 +3,7 @@
 //! A command goes through a ring of its own, for there are few of them, and some wait: to start a device until
 //! somebody serves it.
 
+use super::Owner;
 use super::abi::{
     ANY_DEVICE, BasicParameters, ControlCommand, DeviceInfo, DiscardParameters, NO_QUEUE,
     Parameters, control, feature,
@@ -15,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr;
 
-const DEVICE: &str = "/dev/ublk-control";
+pub(super) const DEVICE: &str = "/dev/ublk-control";
 
 /// Requests of a device that are under way at a time.
 pub(super) const DEPTH: u16 = 64;
@@ -69,6 +70,11 @@ pub enum UblkError {
     },
 }
 
+/// Whether this kernel can make a volume a block device, and this user may have it do so.
+pub fn check() -> Result<(), UblkError> {
+    Control::open().map(drop)
+}
+
 /// The way to the driver.
 #[derive(Debug)]
 pub(super) struct Control(OwnedFd);
@@ -99,13 +105,14 @@ impl Control {
     }
 
     /// Makes a device, and returns its number. It is there once somebody serves it.
-    pub(super) fn add(&self, bytes: u64, role: Role) -> Result<u32, UblkError> {
+    pub(super) fn add(&self, bytes: u64, role: Role, owner: Owner) -> Result<u32, UblkError> {
         let mut info = DeviceInfo {
             queues: 1,
             depth: DEPTH,
             max_io_bytes: MAX_IO_BYTES as u32,
             device: ANY_DEVICE,
             flags: feature::NEEDED,
+            own_flags: owner.0,
             ..DeviceInfo::default()
         };
         self.ask(control::ADD_DEV, ANY_DEVICE, 0, Some(&mut info))

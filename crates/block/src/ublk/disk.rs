@@ -1,5 +1,6 @@
 //! A device. Who has it keeps its number, so that it outlives the processes that serve it.
 
+use super::Owner;
 use super::abi::state;
 use super::control::{Control, UblkError};
 use crate::attach::Role;
@@ -35,9 +36,9 @@ pub struct Disk {
 
 impl Disk {
     /// Makes one of so many bytes, which appears when it is served.
-    pub fn new(bytes: u64, role: Role) -> Result<Disk, UblkError> {
+    pub fn new(bytes: u64, role: Role, owner: Owner) -> Result<Disk, UblkError> {
         let control = Control::open()?;
-        let number = control.add(bytes, role)?;
+        let number = control.add(bytes, role, owner)?;
         Ok(Disk { number, path: path(number), control })
     }
 
@@ -69,7 +70,7 @@ impl Drop for Disk {
     }
 }
 
-fn remove(control: &Control, number: u32) {
+pub(super) fn remove(control: &Control, number: u32) {
     let gone = control.stop(number).and_then(|()| control.delete(number));
     match gone {
         // It is gone by now.
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_them_is_one_clear_line() {
-        match Disk::new(1 << 20, Role::Writer) {
+        match Disk::new(1 << 20, Role::Writer, Owner::of(Path::new("/"))) {
             // Nobody serves it: it is not there.
             Ok(disk) => assert!(!disk.path().exists() && disk.path().starts_with("/dev")),
             Err(error) => {

@@ -13,6 +13,8 @@
 //! | `abi` | the driver's numbers, and what they are made of |
 //! | `control` | making devices, starting and removing them |
 //! | [`disk`] | a device, which outlives the processes that serve it |
+//! | `left` | devices that nobody is left for |
+//! | `owner` | whose a device is |
 //! | `queue` | what the kernel asks for, and its answers |
 //! | `request` | doing one of those |
 //! | [`server`] | threads that answer |
@@ -20,10 +22,14 @@
 mod abi;
 mod control;
 pub mod disk;
+mod left;
+mod owner;
 mod queue;
 mod request;
 pub mod server;
 
-pub use control::UblkError;
+pub use control::{UblkError, check};
 pub use disk::Disk;
+pub use left::remove_left;
+pub use owner::Owner;
 pub use server::DiskServer;

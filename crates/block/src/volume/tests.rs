@@ -2,6 +2,7 @@
 
 use super::flow::{Begun, Ended, Flow};
 use super::*;
+use crate::hand_over::{Fetched, Offer, Offering, fetch};
 use crate::{ResizeError, Spill};
 use hecaton_donor::{Donor, DonorConfig, Serving};
 use hecaton_memory::{Size, random_u64};
@@ -1363,4 +1364,57 @@ fn a_read_that_comes_wrong_is_for_a_thread_of_its_own() {
     let is_read = |ended: &Ended<u64>| matches!(ended, Ended::Read(1, _, Contents::Data));
     assert!(ended.len() == 2 && ended.iter().any(is_unread) && ended.iter().any(is_read));
     assert!(volume.read(0, &mut [0; 1]).is_err());
+}
+
+#[test]
+fn it_goes_to_another_node_and_nothing_of_the_first_is_taken_any_more() {
+    let world = World::new(2, 2, 2 * SEGMENT_PAGES);
+    let first = world.volume();
+    let far = SEGMENT_PAGES * PAGE + 9;
+    first.write(5, b"first").unwrap();
+    first.write(far, b"far").unwrap();
+    let offer = || Offer { to: "b".into(), address: (Ipv4Addr::LOCALHOST, 0).into() };
+    let client = first.attach(Client::Unknown, Role::Writer).unwrap();
+    let refused = Offering::begin(&first, offer()).err().unwrap();
+    assert!(refused.contains("is attached to it"), "{refused}");
+    drop(client);
+
+    let offering = Offering::begin(&first, offer()).unwrap();
+    let at = offering.offer().address;
+    for (volume, node, why) in [("disk", "c", "detached for node `b`"), ("other", "b", "`disk`")] {
+        let refused = fetch(volume, ("a", at), node, None).err().unwrap().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+    // It is the first node's as long as it was not given.
+    assert!(!first.is_given());
+    offering.withdraw().unwrap();
+    first.write(5, b"again").unwrap();
+
+    let offering = Offering::begin(&first, offer()).unwrap();
+    let fetch = || fetch("disk", ("a", offering.offer().address), "b", None).unwrap();
+    let open = |fetched: &Fetched| {
+        let state = State::from_fd(fetched.tables().unwrap()).unwrap();
+        Volume::open(fetched.config.clone(), world.known.clone(), state)
+    };
+    // The other node is killed before it has begun, and asks again.
+    drop(fetch());
+    assert!(offering.withdraw().is_err(), "it may be the other one's");
+    let fetched = fetch();
+    let second = open(&fetched).unwrap();
+    fetched.is_served();
+    assert_eq!((read(&second, 5, 5), read(&second, far, 3)), (b"again".to_vec(), b"far".to_vec()));
+    second.write(5, b"other").unwrap();
+    for at in [5, far] {
+        assert!(matches!(first.write(at, b"stale"), Err(BlockError::Over)));
+    }
+    eventually("the first node sees that it is gone", || offering.is_taken());
+    let tables = first.state.as_fd().try_clone_to_owned().unwrap();
+    let stale =
+        Volume::open(world.config.clone(), world.known.clone(), State::from_fd(tables).unwrap());
+    let is_fenced = matches!(stale.err().unwrap(), VolumeError::Space(SpaceError::Fenced { .. }));
+    assert!(is_fenced, "a process that is started again does not take it back");
+    assert!(first.release().is_err(), "nor does the first one give anything up");
+    assert_eq!((read(&second, 5, 5), read(&second, far, 3)), (b"other".to_vec(), b"far".to_vec()));
+    second.release().unwrap();
+    eventually("all is given back", || world.donors.iter().all(Lent::is_all_free));
 }

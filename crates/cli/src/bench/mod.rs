@@ -15,12 +15,14 @@ mod fault;
 mod hosts;
 mod interrupt;
 mod limited;
+mod manager;
 mod policy;
 mod pool;
 mod process;
 mod program;
 mod redis_client;
 mod region;
+mod reporter;
 mod stats;
 mod stream;
 mod vm;
@@ -51,6 +53,8 @@ pub(crate) enum Bench {
     Block(block::Args),
     /// What deciding who may hold how much costs in a large cluster, beside one pass over its statistics.
     Policy(policy::Args),
+    /// What a manager's process takes for thousands of nodes that say each second how they are, over mutual TLS.
+    Manager(manager::Args),
     /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
     Limited(limited::Args),
     /// The programs that the benches run.
@@ -121,6 +125,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Pool(args) => pool::run(&args),
         Bench::Block(args) => block::run(&args),
         Bench::Policy(args) => policy::run(&args),
+        Bench::Manager(args) => manager::run(&args),
         Bench::Limited(args) => limited::run(&args),
         Bench::Program(_) => unreachable!("returned above"),
     }

@@ -5,6 +5,7 @@
 
 mod heartbeats;
 
+use super::reporter::HOME_PAGES;
 use crate::table::Table;
 use anyhow::Context as _;
 use hecaton_policy::cluster::account::ConsumerStatistics;
@@ -18,9 +19,6 @@ use hecaton_policy::cluster::{ConsumerId, Home, NodeId};
 use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-
-/// Pages of each node's own memory: 64 GiB.
-const HOME_PAGES: u64 = 16 << 20;
 
 /// Other nodes that each node has memory of.
 const LENDERS: u32 = 4;
@@ -228,7 +226,9 @@ impl Figures {
              grants in a round: TLP {}, anticipating {}; messages when a node joins: {}\n\
              resident memory: manager {} KiB, first levels of all nodes {} KiB\n\
              a manager of {} nodes, {} consumers, in a second: {:.0} ms to read {} KiB of heartbeats, {:.0} ms to take \
-             them in, {:.0} ms to write {} KiB of answers; resident memory {} KiB\n",
+             them in, {:.0} ms to write {} KiB of answers, {:.0} ms to look at it for people; resident memory {} KiB\n\
+             when all nodes join at once, they know each other after {} s: {:.1} s in all, {:.2} s in the worst second, \
+             {} MiB of answers\n",
             self.nodes,
             self.consumers,
             self.rounds,
@@ -244,7 +244,12 @@ impl Figures {
             self.heartbeats.registry_s * 1e3,
             self.heartbeats.write_s * 1e3,
             self.heartbeats.said_bytes >> 10,
-            self.heartbeats.registry_bytes >> 10,
+            self.heartbeats.look_s * 1e3,
+            self.heartbeats.state_bytes >> 10,
+            self.heartbeats.form_seconds,
+            self.heartbeats.form_s,
+            self.heartbeats.form_most_s,
+            self.heartbeats.form_said_bytes >> 20,
         )
     }
 }

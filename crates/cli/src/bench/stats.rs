@@ -51,6 +51,11 @@ impl Latencies {
         self.0.saturating_record(latency.as_nanos() as u64);
     }
 
+    /// Takes in what another one has.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("their bounds are the same");
+    }
+
     pub(super) fn percentiles(&self) -> Percentiles {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
         Percentiles {

@@ -227,7 +227,9 @@ pub(super) mod tests {
                 nodes: vec![node],
                 machines,
                 waiting,
+                gave_way: Vec::new(),
                 counters: Counters::default(),
+                harvest: Default::default(),
             },
         }
     }

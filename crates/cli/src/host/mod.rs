@@ -10,7 +10,7 @@ use clap::Subcommand;
 use course::Sample;
 use hecaton_broker::{NewcomerKind, Waits};
 use hecaton_memory::Size;
-use hecaton_node::agent::{AgentReport, MachineState};
+use hecaton_node::agent::{AgentReport, HarvestWord, MachineState};
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, stdout};
 use std::process::ExitCode;
@@ -128,6 +128,9 @@ fn text(report: &AgentReport) -> String {
     }
     row("all", report.nodes.iter().map(|node| node.host_bytes).collect());
     let mut text = table.to_string();
+    if report.counters.spanning > 0 {
+        let _ = writeln!(text, "\nspread over NUMA nodes: {}", report.counters.spanning);
+    }
     if !report.machines.is_empty() {
         let mut table = Table::new([
             "MACHINE",
@@ -162,8 +165,15 @@ fn text(report: &AgentReport) -> String {
                 kind(newcomer.kind).to_owned(),
                 Size(newcomer.bytes).to_string(),
                 (newcomer.waiting_ms / 1000).to_string(),
-                waits(newcomer.waits),
+                waits(newcomer.waits, report.harvest.word),
             ]);
+        }
+        let _ = write!(text, "\n{table}");
+    }
+    if !report.gave_way.is_empty() {
+        let mut table = Table::new(["ENDED FOR OTHERS", ">PID", ">SECONDS AGO"]);
+        for one in &report.gave_way {
+            table.row([one.name.clone(), one.pid.to_string(), (one.since_ms / 1000).to_string()]);
         }
         let _ = write!(text, "\n{table}");
     }
@@ -189,10 +199,13 @@ fn state(state: MachineState) -> &'static str {
     }
 }
 
-fn waits(waits: Option<Waits>) -> String {
+fn waits(waits: Option<Waits>, word: HarvestWord) -> String {
     match waits {
         Some(Waits::ForMemory { missing_bytes }) => format!("{} of others", Size(missing_bytes)),
         Some(Waits::ForRoom) => "room".to_owned(),
+        Some(Waits::ForQuota) if word == HarvestWord::Nothing => {
+            "the manager, which knows how many harvest VMs there may be".to_owned()
+        }
         Some(Waits::ForQuota) => "a harvest VM to end".to_owned(),
         Some(Waits::AfterEviction) => "some time after its eviction".to_owned(),
         None => "-".to_owned(),
@@ -203,7 +216,9 @@ fn waits(waits: Option<Waits>) -> String {
 mod tests {
     use super::*;
     use hecaton_broker::{Counters, NodeLedger};
-    use hecaton_node::agent::{MachineReport, NewcomerReport, NodeMemoryReport};
+    use hecaton_node::agent::{
+        GaveWayReport, HarvestShare, MachineReport, NewcomerReport, NodeMemoryReport,
+    };
 
     #[test]
     fn every_byte_is_in_a_row() {
@@ -238,7 +253,9 @@ mod tests {
                 waiting_ms: 1500,
                 waits: Some(Waits::ForMemory { missing_bytes: 1 << 30 }),
             }],
-            counters: Counters::default(),
+            gave_way: vec![GaveWayReport { name: "e".into(), pid: 9, since_ms: 61_000 }],
+            counters: Counters { spanning: 2, ..Counters::default() },
+            harvest: HarvestShare::default(),
         };
         for node in &report.nodes {
             let sum: u64 = node.classes().iter().map(|(_, bytes)| bytes).sum();
@@ -254,6 +271,8 @@ mod tests {
         line("all 8G 8G 16G");
         line("h harvest shutting down 1G 2G 1G 4G 3G");
         line("r regular 2G 1 1G of others");
+        line("e 9 61");
+        line("spread over NUMA nodes: 2");
         assert!(!text.contains("counted twice"));
         let json = serde_json::to_string(&report).unwrap();
         let again: AgentReport = serde_json::from_str(&json).unwrap();

@@ -12,7 +12,7 @@ pub(super) fn status(status: ExitStatus) -> u8 {
     }
 }
 
-pub(super) fn code(ended: ExitStatus) -> ExitCode {
+pub(crate) fn code(ended: ExitStatus) -> ExitCode {
     ExitCode::from(status(ended))
 }
 

@@ -6,12 +6,12 @@
 
 pub(crate) mod access;
 mod embedded;
-mod exit;
+pub(crate) mod exit;
 pub(crate) mod library;
 pub(crate) mod machine;
 mod program;
 mod session;
-mod signals;
+pub(crate) mod signals;
 mod stats_file;
 mod swap;
 pub(crate) mod swap_keeper;

@@ -30,14 +30,14 @@ const ENDING: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, lib
 
 /// The signals of this process, held back.
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(crate) struct Signals {
     held: libc::sigset_t,
     before: libc::sigset_t,
 }
 
 impl Signals {
     /// Holds back all signals that are passed on, in this thread and those that it starts.
-    pub(super) fn hold() -> anyhow::Result<Signals> {
+    pub(crate) fn hold() -> anyhow::Result<Signals> {
         let signals = FORWARDED.into_iter().chain([libc::SIGCHLD]);
         // SAFETY: the sets are initialised by sigemptyset and pthread_sigmask before they are
         // used; SIGCHLD's default disposition has no handler to be unsafe.
@@ -61,7 +61,7 @@ impl Signals {
     }
 
     /// Makes `command` start with the signals as they were before.
-    pub(super) fn release_in(&self, command: &mut Command) {
+    pub(crate) fn release_in(&self, command: &mut Command) {
         let before = self.before;
         // SAFETY: pthread_sigmask is async-signal-safe, and the closure owns what it uses.
         unsafe {
@@ -75,8 +75,8 @@ impl Signals {
     }
 
     /// Waits for one signal. One that is meant for the program is passed on; any may mean that
-    /// the program or the pager has ended.
-    pub(super) fn wait_and_forward(&self, child: &Child) -> anyhow::Result<()> {
+    /// the program or the pager has ended. Whether it is one that ends programs.
+    pub(crate) fn wait_and_forward(&self, child: &Child) -> anyhow::Result<bool> {
         let received = self.next()?;
         if FORWARDED.contains(&received.number) && !received.from_terminal {
             let signal = Signal::from_named_raw(received.number).expect("they have names");
@@ -86,7 +86,17 @@ impl Signals {
         if received.number == libc::SIGTSTP {
             stop_self();
         }
-        Ok(())
+        Ok(ENDING.contains(&received.number))
+    }
+
+    /// Whether one that ends programs has come meanwhile.
+    pub(crate) fn has_ending(&self) -> bool {
+        let mut pending = MaybeUninit::uninit();
+        // SAFETY: the kernel fills the set in where the call succeeds, and it is read only then.
+        unsafe {
+            libc::sigpending(pending.as_mut_ptr()) == 0
+                && ENDING.iter().any(|signal| libc::sigismember(pending.as_ptr(), *signal) == 1)
+        }
     }
 
     /// Waits for one signal, and says whether it is one that ends programs.

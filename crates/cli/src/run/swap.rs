@@ -29,7 +29,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     if !rustix::process::geteuid().is_root() {
-        bail!("--via swap takes root: it makes a memory cgroup, a loop device and swap");
+        bail!("--via swap takes root: it makes a memory cgroup, a block device and swap");
     }
     let host = Host::here().context("cannot read /proc")?;
     let local_bytes = local_bytes(args.local, &host)?;
@@ -91,7 +91,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(exit::code(status))
 }
 
-/// Where the volume is to be a file: a name that no other command has.
+/// Where the volume may be a file: a name that no other command has.
 fn file() -> PathBuf {
     let mut name = NodePaths::default_dir().into_os_string();
     name.push(format!("-swap-{}", std::process::id()));
@@ -141,7 +141,7 @@ impl Keeper {
             Some(status) if status.success() => Ok(false),
             Some(status) => bail!(
                 "what keeps the swap has ended ({status}) and may have left some behind: see \
-                 /proc/swaps, `losetup -a` and {}",
+                 /proc/swaps, `losetup -a`, `hecaton volume list` and {}",
                 self.cgroup.display()
             ),
         }

@@ -6,18 +6,22 @@
 //! wanted, and up goes what there is; when the pipe ends, the command needs it no more or is dead.
 //! Then it waits until the program's group is empty, and takes everything down: a program whose
 //! command was killed has its memory on, as one on userfaultfd has.
+//!
+//! The kernel swaps to the volume's block device where it has ublk, and elsewhere to a loop device on the volume's file:
+//! that is two more queues on the way, the loop device's and FUSE's, and each of them allocates for a request.
 
 use super::signals::Signals;
 use crate::cgroup::Cgroup;
 use crate::swap_device::{Loop, SwapOn};
 use crate::tools::{self, tool};
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use hecaton_block::ublk;
 use hecaton_node::client::NodeClient;
 use hecaton_node::message::{CreateVolume, Export};
 use hecaton_node::volumes::ExportAddress;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -35,7 +39,7 @@ pub(super) struct Wish {
     pub(super) node: PathBuf,
     /// The volume to swap to.
     pub(super) volume: CreateVolume,
-    /// Where it is to be a file.
+    /// Where it is to be a file, if the kernel has no block devices of volumes.
     pub(super) file: PathBuf,
     /// The name of the program's memory cgroup.
     pub(super) cgroup: String,
@@ -81,20 +85,33 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 struct Swap {
     cgroup: Cgroup,
     _on: SwapOn,
-    _device: Loop,
+    _device: Device,
     _volume: Volume,
+}
+
+/// What the kernel swaps to.
+enum Device {
+    /// The volume's own, which goes with it.
+    Volumes(String),
+    /// On the volume's file.
+    Loop(Loop),
 }
 
 impl Swap {
     fn set_up(wish: Wish) -> anyhow::Result<Swap> {
-        for (program, package) in
-            [("losetup", "mount"), ("mkswap", "util-linux"), ("swapon", "mount")]
-        {
+        for (program, package) in [("mkswap", "util-linux"), ("swapon", "mount")] {
             tools::require(program, package)?;
         }
-        let volume = Volume::create(wish.node, wish.volume, wish.file)?;
-        // With a page cache in between, writing pages out would take memory.
-        let device = Loop::direct(&volume.file.to_string_lossy())?;
+        let volume = Volume::create(wish.node, wish.volume)?;
+        let device = match volume.disk() {
+            Ok(path) => Device::Volumes(path.to_string_lossy().into_owned()),
+            Err(error) => {
+                tracing::debug!(volume = volume.name, "swap on a loop device: {error:#}");
+                volume.export(ExportAddress::Fuse(wish.file.clone()))?;
+                // With a page cache in between, writing pages out would take memory.
+                Device::Loop(Loop::direct(&wish.file.to_string_lossy())?)
+            }
+        };
         tool("mkswap", &[device.path()])?;
         let on = SwapOn::with(&["--priority", PRIORITY, "--discard=pages"], device.path())?;
         let cgroup = Cgroup::new(&wish.cgroup, wish.local_bytes)?;
@@ -102,29 +119,46 @@ impl Swap {
     }
 }
 
-/// The volume, as a file. It is deleted when this is dropped.
+impl Device {
+    fn path(&self) -> &str {
+        match self {
+            Device::Volumes(path) => path,
+            Device::Loop(device) => device.path(),
+        }
+    }
+}
+
+/// The volume. It is deleted when this is dropped.
 struct Volume {
     node: PathBuf,
     name: String,
-    file: PathBuf,
 }
 
 impl Volume {
-    fn create(node: PathBuf, wish: CreateVolume, file: PathBuf) -> anyhow::Result<Volume> {
-        let mut client = NodeClient::connect(&node).context("the node does not answer")?;
+    fn create(node: PathBuf, wish: CreateVolume) -> anyhow::Result<Volume> {
         let name = wish.name.clone();
-        client.create_volume(wish)?;
-        let volume = Volume { node, name, file };
-        let address = ExportAddress::Fuse(volume.file.clone());
-        let volume_name = volume.name.clone();
-        client.export_volume(Export {
-            volume: volume_name,
-            address,
-            read_only: false,
-            tls: None,
-        })?;
-        Ok(volume)
+        connect(&node)?.create_volume(wish)?;
+        Ok(Volume { node, name })
     }
+
+    /// Has it a block device, where the kernel can do that.
+    fn disk(&self) -> anyhow::Result<PathBuf> {
+        ublk::check()?;
+        match self.export(ExportAddress::Ublk(None))? {
+            ExportAddress::Ublk(Some(number)) => Ok(ublk::disk::path(number)),
+            other => bail!("the node exports a block device at {other}"),
+        }
+    }
+
+    /// Has it served; returns where.
+    fn export(&self, address: ExportAddress) -> anyhow::Result<ExportAddress> {
+        let export = Export { volume: self.name.clone(), address, read_only: false, tls: None };
+        Ok(connect(&self.node)?.export_volume(export)?)
+    }
+}
+
+fn connect(node: &Path) -> anyhow::Result<NodeClient> {
+    NodeClient::connect(node).context("the node does not answer")
 }
 
 impl Drop for Volume {

@@ -4,6 +4,7 @@
 //! moment it is promised memory, and nobody has to live beside it. Its exit status, terminal and signals
 //! are QEMU's.
 
+use super::restart;
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
 use crate::run::find_program;
@@ -22,10 +23,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long another node is looked for when the one that was asked has been killed.
-const NODE_PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const NODE_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often.
-const NODE_INTERVAL: Duration = Duration::from_millis(250);
+pub(super) const NODE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Arguments of `hecaton vm create`.
 #[derive(clap::Args)]
@@ -49,14 +50,18 @@ pub(crate) struct Args {
     /// The most memory that a harvest VM has
     #[arg(long, value_name = "SIZE", requires = "harvest")]
     max: Option<Size>,
+    /// Stays, and starts a harvest VM that was evicted again once there is room; one that ends by itself, or by a
+    /// signal, is not started again
+    #[arg(long, requires = "harvest")]
+    restart: bool,
     /// The host's NUMA node that its memory is to be on [default: one that has room]
     #[arg(long, value_name = "NODE")]
     numa: Option<u32>,
     /// The machine's name on this host [default: vm- and this process's number]
     #[arg(long)]
-    name: Option<String>,
+    pub(super) name: Option<String>,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    pub(super) cluster: ClusterArgs,
     /// QEMU and its arguments, without those about its memory
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -88,6 +93,9 @@ impl Args {
 
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let wish = args.wish()?;
+    if args.restart {
+        return restart::run(&args, &wish.name);
+    }
     let program = find_program(&args.command[0])?;
     // What is wrong with the command line is said before anybody gives memory for it.
     let memory = Memory::plan(&[0], &[wish.bytes], wish.max_bytes);

@@ -4,6 +4,7 @@ mod attach;
 mod create;
 mod detach;
 mod libvirt;
+mod restart;
 mod show;
 
 use crate::cluster::{ClusterArgs, ListArgs};

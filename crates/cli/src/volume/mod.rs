@@ -1,20 +1,24 @@
 //! `hecaton volume`: pool memory as disks.
 
+mod attach;
 pub(crate) mod show;
 
 use crate::cluster::{ClusterArgs, ListArgs};
 use crate::failure::usage;
 use crate::listen;
 use crate::placement::CopyArgs;
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{ArgGroup, Subcommand};
 use hecaton_block::buffer::{MAX_BUFFER_BYTES, MIN_BUFFER_BYTES};
 use hecaton_block::ublk::disk;
 use hecaton_block::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::{PAGE_SIZE, Size, pages_to_bytes};
-use hecaton_node::message::{CreateVolume, Export, ResizeVolume, SnapshotVolume, Unexport};
+use hecaton_node::message::{
+    CreateVolume, DetachVolume, Export, ResizeVolume, SnapshotVolume, Unexport,
+};
 use hecaton_node::volumes::{AddressError, ExportAddress, Exported};
 use hecaton_space::{Redundancy, SpaceConfig};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,6 +40,13 @@ pub(crate) enum Volume {
     /// Copies a volume as it is at this moment, while clients go on writing; the copy is a volume that
     /// can be read only
     Snapshot(SnapshotArgs),
+    /// Lets another node have a volume, which is not exported here any more; it is attached there. This node keeps it until
+    /// that one serves it
+    Detach(DetachArgs),
+    /// Has a volume that was detached on another node for this one, with its data where they are: it is served here from
+    /// then on, and whatever the other node still sends is refused by donors. Or takes back one of this node that was
+    /// detached and not yet attached
+    Attach(AttachArgs),
     /// Gives a volume another size, while clients use it; they learn of it when they connect again
     Resize(ResizeArgs),
     /// Gives a volume's memory back, with all data in it
@@ -156,6 +167,34 @@ pub(crate) struct SnapshotArgs {
     cluster: ClusterArgs,
 }
 
+/// Arguments of `hecaton volume detach`.
+#[derive(clap::Args)]
+pub(crate) struct DetachArgs {
+    /// The volume
+    name: String,
+    /// The node that is to have it
+    #[arg(long, value_name = "NODE")]
+    to: String,
+    /// Where that node is to connect to this one, for the volume's tables; with port 0 a free port. Without this at the
+    /// address of this node's donors
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Takes an address that other hosts can reach though the nodes have no certificates
+    #[arg(long, requires = "listen")]
+    insecure: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// Arguments of `hecaton volume attach`.
+#[derive(clap::Args)]
+pub(crate) struct AttachArgs {
+    /// The volume
+    name: String,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
 /// Arguments of `hecaton volume resize`.
 #[derive(clap::Args)]
 pub(crate) struct ResizeArgs {
@@ -187,6 +226,8 @@ pub(crate) fn run(volume: Volume) -> anyhow::Result<ExitCode> {
         Volume::Unexport(args) => unexport(args)?,
         Volume::List(args) => show::list(&args)?,
         Volume::Status(args) => show::status(&args)?,
+        Volume::Detach(args) => detach(args)?,
+        Volume::Attach(args) => attach::attach(&args.name, &args.cluster)?,
         Volume::Resize(args) => resize(args)?,
         Volume::Snapshot(args) => {
             let wish = SnapshotVolume { volume: args.name, name: args.snapshot };
@@ -241,6 +282,19 @@ fn create(args: CreateArgs) -> anyhow::Result<()> {
         encrypt: args.copies.encrypt,
     };
     Ok(args.cluster.need_local_node()?.create_volume(wish)?)
+}
+
+fn detach(args: DetachArgs) -> anyhow::Result<()> {
+    let DetachArgs { name: volume, to, listen, insecure, cluster } = args;
+    if let Some(manager) = cluster.manager()? {
+        let status = manager.status()?;
+        let names: Vec<_> = status.nodes.iter().map(|node| node.report.name.as_str()).collect();
+        if !names.contains(&to.as_str()) {
+            bail!("the cluster has no node `{to}`; it has {}", names.join(", "));
+        }
+    }
+    cluster.need_local_node()?.detach_volume(DetachVolume { volume, to, listen, insecure })?;
+    Ok(())
 }
 
 fn resize(args: ResizeArgs) -> anyhow::Result<()> {

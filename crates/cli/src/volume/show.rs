@@ -68,7 +68,7 @@ pub(crate) fn table<'a>(volumes: impl Iterator<Item = (&'a str, &'a VolumeReport
         table.row([
             volume.name.clone(),
             node.to_owned(),
-            state(volume.state).to_owned(),
+            state(volume).to_owned(),
             size(volume.size_bytes),
             shown(|stats| size(stats.data_bytes)),
             volume.copies.to_string(),
@@ -128,6 +128,10 @@ fn describe(node: &str, volume: &VolumeReport) -> String {
     if volume.encrypted {
         text += "encrypted: donors have ciphertext only\n";
     }
+    if let Some(offer) = &volume.detached {
+        let _ =
+            writeln!(text, "detached for node {}, which gets it at {}", offer.to, offer.address);
+    }
     for export in &volume.exports {
         let read_only = if export.read_only { ", read only" } else { "" };
         let _ = writeln!(text, "export: {}{read_only}", uri(export, &volume.name));
@@ -174,8 +178,9 @@ fn segment_bytes(pool: &SpaceStatus, segments: u64) -> u64 {
     pages_to_bytes(segments * pool.segment_pages)
 }
 
-fn state(state: VolumeState) -> &'static str {
-    match state {
+fn state(volume: &VolumeReport) -> &'static str {
+    match volume.state {
+        VolumeState::Serving if volume.detached.is_some() => "detached",
         VolumeState::Starting => "starting",
         VolumeState::Serving => "serving",
         VolumeState::Ending => "ending",

@@ -50,7 +50,6 @@ fn bad_usage_is_named_with_its_value() {
             &["status", "--manager", "http://127.0.0.1:1", "--tls-dir", "pki"],
             &["--tls-dir", "http://127.0.0.1:1", "nothing is encrypted"],
         ),
-        (&["pki", "issue", "a"], &["--role"]),
         (&["pki", "issue", "a", "--role", "root"], &["root", "read-only"]),
         (&["pki", "issue", "../a", "--role", "node"], &["`../a`"]),
         (&["pki", "issue", "m", "--role", "manager"], &["--host"]),

@@ -11,10 +11,12 @@ use crate::{
     restart::start_manager,
 };
 use anyhow::{Context as _, ensure};
+use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
+    io::{BufRead as _, BufReader},
+    os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _},
     path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
@@ -136,6 +138,39 @@ impl<'a> Host<'a> {
         eventually(|| self.status(), what, patience, holds)
     }
 
+    fn machine_pid(&self, name: &str) -> anyhow::Result<u32> {
+        let status = self.status()?;
+        let machines = status["machines"].as_array().context("no machines")?;
+        let machine = machines.iter().find(|machine| machine["name"] == name);
+        let pid = machine.and_then(|machine| machine["pid"].as_u64());
+        Ok(u32::try_from(pid.with_context(|| format!("{name} is not there: {status}"))?)?)
+    }
+
+    /// A program has memory of this node's donor that harvest VMs have had before, and nothing of theirs is in it.
+    fn lends_nothing_of_it(&self) -> anyhow::Result<()> {
+        self.eventually("it lends what the machine had", GUEST_PATIENCE, |status| {
+            Ok(status["nodes"][0]["lent_free_bytes"].as_u64() >= Some(512 * M))
+        })?;
+        let fills = format!("my $x = '{LENT}' x 4194304; print \"full\\n\"; sleep 600");
+        let mut command = self.cluster.command("run");
+        command.args(["--local", "16M", "--dir"]).arg(self.cluster.file("agent-node"));
+        command.args(["--", "perl", "-e"]).arg(format!("$| = 1; {fills}"));
+        let mut program = Running::spawn(command.stdout(Stdio::piped()))?;
+        let output = program.child_mut().stdout.take().context("no output")?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line == "full\n", "the program says {line:?}");
+        let mut command = Command::new(&self.cluster.hecaton);
+        let ended = run(command.args(["status", "--json", "--manager", &self.manager]), PATIENCE)?;
+        let status: Value = serde_json::from_slice(&ended.stdout)?;
+        let donor = all(&status, "donors").next().context("there is no donor")?;
+        let pid = u32::try_from(donor["pid"].as_u64().context("it has no process")?)?;
+        let (lent, left) = (pages_full_of(pid, LENT)?, pages_full_of(pid, PATTERN)?);
+        ensure!(lent > 10_000, "only {lent} pages are on lent memory");
+        ensure!(left == 0, "{left} pages of a harvest VM are lent");
+        Ok(())
+    }
+
     /// Waits until the harvest VM has so many MiB beyond its minimum, and others so many in all.
     fn until(&self, what: &str, harvested: u64, regular: u64) -> anyhow::Result<()> {
         self.eventually(what, GUEST_PATIENCE, |status| {
@@ -156,6 +191,44 @@ impl<'a> Host<'a> {
     }
 }
 
+/// What harvest VMs fill their memory with, again and again: 32 bytes with the line's end.
+const PATTERN: &str = "of a harvest VM and nobody else";
+
+/// What programs on lent memory fill it with, in the same way.
+const LENT: &str = "this is a program on lent memory";
+
+/// How many pages of a process's memory files are full of this text, which has 32 bytes at most.
+fn pages_full_of(pid: u32, text: &str) -> anyhow::Result<usize> {
+    let mut count = 0;
+    let mut seen = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        let is_memory =
+            fs::read_link(&path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
+        if !is_memory {
+            continue;
+        }
+        let file = fs::File::open(&path)?;
+        let number = file.metadata()?.ino();
+        if seen.contains(&number) {
+            continue;
+        }
+        seen.push(number);
+        let mut at = 0;
+        while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+            let hole = seek(&file, SeekFrom::Hole(data))?;
+            let mut page = [0; 4096];
+            for offset in (data..hole).step_by(page.len()) {
+                file.read_exact_at(&mut page, offset)?;
+                let mut windows = page[..64].windows(text.len());
+                count += usize::from(windows.any(|bytes| bytes == text.as_bytes()));
+            }
+            at = hole;
+        }
+    }
+    Ok(count)
+}
+
 const CLASSES: [&str; 10] = [
     "system_bytes",
     "regular_bytes",
@@ -170,7 +243,7 @@ const CLASSES: [&str; 10] = [
 ];
 
 /// Every byte is somebody's, and nobody's twice.
-fn adds_up(status: &Value) -> anyhow::Result<()> {
+pub(crate) fn adds_up(status: &Value) -> anyhow::Result<()> {
     for node in status["nodes"].as_array().context("no nodes")? {
         let bytes = |class: &str| node[class].as_u64().context("a class is missing");
         let mut sum = bytes("unmanaged_bytes")?;
@@ -237,6 +310,8 @@ hook = { command = ["/bin/told"] }
 
 const TOLD: &str = r#"#!/bin/sh
 has=$(awk '/^MemTotal/ { print $2 * 1024 }' /proc/meminfo)
+# What the manager has readied is not taken yet.
+has=$((has + $(grep -l offline /sys/devices/system/memory/memory*/state | wc -l) * (128 << 20)))
 echo "guest: told $HECATON_REASON $HECATON_DEADLINE_MS $HECATON_TARGET_BYTES $has" >/dev/ttyS0
 if [ "$HECATON_REASON" = eviction ] && [ -e /tmp/obeys ]; then poweroff -f; fi
 "#;
@@ -288,17 +363,21 @@ fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
 
 /// A regular VM that needs a harvest VM's minimum has it: the guest is warned, and shuts down by itself, or is killed
 /// when its time is over; the newcomer starts then and not before. Whoever asks for the harvest VM again has it when
-/// there is room, who was killed a minute later at the earliest. `hecaton host watch` records all of this.
+/// there is room, who was killed a minute later at the earliest, and with `--restart` by itself, until it is told to
+/// end. `hecaton host watch` records all of this.
+///
+/// Who is killed leaves its memory full of a pattern: neither the machine that comes nor what the node lends then
+/// has a page of it.
 pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult {
     let guests = managed(cluster, &guests!(), "evicted")?;
-    let host = Host::start_with(cluster, &["--eviction-warning", "15"])?;
+    let host = Host::start_with(cluster, &["--eviction-warning", "15", "--lend", "1G"])?;
     let recording = cluster.file("host.jsonl");
     let mut watch = cluster.command("host");
     watch.args(["watch", "--json", "--dir"]).arg(cluster.file("agent-node"));
     let watch = Running::spawn(watch.stdout(fs::File::create(&recording)?))?;
-    let harvest = |script: &str| {
+    let harvest = |script: &str, more: &[&str]| {
         let arguments = ["--harvest", "--min", "384M", "--max", "512M"];
-        host.machine_with(&guests, "harvest", &arguments, script)
+        host.machine_with(&guests, "harvest", &[&arguments, more].concat(), script)
     };
     let waits = |what: &str, state: &str| {
         host.eventually(what, PATIENCE, |status| {
@@ -314,7 +393,7 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult 
         anyhow::Ok((counters["warned"].as_u64(), counters["evicted"][0].as_u64()))
     };
 
-    let mut obedient = harvest(&format!("touch /tmp/obeys; {MANAGED}"))?;
+    let mut obedient = harvest(&format!("touch /tmp/obeys; {MANAGED}"), &[])?;
     obedient.wait_for("guest: told start")?;
     host.until("alone, it has its maximum", 128, 0)?;
     let mut first = host.machine(&guests, "first", &["--regular", "--memory", "1G"])?;
@@ -325,27 +404,40 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult 
     first.wait_for("guest: waits")?;
     ensure!(evictions()? == (Some(1), Some(0)), "it was not let go: {:?}", evictions()?);
 
-    let mut stubborn = harvest(MANAGED)?;
+    let fills = format!("yes '{PATTERN}' | head -c {} >/tmp/full; {MANAGED}", 96 * M);
+    let mut stubborn = harvest(&fills, &["--restart"])?;
     waits("it waits for room", "for-room")?;
     drop(first);
     stubborn.wait_for("guest: told start")?;
     host.until("it is back", 128, 0)?;
+    let filled = host.machine_pid("harvest")?;
+    let pages = pages_full_of(filled, PATTERN)?;
+    ensure!(pages > 20_000, "only {pages} pages of its memory have what it has written");
     let mut second = host.machine(&guests, "second", &["--regular", "--memory", "1G"])?;
     stubborn.wait_for("guest: told eviction")?;
     host.eventually("it is to shut down", PATIENCE, |status| {
         Ok(status["machines"][0]["state"] == "shutting_down")
     })?;
     ensure!(!second.has_said("guest: ready"), "two have the same memory");
-    stubborn.end_of_any_kind()?;
-    let again = harvest(MANAGED)?;
     waits("it is kept away for a while", "after-eviction")?;
+    let status = host.status()?;
+    let gave_way = &status["gave_way"][1];
+    ensure!(gave_way["name"] == "harvest" && gave_way["pid"] == filled, "{status}");
     second.wait_for("guest: waits")?;
     ensure!(evictions()? == (Some(2), Some(1)), "it was not killed: {:?}", evictions()?);
+    let pages = pages_full_of(host.machine_pid("second")?, PATTERN)?;
+    ensure!(pages == 0, "{pages} pages of the harvest VM are in a regular VM's memory");
     drop(second);
-    host.eventually("it is back", GUEST_PATIENCE, |status| {
+    host.lends_nothing_of_it()?;
+    host.eventually("it is back by itself", GUEST_PATIENCE, |status| {
         Ok(status["machines"][0]["name"] == "harvest")
     })?;
-    drop((again, watch));
+    // Told to end, it does.
+    drop(stubborn);
+    host.eventually("it has ended for good", PATIENCE, |status| {
+        Ok(status["machines"][0].is_null() && status["waiting"][0].is_null())
+    })?;
+    drop(watch);
 
     let html = cluster.file("host.html");
     let mut plot = cluster.command("host");
@@ -402,13 +494,72 @@ pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
     host.kill_node()?;
     host.start_node()?;
     lends(&host, 448, "it lends no more after the kill of the node")?;
-    let mut command = Command::new(&cluster.hecaton);
-    let ended = run(command.args(["status", "--json", "--manager", &host.manager]), PATIENCE)?;
-    let status: Value = serde_json::from_slice(&ended.stdout)?;
-    let donor = all(&status, "donors").next().context("there is no donor")?;
-    ensure!(donor["stats"]["told_limit_bytes"] == 448 * M, "it was told otherwise: {donor}");
+    // Which the manager hears with one of the next heartbeats.
+    let of_manager = || {
+        let mut command = Command::new(&cluster.hecaton);
+        let ended = run(command.args(["status", "--json", "--manager", &host.manager]), PATIENCE)?;
+        Ok(serde_json::from_slice(&ended.stdout)?)
+    };
+    eventually(of_manager, "the donor has been told", PATIENCE, |status| {
+        Ok(all(status, "donors").any(|donor| donor["stats"]["told_limit_bytes"] == 448 * M))
+    })?;
     drop(machine);
     lends(&host, 1024, "it lends all again")?;
+    Ok(Outcome::Passed)
+}
+
+/// The cluster's quota of harvest VMs goes for all of its nodes, and over the kill of one. No guest is needed, as above.
+pub(crate) fn a_quota_of_harvest_vms_is_kept(cluster: &Cluster) -> TestResult {
+    let mut host = Host::start(cluster)?;
+    let fake = cluster.file("growing-qemu");
+    let script =
+        "#!/bin/sh\n[ \"$1\" = -device ] && echo virtio-mem-pci options: && exit\nexec sleep 600\n";
+    fs::write(&fake, script)?;
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755))?;
+    let start = |host: &Host<'_>, name: &str| {
+        let arguments = ["--name", name, "--harvest", "--min", "64M", "--max", "64M"];
+        Running::spawn(host.create(&arguments).arg(&fake).stdout(Stdio::null()))
+    };
+    let quota = |host: &Host<'_>, arguments: &[&str]| {
+        let mut command = Command::new(&cluster.hecaton);
+        command.args(["policy", "harvest-quota", "--manager", &host.manager]).args(arguments);
+        let ended = run(&mut command, PATIENCE)?;
+        ended.expect_success("hecaton policy harvest-quota")?;
+        anyhow::Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+    };
+    // Who is there, and who waits for what; no more than the quota at any look.
+    let is_so = |host: &Host<'_>, what: &str, there: &[&str], waiting: &[&str]| {
+        host.eventually(what, PATIENCE, |status| {
+            let name = |one: &Value| one["name"].as_str().unwrap_or_default().to_owned();
+            let names = |list: &str| status[list].as_array().into_iter().flatten().map(name);
+            let waits = |one: &Value| one["waits"]["waits"] == "for-quota";
+            let machines: Vec<String> = names("machines").collect();
+            ensure!(machines.len() <= there.len(), "more than {there:?}: {status}");
+            Ok(machines == there
+                && names("waiting").eq(waiting.iter().copied())
+                && status["waiting"].as_array().into_iter().flatten().all(waits))
+        })
+    };
+    quota(&host, &["1"])?;
+    host.eventually("the quota has come", PATIENCE, |status| {
+        Ok(status["harvest"]["word"]["grant"]["quota"] == 1)
+    })?;
+    let first = start(&host, "first")?;
+    is_so(&host, "the first is there", &["first"], &[])?;
+    let second = start(&host, "second")?;
+    is_so(&host, "the second waits", &["first"], &["second"])?;
+    host.kill_node()?;
+    host.start_node()?;
+    is_so(&host, "so it does with the next agent", &["first"], &["second"])?;
+    let shown: Value = serde_json::from_str(&quota(&host, &["--json"])?)?;
+    ensure!(shown["harvest"]["quota"] == 1 && shown["harvest"]["counted"] == 1, "{shown}");
+    drop(first);
+    is_so(&host, "it has the other's place", &["second"], &[])?;
+    let third = start(&host, "third")?;
+    is_so(&host, "the third waits", &["second"], &["third"])?;
+    quota(&host, &["none"])?;
+    is_so(&host, "without a quota it does not", &["second", "third"], &[])?;
+    drop((second, third));
     Ok(Outcome::Passed)
 }
 

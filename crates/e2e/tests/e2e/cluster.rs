@@ -284,7 +284,9 @@ fn in_short(status: &Value) -> String {
     let mut lent = Vec::new();
     for donor in all(status, "donors") {
         let pages = lent_pages(donor).map_or("?".to_owned(), |pages| pages.to_string());
-        lent.push(format!("{} {} lends {pages} pages", name(donor), donor["state"]));
+        let told = &donor["stats"]["told_limit_bytes"];
+        let state = &donor["state"];
+        lent.push(format!("{} {state} lends {pages} pages, told {told}", name(donor)));
         for space in donor["stats"]["spaces"].as_array().into_iter().flatten() {
             if space["extents"].as_u64() > Some(0) {
                 let (pages, silent_ms) = (&space["pages"], &space["silent_ms"]);

@@ -9,28 +9,43 @@ use crate::{
 };
 use anyhow::{Context as _, ensure};
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// Fills a file system on a device whose process is killed again and again, takes the device away, and finds all
-/// of it on another one that is to be read only.
+const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
+
+/// Fills a file system on a device whose process is killed again and again, and its node, too, takes the device away, and
+/// finds all of it on another one that is to be read only. Of a device whose node and process are killed together it finds
+/// nothing, and nobody waits for it. Then a program has six times the memory that it may have, on swap whose process is
+/// killed.
 const SCRIPT: &str = r#"
 load ublk_drv
 cd /tmp/h || exit 1
-export LD_LIBRARY_PATH=/tmp/h HECATON_LOG=error
-./hecaton dev --donors 2 --lend 320M --dir /tmp/d >/tmp/log 2>&1 &
-v() { ./hecaton volume "$@" --dir /tmp/d; }
+export LD_LIBRARY_PATH=/tmp/h PATH=/tmp/h:$PATH HECATON_LOG=error
 die() { echo "guest: at $*"; tail -5 /tmp/log; exit 1; }
-i=0; until v list >/dev/null 2>&1; do i=$((i+1)); [ $i -lt 90 ] || die start; sleep 1; done
+hecaton manager --listen 127.0.0.1:7070 >/tmp/log 2>&1 &
+export HECATON_MANAGER=http://127.0.0.1:7070
+node() {
+  hecaton node --name $1 --lend 320M --adopt-within 300 --dir /tmp/$1 --manager $HECATON_MANAGER >>/tmp/log 2>&1 &
+}
+v() { hecaton volume "$@" --dir /tmp/a; }
+try() { i=0; until "$@" >/tmp/tried 2>&1; do i=$((i+1)); [ $i -lt 90 ] || die "$@: $(cat /tmp/tried)"; sleep 1; done; }
+try wget -q -O - $HECATON_MANAGER/v1/status
+node a; a=$!; node b
+donors() { [ $(hecaton status --json | grep -o '"state": *"serving"' | wc -l) = 2 ]; }
+try donors
 held() { v unexport d --ublk 2>&1 | tee /tmp/held | grep -q "$1" || die held $(cat /tmp/held); }
 kill_server() {
   for p in /proc/[0-9]*; do
     ! grep -qs volume-server $p/cmdline || kill -9 ${p#/proc/}
   done
 }
-v create d --size 96M --mirror 2 --donor-patience 600 && d=$(v export d --ublk) || die export
+kill_node() { kill -9 $a; wait $a; }
+create() { try v create d --size 96M --mirror 2 --donor-patience 600; d=$(v export d --ublk) || die export; }
+create
 [ -b $d ] && [ $(cat /sys/block/${d#/dev/}/size) = 196608 ] || die size
 sleep 999 <$d & s=$!
 held "process $s ("; kill $s
@@ -39,7 +54,11 @@ held "at /mnt"
 v delete d 2>/dev/null && die delete
 for i in 1 2 3 4 5 6 7 8 9; do
   dd if=/dev/urandom of=/mnt/$i bs=64k count=64 2>/dev/null && (cd /mnt; md5sum $i >>sums) || die fill
-  [ $((i%3)) != 0 ] || { sync & kill_server; }
+  case $i in
+  3|9) sync & kill_server ;;
+  6) sync & kill_node; node a; a=$! ;;
+  7) try v status d; kill_server ;;
+  esac
 done
 sync; echo 3 >/proc/sys/vm/drop_caches
 c() { (cd /mnt && md5sum -c -s sums) || die sums; }
@@ -52,11 +71,30 @@ d=$(v export d --ublk --read-only) && mount -t ext4 -o ro $d /mnt || die again
 c
 v unexport d --ublk --force && [ ! -e $d ] || die force
 umount /mnt; v delete d || die gone
+create
+dd if=$d of=/dev/null bs=4k count=1 2>/dev/null || die read
+kill_node; kill_server
+dd if=$d bs=4k count=1 skip=999 2>/dev/null | wc -c >/tmp/late &
+sleep 2; [ ! -s /tmp/late ] || die early
+gone() { grep -qx 0 /tmp/late && [ ! -e $d ]; }
+node a; a=$!; try gone
+mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || die cgroup
+mkfifo /tmp/in; verify='verify-threads 2 12288'
+try donors
+hecaton run --via swap --name s --local 16M --swap 160M --dir /tmp/a -- $verify </tmp/in & s=$!
+exec 8>/tmp/in
+used() { awk '/ublkb/ { print int($4 / 1024) }' /proc/swaps; }
+i=0; until [ "$(used)" -gt 50 ] 2>/dev/null; do i=$((i+1)); [ $i -lt 200 ] || die swap $(used); sleep 1; done
+kill_server; sleep 3; exec 8>&-
+wait $s || die verify
+grep -q ublkb /proc/swaps && die swapoff
+ls /dev/ublkb* 2>/dev/null && die device
+[ "$(v list --json)" = '[]' ] || die volume
 "#;
 
 /// See [`SCRIPT`].
 pub(crate) fn a_file_system_outlives_what_is_killed(cluster: &Cluster) -> TestResult {
-    if let Some(reason) = missing("tar").or_else(|| missing("ldd")) {
+    if let Some(reason) = ["tar", "ldd", "mkswap", "swapon"].into_iter().find_map(missing) {
         return Ok(Outcome::Skipped(reason));
     }
     let guests = guests!();
@@ -80,12 +118,16 @@ pub(crate) fn a_file_system_outlives_what_is_killed(cluster: &Cluster) -> TestRe
 fn archive(cluster: &Cluster) -> anyhow::Result<PathBuf> {
     let dir = cluster.dir("h")?;
     let hecaton = hecaton()?;
-    let ended = succeed(Command::new("ldd").arg(&hecaton))?;
+    let sbin = |name| Path::new("/usr/sbin").join(name);
+    let tools = ["mkswap", "swapon", "swapoff"].map(sbin);
+    let programs = [hecaton.as_path(), Path::new(VERIFY)];
+    let programs: Vec<&Path> = tools.iter().map(PathBuf::as_path).chain(programs).collect();
+    let ended = succeed(Command::new("ldd").args(&programs))?;
     let said = ended.text();
     let libraries = said.lines().filter_map(|line| line.split(" => ").nth(1)?.split(' ').next());
-    let files: Vec<&Path> = libraries.map(Path::new).chain([hecaton.as_path()]).collect();
-    ensure!(files.len() > 1, "ldd says {said}");
-    for file in files {
+    let libraries: BTreeSet<&Path> = libraries.map(Path::new).collect();
+    ensure!(!libraries.is_empty(), "ldd says {said}");
+    for file in libraries.into_iter().chain(programs) {
         let name = file.file_name().with_context(|| format!("{} has no name", file.display()))?;
         fs::copy(file, dir.join(name))?;
     }

@@ -230,6 +230,43 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// While the host takes memory, `hecaton guest` readies more of it, and uses it again when the host has been silent.
+pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster) -> TestResult {
+    let config = "pre-reclaim = '2G'\nreserve = '256M'\n[[application]]\nname = 'a'\nhook = { command = ['true'] }\n";
+    let files = [("guest.toml", config)];
+    let guests = guests!().with(cluster.file("readies"), &cluster.hecaton, &files)?;
+    let script = format!(
+        "{PRELUDE} hecaton guest --config /guest.toml >/tmp/log 2>&1 &
+        offline() {{ grep -l offline /sys/devices/system/memory/memory*/state | wc -l; }}
+        echo guest: waits
+        until_has 0 gt 700; sleep 2; echo guest: has grown
+        while [ $(offline) = 0 ]; do sleep 0.05; done; echo guest: readied
+        while [ $(offline) != 0 ]; do sleep 0.05; done; echo guest: used again
+        until_has 0 gt 500; until_has 0 lt 660"
+    );
+    let arguments = &[
+        "-no-reboot",
+        "-m",
+        "size=512M,maxmem=4G",
+        "-object",
+        "memory-backend-memfd,id=more,size=512M,share=on",
+        "-device",
+        "virtio-mem-pci,id=vm0,memdev=more,block-size=2M,requested-size=0",
+    ];
+    let spec = Spec { script: &script, arguments, ..Spec::default() };
+    let mut machine = Machine::start_with_its_memory(cluster, &guests, &spec)?;
+    machine.wait_for("guest: waits")?;
+    let mut monitor = machine.monitor()?;
+    resize(&mut monitor, "vm0", 512 * M)?;
+    machine.wait_for("guest: has grown")?;
+    resize(&mut monitor, "vm0", 256 * M)?;
+    machine.wait_for("guest: readied")?;
+    machine.wait_for("guest: used again")?;
+    ensure!(device(&mut monitor, "vm0")?.plugged_bytes == 256 * M, "it gave what nobody asked for");
+    machine.succeed()?;
+    Ok(Outcome::Passed)
+}
+
 /// The paper's figure 5 at 1/128 of its sizes: the broker decides, and real guests give and take. No agent is
 /// there yet; the test stands in for it.
 pub(crate) fn figure_5(cluster: &Cluster) -> TestResult {

@@ -28,6 +28,7 @@ mod life;
 mod limit;
 mod managers;
 mod mirror;
+mod numa_host;
 mod parking;
 mod policy;
 mod pool;
@@ -37,6 +38,7 @@ mod recovery;
 mod redis;
 mod restart;
 mod secure;
+mod sharing;
 mod swap;
 mod traffic;
 mod unprivileged;
@@ -134,6 +136,7 @@ const TESTS: &[Test<Cluster>] = tests![
     recovery::of_a_node_that_others_borrow_from,
     managers::take_turns,
     secure::pages_travel_by_tls,
+    sharing::a_volume_goes_from_node_to_node,
     policy::targets_are_kept_to,
     api::is_as_described,
     volume::what_cannot_be_is_one_clear_line,
@@ -176,13 +179,16 @@ const TESTS: &[Test<Cluster>] = tests![
     harvest::a_guest_grows_and_shrinks,
     harvest::debians_own_qemu,
     harvest::a_guest_that_gives_nothing,
+    harvest::what_is_readied_is_used_again,
     harvest::figure_5,
     agent::it_divides_a_host_and_is_killed,
     agent::a_guest_is_told_before_it_shrinks,
     agent::a_regular_vm_evicts_a_harvest_vm,
     agent::a_silent_machine_stalls_nobody,
     agent::what_the_node_lends_gives_way,
+    agent::a_quota_of_harvest_vms_is_kept,
     agent::what_cannot_be_is_refused,
+    numa_host::machines_stay_within_a_node,
     vm::suspended_and_resumed,
     vm::rebooted_again_and_again,
     vm::saved_and_dumped,

@@ -22,7 +22,12 @@ use std::{
 };
 
 /// A certificate of the cluster's authority.
-fn issue(pki: &Path, name: &str, role: &str, options: &[&str]) -> anyhow::Result<PathBuf> {
+pub(crate) fn issue(
+    pki: &Path,
+    name: &str,
+    role: &str,
+    options: &[&str],
+) -> anyhow::Result<PathBuf> {
     let mut command = Command::new(hecaton()?);
     command.args(["pki", "issue", name, "--role", role]).args(options).arg("--dir").arg(pki);
     run(&mut command, PATIENCE)?.expect_success("hecaton pki issue")?;

@@ -894,6 +894,16 @@ pub(crate) fn twenty_are_used_at_once(_: &Cluster) -> TestResult {
         .into_iter()
         .map(|name| Disk::create(&cluster, name, "32M", &["--thin"]))
         .collect::<anyhow::Result<_>>()?;
+    // What a command has done, the manager has heard.
+    let status = cluster.status()?;
+    let told = status["nodes"][0]["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    let exported =
+        told.iter().filter(|one| one["exports"].as_array().is_some_and(|all| !all.is_empty()));
+    ensure!(
+        exported.count() == names.len(),
+        "not all are told of: {}",
+        status["nodes"][0]["volumes"]
+    );
     let client = |disk: &Disk<'_>, steps: &[String]| {
         let mut io = Command::new("qemu-io");
         io.args(["-f", "raw"]).args(steps.iter().flat_map(|step| ["-c", step]));

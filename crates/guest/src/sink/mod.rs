@@ -13,6 +13,7 @@ pub use connection::Address;
 pub(crate) use hook::Hook;
 pub(crate) use jvm::Jvm;
 pub(crate) use memcached::Memcached;
+pub(crate) use program::run as run_program;
 pub(crate) use redis::Redis;
 
 use crate::governor::Order;

@@ -17,7 +17,7 @@ const MAX_OUTPUT_BYTES: u64 = 16 << 10;
 
 /// Runs a program; what it has said on both its outputs. It is killed with all that it has started, as far as that is in its
 /// process group, when its time is up or the manager ends.
-pub(super) fn run(
+pub(crate) fn run(
     command: &mut Command,
     patience: Duration,
     ending: &Ending,

@@ -23,6 +23,8 @@ const NODE: &str = "node/";
 const DRAINING: &str = "draining/";
 const LIMIT: &str = "limit/";
 const POLICY: &str = "policy";
+const HARVEST_QUOTA: &str = "harvest-quota";
+const HARVEST_RECORD: &str = "harvest-record/";
 /// What the last write has left.
 const STAMP: &str = "stamp";
 
@@ -124,6 +126,12 @@ impl Etcd {
                 let policy = serde_json::from_slice(&entry.value)
                     .map_err(|error| EtcdError::Damaged(format!("{}: {error}", entry.key)))?;
                 lasting.policy = Some(policy);
+            } else if name == HARVEST_QUOTA {
+                lasting.harvest_quota = Some(number(&entry)?);
+            } else if let Some(node) = name.strip_prefix(HARVEST_RECORD) {
+                let record = serde_json::from_slice(&entry.value)
+                    .map_err(|error| EtcdError::Damaged(format!("{}: {error}", entry.key)))?;
+                lasting.harvest_records.insert(node.to_owned(), record);
             }
         }
         Ok(lasting)
@@ -236,5 +244,19 @@ fn operations(changes: &Changes) -> Vec<Operation> {
         }
         None => Operation::Delete(key(POLICY)),
     }));
+    operations.extend(changes.harvest_quota.map(|quota| match quota {
+        Some(quota) => number(HARVEST_QUOTA, quota),
+        None => Operation::Delete(key(HARVEST_QUOTA)),
+    }));
+    for (name, record) in &changes.harvest_records {
+        let key = key(&format!("{HARVEST_RECORD}{name}"));
+        operations.push(match record {
+            Some(record) => {
+                let json = serde_json::to_vec(record).expect("numbers can be written");
+                Operation::Put(key, json)
+            }
+            None => Operation::Delete(key),
+        });
+    }
     operations
 }

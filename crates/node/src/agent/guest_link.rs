@@ -212,7 +212,7 @@ mod tests {
         let agent = Arc::new(Agent::default());
         let link = GuestLink::start(
             socket.clone(),
-            Notices::new(2 * LONG),
+            Notices::new(2 * LONG, true),
             Instant::now(),
             Arc::clone(&agent),
         )

@@ -7,7 +7,10 @@ use super::monitor::MachineMonitor;
 use super::notices::Notices;
 use super::process::ProcessId;
 use super::record::{Directory, Record};
-use super::report::{AgentReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport};
+use super::report::{
+    AgentReport, GaveWayReport, HarvestShare, HarvestWord, MachineReport, MachineState,
+    NewcomerReport, NodeMemoryReport,
+};
 use super::{AgentConfig, AgentError, Arrival, Shared};
 use crate::donors::DonorReport;
 use crate::message::{Admitted, CreateVm};
@@ -15,10 +18,10 @@ use crate::node::Inner;
 use crate::report::check_name;
 use hecaton_broker::{
     Action, Broker, Device, Elastic, EvictWhy, Harvest, Host, Newcomer, NewcomerKind, NodeNo,
-    NumaNode, Order, Settings, Vm, VmId,
+    NumaNode, Order, Settings, Vm, VmId, Waits,
 };
 use hecaton_vm::create::{BLOCK_BYTES, Memory, check_sizes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
@@ -41,6 +44,11 @@ const QUIT_PATIENCE: Duration = Duration::from_secs(3);
 /// Most machines of a host.
 const MAX_MACHINES: usize = 1024;
 
+/// How long it is known of harvest VMs that they have ended for others, and of how many: whoever started one asks as
+/// soon as it has ended.
+const GAVE_WAY_FOR: Duration = Duration::from_secs(600);
+const MAX_GAVE_WAY: usize = MAX_MACHINES;
+
 /// All that the agent knows.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -48,6 +56,7 @@ pub(super) struct Keeper {
     directory: Directory,
     manage_bytes: Option<u64>,
     settings: Settings,
+    announces: bool,
     broker: Broker,
     begun: Instant,
     /// The kernel's numbers of the NUMA nodes; the broker's are their places here.
@@ -60,6 +69,7 @@ pub(super) struct Keeper {
     /// By name: who was killed for others a short while ago, and when. Whoever comes by that name is taken for the
     /// same machine, which the broker keeps away for a while.
     evicted: BTreeMap<String, (VmId, Instant)>,
+    gave_way: VecDeque<GaveWay>,
     lending: Lending,
 }
 
@@ -79,6 +89,14 @@ struct Machine {
     is_shutting_down: bool,
     /// Since when it is to be gone.
     evicted: Option<Instant>,
+}
+
+/// A harvest VM that has ended for others.
+#[derive(Debug)]
+struct GaveWay {
+    name: String,
+    pid: u32,
+    at: Instant,
 }
 
 /// One that waits to be admitted.
@@ -124,6 +142,7 @@ impl Keeper {
             manage_bytes: config.manage_bytes,
             broker: Broker::new(settings.clone())?,
             settings,
+            announces: config.announces,
             begun: Instant::now(),
             nodes: memory.iter().map(|node| node.node).collect(),
             other_use: memory.iter().map(|_| OtherUse::default()).collect(),
@@ -132,6 +151,7 @@ impl Keeper {
             machines: BTreeMap::new(),
             waiting: Vec::new(),
             evicted: BTreeMap::new(),
+            gave_way: VecDeque::new(),
             lending: Lending::default(),
         })
     }
@@ -159,12 +179,20 @@ impl Keeper {
         });
         for record in records {
             if !record.process.is_alive() {
-                self.directory.remove(&record.name);
+                self.bury(record);
                 continue;
             }
             let name = record.name.clone();
-            if let Err(error) = self.enter(record, true) {
-                tracing::error!(vm = name, error, "a machine is left out, and counts as other use");
+            match self.enter(record, true) {
+                // Warnings begin anew.
+                Ok(id) => self.gives_way(id, false),
+                Err(error) => {
+                    tracing::error!(
+                        vm = name,
+                        error,
+                        "a machine is left out, and counts as other use"
+                    );
+                }
             }
         }
         let begun = Instant::now();
@@ -180,7 +208,7 @@ impl Keeper {
         let monitor =
             monitor.map_err(|error| format!("its monitor cannot be followed: {error}"))?;
         let guest = self.guest_socket(&record.name, record.kind)?.map(|socket| {
-            let notices = Notices::new(self.settings.patience);
+            let notices = Notices::new(self.settings.patience, self.announces);
             GuestLink::start(socket, notices, self.begun, Arc::clone(&self.shared))
         });
         let guest = guest.transpose();
@@ -220,13 +248,16 @@ impl Keeper {
             Err(error) => tracing::warn!(%error, "the host's memory cannot be read"),
         }
         let donors = node.donor_reports();
+        // For all of this step, and in its report.
+        let word = *self.shared.harvest_word();
+        self.broker.set_harvest_quota(self.settings.harvest_quota.min(word.most()));
         let now = self.begun.elapsed();
         let host = self.look(&donors, now);
         for action in self.broker.step(&host, now) {
             self.carry_out(action, node, &donors);
         }
         self.machines.values_mut().for_each(Machine::take_what_is_ready);
-        let report = self.report();
+        let report = self.report(word);
         *self.shared.report() = Some(report);
     }
 
@@ -302,14 +333,37 @@ impl Keeper {
         self.waiting.retain(|waiting| waiting.process.is_alive());
         let replace_after = self.settings.replace_after;
         self.evicted.retain(|_, (_, at)| at.elapsed() < replace_after);
-        let directory = &self.directory;
-        self.machines.retain(|_, machine| {
-            let is_alive = machine.record.process.is_alive();
-            if !is_alive {
-                directory.remove(&machine.record.name);
+        self.gave_way.retain(|one| one.at.elapsed() < GAVE_WAY_FOR);
+        let has_ended = |machine: &Machine| !machine.record.process.is_alive();
+        let ended = self.machines.iter().filter(|(_, machine)| has_ended(machine));
+        let ended: Vec<VmId> = ended.map(|(id, _)| *id).collect();
+        for id in ended {
+            if let Some(machine) = self.machines.remove(&id) {
+                self.bury(machine.record);
             }
-            is_alive
-        });
+        }
+    }
+
+    /// Forgets a machine that has ended, but for why it has if that was for others.
+    fn bury(&mut self, record: Record) {
+        self.directory.remove(&record.name);
+        if record.gives_way {
+            if self.gave_way.len() == MAX_GAVE_WAY {
+                self.gave_way.pop_front();
+            }
+            let (name, pid) = (record.name, record.process.pid);
+            self.gave_way.push_back(GaveWay { name, pid, at: Instant::now() });
+        }
+    }
+
+    /// Writes down whether a machine is to end for others, before it is told so.
+    fn gives_way(&mut self, vm: VmId, gives_way: bool) {
+        let Some(machine) = self.machines.get_mut(&vm) else { return };
+        if std::mem::replace(&mut machine.record.gives_way, gives_way) != gives_way
+            && let Err(error) = self.directory.write(&machine.record)
+        {
+            tracing::warn!(vm = machine.record.name, %error, "that it is to end for others is not written down");
+        }
     }
 
     /// The host as the broker is told of it.
@@ -382,12 +436,14 @@ impl Keeper {
             // There are no ephemeral pools: their limit is nothing, and stays so.
             Action::Ephemeral { order, .. } => self.lending.ephemeral_done = order,
             Action::Warn { vm, deadline } => {
+                self.gives_way(vm, true);
                 let name = self.name(vm);
                 let left_s = deadline.saturating_sub(self.begun.elapsed()).as_secs();
                 tracing::warn!(vm = name, left_s, "its minimum is needed for a regular VM");
                 self.guest(vm).inspect(|guest| guest.warn(deadline));
             }
             Action::Spare { vm } => {
+                self.gives_way(vm, false);
                 tracing::info!(vm = self.name(vm), "its minimum is not needed");
                 self.guest(vm).inspect(|guest| guest.spare());
             }
@@ -398,7 +454,10 @@ impl Keeper {
                     machine.monitor.power_down();
                 }
             }
-            Action::Evict { vm, why } => self.evict(vm, why),
+            Action::Evict { vm, why } => {
+                self.gives_way(vm, true);
+                self.evict(vm, why);
+            }
         }
     }
 
@@ -411,8 +470,14 @@ impl Keeper {
             NewcomerKind::Regular | NewcomerKind::Spot => wish.bytes,
         };
         let memory = Memory::plan(&self.nodes, base_bytes, max_bytes);
-        let record =
-            Record { name: wish.name, kind: wish.kind, process, max_bytes, memory: memory.clone() };
+        let record = Record {
+            name: wish.name,
+            kind: wish.kind,
+            process,
+            max_bytes,
+            memory: memory.clone(),
+            gives_way: false,
+        };
         let entered = self.directory.socket(&record.name).and_then(|monitor| {
             let written = self.directory.write(&record);
             written.map_err(|error| {
@@ -467,7 +532,23 @@ impl Keeper {
         self.machines.get(&vm).map_or("", |machine| &machine.record.name)
     }
 
-    fn report(&self) -> AgentReport {
+    /// How many more harvest VMs there would be if the cluster's quota allowed: those that have their place and wait for
+    /// memory, and one that waits for nothing but that.
+    fn wanted_harvest_vms(&self) -> u64 {
+        let is_harvest = |id: VmId| {
+            let waiting = self.waiting.iter().find(|waiting| waiting.newcomer.id == id);
+            waiting.is_some_and(|waiting| waiting.newcomer.kind == NewcomerKind::Harvest)
+        };
+        let waits = self.broker.waiting().filter(|(id, ..)| is_harvest(*id));
+        let waits: Vec<Waits> = waits.map(|(_, _, waits)| waits).collect();
+        let placed = waits.iter().filter(|waits| matches!(waits, Waits::ForMemory { .. })).count();
+        let kinds = self.machines.values().map(|machine| machine.record.kind);
+        let there = kinds.filter(|kind| *kind == NewcomerKind::Harvest).count();
+        let may_have_more = there + placed < self.settings.harvest_quota;
+        (placed + usize::from(may_have_more && waits.contains(&Waits::ForQuota))) as u64
+    }
+
+    fn report(&self, word: HarvestWord) -> AgentReport {
         let ledgers = &self.broker.ledger().nodes;
         let nodes = self.nodes.iter().zip(self.totals()).zip(ledgers);
         let nodes = nodes.map(|((node, host_bytes), ledger)| NodeMemoryReport {
@@ -492,13 +573,20 @@ impl Keeper {
             waiting_ms: u64::try_from(waiting.since.elapsed().as_millis()).unwrap_or(u64::MAX),
             waits: states.get(&waiting.newcomer.id).copied(),
         });
+        let gave_way = self.gave_way.iter().map(|one| GaveWayReport {
+            name: one.name.clone(),
+            pid: one.pid,
+            since_ms: u64::try_from(one.at.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
         AgentReport {
             qmp_dir: self.directory.path().to_owned(),
             buffer_bytes: self.settings.buffer_bytes,
             nodes: nodes.collect(),
             machines,
             waiting: waiting.collect(),
+            gave_way: gave_way.collect(),
             counters: *self.broker.counters(),
+            harvest: HarvestShare { word, wanted: self.wanted_harvest_vms() },
         }
     }
 }

@@ -18,7 +18,10 @@ mod process;
 mod record;
 mod report;
 
-pub use report::{AgentReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport};
+pub use report::{
+    AgentReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, MachineReport,
+    MachineState, NewcomerReport, NodeMemoryReport,
+};
 
 use crate::message::{Admitted, CreateVm};
 use crate::node::Inner;
@@ -41,6 +44,8 @@ pub struct AgentConfig {
     pub qmp_dir: PathBuf,
     /// The most that it gives to machines and donors, in bytes; none for all that the host has.
     pub manage_bytes: Option<u64>,
+    /// Whether guests are told of the size that they will have before the first batch is taken.
+    pub announces: bool,
     /// How it decides. What donors may have is the agent's own matter.
     pub settings: Settings,
 }
@@ -101,6 +106,7 @@ pub(crate) struct Shared {
     /// None once nobody is admitted any more.
     arrivals: Mutex<Option<Vec<Arrival>>>,
     report: Mutex<Option<AgentReport>>,
+    harvest_word: Mutex<HarvestWord>,
     stop: Stop,
     bell: Bell,
 }
@@ -112,6 +118,10 @@ impl Shared {
 
     fn report(&self) -> MutexGuard<'_, Option<AgentReport>> {
         self.report.lock().expect("no thread panics with the report")
+    }
+
+    fn harvest_word(&self) -> MutexGuard<'_, HarvestWord> {
+        self.harvest_word.lock().expect("no thread panics with the word")
     }
 }
 
@@ -126,9 +136,16 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Takes the directory; nothing is looked at yet. `lend_bytes`: what its
-    /// donors could lend.
-    pub(crate) fn new(config: AgentConfig, lend_bytes: u64) -> Result<Agent, AgentError> {
+    /// donors could lend. `has_manager`: whether somebody will say if there is a quota of harvest VMs.
+    pub(crate) fn new(
+        config: AgentConfig,
+        lend_bytes: u64,
+        has_manager: bool,
+    ) -> Result<Agent, AgentError> {
         let shared = Arc::new(Shared::default());
+        if has_manager {
+            *shared.harvest_word() = HarvestWord::Nothing;
+        }
         let directory = Directory::claim(&config.qmp_dir)?;
         let keeper = Keeper::new(&config, directory, lend_bytes, Arc::clone(&shared))?;
         *shared.arrivals() = Some(Vec::new());
@@ -162,6 +179,14 @@ impl Agent {
         match answered.recv() {
             Ok(answer) => answer.map_err(CreateError::Refused),
             Err(mpsc::RecvError) => Err(CreateError::Ending),
+        }
+    }
+
+    /// Goes by what the manager grants from now on; none: there is no quota.
+    pub(crate) fn follow(&self, grant: Option<HarvestGrant>) {
+        let word = grant.map_or(HarvestWord::Unlimited, HarvestWord::Grant);
+        if std::mem::replace(&mut *self.shared.harvest_word(), word) != word {
+            self.shared.bell.ring();
         }
     }
 

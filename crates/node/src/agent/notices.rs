@@ -12,6 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Notices {
     patience: Duration,
+    announces: bool,
     last_id: u64,
     /// What the machine has, in bytes.
     size_bytes: u64,
@@ -40,9 +41,11 @@ struct Eviction {
 
 impl Notices {
     /// `reclaim_patience`: how long the guest may give nothing before it is evicted. Half of it is its own.
-    pub(super) fn new(reclaim_patience: Duration) -> Notices {
+    /// `announces`: whether it is told of sizes at all.
+    pub(super) fn new(reclaim_patience: Duration, announces: bool) -> Notices {
         Notices {
             patience: PATIENCE.min(reclaim_patience / 2),
+            announces,
             last_id: 0,
             size_bytes: 0,
             targets: BTreeMap::new(),
@@ -67,6 +70,9 @@ impl Notices {
         now: Duration,
     ) -> Option<HostMessage> {
         self.look(base_bytes, devices);
+        if !self.announces {
+            return None;
+        }
         self.targets.insert(device.to_owned(), target_bytes);
         let wanted = |device: &MemoryDevice| {
             *self.targets.get(&device.id).unwrap_or(&device.requested_bytes)
@@ -209,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_final_size_of_the_machine_is_told_once_and_waited_for() {
-        let mut notices = Notices::new(S(5));
+        let mut notices = Notices::new(S(5), true);
         notices.hear(&GuestMessage::Hello, S(0));
         assert!(notices.may_take(S(0)), "nothing is to be taken");
         let told = notices.shrink("d0", 4, 10, &devices([8, 6]), S(1));
@@ -236,7 +242,7 @@ mod tests {
 
     #[test]
     fn who_greets_later_learns_what_the_machine_has_by_then() {
-        let mut notices = Notices::new(S(5));
+        let mut notices = Notices::new(S(5), true);
         notices.shrink("d0", 4, 10, &devices([8, 6]), S(0));
         notices.look(10, &devices([6, 6]));
         let told = notices.hear(&GuestMessage::Hello, S(1));
@@ -245,7 +251,7 @@ mod tests {
 
     #[test]
     fn a_size_that_changes_while_it_is_waited_for_gives_no_more_time() {
-        let mut notices = Notices::new(S(5));
+        let mut notices = Notices::new(S(5), true);
         notices.hear(&GuestMessage::Hello, S(0));
         for (second, wanted) in [(0, 6), (1, 4)] {
             notices.shrink("d0", wanted, 10, &devices([8, 6]), S(second));
@@ -260,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_is_no_news() {
-        let mut notices = Notices::new(S(5));
+        let mut notices = Notices::new(S(5), true);
         assert!(!notices.is_awaited(&GuestMessage::Hello) && !notices.is_awaited(&ready(0)));
         notices.shrink("d0", 4, 10, &devices([8, 6]), S(0));
         assert!(!notices.is_awaited(&ready(2)) && notices.is_awaited(&ready(1)));
@@ -270,7 +276,7 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_waited_for_once() {
-        let mut notices = Notices::new(S(2));
+        let mut notices = Notices::new(S(2), true);
         notices.shrink("d0", 4, 10, &devices([8, 0]), S(0));
         assert!(notices.may_take(S(0)), "nobody is there");
         let told = notices.hear(&GuestMessage::Hello, S(0));
@@ -287,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_warning_is_told_once_and_again_to_who_greets() {
-        let mut notices = Notices::new(S(5));
+        let mut notices = Notices::new(S(5), true);
         assert_eq!(notices.spare(), None);
         let warning = |id, within_ms| HostMessage::Evict { id, within_ms };
         assert_eq!(notices.warn(S(30), S(0)), Some(warning(1, 30_000)));
@@ -296,5 +302,14 @@ mod tests {
         assert_eq!(told, [HostMessage::Cancelled { what: Notice::Target }, warning(1, 20_000)]);
         assert_eq!(notices.spare(), Some(HostMessage::Cancelled { what: Notice::Evict }));
         assert_eq!(notices.warn(S(90), S(60)), Some(warning(2, 30_000)));
+    }
+
+    #[test]
+    fn sizes_are_not_announced_where_that_is_switched_off() {
+        let mut notices = Notices::new(S(5), false);
+        notices.hear(&GuestMessage::Hello, S(0));
+        assert_eq!(notices.shrink("vm0", 0, 8, &[], S(1)), None);
+        assert!(notices.may_take(S(1)), "nothing is waited for");
+        assert!(notices.warn(S(31), S(1)).is_some(), "evictions are");
     }
 }

@@ -28,6 +28,10 @@ pub(super) struct Record {
     /// The most that it may have; what it has from its start, if it does not grow.
     pub(super) max_bytes: u64,
     pub(super) memory: Memory,
+    /// It is warned, shut down or killed for others: when it has ended, that was why, also to an agent that was not
+    /// there.
+    #[serde(default)]
+    pub(super) gives_way: bool,
 }
 
 /// The directory. Nobody else has it.
@@ -156,6 +160,7 @@ mod tests {
             process: ProcessId::of(std::process::id()).unwrap(),
             max_bytes: 8 << 20,
             memory: Memory::plan(&[0], &[4 << 20], 8 << 20),
+            gives_way: true,
         };
         directory.write(&record).expect("written");
         // Half of one, of an agent that was killed; and nobody's.

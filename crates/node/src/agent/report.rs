@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The host's memory, and who has it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentReport {
     /// The directory of the machines' monitors.
     pub qmp_dir: PathBuf,
@@ -17,8 +17,66 @@ pub struct AgentReport {
     pub machines: Vec<MachineReport>,
     /// Those that are to be created and wait, in the order in which they came.
     pub waiting: Vec<NewcomerReport>,
+    /// Harvest VMs that have ended for others of late, in the order in which they did.
+    #[serde(default)]
+    pub gave_way: Vec<GaveWayReport>,
     /// What has happened since this agent began.
     pub counters: Counters,
+    /// Its part of the cluster's quota of harvest VMs, which was in force when its machines were counted.
+    #[serde(default)]
+    pub harvest: HarvestShare,
+}
+
+impl AgentReport {
+    /// How many harvest VMs there are.
+    pub fn harvest_vms(&self) -> u64 {
+        let harvest = self.machines.iter().filter(|one| one.kind == NewcomerKind::Harvest);
+        harvest.count() as u64
+    }
+}
+
+/// How many harvest VMs a node may have, in the manager's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HarvestGrant {
+    /// Those that are there included.
+    pub machines: u64,
+    /// The grant's number; a node's rise.
+    pub number: u64,
+    /// The cluster's quota.
+    pub quota: u64,
+}
+
+/// What an agent goes by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HarvestWord {
+    /// There is no manager, or no quota.
+    #[default]
+    Unlimited,
+    /// The manager has not said whether there is a quota: no harvest VM is admitted.
+    Nothing,
+    /// So many.
+    Grant(HarvestGrant),
+}
+
+impl HarvestWord {
+    /// The most harvest VMs by it.
+    pub fn most(&self) -> usize {
+        match self {
+            HarvestWord::Unlimited => usize::MAX,
+            HarvestWord::Nothing => 0,
+            HarvestWord::Grant(grant) => usize::try_from(grant.machines).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+/// A node's part of the cluster's quota of harvest VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HarvestShare {
+    /// What it goes by.
+    pub word: HarvestWord,
+    /// How many more it could admit.
+    pub wanted: u64,
 }
 
 /// A NUMA node's memory.
@@ -95,6 +153,17 @@ pub struct MachineReport {
     pub harvested_bytes: u64,
     /// What of all this is really in memory.
     pub held_bytes: u64,
+}
+
+/// A harvest VM that was warned, shut down or killed for others, and has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GaveWayReport {
+    /// Its name.
+    pub name: String,
+    /// The process that it was.
+    pub pid: u32,
+    /// How long ago.
+    pub since_ms: u64,
 }
 
 /// A machine that is to be created, and waits.

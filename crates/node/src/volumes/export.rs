@@ -3,7 +3,7 @@
 use hecaton_block::Front;
 use hecaton_block::attach;
 use hecaton_block::fuse::{Mount, MountError};
-use hecaton_block::ublk::{self, Disk, UblkError};
+use hecaton_block::ublk::{self, Disk, Owner, UblkError};
 use hecaton_pki::{Credentials, CredentialsError, Identity, Role};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -219,9 +219,10 @@ impl Entrance {
         export: &Exported,
         volume: &str,
         bytes: u64,
+        owner: Owner,
     ) -> Result<Entrance, ExportError> {
         match &export.address {
-            ExportAddress::Ublk(_) => Ok(Entrance::Disk(Disk::new(bytes, export.role())?)),
+            ExportAddress::Ublk(_) => Ok(Entrance::Disk(Disk::new(bytes, export.role(), owner)?)),
             ExportAddress::Fuse(path) => {
                 Ok(Entrance::File(Mount::new(path, volume, export.role())?))
             }

@@ -2,20 +2,28 @@
 //! tables, and is supervised like any other from then on.
 
 use super::export::Entrance;
-use super::{Volume, VolumeStart, VolumeState, Volumes, VolumesError};
+use super::{ExportAddress, Volume, VolumeStart, VolumeState, Volumes, VolumesError};
 use crate::adopt::{Adopted, adopt};
 use crate::causes::with_causes;
 use crate::held::HeldFds;
 use crate::node_dir::NodeDir;
 use crate::report::check_name;
+use hecaton_block::ublk::{self, Owner};
 use hecaton_memory::pages_to_bytes;
 use std::io;
 use std::thread;
+use std::time::Duration;
 
 impl Volumes {
     /// Takes over all volumes that wait in `dir`.
     pub(crate) fn adopt_left(&self, dir: &NodeDir) {
-        let Some(patience) = self.0.adopt_within else { return };
+        if let Some(patience) = self.0.adopt_within {
+            self.adopt_all(dir, patience);
+        }
+        self.remove_disks_of_nobody(dir);
+    }
+
+    fn adopt_all(&self, dir: &NodeDir, patience: Duration) {
         for number in dir.volume_numbers() {
             let orphan = match adopt::<VolumeStart>(&dir.paths().volume_socket(number), patience) {
                 Ok(Some(orphan)) => orphan,
@@ -38,6 +46,26 @@ impl Volumes {
         }
     }
 
+    /// Volumes whose process was killed together with the node are gone, and their devices wait for nothing.
+    fn remove_disks_of_nobody(&self, dir: &NodeDir) {
+        let number = |entrance: &Entrance| match entrance.address() {
+            ExportAddress::Ublk(number) => number,
+            _ => None,
+        };
+        let table = self.table();
+        let adopted = table.values().flat_map(|volume| volume.entrances.iter().filter_map(number));
+        let adopted: Vec<u32> = adopted.collect();
+        drop(table);
+        for number in ublk::remove_left(Owner::of(dir.paths().dir()), &adopted) {
+            let device = ublk::disk::path(number);
+            tracing::error!(
+                device = %device.display(),
+                "the volume of this block device was lost with the node before and the process that served it; the \
+                 device is removed, and who has it open finds errors"
+            );
+        }
+    }
+
     fn take_over(&self, mut orphan: Adopted<VolumeStart>, number: u64) -> Result<(), VolumesError> {
         let word = &orphan.word;
         let mut entrances =
@@ -55,6 +83,7 @@ impl Volumes {
         let mut volume = Volume::new(left.config, number, size_bytes);
         volume.report.state = VolumeState::Serving;
         volume.report.exports.clone_from(&left.exports);
+        volume.report.detached = left.detached;
         volume.report.restarts = left.restarts;
         let entrances = left.exports.into_iter().zip(entrances);
         volume.entrances = entrances.map(|(at, fd)| Entrance::adopt(at, fd, &name)).collect();

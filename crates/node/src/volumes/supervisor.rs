@@ -1,7 +1,7 @@
 //! One volume's process after another.
 
 use super::{
-    Copying, Deletion, Process, Resizing, Volume, VolumeEvent, VolumeOrder, VolumeStart,
+    Copying, Deletion, Handing, Process, Resizing, Volume, VolumeEvent, VolumeOrder, VolumeStart,
     VolumeState, Volumes,
 };
 use crate::channel::{self, Receiver};
@@ -19,6 +19,8 @@ use std::time::Instant;
 enum LastWord {
     None,
     Released,
+    /// Another node has what it served.
+    Taken,
     Failed(String),
 }
 
@@ -31,6 +33,7 @@ impl Volumes {
             let born = Instant::now();
             let (was_released, reason) = match self.run_once(name, running.take()) {
                 Ok((_, LastWord::Released)) => (true, "it was told to end".to_owned()),
+                Ok((_, LastWord::Taken)) => (true, "another node has taken it over".to_owned()),
                 Ok((_, LastWord::Failed(reason))) => (false, reason),
                 Ok((end, LastWord::None)) => (false, end.to_string()),
                 Err(error) => (false, format!("cannot run it: {error}")),
@@ -102,6 +105,9 @@ impl Volumes {
                 volume.copying = Copying::Refused("its process ended; try again".to_owned());
             }
             volume.unexporting_is_over();
+            if volume.handing == Handing::Asked {
+                volume.handing = Handing::Refused("its process ended; try again".to_owned());
+            }
             if let Resizing::Asked(_) = volume.resizing {
                 let reason = "its process ended; `hecaton volume status` tells its size";
                 volume.resizing = Resizing::Refused(reason.to_owned());
@@ -133,6 +139,7 @@ impl Volumes {
             labels: volume.held.iter().map(|(label, _)| label.to_owned()).collect(),
             restarts: volume.report.restarts,
             outlive: self.outlive(volume.number),
+            detached: volume.report.detached.clone(),
         };
         let entrances = volume.entrances.iter().map(AsFd::as_fd);
         let fds: Vec<_> = entrances.chain(volume.held.iter().map(|(_, fd)| fd)).collect();
@@ -195,10 +202,32 @@ impl Volumes {
                             volume.copying = Copying::Refused(reason);
                         }
                     }
+                    VolumeEvent::Detached(offer) => {
+                        volume.report.detached = Some(offer);
+                        volume.handed(Handing::Done);
+                        self.0.news.ring();
+                    }
+                    VolumeEvent::Kept => {
+                        volume.report.detached = None;
+                        volume.handed(Handing::Done);
+                        self.0.news.ring();
+                    }
+                    VolumeEvent::NotDetached(reason) | VolumeEvent::NotKept(reason) => {
+                        volume.handed(Handing::Refused(reason));
+                    }
+                    VolumeEvent::Taken => {
+                        tracing::info!(volume = name, "another node has the volume now");
+                        last_word = LastWord::Taken;
+                        volume.report.state = VolumeState::Ending;
+                        volume.order(&VolumeOrder::End, None);
+                    }
                     VolumeEvent::InUse(clients) if volume.deletion == Deletion::Asked => {
                         volume.deletion = Deletion::Refused(clients);
                     }
                     VolumeEvent::InUse(_) => {}
+                    // That of one which another node has taken over is said.
+                    VolumeEvent::Released | VolumeEvent::Failed(_)
+                        if matches!(last_word, LastWord::Taken) => {}
                     VolumeEvent::Released => last_word = LastWord::Released,
                     VolumeEvent::Failed(reason) => last_word = LastWord::Failed(reason),
                 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::child::adopt_orphans;
-use crate::message::Unexport;
+use crate::message::{AttachVolume, DetachVolume, Unexport};
 use hecaton_pager::Site;
 use rustix::process::{Pid, kill_process};
 use std::time::Instant;
@@ -378,4 +378,69 @@ fn why_one_is_not_created_is_told_and_nothing_is_left() {
     let mirrored = CreateVolume { copies: Some(9), ..wish("a") };
     assert!(matches!(volumes.create(mirrored), Err(VolumesError::Placement(_))));
     assert!(volumes.reports().is_empty());
+}
+
+#[test]
+fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let given = dir.path().join("given");
+    let script = r#"
+        read start
+        echo '"serving"' >&0
+        while read order; do
+            case $order in
+                *detach*) echo '{"detached":{"to":"b","address":"127.0.0.1:9"}}' >&0 ;;
+                *keep*) if [ -e "$0" ]; then echo '{"not_kept":"node `b` has it"}' >&0; echo '"taken"' >&0
+                    else echo '"kept"' >&0; fi ;;
+                *delete*|*end*) echo '"released"' >&0; exit 0 ;;
+            esac
+        done"#;
+    let volumes = volumes(script, given.to_str().unwrap());
+    volumes.create(wish("disk")).unwrap();
+    let detach = |to: &str, listen: Option<&str>, insecure| {
+        let listen = listen.map(|listen| listen.parse().unwrap());
+        let wish = DetachVolume { volume: "disk".into(), to: to.into(), listen, insecure };
+        volumes.detach(&wish).map_err(|error| error.to_string())
+    };
+    for (to, listen, why) in [
+        ("a", Some("127.0.0.1:0"), "node `a` has it"),
+        ("b", None, "--listen"),
+        ("b", Some("0.0.0.0:0"), "no address to connect to"),
+        ("b", Some("192.0.2.1:0"), "--insecure"),
+    ] {
+        let refused = detach(to, listen, false).unwrap_err();
+        assert!(refused.contains(why), "{refused}");
+    }
+    let attach = || volumes.attach(&AttachVolume { volume: "disk".into(), from: None });
+    assert!(matches!(attach(), Err(VolumesError::IsAttached(_))));
+    for spilling in [true, false] {
+        let other = CreateVolume { spill: spilling.then(|| "/spill".into()), ..wish("other") };
+        volumes.create(CreateVolume { encrypt: !spilling, ..other }).unwrap();
+        let listen = Some(([127, 0, 0, 1], 0).into());
+        let wish = DetachVolume { volume: "other".into(), to: "b".into(), listen, insecure: false };
+        let refused = volumes.detach(&wish).unwrap_err().to_string();
+        assert!(refused.contains(if spilling { "spill file" } else { "TLS only" }), "{refused}");
+        volumes.delete("other").unwrap();
+    }
+
+    assert_eq!(detach("b", Some("127.0.0.1:0"), false), Ok(([127, 0, 0, 1], 9).into()));
+    let address = "127.0.0.1:0".parse().unwrap();
+    let export = Export { volume: "disk".into(), address, read_only: false, tls: None };
+    assert!(matches!(volumes.export(export), Err(VolumesError::IsDetached { .. })));
+    assert!(matches!(volumes.delete("disk"), Err(VolumesError::IsDetached { .. })));
+    let smaller = ResizeVolume { volume: "disk".into(), size_bytes: 4096 };
+    assert!(matches!(volumes.resize(&smaller), Err(VolumesError::IsDetached { .. })));
+    assert!(detach("c", Some("127.0.0.1:0"), false).unwrap_err().contains("detached for node `b`"));
+    attach().unwrap();
+    assert_eq!(volumes.reports()[0].detached, None);
+
+    detach("b", Some("127.0.0.1:0"), false).unwrap();
+    std::fs::write(&given, "").unwrap();
+    let refused = attach().unwrap_err().to_string();
+    assert!(refused.contains("node `b` has it"), "{refused}");
+    let deadline = Instant::now() + PATIENCE;
+    while !volumes.reports().is_empty() {
+        assert!(Instant::now() < deadline, "it is not forgotten");
+        thread::sleep(Duration::from_millis(5));
+    }
 }

@@ -137,7 +137,7 @@ impl Member {
 
     /// Acts upon a message of the manager.
     pub fn handle(&mut self, message: &ToNode) -> Vec<Outgoing> {
-        self.messages_handled += 1;
+        self.messages_handled += u64::from(message.is_counted());
         match *message {
             ToNode::EnableNode(home) => {
                 self.enabled.insert(home.node, home.life);

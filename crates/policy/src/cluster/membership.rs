@@ -42,7 +42,7 @@ struct Entry {
     state: NodeState,
     /// Of the last registration.
     life: u64,
-    /// Messages sent to it since it connected.
+    /// Messages sent to it since it connected, of those that it counts too.
     sent: u64,
     /// What it said last in this life.
     holdings: Option<Holdings>,
@@ -119,11 +119,8 @@ impl Membership {
             return sends;
         }
         let active = self.nodes.iter().filter(|(_, entry)| entry.state == NodeState::Active);
-        let homes: Vec<Home> =
-            active.map(|(&node, entry)| Home { node, life: entry.life }).collect();
-        for home in homes {
-            self.send(node, ToNode::EnableNode(home), &mut sends);
-        }
+        let homes = active.map(|(&home, entry)| Home { node: home, life: entry.life });
+        sends.extend(homes.map(|home| (node, ToNode::EnableNode(home))));
         let waits = |one: &NodeId| self.nodes[one].unconfirmed.contains_key(&node);
         let waiting: Vec<NodeId> = self.pending.iter().copied().filter(waits).collect();
         self.ask_to_confirm(node, waiting, &mut sends);
@@ -227,21 +224,13 @@ impl Membership {
     /// Tells a new node of all Active ones, and those of it.
     fn introduce(&mut self, new: NodeId, sends: &mut Sends) {
         let life = self.nodes[&new].life;
-        let mut told_new = 0;
-        // One pass, since a cluster of n nodes is told n squared times until it has formed.
-        for (&node, entry) in &mut self.nodes {
-            if entry.state != NodeState::Active {
-                continue;
+        for (&node, entry) in &self.nodes {
+            if entry.state == NodeState::Active {
+                sends.push((new, ToNode::EnableNode(Home { node, life: entry.life })));
+                if node != new {
+                    sends.push((node, ToNode::EnableNode(Home { node: new, life })));
+                }
             }
-            sends.push((new, ToNode::EnableNode(Home { node, life: entry.life })));
-            told_new += 1;
-            if node != new {
-                entry.sent += 1;
-                sends.push((node, ToNode::EnableNode(Home { node: new, life })));
-            }
-        }
-        if let Some(entry) = self.nodes.get_mut(&new) {
-            entry.sent += told_new;
         }
     }
 
@@ -412,7 +401,7 @@ impl Membership {
 
     fn send(&mut self, to: NodeId, message: ToNode, sends: &mut Sends) {
         if let Some(entry) = self.nodes.get_mut(&to) {
-            entry.sent += 1;
+            entry.sent += u64::from(message.is_counted());
             sends.push((to, message));
         }
     }

@@ -18,9 +18,9 @@ pub struct Block {
 pub struct Holdings {
     /// The life that the node is in.
     pub life: u64,
-    /// Messages of the manager that it has acted upon since it connected. A node that has acted upon a
-    /// Force-Return or an Invalidate accepts no page of that home any more, which is what the manager waits
-    /// for; statistics sent before that say nothing about it.
+    /// Messages of the manager that it has acted upon since it connected and that are counted
+    /// ([`ToNode::is_counted`]). A node that has acted upon a Force-Return or an Invalidate accepts no page of that
+    /// home any more, which is what the manager waits for; statistics sent before that say nothing about it.
     pub messages_handled: u64,
     /// Pages of its own memory, lent ones included.
     pub home_pages: u64,
@@ -78,6 +78,14 @@ pub enum ToNode {
     Invalidate(NodeId),
     /// Nobody knows the recipient's former life any more; it may register.
     InvalidateNotify,
+}
+
+impl ToNode {
+    /// Whether it is counted. *Enable-Node* is not: nobody waits for it, and where nodes know otherwise whose
+    /// pages there are, from a list that all are told, it need not be sent.
+    pub fn is_counted(&self) -> bool {
+        !matches!(self, ToNode::EnableNode(_))
+    }
 }
 
 /// What a node sends, and to whom.

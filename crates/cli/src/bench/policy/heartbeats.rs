@@ -1,23 +1,19 @@
 //! What a manager does for the heartbeats of a cluster in a second, without the network: reads them, takes them into
 //! its registry, policy included, and writes the answers.
-//!
-//! The nodes say that they have acted upon what they were told, as real ones do, and remember nothing else of it: what
-//! thousands of them know of each other is not the manager's memory. None comes, goes or falls silent.
+//! None comes, goes or falls silent.
 
+use crate::bench::reporter::Reporter;
 use anyhow::Context as _;
-use hecaton_donor::{Snapshot, SpaceSnapshot};
 use hecaton_manager::Registry;
 use hecaton_manager::registry::{MAX_NODES, SILENT_AFTER};
-use hecaton_memory::{Epoch, SpaceId, pages_to_bytes};
-use hecaton_node::donors::{DonorReport, DonorState};
-use hecaton_node::pagers::{ConsumerReport, PagerState};
-use hecaton_node::report::{HeartbeatAnswer, MemberReport, NodeReport, PoolShare};
-use hecaton_pager::{DonorUse, PoolUse, Stats};
+use hecaton_manager::watch::Watch;
+use hecaton_node::report::{HeartbeatAnswer, NodeReport};
 use hecaton_policy::cluster::choice::Choice;
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Medians of the seconds, on one processor.
+/// Medians of the seconds, in processor time: others that use the machine are not counted.
 #[derive(Serialize)]
 pub(super) struct Figures {
     pub(super) nodes: u32,
@@ -28,8 +24,16 @@ pub(super) struct Figures {
     pub(super) read_s: f64,
     pub(super) registry_s: f64,
     pub(super) write_s: f64,
-    /// Resident memory that the registry took.
-    pub(super) registry_bytes: u64,
+    /// The look at all of it that is shown to people.
+    pub(super) look_s: f64,
+    /// When all nodes join at once: seconds until they know each other, all of that in these and in the worst of them, and
+    /// the bytes of the answers.
+    pub(super) form_seconds: usize,
+    pub(super) form_s: f64,
+    pub(super) form_most_s: f64,
+    pub(super) form_said_bytes: usize,
+    /// Resident memory that the registry took, and what is remembered for people.
+    pub(super) state_bytes: u64,
 }
 
 /// What passes in a second, and how long it takes.
@@ -37,32 +41,50 @@ pub(super) struct Figures {
 struct Second {
     heard_bytes: usize,
     said_bytes: usize,
+    /// Donors that nodes heard of, and orders.
+    news: usize,
     read: Duration,
     registry: Duration,
     write: Duration,
+    look: Duration,
+}
+
+impl Second {
+    fn all(&self) -> Duration {
+        self.read + self.registry + self.write + self.look
+    }
 }
 
 /// Of so many nodes, or as many as a manager takes, with so many consumers each.
 pub(super) fn measure(nodes: u32, consumers: u32, rounds: u32) -> anyhow::Result<Figures> {
     let nodes = nodes.min(MAX_NODES as u32);
-    let mut cluster: Vec<Node> = (0..nodes).map(|at| Node::new(at, nodes, consumers)).collect();
+    let mut cluster: Vec<Reporter> =
+        (0..nodes).map(|at| Reporter::new(at, nodes, consumers)).collect();
     let before = super::resident_bytes()?;
     let mut registry = Registry::default();
     registry.choose(Some(Choice::Anticipating {}));
+    let mut watch = Watch::default();
     let mut now = SILENT_AFTER;
-    let mut seconds = Vec::new();
-    // They are told of each other in the first two.
-    for _ in 0..rounds + 2 {
+    let mut pass = || -> anyhow::Result<Second> {
         now += Duration::from_secs(1);
         let mut second = Second::default();
         for node in &mut cluster {
-            node.beat(&mut registry, now, &mut second)?;
+            beat(node, &mut registry, now, &mut second)?;
         }
         registry.written();
-        seconds.push(second);
+        let began = processor_time();
+        drop(serde_json::to_vec(&watch.look(registry.status(now)))?);
+        second.look = processor_time() - began;
+        Ok(second)
+    };
+    let mut formed = Vec::new();
+    // Until nobody hears of anybody any more.
+    while formed.last().is_none_or(|second: &Second| second.news > 0) {
+        formed.push(pass()?);
     }
-    let registry_bytes = super::resident_bytes()?.saturating_sub(before);
-    let counted = &seconds[2..];
+    let counted = (0..rounds).map(|_| pass()).collect::<anyhow::Result<Vec<Second>>>()?;
+    let state_bytes = super::resident_bytes()?.saturating_sub(before);
+    let processor_s = |second: &Second| second.all().as_secs_f64();
     let median =
         |time: fn(&Second) -> Duration| super::median_s(counted.iter().map(time).collect());
     let last = counted.last().context("no second was measured")?;
@@ -74,134 +96,46 @@ pub(super) fn measure(nodes: u32, consumers: u32, rounds: u32) -> anyhow::Result
         read_s: median(|second| second.read),
         registry_s: median(|second| second.registry),
         write_s: median(|second| second.write),
-        registry_bytes,
+        look_s: median(|second| second.look),
+        form_seconds: formed.len(),
+        form_s: formed.iter().map(processor_s).sum(),
+        form_most_s: formed.iter().map(processor_s).fold(0.0, f64::max),
+        form_said_bytes: formed.iter().map(|second| second.said_bytes).sum(),
+        state_bytes,
     })
 }
 
-/// As a node says itself.
-struct Node {
-    report: NodeReport,
-    /// Of how many consumers the manager is told one by one.
-    most_told: Option<u32>,
-}
-
-impl Node {
-    fn new(at: u32, of: u32, consumers: u32) -> Node {
-        let name = name(at);
-        let pages = super::HOME_PAGES;
-        // Half of its own consumers' pages, and half of those of the node before it.
-        let spaces = [at, (at + of - 1) % of]
-            .into_iter()
-            .flat_map(|home| (0..consumers).map(move |number| space(home, number)));
-        let spaces = spaces.collect();
-        let stats = Snapshot { pages, limit_pages: pages, spaces, ..Snapshot::default() };
-        let donor = DonorReport {
-            name: name.clone(),
-            state: DonorState::Serving,
-            address: Some(([10, 0, (at >> 8) as u8, at as u8], 7071).into()),
-            pid: Some(at),
-            lend_bytes: pages_to_bytes(pages),
-            stats: Some(stats),
-            ..DonorReport::default()
-        };
-        let neighbour = self::name((at + 1) % of);
-        let report = NodeReport {
-            boot: u64::from(at) + 1,
-            location: Some(format!("rack{}/chassis{}", at / 40, at / 10)),
-            donors: vec![donor],
-            consumers: (0..consumers).map(|number| consumer(at, number, &neighbour)).collect(),
-            name: name.clone(),
-            member: MemberReport { life: u64::from(at) + 1, ..MemberReport::default() },
-            ..NodeReport::default()
-        };
-        // A node that has just started has none.
-        Node { report, most_told: Some(0) }
-    }
-
-    fn beat(
-        &mut self,
-        registry: &mut Registry,
-        now: Duration,
-        second: &mut Second,
-    ) -> anyhow::Result<HeartbeatAnswer> {
-        let said = match self.most_told {
-            None => serde_json::to_vec(&self.report)?,
-            Some(most) => serde_json::to_vec(&self.report.clone().in_brief(most as usize))?,
-        };
-        let began = Instant::now();
-        let heard: NodeReport = serde_json::from_slice(&said)?;
-        let read = Instant::now();
-        let answer = registry.heartbeat(now, &self.report.name, heard)?;
-        let taken = Instant::now();
-        let told = serde_json::to_vec(&answer)?;
-        second.write += taken.elapsed();
-        second.registry += taken - read;
-        second.read += read - began;
-        second.heard_bytes += said.len();
-        second.said_bytes += told.len();
-        self.most_told = answer.most_told;
-        self.report.donors_version = answer.list.version;
-        let orders = answer.orders.orders.len() as u64;
-        let (member, heard) = (&mut self.report.member, answer.orders.first + orders);
-        (member.session, member.heard) = (answer.orders.session, heard);
-        member.messages_handled += orders;
-        let policy = Some(Choice::Anticipating {});
-        let (used_pages, wanted_pages) = (super::HOME_PAGES / 2, super::HOME_PAGES);
-        let quota_pages = answer.quota_pages;
-        let pool = PoolShare { policy, quota_pages, used_pages, wanted_pages, ..self.report.pool };
-        self.report.pool = pool;
-        Ok(answer)
-    }
-}
-
-/// What a donor says of a consumer's pages.
-fn space(at: u32, number: u32) -> SpaceSnapshot {
-    SpaceSnapshot {
-        space: space_id(at, number),
-        consumer: format!("program-{number}"),
-        fence: Epoch(1),
-        extents: 1,
-        pages: super::HOME_PAGES / 400,
-        recalled: 0,
-        silent_ms: 100,
-        lease_ms: 60_000,
-    }
-}
-
-fn space_id(at: u32, number: u32) -> SpaceId {
-    SpaceId(u64::from(at) << 32 | u64::from(number))
-}
-
-fn name(at: u32) -> String {
-    format!("node-{at}")
-}
-
-/// One that has half of its pages at its own node, and half at another one.
-fn consumer(at: u32, number: u32, neighbour: &str) -> ConsumerReport {
-    let pool_bytes = pages_to_bytes(super::HOME_PAGES / 200);
-    let held = |name: &str| DonorUse {
-        name: name.to_owned(),
-        bytes: pool_bytes / 2,
-        reachable: true,
-        ..DonorUse::default()
+/// A heartbeat, and what the manager does for it.
+fn beat(
+    node: &mut Reporter,
+    registry: &mut Registry,
+    now: Duration,
+    second: &mut Second,
+) -> anyhow::Result<HeartbeatAnswer> {
+    let (name, said) = {
+        let says = node.says();
+        (says.name.clone(), serde_json::to_vec(&says)?)
     };
-    let donors = vec![held(&name(at)), held(neighbour)];
-    let stats = Stats {
-        pool_bytes,
-        puts_total: u64::from(number) << 20,
-        puts_succeeded: u64::from(number) << 20,
-        pool: PoolUse { copies: 1, donors, ..PoolUse::default() },
-        ..Stats::default()
-    };
-    ConsumerReport {
-        name: format!("program-{number}"),
-        space: space_id(at, number),
-        state: PagerState::Serving,
-        pid: Some(number),
-        local_bytes: pool_bytes,
-        stats: Some(stats),
-        ..ConsumerReport::default()
-    }
+    let began = processor_time();
+    let heard: NodeReport = serde_json::from_slice(&said)?;
+    let read = processor_time();
+    let answer = registry.heartbeat(now, &name, heard)?;
+    let taken = processor_time();
+    let told = serde_json::to_vec(&answer)?;
+    second.write += processor_time() - taken;
+    second.registry += taken - read;
+    second.read += read - began;
+    second.heard_bytes += said.len();
+    second.said_bytes += told.len();
+    second.news += answer.list.donors.len() + answer.orders.orders.len();
+    node.hear(&answer);
+    Ok(answer)
+}
+
+/// Of this thread, so far.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 #[cfg(test)]
@@ -211,16 +145,16 @@ mod tests {
     #[test]
     fn nodes_that_know_each_other_are_told_of_nobody_anew() {
         let mut registry = Registry::default();
-        let mut cluster: Vec<Node> = (0..8).map(|at| Node::new(at, 8, 3)).collect();
-        let (mut told, mut heard) = ([0; 4], 0);
+        let mut cluster: Vec<Reporter> = (0..8).map(|at| Reporter::new(at, 8, 3)).collect();
+        let mut told = [0; 4];
         for (now, told) in (1..).map(Duration::from_secs).zip(&mut told) {
             for node in &mut cluster {
-                let answer = node.beat(&mut registry, now, &mut Second::default()).unwrap();
-                *told += answer.orders.orders.len();
-                heard = answer.orders.first;
+                let answer = beat(node, &mut registry, now, &mut Second::default()).unwrap();
+                *told += answer.list.donors.len();
+                assert!(answer.orders.orders.is_empty(), "nothing is to be done");
             }
         }
-        assert!(told[0] > 0 && told[2..] == [0, 0], "{told:?}");
-        assert_eq!(heard, 8, "of all, itself among them");
+        // Each hears of itself and of those before it, and of the others with its next heartbeat.
+        assert_eq!(told, [36, 28, 0, 0]);
     }
 }

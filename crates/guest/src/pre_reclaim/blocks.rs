@@ -1,0 +1,210 @@
+//! The kernel's memory blocks (`/sys/devices/system/memory`): which of them virtio-mem has added, which are offline.
+//!
+//! Only blocks of the movable zone are taken: in others there are pages that cannot be moved away.
+
+use crate::sink::{Ending, run_program};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a block may take to go offline. The kernel itself would try for ever, and keep the driver waiting.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the kernel calls memory of virtio-mem devices.
+const NAME: &str = "System RAM (virtio_mem)";
+
+/// Those of the kernel.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    root: PathBuf,
+    block_bytes: u64,
+    /// As it was last looked.
+    plugged: BTreeSet<u64>,
+    readied: BTreeSet<u64>,
+    /// They did not go offline; not tried again until all are given back.
+    kept: BTreeSet<u64>,
+}
+
+impl Blocks {
+    /// Counts those that are offline already as readied.
+    pub(super) fn open(root: PathBuf) -> io::Result<Blocks> {
+        let path = root.join("sys/devices/system/memory/block_size_bytes");
+        let text = fs::read_to_string(&path)?;
+        let block_bytes = u64::from_str_radix(text.trim(), 16).ok().filter(|bytes| *bytes > 0);
+        let block_bytes = block_bytes.ok_or_else(|| {
+            io::Error::other(format!("{} says `{}`", path.display(), text.trim()))
+        })?;
+        let mut blocks = Blocks {
+            root,
+            block_bytes,
+            plugged: BTreeSet::new(),
+            readied: BTreeSet::new(),
+            kept: BTreeSet::new(),
+        };
+        blocks.look()?;
+        let is_offline = |block: &u64| blocks.read(*block, "state").as_deref() == Some("offline");
+        blocks.readied = blocks.plugged.iter().copied().filter(is_offline).collect();
+        Ok(blocks)
+    }
+
+    /// What virtio-mem has added, in bytes. Blocks that are there no more are readied no more.
+    pub(super) fn look(&mut self) -> io::Result<u64> {
+        let text = fs::read_to_string(self.root.join("proc/iomem"))?;
+        let ranges = text.lines().filter_map(range);
+        let block = self.block_bytes;
+        let blocks = ranges.flat_map(|range| (range.start() / block)..=(range.end() / block));
+        // Whoever may not read it is shown zeros.
+        self.plugged = blocks.filter(|number| *number > 0).collect();
+        self.readied.retain(|number| self.plugged.contains(number));
+        Ok(self.plugged.len() as u64 * block)
+    }
+
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    pub(super) fn readied_bytes(&self) -> u64 {
+        self.readied.len() as u64 * self.block_bytes
+    }
+
+    /// Takes one more offline; false if there is none to take. The lowest: the driver gives the highest ones first, and the
+    /// two do not meet.
+    pub(super) fn ready_one(&mut self, ending: &Ending) -> bool {
+        let is_other = |block: &u64| !self.readied.contains(block) && !self.kept.contains(block);
+        let is_movable = |block: &u64| {
+            let zones = self.read(*block, "valid_zones");
+            zones.is_some_and(|zones| zones.split_whitespace().next() == Some("Movable"))
+        };
+        let found = self.plugged.iter().copied().filter(is_other).find(is_movable);
+        let Some(block) = found else { return false };
+        // A program of its own: only a signal ends the kernel's trying.
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo offline >\"$0\""]).arg(self.path(block, "state"));
+        match run_program(&mut command, PATIENCE, ending) {
+            Ok(_) => _ = self.readied.insert(block),
+            Err(error) => {
+                tracing::debug!(block, %error, "a memory block stays in use");
+                self.kept.insert(block);
+            }
+        }
+        true
+    }
+
+    /// Has one used again; false if there is none.
+    pub(super) fn give_back_one(&mut self) -> bool {
+        self.kept.clear();
+        let Some(block) = self.readied.pop_last() else { return false };
+        // Between the look and now the driver may have taken it.
+        if let Err(error) = fs::write(self.path(block, "state"), "online_movable")
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(block, %error, "a memory block stays offline");
+        }
+        true
+    }
+
+    fn path(&self, block: u64, file: &str) -> PathBuf {
+        self.root.join(format!("sys/devices/system/memory/memory{block}/{file}"))
+    }
+
+    fn read(&self, block: u64, file: &str) -> Option<String> {
+        let text = fs::read_to_string(self.path(block, file)).ok()?;
+        Some(text.trim().to_owned())
+    }
+}
+
+/// Of a line such as `  140000000-1bfffffff : System RAM (virtio_mem)`.
+fn range(line: &str) -> Option<RangeInclusive<u64>> {
+    let (range, name) = line.trim().split_once(" : ")?;
+    let (start, end) = range.split_once('-').filter(|_| name == NAME)?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(number(start)?..=number(end)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const BLOCK: u64 = 128 << 20;
+
+    fn kernel(dir: &Path, numbers: &[u64]) {
+        let sys = dir.join("sys/devices/system/memory");
+        fs::create_dir_all(dir.join("proc")).unwrap();
+        fs::create_dir_all(&sys).unwrap();
+        fs::write(sys.join("block_size_bytes"), "8000000\n").unwrap();
+        let mut iomem =
+            "00001000-0009fbff : System RAM\n100000000-1ffffffff : virtio0\n".to_owned();
+        for number in numbers {
+            let (start, end) = (number * BLOCK, (number + 1) * BLOCK - 1);
+            iomem += &format!("  {start:x}-{end:x} : System RAM (virtio_mem)\n");
+            let block = sys.join(format!("memory{number}"));
+            fs::create_dir_all(&block).unwrap();
+            fs::write(block.join("state"), "online\n").unwrap();
+            fs::write(block.join("valid_zones"), "Movable\n").unwrap();
+        }
+        fs::write(dir.join("proc/iomem"), iomem).unwrap();
+    }
+
+    fn state(dir: &Path, number: u64) -> String {
+        let path = format!("sys/devices/system/memory/memory{number}/state");
+        fs::read_to_string(dir.join(path)).unwrap().trim().to_owned()
+    }
+
+    #[test]
+    fn movable_blocks_of_virtio_mem_are_taken_from_below_and_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        kernel(dir.path(), &[32, 33, 34]);
+        let zones = dir.path().join("sys/devices/system/memory/memory32/valid_zones");
+        fs::write(zones, "Normal\n").unwrap();
+        let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
+        assert_eq!((blocks.look().unwrap(), blocks.readied_bytes()), (3 * BLOCK, 0));
+        let ending = Ending::default();
+        assert!(blocks.ready_one(&ending));
+        assert_eq!((blocks.readied_bytes(), state(dir.path(), 33)), (BLOCK, "offline".to_owned()));
+        assert!(blocks.ready_one(&ending) && !blocks.ready_one(&ending), "32 is not movable");
+        assert_eq!(
+            [32, 33, 34].map(|block| state(dir.path(), block)),
+            ["online", "offline", "offline"]
+        );
+        // The driver gives one to the host.
+        kernel(dir.path(), &[32, 33]);
+        fs::write(dir.path().join("sys/devices/system/memory/memory33/state"), "offline").unwrap();
+        assert_eq!((blocks.look().unwrap(), blocks.readied_bytes()), (2 * BLOCK, BLOCK));
+        // A manager that is killed now, and the next one.
+        let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
+        assert_eq!(blocks.readied_bytes(), BLOCK);
+        assert!(blocks.give_back_one() && !blocks.give_back_one());
+        assert_eq!(
+            (blocks.readied_bytes(), state(dir.path(), 33)),
+            (0, "online_movable".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_block_that_does_not_go_is_passed_over_until_all_are_given_back() {
+        let dir = tempfile::tempdir().unwrap();
+        kernel(dir.path(), &[40, 41]);
+        let refused = dir.path().join("sys/devices/system/memory/memory40/state");
+        fs::remove_file(&refused).unwrap();
+        fs::create_dir(&refused).unwrap();
+        let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
+        let ending = Ending::default();
+        assert!(blocks.ready_one(&ending) && blocks.readied_bytes() == 0);
+        assert!(blocks.ready_one(&ending) && blocks.readied_bytes() == BLOCK, "the next one");
+        assert!(!blocks.ready_one(&ending));
+        while blocks.give_back_one() {}
+        assert!(blocks.ready_one(&ending), "tried again");
+    }
+
+    #[test]
+    fn a_kernel_without_memory_blocks_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Blocks::open(dir.path().to_owned()).expect_err("there is nothing");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,142 @@
+//! When memory is readied, how much, and when it is given back. No I/O and no clock.
+
+use std::time::Duration;
+
+/// How long after the host has last asked, readied memory is kept.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long if it has announced that it will take more.
+const ANNOUNCED_SILENCE: Duration = Duration::from_secs(10);
+
+/// The memory as it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
+    /// What the host has plugged in, what is readied included.
+    pub(super) plugged_bytes: u64,
+    /// What of it is readied.
+    pub(super) readied_bytes: u64,
+    /// What is readied at once.
+    pub(super) block_bytes: u64,
+    /// What the host has said that it will take still.
+    pub(super) announced_bytes: Option<u64>,
+    /// What is available and need not be left free, in bytes, without what is readied.
+    pub(super) spare_bytes: u64,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// One more block is to be readied.
+    Ready,
+    /// All that is readied is to be used again.
+    GiveBack,
+    /// Nothing.
+    Rest,
+}
+
+/// What is remembered: when the host has asked.
+#[derive(Debug)]
+pub(super) struct Plan {
+    ahead_bytes: u64,
+    last: Option<(u64, Option<u64>)>,
+    asked_at: Option<Duration>,
+}
+
+impl Plan {
+    /// No more than `ahead_bytes` at once.
+    pub(super) fn new(ahead_bytes: u64) -> Plan {
+        Plan { ahead_bytes, last: None, asked_at: None }
+    }
+
+    /// What is to be done now.
+    pub(super) fn step(&mut self, view: &View, now: Duration) -> Step {
+        let owes = view.announced_bytes.is_some_and(|bytes| bytes > 0);
+        if let Some((plugged_bytes, announced_bytes)) = self.last {
+            let has_taken = view.plugged_bytes < plugged_bytes;
+            let has_announced = owes && announced_bytes != view.announced_bytes;
+            if has_taken || has_announced {
+                self.asked_at = Some(now);
+            }
+            if view.plugged_bytes > plugged_bytes {
+                // It gives; what it took before is over.
+                self.asked_at = None;
+            }
+        } else if owes {
+            self.asked_at = Some(now);
+        }
+        self.last = Some((view.plugged_bytes, view.announced_bytes));
+        let silence = if owes { ANNOUNCED_SILENCE } else { SILENCE };
+        let is_asked = self.asked_at.is_some_and(|at| now.saturating_sub(at) < silence);
+        if !is_asked || view.announced_bytes == Some(0) {
+            return if view.readied_bytes > 0 { Step::GiveBack } else { Step::Rest };
+        }
+        // Whoever says what it takes in all, needs no more than that.
+        let most = view.announced_bytes.map_or(self.ahead_bytes, |bytes| {
+            bytes.next_multiple_of(view.block_bytes).min(self.ahead_bytes)
+        });
+        let fits = view.readied_bytes + view.block_bytes <= most;
+        // Without a word before, applications have given nothing yet, and the driver takes at the same time.
+        let needed = view.block_bytes * if owes { 1 } else { 2 };
+        match fits && needed <= view.spare_bytes {
+            true => Step::Ready,
+            false => Step::Rest,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const M: u64 = 1 << 20;
+
+    fn view(plugged: u64, readied: u64) -> View {
+        View {
+            plugged_bytes: plugged * M,
+            readied_bytes: readied * M,
+            block_bytes: 128 * M,
+            announced_bytes: None,
+            spare_bytes: 4096 * M,
+        }
+    }
+
+    fn at(tenths: u64) -> Duration {
+        Duration::from_millis(tenths * 100)
+    }
+
+    #[test]
+    fn once_the_host_has_taken_more_is_readied_until_a_second_of_silence() {
+        let mut plan = Plan::new(300 * M);
+        assert_eq!(plan.step(&view(2048, 0), at(0)), Step::Rest, "nobody has asked");
+        assert_eq!(plan.step(&view(1920, 0), at(1)), Step::Ready);
+        assert_eq!(plan.step(&view(1920, 128), at(2)), Step::Ready);
+        assert_eq!(plan.step(&view(1920, 256), at(3)), Step::Rest, "no more than 300 MiB ahead");
+        assert_eq!(plan.step(&view(1792, 128), at(9)), Step::Ready, "it has taken one of them");
+        assert_eq!(plan.step(&view(1792, 256), at(18)), Step::Rest);
+        assert_eq!(plan.step(&view(1792, 256), at(19)), Step::GiveBack);
+        assert_eq!(plan.step(&view(1792, 0), at(20)), Step::Rest);
+    }
+
+    #[test]
+    fn what_is_announced_is_readied_and_no_more() {
+        let mut plan = Plan::new(2048 * M);
+        let announced =
+            |readied, bytes| View { announced_bytes: Some(bytes * M), ..view(2048, readied) };
+        assert_eq!(plan.step(&announced(0, 200), at(0)), Step::Ready);
+        assert_eq!(plan.step(&announced(128, 200), at(1)), Step::Ready);
+        assert_eq!(plan.step(&announced(256, 200), at(50)), Step::Rest, "it will come");
+        assert_eq!(plan.step(&announced(256, 200), at(100)), Step::GiveBack, "it has not");
+        assert_eq!(plan.step(&announced(0, 100), at(110)), Step::Ready, "a new one");
+        assert_eq!(plan.step(&announced(128, 0), at(111)), Step::GiveBack, "all is taken");
+    }
+
+    #[test]
+    fn what_is_needed_is_not_readied_and_who_gives_does_not_ask() {
+        let mut plan = Plan::new(2048 * M);
+        plan.step(&view(2048, 0), at(0));
+        let full = View { spare_bytes: 255 * M, ..view(1920, 0) };
+        assert_eq!(plan.step(&full, at(1)), Step::Rest);
+        assert_eq!(plan.step(&view(1920, 0), at(2)), Step::Ready);
+        assert_eq!(plan.step(&view(2048, 128), at(3)), Step::GiveBack);
+    }
+}

@@ -1,0 +1,219 @@
+//! A volume goes from node to node ([`hecaton_block::hand_over`]).
+//!
+//! The node that has it keeps it, with its process, until the other one has been seen to serve it. The other one has a
+//! process for it from the moment that it has the tables, started again for as long as the node is there,
+//! whether it has ever served or not: nobody else can.
+
+use super::{
+    Handing, Offer, START_PATIENCE, STATE, STOP_GRACE, Volume, VolumeOrder, VolumeState, Volumes,
+    VolumesError,
+};
+use crate::causes::with_causes;
+use crate::message::{AttachVolume, DetachVolume};
+use crate::report::check_name;
+use hecaton_block::VolumeConfig;
+use hecaton_block::hand_over::fetch;
+use hecaton_memory::pages_to_bytes;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+
+impl Volumes {
+    /// Lets another node have a volume that is not exported; where it is to connect.
+    pub fn detach(&self, wish: &DetachVolume) -> Result<SocketAddr, VolumesError> {
+        check_name(&wish.to)?;
+        let name = &wish.volume;
+        let refused =
+            |reason: String| Err(VolumesError::NotDetached { volume: name.clone(), reason });
+        let offer = match self.offer(wish) {
+            Ok(offer) => offer,
+            Err(reason) => return refused(reason),
+        };
+        let has_tls = self.0.donors.tls_dir().is_some();
+        let asked = self.with(name, |volume| {
+            volume.check_here()?;
+            Ok::<_, VolumesError>(
+                volume
+                    .why_not_detached(has_tls)
+                    .map_or_else(|| volume.ask(&VolumeOrder::Detach(offer)), Err),
+            )
+        })??;
+        if let Err(reason) = asked.and_then(|()| self.handed(name)) {
+            return refused(reason);
+        }
+        let detached = self.with(name, |volume| volume.report.detached.clone())?;
+        detached.map_or_else(|| refused("it was attached again".to_owned()), |at| Ok(at.address))
+    }
+
+    /// Has a volume of another node, or one of this one that was detached and is not another's; returns when it is served.
+    pub fn attach(&self, wish: &AttachVolume) -> Result<(), VolumesError> {
+        let name = &wish.volume;
+        check_name(name)?;
+        let refused =
+            |reason: String| Err(VolumesError::NotAttached { volume: name.clone(), reason });
+        let here = self.with(name, |volume| match volume.report.detached {
+            Some(_) => volume.ask(&VolumeOrder::Keep).map(|()| true),
+            None => Ok(false),
+        });
+        match here {
+            Ok(Ok(true)) => return self.handed(name).or_else(refused),
+            Ok(Ok(false)) => return Err(VolumesError::IsAttached(name.clone())),
+            Ok(Err(reason)) => return refused(reason),
+            Err(_) => {}
+        }
+        let Some((holder, from)) = &wish.from else {
+            return Err(VolumesError::Unknown(name.clone()));
+        };
+        let site = self.0.donors.site().clone();
+        let tls_dir = self.0.donors.tls_dir().map(Path::to_owned);
+        let fetched = match fetch(name, (holder, *from), &site.host, tls_dir.as_deref()) {
+            Ok(fetched) => fetched,
+            Err(error) => return refused(with_causes(&error)),
+        };
+        let config = VolumeConfig { site, tls_dir, ..fetched.config.clone() };
+        self.enter(config, pages_to_bytes(fetched.pages))?;
+        let held = fetched.tables().map_err(VolumesError::from).and_then(|tables| {
+            self.with(name, |volume| {
+                // Whatever becomes of its first process, another one has to be there.
+                volume.has_served = true;
+                volume.held.hold(vec![STATE.to_owned()], vec![tables])
+            })?
+            .map_err(|error| std::io::Error::other(error).into())
+        });
+        if let Err(error) = held {
+            self.forget(name);
+            return Err(error);
+        }
+        let supervisor = {
+            let (volumes, name) = (self.clone(), name.clone());
+            move || volumes.supervise(&name, None)
+        };
+        if let Err(error) =
+            thread::Builder::new().name("volume-supervisor".into()).spawn(supervisor)
+        {
+            self.forget(name);
+            return Err(error.into());
+        }
+        let is_starting = |table: &mut BTreeMap<String, Volume>| {
+            table.get(name).is_some_and(|volume| volume.report.state == VolumeState::Starting)
+        };
+        let (table, _) = self
+            .0
+            .changed
+            .wait_timeout_while(self.table(), START_PATIENCE, is_starting)
+            .expect("no thread panics with the table");
+        let report = table.get(name).map(|volume| volume.report.clone());
+        drop(table);
+        match report {
+            Some(report) if report.state == VolumeState::Serving => {
+                fetched.is_served();
+                Ok(())
+            }
+            Some(report) => {
+                let why = report.last_error.as_deref().unwrap_or("its donors may be away");
+                refused(format!(
+                    "it is this node's from now on, and is not served yet ({why}); its process is started \
+                     again until it is: `hecaton volume status {name}`"
+                ))
+            }
+            None => {
+                refused("it was taken over by another node, or this one is stopping".to_owned())
+            }
+        }
+    }
+
+    /// Waits for what comes of it.
+    fn handed(&self, name: &str) -> Result<(), String> {
+        let is_undecided = |table: &mut BTreeMap<String, Volume>| {
+            table.get(name).is_some_and(|volume| volume.handing == Handing::Asked)
+        };
+        let (mut table, _) = self
+            .0
+            .changed
+            .wait_timeout_while(self.table(), STOP_GRACE, is_undecided)
+            .expect("no thread panics with the table");
+        let Some(volume) = table.get_mut(name) else { return Err("it is gone".to_owned()) };
+        match &volume.handing {
+            // What it answers later counts all the same.
+            Handing::Asked => Err("its process does not answer; \
+                                   `hecaton volume status` tells what comes of it"
+                .to_owned()),
+            _ => match std::mem::replace(&mut volume.handing, Handing::No) {
+                Handing::Refused(reason) => Err(reason),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    fn offer(&self, wish: &DetachVolume) -> Result<Offer, String> {
+        if wish.to == self.0.donors.site().host {
+            return Err(format!("node `{}` has it", wish.to));
+        }
+        let own = self.0.donors.own_address().map(|address| SocketAddr::new(address.ip(), 0));
+        let Some(address) = wish.listen.or(own) else {
+            return Err(format!(
+                "this node has no donors whose address could be used: say with --listen where node `{}` is to \
+                 connect",
+                wish.to
+            ));
+        };
+        if address.ip().is_unspecified() {
+            return Err(format!("{address} is no address to connect to: name one of this host's"));
+        }
+        let is_open = wish.listen.is_some() && !address.ip().is_loopback();
+        if is_open && !wish.insecure && self.0.donors.tls_dir().is_none() {
+            return Err(format!(
+                "{address} can be reached from other hosts, and the node has no certificate; add --insecure if the \
+                 network is trusted"
+            ));
+        }
+        Ok(Offer { to: wish.to.clone(), address })
+    }
+}
+
+impl Volume {
+    /// What of it cannot go to another node.
+    fn why_not_detached(&self, has_tls: bool) -> Option<String> {
+        let is_busy = matches!(self.copying, super::Copying::Asked)
+            || matches!(self.resizing, super::Resizing::Asked(_))
+            || self.deletion == super::Deletion::Asked;
+        if let Some(export) = self.report.exports.first() {
+            let (address, name) = (&export.address, &self.config.name);
+            return Some(format!(
+                "it is exported at {address}: take that back first (`hecaton volume unexport {name}`)"
+            ));
+        }
+        if let Some(spill) = &self.config.spill {
+            let spill = spill.display();
+            return Some(format!("its spill file, {spill}, is on this host's disk and stays here"));
+        }
+        if self.config.for_swap {
+            return Some("this host's kernel swaps to it".to_owned());
+        }
+        if self.config.encrypt && !has_tls {
+            return Some(
+                "it is encrypted, and its key goes to another node by TLS only: nodes need certificates for that \
+                 (`hecaton pki`)"
+                    .to_owned(),
+            );
+        }
+        is_busy.then(|| "it is being copied, resized or deleted; try again".to_owned())
+    }
+
+    /// Orders something that comes to [`Handing`].
+    fn ask(&mut self, order: &VolumeOrder) -> Result<(), String> {
+        if self.handing == Handing::Asked || self.process.is_none() {
+            return Err("its process is starting, or was asked for it before; try again".to_owned());
+        }
+        self.handing = Handing::Asked;
+        self.order(order, None);
+        Ok(())
+    }
+
+    pub(super) fn handed(&mut self, came_of_it: Handing) {
+        if self.handing == Handing::Asked {
+            self.handing = came_of_it;
+        }
+    }
+}

@@ -9,7 +9,7 @@
 use anyhow::{Context as _, bail};
 use hecaton_block::fuse::FileServer;
 use hecaton_block::fuse::mount::unmount_when_unused;
-use hecaton_block::hand_over::{Offer, Offering};
+use hecaton_block::hand_over::Offering;
 use hecaton_block::server::Listener;
 use hecaton_block::ublk::{self, DiskServer};
 use hecaton_block::{Server, Spill, State, Terms, Volume, VolumeConfig, VolumeError, reserve};
@@ -168,7 +168,7 @@ impl Process {
             process.serve(export, fd)?;
         }
         if let Some(offer) = process.start.detached.clone() {
-            let offered = process.detach(offer);
+            let offered = process.offer(Offering::resume(&process.volume, offer));
             if let VolumeEvent::NotDetached(reason) = offered {
                 // The next one may.
                 bail!("it is detached, and cannot be offered: {reason}");
@@ -308,7 +308,8 @@ impl Process {
                     thread.spawn(move || snapshot(&volume, *config, donors, &node))?;
                 }
                 VolumeOrder::Detach(offer) => {
-                    tell(node, &self.detach(offer));
+                    let begun = Offering::begin(&self.volume, offer);
+                    tell(node, &self.offer(begun));
                 }
                 VolumeOrder::Keep => {
                     tell(node, &self.keep());
@@ -332,9 +333,9 @@ impl Process {
         }
     }
 
-    /// Offers the volume to another node.
-    fn detach(&mut self, offer: Offer) -> VolumeEvent {
-        match Offering::begin(&self.volume, offer) {
+    /// The volume is offered to another node, or not.
+    fn offer(&mut self, begun: Result<Arc<Offering>, String>) -> VolumeEvent {
+        match begun {
             Ok(offering) => {
                 let offer = offering.offer().clone();
                 self.start.detached = Some(offer.clone());

@@ -324,6 +324,11 @@ pub enum VolumesError {
         /// The node.
         to: String,
     },
+    /// It is not known yet whether another node is to have it.
+    #[error(
+        "the volume `{0}` is being detached; `hecaton volume status {0}` tells what comes of it"
+    )]
+    IsBeingDetached(String),
     /// It stays where it is.
     #[error("the volume `{volume}` is not detached: {reason}")]
     NotDetached {
@@ -909,11 +914,7 @@ impl Volume {
                 let (volume, to) = (self.config.name.clone(), to.clone());
                 Err(VolumesError::IsDetached { volume, to })
             }
-            (None, Handing::Asked) => {
-                let (volume, reason) =
-                    (self.config.name.clone(), "it is being detached".to_owned());
-                Err(VolumesError::NotAttached { volume, reason })
-            }
+            (None, Handing::Asked) => Err(VolumesError::IsBeingDetached(self.config.name.clone())),
             _ => Ok(()),
         }
     }

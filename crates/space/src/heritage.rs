@@ -49,8 +49,8 @@ impl Space {
         let (mut own, mut passed, mut failed) = (0, 0, None);
         for (donor, answer) in told {
             match answer {
+                Ok(true) if holding.contains_key(&donor) => own += 1,
                 // One that has nothing of it may be unknown to the heir.
-                Ok(true) if holding.is_empty() || holding.contains_key(&donor) => own += 1,
                 Ok(true) => {}
                 Ok(false) => passed += 1,
                 Err(error) if holding.contains_key(&donor) => failed = Some(error),

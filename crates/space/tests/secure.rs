@@ -4,13 +4,14 @@
 mod common;
 
 use common::*;
-use hecaton_memory::{Epoch, Size, page_sum};
+use hecaton_memory::{Epoch, Generation, Size, page_sum};
 use hecaton_pki::Role;
 use hecaton_pki::testing::TestAuthority;
-use hecaton_space::{DonorStatus, Redundancy, Space, SpaceConfig};
+use hecaton_space::{DonorStatus, Expected, Heritage, Redundancy, Space, SpaceConfig};
 use hecaton_transport::client::{Connection, Options, Outcome as Answer};
 use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use hecaton_transport::tls::{Destination, Tls};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,23 @@ impl Pki {
         let credentials = Some(self.0.credentials("borrower", Role::Node));
         SpaceConfig { redundancy, credentials, ..config(SEGMENTS * SEGMENT_PAGES) }
     }
+
+    /// A space with two copies.
+    fn owned(&self) -> SpaceConfig {
+        self.config(Redundancy::Mirror(2))
+    }
+
+    /// The same one, for the node that it goes to.
+    fn inherited(&self) -> SpaceConfig {
+        let credentials = Some(self.0.credentials("heir", Role::Node));
+        SpaceConfig { credentials, epoch: Epoch(2), ..self.owned() }
+    }
+}
+
+/// What there is of such a space.
+fn expected() -> BTreeMap<u64, Expected> {
+    let generation = Generation::first(Epoch(1));
+    (0..SEGMENTS).map(|segment| (segment, Expected { pages: 1, generation })).collect()
 }
 
 /// The pages of each segment.
@@ -118,6 +136,41 @@ fn a_donor_at_which_another_node_was_first_is_passed_over() {
         assert_reads(&mut lane, &pages, 1);
     }
     assert!(donors[0].is_all_free() && !donors[1].is_all_free());
+}
+
+/// What a donor is away with, and knows of no heir, is still the first owner's.
+#[test]
+fn a_space_is_passing_while_one_donor_may_hold_it_for_its_owner() {
+    let pki = Pki::new();
+    let mut donors = ["a", "b"].map(|name| pki.lend(name));
+    let space = Space::create(pki.owned(), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    segments().iter().for_each(|pages| assert_written(&mut lane, pages, 1));
+    assert_eq!(space.bequeath("heir").unwrap(), Heritage::Own);
+    let _heir = Space::adopt(pki.inherited(), cluster(&[&donors[0]]), &expected()).unwrap();
+    assert_eq!(space.bequeath("heir").unwrap(), Heritage::Passing);
+    donors[1].stop();
+    assert_eq!(space.bequeath("heir").unwrap(), Heritage::Passing);
+}
+
+/// Neither does a process of the owner that is started again take it for its own, nor one of a donor that has nothing
+/// of it and knows no heir.
+#[test]
+fn a_space_has_passed_whoever_has_nothing_of_it() {
+    let pki = Pki::new();
+    let donors = ["a", "b"].map(|name| pki.lend(name));
+    let space = Space::create(pki.owned(), cluster(&donors.each_ref())).unwrap();
+    let mut lane = space.lane().unwrap();
+    segments().iter().for_each(|pages| assert_written(&mut lane, pages, 1));
+    space.bequeath("heir").unwrap();
+    let _heir = Space::adopt(pki.inherited(), cluster(&donors.each_ref()), &expected()).unwrap();
+    assert_eq!(space.bequeath("heir").unwrap(), Heritage::Passed);
+    let late = pki.lend("late");
+    let known = cluster(&[&donors[0], &donors[1], &late]);
+    match Space::adopt(pki.owned(), known, &expected()) {
+        Ok(again) => assert_eq!(again.bequeath("heir").unwrap(), Heritage::Passed),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[test]

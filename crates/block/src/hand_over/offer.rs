@@ -22,6 +22,10 @@ const ROUND: Duration = Duration::from_secs(1);
 /// How long the heir may take to serve the volume, before that is seen by the donors alone.
 const UNTIL_SERVED: Duration = Duration::from_secs(60);
 
+/// How many times as long as its lease a donor that still has some of a volume, and knows nothing of the heir, is waited
+/// for when others know it. The heir does not count on such a one any more.
+const LEASES: u32 = 10;
+
 /// Which node may have a volume, and where it gets it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
@@ -38,6 +42,8 @@ pub struct Offering {
     /// Nothing is given any more. Held while it is decided.
     is_withdrawn: Mutex<bool>,
     is_taken: AtomicBool,
+    /// Since when it has been the heir's at some donors, and not at all.
+    passing_since: Mutex<Option<Instant>>,
 }
 
 /// The other node may have the tables.
@@ -47,16 +53,29 @@ pub struct IsGiven(pub String);
 
 impl Offering {
     /// Offers a volume, which nobody is attached to. All that was written is with donors then.
-    pub fn begin(volume: &Arc<Volume>, mut offer: Offer) -> Result<Arc<Offering>, String> {
+    pub fn begin(volume: &Arc<Volume>, offer: Offer) -> Result<Arc<Offering>, String> {
+        Self::listen(volume, offer, |_| None)
+    }
+
+    /// Goes on with the offer of a process before this one; at another port if its own is taken.
+    pub fn resume(volume: &Arc<Volume>, offer: Offer) -> Result<Arc<Offering>, String> {
+        Self::listen(volume, offer, |error| (error.kind() == io::ErrorKind::AddrInUse).then_some(0))
+    }
+
+    /// `or_at`: the port instead of one that cannot be had.
+    fn listen(
+        volume: &Arc<Volume>,
+        mut offer: Offer,
+        or_at: impl Fn(&io::Error) -> Option<u16>,
+    ) -> Result<Arc<Offering>, String> {
         volume.check_unattached()?;
         volume.flush().map_err(|error| error.to_string())?;
         if !volume.is_settled() {
             return Err("a write waits for a donor that is away; try again when it is back".into());
         }
-        let bound = TcpListener::bind(offer.address).or_else(|error| match error.kind() {
-            // That of the process before this one.
-            io::ErrorKind::AddrInUse => TcpListener::bind((offer.address.ip(), 0)),
-            _ => Err(error),
+        let bound = TcpListener::bind(offer.address).or_else(|error| match or_at(&error) {
+            Some(port) => TcpListener::bind((offer.address.ip(), port)),
+            None => Err(error),
         });
         let listening = bound.and_then(|listener| {
             listener.set_nonblocking(true)?;
@@ -70,6 +89,7 @@ impl Offering {
             volume: Arc::clone(volume),
             is_withdrawn: Mutex::new(false),
             is_taken: AtomicBool::new(false),
+            passing_since: Mutex::new(None),
         });
         let offered = Arc::clone(&offering);
         let thread = thread::Builder::new().name("hand-over".into());
@@ -122,7 +142,20 @@ impl Offering {
 
     /// Looks whose it is; donors that do not know the heir any more are told anew.
     fn look(&self) {
-        if let Ok(Heritage::Passed) = self.volume.space.bequeath(&self.offer.to) {
+        let heritage = self.volume.space.bequeath(&self.offer.to);
+        let mut since = self.passing_since.lock().expect("no thread panics with it");
+        let is_taken = match heritage {
+            Ok(Heritage::Passed) => true,
+            Ok(Heritage::Passing) => {
+                let most = self.volume.space.config().lease * LEASES;
+                since.get_or_insert_with(Instant::now).elapsed() >= most
+            }
+            Ok(Heritage::Own) | Err(_) => {
+                *since = None;
+                false
+            }
+        };
+        if is_taken {
             self.is_taken.store(true, Release);
         }
     }

@@ -3,6 +3,7 @@
 
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
 use hecaton_memory::numa::{self, SYSFS_NODES};
+use hecaton_vm::create::Memory;
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
@@ -123,11 +124,45 @@ pub(super) struct MemoryFile {
     pub(super) held_bytes: u64,
 }
 
+/// What is in memory of a machine's part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Of what it has from its start on, in bytes.
+    pub(super) base_bytes: u64,
+    /// Of what can be plugged, in bytes.
+    pub(super) more_bytes: u64,
+}
+
+/// The same for each part. A file is known by its size, and is one part's only: of those with equal sizes the earlier
+/// part has the earlier file, since QEMU makes them in the order of its command line.
+pub(super) fn held_by_part(memory: &Memory, files: &[MemoryFile]) -> Vec<Held> {
+    let mut files = files.to_vec();
+    let mut take = |bytes: u64| {
+        let at = files.iter().position(|file| bytes > 0 && file.bytes == bytes);
+        at.map_or(0, |at| files.remove(at).held_bytes)
+    };
+    let parts = memory.parts.iter();
+    parts
+        .map(|part| Held { base_bytes: take(part.base_bytes), more_bytes: take(part.more_bytes) })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_vm::create::Part;
 
     const M: u64 = 1 << 20;
+
+    #[test]
+    fn a_file_is_one_part_s_only() {
+        let part = |base_bytes, more_bytes| Part { host_node: None, base_bytes, more_bytes };
+        let file = |bytes, held_bytes| MemoryFile { bytes, held_bytes };
+        let held = |base_bytes, more_bytes| Held { base_bytes, more_bytes };
+        let memory = Memory { parts: vec![part(4 * M, 3 * M), part(4 * M, 0), part(4 * M, 2 * M)] };
+        let files = [file(4 * M, 1), file(3 * M, 2), file(4 * M, 3), file(0, 4)];
+        assert_eq!(held_by_part(&memory, &files), [held(1, 2), held(3, 0), held(0, 0)]);
+    }
 
     #[test]
     fn this_host_has_memory() {

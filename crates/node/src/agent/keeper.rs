@@ -2,7 +2,9 @@
 
 use super::divide::{Lender, divide};
 use super::guest_link::GuestLink;
-use super::host_memory::{self, MemoryFile, NodeMemory, OtherUse, managed, memory_files};
+use super::host_memory::{
+    self, MemoryFile, NodeMemory, OtherUse, held_by_part, managed, memory_files,
+};
 use super::monitor::MachineMonitor;
 use super::notices::Notices;
 use super::process::ProcessId;
@@ -616,20 +618,13 @@ impl Places<'_> {
 }
 
 impl Machine {
-    /// What is in memory of a file of this size.
-    fn held_in(&self, bytes: u64) -> u64 {
-        self.files.iter().find(|file| file.bytes == bytes).map_or(0, |file| file.held_bytes)
-    }
-
     /// What is in memory on each node.
     fn held_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
-        let parts = self.record.memory.parts.iter();
+        let held = held_by_part(&self.record.memory, &self.files);
+        let parts = self.record.memory.parts.iter().zip(held);
         parts
-            .filter_map(|part| {
-                let sizes = [part.base_bytes, part.more_bytes];
-                let held =
-                    sizes.iter().filter(|bytes| **bytes > 0).map(|bytes| self.held_in(*bytes));
-                Some((places.of(part.host_node)?, held.sum()))
+            .filter_map(|(part, held)| {
+                Some((places.of(part.host_node)?, held.base_bytes + held.more_bytes))
             })
             .collect()
     }
@@ -675,7 +670,8 @@ impl Machine {
         let mut base_bytes = vec![0; places.0.len()];
         let mut devices = Vec::new();
         let most = self.record.max_bytes.saturating_sub(self.record.memory.base_bytes());
-        for (number, part) in self.record.memory.parts.iter().enumerate() {
+        let held = held_by_part(&self.record.memory, &self.files);
+        for ((number, part), held) in self.record.memory.parts.iter().enumerate().zip(held) {
             let Some(node) = places.of(part.host_node) else { continue };
             base_bytes[node] += part.base_bytes;
             if part.more_bytes == 0 {
@@ -688,7 +684,7 @@ impl Machine {
             let requested_bytes = found.map_or(unknown, |device| device.requested_bytes);
             let plugged_bytes = found.map_or(unknown, |device| device.plugged_bytes);
             let mut held_bytes = vec![0; places.0.len()];
-            held_bytes[node] = self.held_in(part.more_bytes).max(plugged_bytes);
+            held_bytes[node] = held.more_bytes.max(plugged_bytes);
             devices.push(Device {
                 node,
                 block_bytes: found.map_or(BLOCK_BYTES, |device| device.block_bytes),

@@ -128,6 +128,13 @@ impl<'a> Host<'a> {
         Ok(serde_json::from_slice(&ended.stdout)?)
     }
 
+    /// What the manager says of the cluster, which is this node.
+    fn manager_status(&self) -> anyhow::Result<Value> {
+        let mut command = Command::new(&self.cluster.hecaton);
+        let ended = run(command.args(["status", "--json", "--manager", &self.manager]), PATIENCE)?;
+        Ok(serde_json::from_slice(&ended.stdout)?)
+    }
+
     /// Waits until what it says is so.
     fn eventually(
         &self,
@@ -148,8 +155,14 @@ impl<'a> Host<'a> {
 
     /// A program has memory of this node's donor that harvest VMs have had before, and nothing of theirs is in it.
     fn lends_nothing_of_it(&self) -> anyhow::Result<()> {
+        let wanted = Some(512 * M);
         self.eventually("it lends what the machine had", GUEST_PATIENCE, |status| {
-            Ok(status["nodes"][0]["lent_free_bytes"].as_u64() >= Some(512 * M))
+            Ok(status["nodes"][0]["lent_free_bytes"].as_u64() >= wanted)
+        })?;
+        // The agent counts as lent what its donor hears of next.
+        let of_manager = || self.manager_status();
+        eventually(of_manager, "its donor knows that", PATIENCE, |status| {
+            Ok(all(status, "donors").any(|one| one["stats"]["told_limit_bytes"].as_u64() >= wanted))
         })?;
         let fills = format!("my $x = '{LENT}' x 4194304; print \"full\\n\"; sleep 600");
         let mut command = self.cluster.command("run");
@@ -160,9 +173,7 @@ impl<'a> Host<'a> {
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "full\n", "the program says {line:?}");
-        let mut command = Command::new(&self.cluster.hecaton);
-        let ended = run(command.args(["status", "--json", "--manager", &self.manager]), PATIENCE)?;
-        let status: Value = serde_json::from_slice(&ended.stdout)?;
+        let status = self.manager_status()?;
         let donor = all(&status, "donors").next().context("there is no donor")?;
         let pid = u32::try_from(donor["pid"].as_u64().context("it has no process")?)?;
         let (lent, left) = (pages_full_of(pid, LENT)?, pages_full_of(pid, PATTERN)?);
@@ -495,14 +506,14 @@ pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
     host.start_node()?;
     lends(&host, 448, "it lends no more after the kill of the node")?;
     // Which the manager hears with one of the next heartbeats.
-    let of_manager = || {
-        let mut command = Command::new(&cluster.hecaton);
-        let ended = run(command.args(["status", "--json", "--manager", &host.manager]), PATIENCE)?;
-        Ok(serde_json::from_slice(&ended.stdout)?)
-    };
-    eventually(of_manager, "the donor has been told", PATIENCE, |status| {
-        Ok(all(status, "donors").any(|donor| donor["stats"]["told_limit_bytes"] == 448 * M))
-    })?;
+    eventually(
+        || host.manager_status(),
+        "the donor has been told",
+        PATIENCE,
+        |status| {
+            Ok(all(status, "donors").any(|donor| donor["stats"]["told_limit_bytes"] == 448 * M))
+        },
+    )?;
     drop(machine);
     lends(&host, 1024, "it lends all again")?;
     Ok(Outcome::Passed)

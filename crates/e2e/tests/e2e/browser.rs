@@ -92,6 +92,14 @@ impl Browser {
         Ok(())
     }
 
+    /// Has it show pages as someone wishes who likes this scheme of colours: `light` or `dark`.
+    pub(crate) fn prefer_scheme(&self, scheme: &str) -> anyhow::Result<()> {
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        let params = json!({ "features": features });
+        let wish = json!({ "cmd": "Emulation.setEmulatedMedia", "params": params });
+        self.post("goog/cdp/execute", wish).map(drop)
+    }
+
     /// What the page's console said, violations of its policy included.
     pub(crate) fn console(&self) -> anyhow::Result<Vec<String>> {
         let lines = self.post("se/log", json!({ "type": "browser" }))?;

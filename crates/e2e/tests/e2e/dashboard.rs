@@ -105,10 +105,52 @@ pub(crate) fn in_a_browser(_: &Cluster) -> TestResult {
         "document.querySelector('#hosts .host').innerText.includes('may use')",
     )?;
 
+    let mut grounds = Vec::new();
+    for scheme in ["light", "dark"] {
+        page.prefer_scheme(scheme)?;
+        let faint = page.script(FAINT_TEXT)?;
+        ensure!(faint["seen"].as_u64() > Some(50), "where is the text? {faint}");
+        ensure!(
+            faint["faint"] == serde_json::json!([]),
+            "hard to read when it is {scheme}: {faint}"
+        );
+        grounds.push(faint["ground"].as_u64().context("no ground")?);
+    }
+    ensure!(grounds[0] > 200 && grounds[1] < 50, "light and dark are {grounds:?} of 255");
+
     let console = page.console()?;
     ensure!(console.is_empty(), "the console says: {console:?}");
     Ok(Outcome::Passed)
 }
+
+/// Text whose contrast with what is behind it is less than the 4.5 to 1 of the Web Content Accessibility Guidelines
+/// 2.1 (1.4.3); how much text there is; and how light the page's ground is, of 255.
+const FAINT_TEXT: &str = r#"
+const rgba = text => { const n = text.match(/[\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
+const light = colour => {
+  const [r, g, b] = colour.map(c => c / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b;
+};
+const behind = element => {
+  for (let at = element; at; at = at.parentElement) {
+    const colour = rgba(getComputedStyle(at).backgroundColor);
+    if (colour[3] === 1) return colour;
+  }
+  return [255, 255, 255, 1];
+};
+let seen = 0;
+const faint = [];
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const text = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement;
+  if (!text || element.closest('svg, script, style, noscript, :disabled') || !element.checkVisibility()) continue;
+  seen += 1;
+  const [a, b] = [rgba(getComputedStyle(element).color), behind(element)].map(light).sort((a, b) => b - a);
+  const contrast = (a + .05) / (b + .05);
+  if (contrast < 4.5) faint.push(`${text} (${contrast.toFixed(1)})`);
+}
+return { seen, faint, ground: rgba(getComputedStyle(document.documentElement).backgroundColor)[0] };
+"#;
 
 fn process_of(cluster: &Cluster, donor: &str) -> anyhow::Result<u32> {
     let status = cluster.status()?;

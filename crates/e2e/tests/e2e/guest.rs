@@ -320,7 +320,7 @@ impl Machine {
                     }
                     ensure!(
                         !line.contains("Kernel panic") && !line.contains("guest: exit 1"),
-                        "{}: {}",
+                        "{} says `{line}`: {}",
                         self.name,
                         self.tail()
                     );
@@ -394,6 +394,16 @@ impl Machine {
     pub(crate) fn has_said(&mut self, text: &str) -> bool {
         self.said.extend(self.lines.try_iter());
         self.said.iter().any(|line| line.contains(text))
+    }
+
+    /// What came of asking it something, with what its console said if that failed.
+    pub(crate) fn explained<T>(&mut self, asked: anyhow::Result<T>) -> anyhow::Result<T> {
+        asked.with_context(|| {
+            self.said.extend(self.lines.try_iter());
+            let panic = self.said.iter().find(|line| line.contains("Kernel panic"));
+            let panic = panic.map(|line| format!(", which says `{line}`")).unwrap_or_default();
+            format!("{}{panic} does not answer: {}", self.name, self.tail())
+        })
     }
 
     fn tail(&self) -> String {

@@ -28,6 +28,7 @@ mod life;
 mod limit;
 mod managers;
 mod mirror;
+mod nbd_clients;
 mod numa_host;
 mod parking;
 mod policy;
@@ -141,6 +142,7 @@ const TESTS: &[Test<Cluster>] = tests![
     api::is_as_described,
     volume::what_cannot_be_is_one_clear_line,
     volume::clients_of_others_agree,
+    nbd_clients::a_shell_and_a_file_system_of_others,
     volume::one_is_resized_while_it_is_used,
     volume::over_tls_only_who_may_is_served,
     volume::what_is_buffered_outlives_the_process,

@@ -90,11 +90,11 @@ impl Division {
         }
         let policy = policy.and_then(Named::known);
         if self.share.policy != policy || !self.is_told || was_unknown {
-            // Targets of another policy are nothing to start from.
+            // Targets of another policy are nothing to start from. The quota is: a manager that has started anew
+            // with that policy knows it from nobody else.
             self.known.clear();
             self.first_level = policy.map(|choice| FirstLevel::new(choice.policy()));
             self.share = PoolShare { policy, ..PoolShare::default() };
-            self.quota_pages = None;
         }
         self.is_told = true;
         self.hear_quota(quota_pages);
@@ -324,6 +324,9 @@ mod tests {
         follow(&mut division, Some(TLP), None);
         assert_eq!(division.share().quota_pages, Some(2000));
         assert_eq!(division.share().used_pages, 880);
+        // Nor one that comes with another policy.
+        follow(&mut division, Some(Choice::GreedyRemote { request_pages: 1 }), None);
+        assert_eq!(division.share().quota_pages, Some(2000));
         // Another policy begins anew.
         follow(&mut division, Some(Choice::GreedyLocal {}), Some(1000));
         assert_eq!(division.word_for("a"), None);

@@ -19,6 +19,7 @@ mod drive;
 mod encrypted;
 mod file;
 mod fork;
+mod grants;
 mod guest;
 mod harness;
 mod harvest;
@@ -139,6 +140,7 @@ const TESTS: &[Test<Cluster>] = tests![
     secure::pages_travel_by_tls,
     sharing::a_volume_goes_from_node_to_node,
     policy::targets_are_kept_to,
+    grants::are_made_once_wherever_the_manager_is_killed,
     api::is_as_described,
     volume::what_cannot_be_is_one_clear_line,
     volume::clients_of_others_agree,

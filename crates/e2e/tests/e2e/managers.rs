@@ -27,7 +27,7 @@ const OVERSLEPT: Duration = Duration::from_secs(8);
 const DONOR: &str = "node-1";
 
 /// Addresses of this host that are free now.
-fn free(count: usize) -> anyhow::Result<Vec<String>> {
+pub(crate) fn free(count: usize) -> anyhow::Result<Vec<String>> {
     // All bound before the first is given up, so that they differ.
     let bound: Result<Vec<_>, _> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
     bound?.iter().map(|one| Ok(one.local_addr()?.to_string())).collect()

@@ -123,7 +123,8 @@ impl Hosts {
     }
 }
 
-fn start_manager(
+/// A manager with a registry, and its URL.
+pub(crate) fn start_manager(
     hecaton: &Path,
     scratch: &tempfile::TempDir,
     address: &str,

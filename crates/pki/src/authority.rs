@@ -578,6 +578,7 @@ fn io_error(path: &Path, source: io::Error) -> AuthorityError {
 mod tests {
     use super::*;
     use crate::credentials::{Credentials, CredentialsError};
+    use rustls::pki_types::PrivateKeyDer;
     use std::os::unix::fs::MetadataExt;
 
     fn authority() -> (tempfile::TempDir, Authority) {
@@ -608,6 +609,13 @@ mod tests {
         }
         assert_eq!(fs::metadata(&issued.dir).expect("there").mode() & 0o777, 0o700);
         let key = issued.dir.join(KEY_FILE);
+        let secret = PrivateKeyDer::from_pem_file(&key).expect("a key");
+        let credentials = Credentials::open(&issued.dir).expect("opened");
+        let shown = format!("{authority:?} {issued:?} {credentials:?}");
+        // Its number, in PKCS #8.
+        let number = format!("{:?}", &secret.secret_der()[36..68]);
+        let number = number.trim_matches(['[', ']']);
+        assert!(!shown.contains(number), "a key is in logs: {shown}");
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o640);
         fs::set_permissions(&key, open).expect("set");
         let error = Credentials::open(&issued.dir).expect_err("refused");

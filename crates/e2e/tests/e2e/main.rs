@@ -39,6 +39,7 @@ mod programs;
 mod recovery;
 mod redis;
 mod restart;
+mod secrets;
 mod secure;
 mod sharing;
 mod swap;
@@ -138,6 +139,7 @@ const TESTS: &[Test<Cluster>] = tests![
     recovery::of_a_node_that_others_borrow_from,
     managers::take_turns,
     secure::pages_travel_by_tls,
+    secrets::are_in_no_log,
     sharing::a_volume_goes_from_node_to_node,
     policy::targets_are_kept_to,
     grants::are_made_once_wherever_the_manager_is_killed,

@@ -34,6 +34,33 @@ pub(crate) fn issue(
     Ok(pki.join("issued").join(name))
 }
 
+/// A manager with certificates.
+pub(crate) struct SecureManager {
+    /// The authority's directory.
+    pub(crate) pki: PathBuf,
+    pub(crate) url: String,
+    pub(crate) manager: Running,
+}
+
+/// An authority, and a manager that has its certificate from it and logs as much as `filter` says.
+pub(crate) fn secure_manager(
+    scratch: &tempfile::TempDir,
+    filter: &str,
+) -> anyhow::Result<SecureManager> {
+    let pki = scratch.path().join("pki");
+    let mut init = Command::new(hecaton()?);
+    run(init.args(["pki", "init", "--dir"]).arg(&pki), PATIENCE)?.expect_success("pki init")?;
+    let own = issue(&pki, "m", "manager", &["--host", "127.0.0.1"])?;
+    let mut command = Command::new(hecaton()?);
+    command.args(["manager", "--json", "--listen", "127.0.0.1:0", "--tls-dir"]).arg(own);
+    command.env("HECATON_LOG", filter);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_in(scratch)?);
+    let mut manager = Running::spawn(&mut command)?;
+    let ready = ready_line(&mut manager)?;
+    let url = ready["manager"].as_str().context("no URL")?.to_owned();
+    Ok(SecureManager { pki, url, manager })
+}
+
 /// No other node gets at a space of which it knows the id, at any donor that has a part of it.
 fn refuses_strangers(cluster: &Cluster, stranger: PathBuf) -> anyhow::Result<()> {
     let credentials = Arc::new(CredentialsDir::new(stranger));
@@ -69,16 +96,7 @@ fn refuses_strangers(cluster: &Cluster, stranger: PathBuf) -> anyhow::Result<()>
 /// of that between nodes that know each other.
 pub(crate) fn pages_travel_by_tls(_: &Cluster) -> TestResult {
     let scratch = scratch()?;
-    let pki = scratch.path().join("pki");
-    let mut init = Command::new(hecaton()?);
-    run(init.args(["pki", "init", "--dir"]).arg(&pki), PATIENCE)?.expect_success("pki init")?;
-    let own = issue(&pki, "m", "manager", &["--host", "127.0.0.1"])?;
-    let mut command = Command::new(hecaton()?);
-    command.args(["manager", "--json", "--listen", "127.0.0.1:0", "--tls-dir"]).arg(own);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_in(&scratch)?);
-    let mut manager = Running::spawn(&mut command)?;
-    let ready = ready_line(&mut manager)?;
-    let url = ready["manager"].as_str().context("no URL")?.to_owned();
+    let SecureManager { pki, url, manager: _manager } = secure_manager(&scratch, "warn")?;
     let node = |name: &str, options: &[&str]| {
         let mut command = Command::new(hecaton()?);
         command.args(["node", "--name", name, "--manager", &url]).args(options);

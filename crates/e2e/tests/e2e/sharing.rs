@@ -1,10 +1,10 @@
 //! A volume that several nodes want: one has it, and it goes from node to node.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+    cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch},
     harness::{Outcome, TestResult},
     process::{Ended, Running, kill_dead, missing, run},
-    secure::issue,
+    secure::{SecureManager, issue, secure_manager},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -102,16 +102,7 @@ pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let scratch = scratch()?;
-    let pki = scratch.path().join("pki");
-    let mut init = Command::new(hecaton()?);
-    run(init.args(["pki", "init", "--dir"]).arg(&pki), PATIENCE)?.expect_success("pki init")?;
-    let own = issue(&pki, "m", "manager", &["--host", "127.0.0.1"])?;
-    let mut command = Command::new(hecaton()?);
-    command.args(["manager", "--json", "--listen", "127.0.0.1:0", "--tls-dir"]).arg(own);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_in(&scratch)?);
-    let mut manager = Running::spawn(&mut command)?;
-    let ready = ready_line(&mut manager)?;
-    let url = ready["manager"].as_str().context("no URL")?.to_owned();
+    let SecureManager { pki, url, manager: _manager } = secure_manager(&scratch, "warn")?;
     let node = |name: &str| {
         let mut command = Command::new(hecaton()?);
         command.args(["node", "--name", name, "--manager", &url, "--lend", "120M", "--tls-dir"]);

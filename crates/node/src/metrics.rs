@@ -95,6 +95,16 @@ const DONOR: &[Metric<DonorReport>] = &[
     Metric("hecaton_donor_restarts", "Times that the donor was started again", Counter, |donor| {
         donor.restarts as f64
     }),
+    Metric(
+        "hecaton_donor_ownerless_bytes",
+        "Lent to who has been silent for half a lease",
+        Gauge,
+        |donor| {
+            let spaces = donor.stats.iter().flat_map(|stats| &stats.spaces);
+            let ownerless = spaces.filter(|space| space.silent_ms > space.lease_ms / 2);
+            pages_to_bytes(ownerless.map(|space| space.pages).sum()) as f64
+        },
+    ),
 ];
 
 const CONSUMER: &[Metric<ConsumerReport>] = &[
@@ -189,6 +199,15 @@ const PAGER: &[Metric<Stats>] = &[
     }),
     Metric("hecaton_pager_checksum_errors", "Pages that came damaged", Counter, |stats| {
         stats.checksum_errors as f64
+    }),
+    Metric("hecaton_pager_degraded_bytes", "In extents that lack a copy", Gauge, |stats| {
+        stats.pool.degraded_bytes as f64
+    }),
+    Metric("hecaton_pager_lost_bytes", "In extents whose last copy is gone", Gauge, |stats| {
+        stats.pool.lost_bytes as f64
+    }),
+    Metric("hecaton_pager_filled_bytes", "Copied to make copies or move", Counter, |stats| {
+        stats.pool.copied_bytes as f64
     }),
     Metric("hecaton_pager_coded_bytes", "Cold memory in an erasure code", Gauge, |stats| {
         stats.pool.coded_bytes as f64
@@ -466,7 +485,8 @@ mod tests {
     use crate::pagers::PagerState;
     use crate::processes::{ProcessUse, Role};
     use hecaton_broker::{Counters, NodeLedger};
-    use hecaton_memory::SpaceId;
+    use hecaton_donor::{Snapshot, SpaceSnapshot};
+    use hecaton_memory::{Epoch, SpaceId};
 
     fn report() -> NodeReport {
         let stats = Stats {
@@ -548,6 +568,34 @@ mod tests {
         assert!(!text.contains("served=\"local\""), "there was no local fault");
         assert_eq!(text.matches(END).count(), 1);
         assert!(text.ends_with(END));
+    }
+
+    #[test]
+    fn what_a_failed_node_leaves_is_counted_at_its_donors_and_at_its_borrowers() {
+        let mut report = report();
+        let space = |pages: u64, silent_ms| SpaceSnapshot {
+            space: SpaceId(pages.into()),
+            consumer: "c".to_owned(),
+            fence: Epoch(1),
+            extents: 1,
+            pages,
+            recalled: 0,
+            silent_ms,
+            lease_ms: 30_000,
+        };
+        let spaces = vec![space(1, 15_000), space(2, 15_001), space(4, 29_000)];
+        report.donors[0].stats = Some(Snapshot { spaces, ..Default::default() });
+        let pool = &mut report.consumers[0].stats.as_mut().expect("it has some").pool;
+        (pool.degraded_bytes, pool.lost_bytes, pool.copied_bytes) = (10, 20, 30);
+        let text = render(&[report]);
+        for line in [
+            "hecaton_donor_ownerless_bytes{node=\"a\",donor=\"d\\\"1\"} 24576.0",
+            "hecaton_pager_degraded_bytes{node=\"a\",consumer=\"sort\"} 10.0",
+            "hecaton_pager_lost_bytes{node=\"a\",consumer=\"sort\"} 20.0",
+            "hecaton_pager_filled_bytes_total{node=\"a\",consumer=\"sort\"} 30.0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
     }
 
     #[test]

@@ -507,6 +507,10 @@ pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
         let reason = report["reason"].as_str().unwrap_or_default();
         Ok((state == "stopped" || state == "stuck") && reason.contains("lost"))
     })?;
+    cluster.eventually("what is lost is counted", PATIENCE, |status| {
+        let lost = |one: &Value| one["stats"]["pool"]["lost_bytes"].as_u64();
+        Ok(all(status, "consumers").any(|one| one["name"] == "guest" && lost(one) > Some(0)))
+    })?;
     // Were it fed zeros, it would say so at once.
     thread::sleep(Duration::from_secs(2));
     ensure!(!machine.has_said("fail"), "the guest found wrong data");

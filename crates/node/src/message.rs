@@ -139,6 +139,9 @@ pub struct CreateVm {
     /// The host's NUMA node that it is to be on from its start, by the kernel's number; any if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
+    /// A harvest VM that has its maximum from its start, and gives back by a balloon.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub balloon: bool,
 }
 
 /// A machine's memory, which is its own from now on.

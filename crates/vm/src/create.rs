@@ -5,9 +5,12 @@
 //! is added: a shared memory file for each part, a virtio-mem device for each part that can grow, the
 //! monitor through which it does, and the port to the manager inside ([`guest_port`](crate::guest_port)). Memory files were preferred to anonymous memory because the host can
 //! tell from outside, by `/proc/PID/fd`, how much of which of them is really in memory.
+//!
+//! One with a [balloon](crate::balloon) has a single file with all that it may have, and no virtio-mem device.
 
 use crate::guest_port::PORT_NAME;
 use crate::option::{OptionError, OptionValue};
+use crate::refusal::{self, Reason};
 use crate::words::{self, Word};
 use hecaton_memory::Size;
 use serde::{Deserialize, Serialize};
@@ -23,12 +26,21 @@ const ALIGNMENT_BYTES: u64 = 1 << 30;
 /// The driver of the devices by which a machine grows.
 pub const GROWING_DRIVER: &str = "virtio-mem-pci";
 
+/// The driver of the device by which a machine gives back that has all of its memory from the start.
+pub const BALLOON_DRIVER: &str = "virtio-balloon-pci";
+
+/// What free pages are given back by that the balloon does not hold.
+const REPORTING: &str = "free-page-reporting";
+
 /// A machine's memory. Each part is a NUMA node of the guest, in this order; the first has memory from
 /// the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// One for each node of the host that it has memory of, or may have.
     pub parts: Vec<Part>,
+    /// It has all of it from the start, in one part, and gives back by a balloon.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_ballooned: bool,
 }
 
 /// What a machine has, or may have, of one NUMA node of the host.
@@ -36,9 +48,9 @@ pub struct Memory {
 pub struct Part {
     /// The host's node, by the kernel's number; none on a host with one node, where nothing is bound.
     pub host_node: Option<u32>,
-    /// From its start on, in bytes.
+    /// As long as it runs, in bytes.
     pub base_bytes: u64,
-    /// The most that can be plugged, in bytes; zero for no device.
+    /// The most that can be plugged, or is in no balloon, beyond that, in bytes; zero for no device.
     pub more_bytes: u64,
 }
 
@@ -72,10 +84,27 @@ impl Memory {
                 parts[at].more_bytes += BLOCK_BYTES;
             }
         }
-        Memory { parts }
+        Memory { parts, is_ballooned: false }
     }
 
-    /// What it has from its start.
+    /// Of a machine that has `max_bytes` of one node from its start, and may be brought down to `min_bytes`.
+    /// `host_node` is none on a host with one node.
+    pub fn with_balloon(host_node: Option<u32>, min_bytes: u64, max_bytes: u64) -> Memory {
+        let more_bytes = max_bytes.saturating_sub(min_bytes);
+        let part = Part { host_node, base_bytes: min_bytes, more_bytes };
+        Memory { parts: vec![part], is_ballooned: true }
+    }
+
+    /// The sizes of a part's memory files: of the one that is there from the start, and of a virtio-mem device's.
+    /// Zero for none.
+    pub fn files(&self, part: &Part) -> [u64; 2] {
+        match self.is_ballooned {
+            true => [part.base_bytes + part.more_bytes, 0],
+            false => [part.base_bytes, part.more_bytes],
+        }
+    }
+
+    /// What it has as long as it runs.
     pub fn base_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.base_bytes).sum()
     }
@@ -95,6 +124,15 @@ pub enum CreateError {
          Hecaton; leave it out"
     )]
     OwnMemory {
+        /// The option.
+        what: String,
+    },
+    /// QEMU discards nothing then.
+    #[error(
+        "{what}: a device that reads and writes guest memory without page faults pins it all, and the balloon gives \
+         nothing back; leave it out, or leave out --balloon"
+    )]
+    Pins {
         /// The option.
         what: String,
     },
@@ -164,14 +202,15 @@ pub fn edit(
 ) -> Result<Vec<OsString>, CreateError> {
     let mut words = words::parse(arguments);
     for word in &words {
-        check_word(word)?;
+        check_word(word, memory.is_ballooned)?;
     }
     let mut add = |name: &str, value: String| {
         words.push(Word::Option { name: name.to_owned(), value });
     };
-    let base = memory.base_bytes();
-    let more: u64 = memory.parts.iter().map(|part| part.more_bytes).sum();
-    let devices = memory.parts.iter().filter(|part| part.more_bytes > 0).count() as u64;
+    let files: Vec<[u64; 2]> = memory.parts.iter().map(|part| memory.files(part)).collect();
+    let base: u64 = files.iter().map(|[base, _]| base).sum();
+    let more: u64 = files.iter().map(|[_, more]| more).sum();
+    let devices = files.iter().filter(|[_, more]| *more > 0).count() as u64;
     add(
         "m",
         match devices {
@@ -180,7 +219,7 @@ pub fn edit(
         },
     );
     let is_numa = memory.parts.len() > 1;
-    for (number, part) in memory.parts.iter().enumerate() {
+    for (number, (part, [base, more])) in memory.parts.iter().zip(files).enumerate() {
         let bound = part
             .host_node
             .map_or_else(String::new, |node| format!(",host-nodes={node},policy=bind"));
@@ -188,16 +227,16 @@ pub fn edit(
             format!("memory-backend-memfd,id=hecaton-{id}{number},size={bytes}B,share=on{bound}")
         };
         let mut node = format!("node,nodeid={number}");
-        if part.base_bytes > 0 {
-            add("object", file("base", part.base_bytes));
+        if base > 0 {
+            add("object", file("base", base));
             node += &format!(",memdev=hecaton-base{number}");
         }
         match is_numa {
             true => add("numa", node),
             false => add("machine", format!("memory-backend=hecaton-base{number}")),
         }
-        if part.more_bytes > 0 {
-            add("object", file("more", part.more_bytes));
+        if more > 0 {
+            add("object", file("more", more));
             let id = Memory::device_id(number);
             let place = if is_numa { format!(",node={number}") } else { String::new() };
             add(
@@ -208,6 +247,13 @@ pub fn edit(
                 ),
             );
         }
+    }
+    if memory.is_ballooned {
+        let id = Memory::device_id(0);
+        // A guest that is out of memory kills its own, and takes nothing back that may be somebody else's by then.
+        add("device", format!("{BALLOON_DRIVER},id={id},{REPORTING}=on,deflate-on-oom=off"));
+        // Its next kernel would have the balloon's memory before it knows of the balloon.
+        add("action", "reboot=shutdown".to_owned());
     }
     let quoted = |path: &Path| path.to_string_lossy().replace(',', ",,");
     add("qmp", format!("unix:{},server=on,wait=off", quoted(monitor)));
@@ -225,7 +271,7 @@ pub fn edit(
 }
 
 /// Refuses what is about the machine's memory.
-fn check_word(word: &Word) -> Result<(), CreateError> {
+fn check_word(word: &Word, is_ballooned: bool) -> Result<(), CreateError> {
     let (name, value) = match word {
         Word::Switch(name) if name == "daemonize" => return Err(CreateError::Detached),
         Word::Switch(name) if name == "mem-prealloc" => {
@@ -243,8 +289,13 @@ fn check_word(word: &Word) -> Result<(), CreateError> {
         }
         "device" => {
             let device = OptionValue::parse(value, "driver")?;
+            if is_ballooned && refusal::of_device_option(&device) == Some(Reason::PinnedByDevice) {
+                return Err(CreateError::Pins { what: format!("-{name} {value}") });
+            }
             device.get("driver").is_some_and(|driver| {
-                driver.starts_with("virtio-mem") || matches!(driver, "pc-dimm" | "nvdimm")
+                driver.starts_with("virtio-mem")
+                    || matches!(driver, "pc-dimm" | "nvdimm")
+                    || is_ballooned && driver.starts_with("virtio-balloon")
             })
         }
         _ => false,
@@ -259,6 +310,11 @@ fn check_word(word: &Word) -> Result<(), CreateError> {
 /// all, fails where QEMU does not find all of its modules.
 pub fn can_grow(device_help: &str) -> bool {
     device_help.contains(&format!("{GROWING_DRIVER} options"))
+}
+
+/// Whether QEMU can make a machine give back by a balloon, by what `-device virtio-balloon-pci,help` prints.
+pub fn can_balloon(device_help: &str) -> bool {
+    device_help.contains(&format!(" {REPORTING}="))
 }
 
 #[cfg(test)]
@@ -296,6 +352,30 @@ mod tests {
              socket,id=hecaton-guest,path=/run/a,,b.guest,server=on,wait=off -device \
              virtserialport,bus=hecaton-serial.0,chardev=hecaton-guest,name=org.hecaton.guest.0"
         );
+    }
+
+    #[test]
+    fn one_with_a_balloon_has_its_maximum_from_the_start() {
+        let memory = Memory::with_balloon(None, 2 * M, 8 * M);
+        assert_eq!(
+            edited("-nographic", &memory).unwrap(),
+            "-nographic -m size=8388608B -object \
+             memory-backend-memfd,id=hecaton-base0,size=8388608B,share=on -machine \
+             memory-backend=hecaton-base0 -device \
+             virtio-balloon-pci,id=hecaton-mem0,free-page-reporting=on,deflate-on-oom=off -action \
+             reboot=shutdown -qmp unix:/run/a,,b.qmp,server=on,wait=off -device \
+             virtio-serial-pci,id=hecaton-serial,max_ports=2 -chardev \
+             socket,id=hecaton-guest,path=/run/a,,b.guest,server=on,wait=off -device \
+             virtserialport,bus=hecaton-serial.0,chardev=hecaton-guest,name=org.hecaton.guest.0"
+        );
+        let bound = edited("", &Memory::with_balloon(Some(3), 2 * M, 8 * M)).unwrap();
+        assert!(bound.contains("share=on,host-nodes=3,policy=bind -machine"), "{bound}");
+        let own = "-device virtio-balloon-pci,id=b";
+        let error = edited(own, &memory).expect_err("two balloons").to_string();
+        assert!(error.starts_with(own), "{error}");
+        let error = edited("-device vfio-pci,host=1", &memory).expect_err("no balloon").to_string();
+        assert!(error.contains("the balloon gives nothing back"), "{error}");
+        edited(own, &Memory::plan(&[0], &[2 * M], 8 * M)).expect("it has no other");
     }
 
     #[test]
@@ -356,5 +436,11 @@ mod tests {
         let help = "virtio-mem-pci options:\n  acpi-index=<uint32>    -  (default: 0)\n";
         assert!(can_grow(help));
         assert!(!can_grow("-device virtio-mem-pci,help: Device 'virtio-mem-pci' not found\n"));
+        let help =
+            "virtio-balloon-pci options:\n  free-page-hint=<bool>  - on/off (default: off)\n";
+        assert!(!can_balloon(help), "it gives nothing back but what the balloon holds");
+        assert!(can_balloon(&format!(
+            "{help}  free-page-reporting=<bool> - on/off (default: off)\n"
+        )));
     }
 }

@@ -5,11 +5,12 @@
 //! ([`guest_ram`] for a command line, [`domain`] for libvirt). What would have guest memory read or
 //! written past the pager is refused beforehand, with the reason ([`refusal`]). A machine that
 //! runs is stopped and watched through its monitor ([`qmp`]), and is made larger and smaller through
-//! its virtio-mem devices ([`memory_device`]), which one that its host's agent has admitted is started with ([`create`]); the manager
-//! inside it is told before that ([`guest_port`]).
+//! its virtio-mem devices ([`memory_device`]) or its balloon ([`balloon`]), which one that its host's agent has admitted is started with
+//! ([`create`]); the manager inside it is told before that ([`guest_port`]).
 //!
-//! All but [`qmp`] and [`memory_device`] is pure: text in, text out.
+//! All but [`qmp`], [`memory_device`] and [`balloon`] is pure: text in, text out.
 
+pub mod balloon;
 pub mod create;
 pub mod domain;
 pub mod guest_port;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A virtio-mem device of a running machine. Sizes in bytes.
+/// A virtio-mem device of a running machine, or what its [balloon](crate::balloon) leaves of its memory. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryDevice {
     /// Its id in QEMU.
@@ -46,7 +46,7 @@ pub enum ResizeError {
     },
     /// Not a multiple.
     #[error(
-        "{bytes} bytes cannot be the size of virtio-mem `{id}`: it has blocks of {block_bytes}; \
+        "{bytes} bytes cannot be the size of `{id}`: it has blocks of {block_bytes}; \
          ask for {below} or {above}"
     )]
     NoBlocks {
@@ -63,7 +63,7 @@ pub enum ResizeError {
     },
     /// More than it can have.
     #[error(
-        "{bytes} bytes cannot be the size of virtio-mem `{id}`: its backend has {max_bytes}, and no more is to be had \
+        "{bytes} bytes cannot be the size of `{id}`: its backend has {max_bytes}, and no more is to be had \
          while the machine runs"
     )]
     TooLarge {

@@ -14,7 +14,7 @@ use hecaton_memory::Size;
 use hecaton_node::client::{ClientError, NodeClient};
 use hecaton_node::message::{Admitted, CreateVm};
 use hecaton_node::report::check_name;
-use hecaton_vm::create::{self, GROWING_DRIVER, Memory, check_sizes};
+use hecaton_vm::create::{self, BALLOON_DRIVER, GROWING_DRIVER, Memory, check_sizes};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -50,6 +50,10 @@ pub(crate) struct Args {
     /// The most memory that a harvest VM has
     #[arg(long, value_name = "SIZE", requires = "harvest")]
     max: Option<Size>,
+    /// For a guest, or a QEMU, without virtio-mem: the harvest VM begins with its maximum, once there is room for that,
+    /// and gives back by virtio-balloon and free-page reporting. A reboot ends it
+    #[arg(long)]
+    balloon: bool,
     /// Stays, and starts a harvest VM that was evicted again once there is room; one that ends by itself, or by a
     /// signal, is not started again
     #[arg(long, requires = "harvest")]
@@ -69,6 +73,11 @@ pub(crate) struct Args {
 
 impl Args {
     fn wish(&self) -> anyhow::Result<CreateVm> {
+        if self.balloon && !self.harvest {
+            usage!(
+                "--balloon is how a harvest VM gives memory back, and others give none; leave it out, or give --harvest"
+            );
+        }
         let (min, max) = match (self.harvest, self.memory, self.min, self.max) {
             (false, Some(memory), ..) => (memory, memory),
             (true, _, Some(min), Some(max)) => (min, max),
@@ -87,7 +96,9 @@ impl Args {
             (false, true) => NewcomerKind::Spot,
             (false, false) => NewcomerKind::Regular,
         };
-        Ok(CreateVm { name, kind, bytes: min.0, max_bytes: max.0, numa_node: self.numa })
+        let (bytes, max_bytes) = (min.0, max.0);
+        let (numa_node, balloon) = (self.numa, self.balloon);
+        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, balloon })
     }
 }
 
@@ -98,9 +109,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let program = find_program(&args.command[0])?;
     // What is wrong with the command line is said before anybody gives memory for it.
-    let memory = Memory::plan(&[0], &[wish.bytes], wish.max_bytes);
+    let memory = match wish.balloon {
+        true => Memory::with_balloon(None, wish.bytes, wish.max_bytes),
+        false => Memory::plan(&[0], &[wish.bytes], wish.max_bytes),
+    };
     edit(&args.command[1..], &memory, Path::new("x"), None)?;
-    if wish.max_bytes > wish.bytes {
+    if wish.balloon {
+        check_can_balloon(&program)?;
+    } else if wish.max_bytes > wish.bytes {
         check_can_grow(&program)?;
     }
     let admitted = wait_for_memory(args.cluster.need_local_node()?, &wish)?;
@@ -124,17 +140,33 @@ fn edit(
 
 /// Asks QEMU for its device: without virtio-mem it would end when it is too late.
 fn check_can_grow(program: &Path) -> anyhow::Result<()> {
-    let device = format!("{GROWING_DRIVER},help");
-    let help = Command::new(program).args(["-device", &device]).stdin(Stdio::null()).output();
-    let help = help.with_context(|| format!("cannot start {}", program.display()))?;
-    if !create::can_grow(&String::from_utf8_lossy(&help.stdout)) {
+    if !create::can_grow(&device_help(program, GROWING_DRIVER)?) {
         bail!(
-            "{} has no {GROWING_DRIVER} (see its `-device {device}`), by which harvest VMs grow and shrink: take QEMU 5.1 \
-             or later for x86-64, or 7.0 for arm64",
+            "{} has no {GROWING_DRIVER} (see its `-device {GROWING_DRIVER},help`), by which harvest VMs grow and shrink: take \
+             QEMU 5.1 or later for x86-64, or 7.0 for arm64; or give --balloon",
             program.display()
         );
     }
     Ok(())
+}
+
+/// In the same way.
+fn check_can_balloon(program: &Path) -> anyhow::Result<()> {
+    if !create::can_balloon(&device_help(program, BALLOON_DRIVER)?) {
+        bail!(
+            "{} has no {BALLOON_DRIVER} with free-page reporting (see its `-device {BALLOON_DRIVER},help`), by which a machine \
+             with --balloon gives back: take QEMU 6.0 or later",
+            program.display()
+        );
+    }
+    Ok(())
+}
+
+fn device_help(program: &Path, driver: &str) -> anyhow::Result<String> {
+    let device = format!("{driver},help");
+    let help = Command::new(program).args(["-device", &device]).stdin(Stdio::null()).output();
+    let help = help.with_context(|| format!("cannot start {}", program.display()))?;
+    Ok(String::from_utf8_lossy(&help.stdout).into_owned())
 }
 
 /// Also over the kill of a node: the next one is asked in its stead, and knows if this machine was admitted.

@@ -111,11 +111,23 @@ impl<'a> Host<'a> {
         arguments: &[&str],
         script: &str,
     ) -> anyhow::Result<Machine> {
+        self.machine_of(guests, name, arguments, script, &[])
+    }
+
+    /// `own`: further arguments of its QEMU.
+    fn machine_of(
+        &self,
+        guests: &Guests,
+        name: &str,
+        arguments: &[&str],
+        script: &str,
+        own: &[&str],
+    ) -> anyhow::Result<Machine> {
         let mut command = self.create(&[&["--name", name], arguments].concat());
         let mut words = guests.command_line(Qemu::Backports, script);
         let append = words.iter().position(|word| word == "-append");
         words[append.context("QEMU has no kernel line")? + 1].push(KERNEL);
-        command.args(words).arg("-no-reboot");
+        command.args(words).arg("-no-reboot").args(own);
         Machine::spawn(name, command, self.vms().join(format!("{name}.qmp")))
     }
 
@@ -208,9 +220,9 @@ const PATTERN: &str = "of a harvest VM and nobody else";
 /// What programs on lent memory fill it with, in the same way.
 const LENT: &str = "this is a program on lent memory";
 
-/// How many pages of a process's memory files are full of this text, which has 32 bytes at most.
-fn pages_full_of(pid: u32, text: &str) -> anyhow::Result<usize> {
-    let mut count = 0;
+/// A process's memory files, each once.
+fn memory_files(pid: u32) -> anyhow::Result<Vec<fs::File>> {
+    let mut files = Vec::new();
     let mut seen = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
@@ -221,10 +233,27 @@ fn pages_full_of(pid: u32, text: &str) -> anyhow::Result<usize> {
         }
         let file = fs::File::open(&path)?;
         let number = file.metadata()?.ino();
-        if seen.contains(&number) {
-            continue;
+        if !seen.contains(&number) {
+            seen.push(number);
+            files.push(file);
         }
-        seen.push(number);
+    }
+    Ok(files)
+}
+
+/// What of them is in memory, at this moment.
+fn held(pid: u32) -> anyhow::Result<u64> {
+    let mut blocks = 0;
+    for file in memory_files(pid)? {
+        blocks += file.metadata()?.blocks();
+    }
+    Ok(blocks * 512)
+}
+
+/// How many pages of a process's memory files are full of this text, which has 32 bytes at most.
+fn pages_full_of(pid: u32, text: &str) -> anyhow::Result<usize> {
+    let mut count = 0;
+    for file in memory_files(pid)? {
         let mut at = 0;
         while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
             let hole = seek(&file, SeekFrom::Hole(data))?;
@@ -461,6 +490,87 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult 
     Ok(Outcome::Passed)
 }
 
+/// The guest has 400 MiB of its own for a while, and then 700 in its page cache, which nothing but a balloon has it give
+/// up.
+const BALLOONED: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/meminfo; }
+    next() { echo guest: $1; read -r word </dev/ttyS0; }
+    caches() { dd if=/dev/vda of=/dev/null bs=1M 2>/dev/null; }
+    mount -o remount,size=600M /tmp
+    dd if=/dev/zero of=/tmp/full bs=1M count=400 2>/dev/null; next full
+    rm /tmp/full; next empty
+    # Whoever closes a disk last drops its cache.
+    exec 3</dev/vda
+    caches; echo guest: caches
+    while [ $(has) -gt 720 ]; do sleep 1; done; echo guest: has shrunk
+    while [ $(has) -lt 900 ]; do sleep 1; done; caches; echo guest: has grown; sleep 3600";
+
+/// Without virtio-mem: a machine that begins with its maximum, when there is room for that, gives back by its balloon.
+/// What counts is what is in memory of its file on the host.
+pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let mut host = Host::start(cluster)?;
+    let disk = cluster.file("balloon.img");
+    fs::File::create(&disk)?.set_len(700 * M)?;
+    let drive = format!("file={},format=raw,if=virtio,read-only=on", disk.display());
+    let mut early = host.create(&["--regular", "--memory", "512M"]);
+    let early = Running::spawn(early.arg(sleeping_qemu(cluster)?).stdout(Stdio::null()))?;
+    host.eventually("it is there", PATIENCE, |status| {
+        Ok(status["nodes"][0]["regular_bytes"] == 512 * M)
+    })?;
+    let arguments = ["--harvest", "--balloon", "--min", "256M", "--max", "1G"];
+    let own = ["-drive", &drive];
+    let mut harvest = host.machine_of(&guests, "harvest", &arguments, BALLOONED, &own)?;
+    host.eventually("there is no room for its maximum", PATIENCE, |status| {
+        let waiting = &status["waiting"][0];
+        Ok(waiting["bytes"] == 1024 * M && waiting["waits"]["waits"] == "for-room")
+    })?;
+    drop(early);
+    harvest.wait_for("guest: full")?;
+    host.until("alone, it has its maximum", 768, 0)?;
+    let pid = host.machine_pid("harvest")?;
+
+    let full = held(pid)?;
+    harvest.say("")?;
+    harvest.wait_for("guest: empty")?;
+    eventually(
+        || Ok(held(pid)?.into()),
+        "what it has freed is reported",
+        GUEST_PATIENCE,
+        |held| Ok(held.as_u64() < full.checked_sub(300 * M)),
+    )?;
+    harvest.say("")?;
+    harvest.wait_for("guest: caches")?;
+    let cached = held(pid)?;
+    ensure!(cached > 704 * M, "it uses no more than {cached} bytes");
+
+    let mut first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
+    host.until("a regular VM has come", 448, 512)?;
+    let left = held(pid)?;
+    println!("    on this host: {} MiB before, {} MiB after", cached / M, left / M);
+    ensure!(left <= 704 * M, "{left} bytes are still in memory");
+    harvest.wait_for("guest: has shrunk")?;
+    first.wait_for("guest: waits")?;
+
+    host.kill_node()?;
+    host.start_node()?;
+    host.until("the next agent finds it as it is", 448, 512)?;
+    adds_up(&host.status()?)?;
+    drop(first);
+    host.until("all have left", 768, 0)?;
+    harvest.wait_for("guest: has grown")?;
+    let again = held(pid)?;
+    ensure!(again > 704 * M, "it uses no more than {again} bytes again");
+    Ok(Outcome::Passed)
+}
+
+/// No QEMU at all: what a machine was promised counts from its admission.
+fn sleeping_qemu(cluster: &Cluster) -> anyhow::Result<PathBuf> {
+    let fake = cluster.file("sleeping-qemu");
+    fs::write(&fake, "#!/bin/sh\nexec sleep 600\n")?;
+    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755))?;
+    Ok(fake)
+}
+
 /// A machine whose monitor says nothing stalls nobody else: its memory stays its own, and others are admitted.
 pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster) -> TestResult {
     let guests = guests!();
@@ -484,8 +594,7 @@ pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What the node lends is what machines leave, and gives way to them. No guest is needed: what a machine was promised
-/// counts from its admission.
+/// What the node lends is what machines leave, and gives way to them. No guest is needed.
 pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
     let mut host = Host::start_with(cluster, &["--lend", "1G"])?;
     let lends = |host: &Host<'_>, mib: u64, what: &str| {
@@ -495,11 +604,8 @@ pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
         })
     };
     lends(&host, 1024, "it lends all that it may")?;
-    let fake = cluster.file("sleeping-qemu");
-    fs::write(&fake, "#!/bin/sh\nexec sleep 600\n")?;
-    fs::set_permissions(&fake, fs::Permissions::from_mode(0o755))?;
     let mut command = host.create(&["--regular", "--memory", "768M"]);
-    let machine = Running::spawn(command.arg(&fake).stdout(Stdio::null()))?;
+    let machine = Running::spawn(command.arg(sleeping_qemu(cluster)?).stdout(Stdio::null()))?;
     lends(&host, 448, "it lends what the machine and the buffer leave")?;
     // The donor knows it as well, and outlives its node.
     host.kill_node()?;
@@ -577,11 +683,11 @@ pub(crate) fn a_quota_of_harvest_vms_is_kept(cluster: &Cluster) -> TestResult {
 /// What cannot be is said in clear words, and no machine is started.
 pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
     let host = Host::start(cluster)?;
-    // A QEMU without virtio-mem, which says that it was started.
+    // A QEMU without virtio-mem and virtio-balloon, which says that it was started.
     let started = cluster.file("started");
     let fake = cluster.file("fake-qemu");
     let script = format!(
-        "#!/bin/sh\n[ \"$1 $2\" = \"-device virtio-mem-pci,help\" ] && exit 1\ntouch {}\n",
+        "#!/bin/sh\ncase \"$*\" in '-device virtio-'*-pci,help) exit 1;; esac\ntouch {}\n",
         started.display()
     );
     fs::write(&fake, script)?;
@@ -598,6 +704,17 @@ pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
         (&["--harvest", "--min", "256M"], &[], "a harvest VM needs both"),
         (&["--regular", "--memory", "64M"], &["-m", "1G"], "-m 1G: how much memory"),
         (&["--harvest", "--min", "64M", "--max", "1G"], &[], "has no virtio-mem-pci"),
+        (
+            &["--harvest", "--balloon", "--min", "64M", "--max", "1G"],
+            &[],
+            "has no virtio-balloon-pci with free-page reporting",
+        ),
+        (
+            &["--harvest", "--balloon", "--min", "64M", "--max", "1G"],
+            &["-device", "virtio-balloon-pci"],
+            "-device virtio-balloon-pci: how much memory",
+        ),
+        (&["--regular", "--memory", "64M", "--balloon"], &[], "give --harvest"),
         (&["--regular", "--memory", "64M", "--numa", "77"], &[], "no NUMA node 77"),
         (&["--regular", "--memory", "2G"], &[], "choose another host"),
         (&["--regular", "--memory", "64M", "--name", "a/b"], &[], "cannot be a name"),

@@ -190,6 +190,7 @@ const TESTS: &[Test<Cluster>] = tests![
     agent::it_divides_a_host_and_is_killed,
     agent::a_guest_is_told_before_it_shrinks,
     agent::a_regular_vm_evicts_a_harvest_vm,
+    agent::a_machine_shrinks_by_its_balloon,
     agent::a_silent_machine_stalls_nobody,
     agent::what_the_node_lends_gives_way,
     agent::a_quota_of_harvest_vms_is_kept,

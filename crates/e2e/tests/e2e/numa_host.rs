@@ -57,6 +57,7 @@ dd if=/dev/zero of=/proc/$pid/fd/$fd bs=1M count=48 conv=notrunc 2>/dev/null || 
 echo "guest: filled $(($(shmem) - before)) $(grep memory-backend /proc/$pid/numa_maps)"
 create within running --memory 128M -- $qemu
 hecaton vm create --regular --memory 300M --numa 0 --dir /tmp/n -- $qemu 2>&1 | grep -q "choose another host" || die refused
+hecaton vm create --harvest --balloon --min 16M --max 32M --dir /tmp/n -- $qemu 2>&1 | grep -q "name one with --numa" || die balloon
 create spans starting --memory 300M -- idle
 "#;
 

@@ -127,9 +127,9 @@ pub(super) struct MemoryFile {
 /// What is in memory of a machine's part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
-    /// Of what it has from its start on, in bytes.
+    /// Of what it has as long as it runs, in bytes.
     pub(super) base_bytes: u64,
-    /// Of what can be plugged, in bytes.
+    /// Of what it may have beyond that, in bytes.
     pub(super) more_bytes: u64,
 }
 
@@ -143,7 +143,15 @@ pub(super) fn held_by_part(memory: &Memory, files: &[MemoryFile]) -> Vec<Held> {
     };
     let parts = memory.parts.iter();
     parts
-        .map(|part| Held { base_bytes: take(part.base_bytes), more_bytes: take(part.more_bytes) })
+        .map(|part| {
+            let [base_bytes, more_bytes] = memory.files(part).map(&mut take);
+            if !memory.is_ballooned {
+                return Held { base_bytes, more_bytes };
+            }
+            let held_bytes = base_bytes;
+            let base_bytes = held_bytes.min(part.base_bytes);
+            Held { base_bytes, more_bytes: held_bytes - base_bytes }
+        })
         .collect()
 }
 
@@ -159,9 +167,21 @@ mod tests {
         let part = |base_bytes, more_bytes| Part { host_node: None, base_bytes, more_bytes };
         let file = |bytes, held_bytes| MemoryFile { bytes, held_bytes };
         let held = |base_bytes, more_bytes| Held { base_bytes, more_bytes };
-        let memory = Memory { parts: vec![part(4 * M, 3 * M), part(4 * M, 0), part(4 * M, 2 * M)] };
+        let parts = vec![part(4 * M, 3 * M), part(4 * M, 0), part(4 * M, 2 * M)];
+        let memory = Memory { parts, is_ballooned: false };
         let files = [file(4 * M, 1), file(3 * M, 2), file(4 * M, 3), file(0, 4)];
         assert_eq!(held_by_part(&memory, &files), [held(1, 2), held(3, 0), held(0, 0)]);
+    }
+
+    #[test]
+    fn what_a_balloon_has_not_taken_is_beyond_the_minimum() {
+        let memory = Memory::with_balloon(None, 2 * M, 8 * M);
+        let held = |held_bytes| {
+            let held = held_by_part(&memory, &[MemoryFile { bytes: 8 * M, held_bytes }]);
+            (held[0].base_bytes, held[0].more_bytes)
+        };
+        assert_eq!(held(5 * M), (2 * M, 3 * M));
+        assert_eq!(held(M), (M, 0), "less than its minimum");
     }
 
     #[test]

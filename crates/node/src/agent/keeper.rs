@@ -22,6 +22,7 @@ use hecaton_broker::{
     Action, Broker, Device, Elastic, EvictWhy, Harvest, Host, Newcomer, NewcomerKind, NodeNo,
     NumaNode, Order, Settings, Vm, VmId, Waits,
 };
+use hecaton_vm::balloon::Balloon;
 use hecaton_vm::create::{BLOCK_BYTES, Memory, check_sizes};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -206,7 +207,11 @@ impl Keeper {
 
     fn enter(&mut self, record: Record, was_found: bool) -> Result<VmId, String> {
         let socket = self.directory.socket(&record.name)?;
-        let monitor = MachineMonitor::start(socket, record.process.pid);
+        let balloon = record.memory.is_ballooned.then(|| {
+            let more: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
+            Balloon::new(Memory::device_id(0), record.memory.base_bytes(), more, BLOCK_BYTES)
+        });
+        let monitor = MachineMonitor::start(socket, record.process.pid, balloon);
         let monitor =
             monitor.map_err(|error| format!("its monitor cannot be followed: {error}"))?;
         let guest = self.guest_socket(&record.name, record.kind)?.map(|socket| {
@@ -318,11 +323,19 @@ impl Keeper {
             })
         });
         let node = node.transpose()?;
+        if wish.balloon && node.is_none() && self.nodes.len() > 1 {
+            let there: Vec<_> = self.nodes.iter().map(u32::to_string).collect();
+            return Err(format!(
+                "a machine with a balloon has memory of one NUMA node, and the host has {}; name one with --numa",
+                there.join(", ")
+            ));
+        }
         let before = self.evicted.get(&wish.name).map(|(id, _)| *id);
         Ok(Received::Comes(Newcomer {
             id: before.unwrap_or_else(|| self.next_id()),
             kind: wish.kind,
-            bytes: wish.bytes,
+            // Nothing keeps a guest from using all before its balloon is there.
+            bytes: if wish.balloon { wish.max_bytes } else { wish.bytes },
             node,
         }))
     }
@@ -471,7 +484,14 @@ impl Keeper {
             NewcomerKind::Harvest => wish.max_bytes,
             NewcomerKind::Regular | NewcomerKind::Spot => wish.bytes,
         };
-        let memory = Memory::plan(&self.nodes, base_bytes, max_bytes);
+        let memory = match wish.balloon {
+            true => {
+                let node = self.nodes.iter().zip(base_bytes).find(|(_, bytes)| **bytes > 0);
+                let host_node = node.map(|(node, _)| *node).filter(|_| self.nodes.len() > 1);
+                Memory::with_balloon(host_node, wish.bytes, max_bytes)
+            }
+            false => Memory::plan(&self.nodes, base_bytes, max_bytes),
+        };
         let record = Record {
             name: wish.name,
             kind: wish.kind,
@@ -571,7 +591,7 @@ impl Keeper {
         let waiting = self.waiting.iter().map(|waiting| NewcomerReport {
             name: waiting.wish.name.clone(),
             kind: waiting.wish.kind,
-            bytes: waiting.wish.bytes,
+            bytes: waiting.newcomer.bytes,
             waiting_ms: u64::try_from(waiting.since.elapsed().as_millis()).unwrap_or(u64::MAX),
             waits: states.get(&waiting.newcomer.id).copied(),
         });
@@ -679,8 +699,10 @@ impl Machine {
             }
             let id = Memory::device_id(number);
             let found = heard.devices.iter().find(|device| device.id == id);
-            // One that this agent has admitted begins with nothing; one that was there may have all.
-            let unknown = if self.was_found { part.more_bytes } else { 0 };
+            // One that this agent has admitted begins with nothing, and with a balloon with all; one that was there may
+            // have all.
+            let may_have_all = self.was_found || self.record.memory.is_ballooned;
+            let unknown = if may_have_all { part.more_bytes } else { 0 };
             let requested_bytes = found.map_or(unknown, |device| device.requested_bytes);
             let plugged_bytes = found.map_or(unknown, |device| device.plugged_bytes);
             let mut held_bytes = vec![0; places.0.len()];

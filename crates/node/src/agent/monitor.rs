@@ -2,6 +2,7 @@
 
 use crate::stop::{Bell, Stop};
 use hecaton_broker::Order;
+use hecaton_vm::balloon::Balloon;
 use hecaton_vm::memory_device::{MemoryDevice, ResizeError};
 use hecaton_vm::qmp::{Monitor, QmpError};
 use serde_json::json;
@@ -77,8 +78,12 @@ impl Heard {
 }
 
 impl MachineMonitor {
-    /// Of the machine that is this process, and listens there or will.
-    pub(super) fn start(socket: PathBuf, pid: u32) -> io::Result<MachineMonitor> {
+    /// Of the machine that is this process, and listens there or will. Its virtio-mem devices are asked, or its balloon.
+    pub(super) fn start(
+        socket: PathBuf,
+        pid: u32,
+        balloon: Option<Balloon>,
+    ) -> io::Result<MachineMonitor> {
         let shared = Arc::new(Shared {
             socket,
             pid,
@@ -89,7 +94,7 @@ impl MachineMonitor {
         let thread = thread::Builder::new().name("agent-monitor".into());
         thread.spawn({
             let shared = Arc::clone(&shared);
-            move || shared.run()
+            move || shared.run(balloon)
         })?;
         Ok(MachineMonitor(shared))
     }
@@ -130,10 +135,10 @@ impl Shared {
         self.desk.lock().expect("no thread panics with the desk")
     }
 
-    fn run(&self) {
+    fn run(&self, mut balloon: Option<Balloon>) {
         let mut monitor = None;
         while !self.stop.is_set() {
-            let is_busy = match self.visit(&mut monitor) {
+            let is_busy = match self.visit(&mut monitor, balloon.as_mut()) {
                 Ok(is_busy) => is_busy,
                 Err(error) => {
                     tracing::debug!(socket = %self.socket.display(), %error, "a machine says nothing");
@@ -148,7 +153,11 @@ impl Shared {
     }
 
     /// Does what is to be done, and asks for the sizes. Whether they are about to change.
-    fn visit(&self, connected: &mut Option<Monitor>) -> Result<bool, QmpError> {
+    fn visit(
+        &self,
+        connected: &mut Option<Monitor>,
+        mut balloon: Option<&mut Balloon>,
+    ) -> Result<bool, QmpError> {
         if connected.is_none() {
             *connected = Some(self.connect()?);
         }
@@ -162,7 +171,11 @@ impl Shared {
         let sizes = self.desk().sizes.clone();
         for (device, (_, bytes)) in &sizes {
             let (device, bytes) = (device.as_str(), *bytes);
-            match monitor.request_size(device, bytes, PATIENCE) {
+            let asked = match &mut balloon {
+                Some(balloon) => balloon.request_size(monitor, bytes, PATIENCE),
+                None => monitor.request_size(device, bytes, PATIENCE),
+            };
+            match asked {
                 Ok(()) => {}
                 // Whether it was asked is not known: once more, which does no harm.
                 Err(ResizeError::Monitor(
@@ -173,7 +186,10 @@ impl Shared {
                 Err(refused) => tracing::warn!(device, bytes, error = %refused, "not resized"),
             }
         }
-        let devices = monitor.memory_devices(PATIENCE)?;
+        let devices = match balloon {
+            Some(balloon) => vec![balloon.device(monitor, PATIENCE)?],
+            None => monitor.memory_devices(PATIENCE)?,
+        };
         let mut desk = self.desk();
         let changing = devices.iter().any(|device| device.requested_bytes != device.plugged_bytes);
         desk.heard.devices = devices;

@@ -12,9 +12,11 @@ mod certified;
 mod cluster;
 mod failover;
 mod fault;
+mod harvest;
 mod hosts;
 mod interrupt;
 mod limited;
+mod machine;
 mod manager;
 mod policy;
 mod pool;
@@ -42,6 +44,8 @@ pub(crate) enum Bench {
     App(app::Args),
     /// Virtual machines beside plain memory and disk swap: copying, a database, faults, fair shares.
     Vm(vm::Args),
+    /// How fast harvest VMs give their memory back: with batches, readied ahead, told beforehand, several at once.
+    Harvest(harvest::Args),
     /// How long faults stall when donors of a mirrored program fail; what rebuilding, draining and
     /// mirroring cost.
     Failover(failover::Args),
@@ -122,6 +126,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::App(args) => app::run(&args),
         Bench::Failover(args) => failover::run(&args),
         Bench::Vm(args) => vm::run(&args),
+        Bench::Harvest(args) => harvest::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Block(args) => block::run(&args),
         Bench::Policy(args) => policy::run(&args),

@@ -33,6 +33,19 @@ impl Region {
         Ok(Self { start, pages })
     }
 
+    /// Whether the kernel is to use huge pages.
+    pub(super) fn advise_huge(&self, is_huge: bool) -> anyhow::Result<()> {
+        let advice = if is_huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        let bytes = pages_to_bytes(self.pages) as usize;
+        // SAFETY: the range is this region's own mapping, and the advice does not change what is in it.
+        let result = unsafe { libc::madvise(self.start.as_ptr().cast(), bytes, advice) };
+        if result != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(error).context("the kernel takes no advice on huge pages");
+        }
+        Ok(())
+    }
+
     fn page(&self, page: u64) -> *mut u64 {
         assert!(page < self.pages, "page {page} of {}", self.pages);
         // SAFETY: the page lies within the mapping, by the assertion above.

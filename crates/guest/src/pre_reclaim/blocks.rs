@@ -46,8 +46,8 @@ impl Blocks {
             kept: BTreeSet::new(),
         };
         blocks.look()?;
-        let is_offline = |block: &u64| blocks.read(*block, "state").as_deref() == Some("offline");
-        blocks.readied = blocks.plugged.iter().copied().filter(is_offline).collect();
+        blocks.readied =
+            blocks.plugged.iter().copied().filter(|block| blocks.is_offline(*block)).collect();
         Ok(blocks)
     }
 
@@ -86,6 +86,8 @@ impl Blocks {
         command.args(["-c", "echo offline >\"$0\""]).arg(self.path(block, "state"));
         match run_program(&mut command, PATIENCE, ending) {
             Ok(_) => _ = self.readied.insert(block),
+            // Killed, or refused, when the kernel was done with it already.
+            Err(_) if self.is_offline(block) => _ = self.readied.insert(block),
             Err(error) => {
                 tracing::debug!(block, %error, "a memory block stays in use");
                 self.kept.insert(block);
@@ -105,6 +107,10 @@ impl Blocks {
             tracing::warn!(block, %error, "a memory block stays offline");
         }
         true
+    }
+
+    fn is_offline(&self, block: u64) -> bool {
+        self.read(block, "state").as_deref() == Some("offline")
     }
 
     fn path(&self, block: u64, file: &str) -> PathBuf {
@@ -128,6 +134,10 @@ fn range(line: &str) -> Option<RangeInclusive<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::symlink;
     use std::path::Path;
 
     const BLOCK: u64 = 128 << 20;
@@ -199,6 +209,25 @@ mod tests {
         assert!(!blocks.ready_one(&ending));
         while blocks.give_back_one() {}
         assert!(blocks.ready_one(&ending), "tried again");
+    }
+
+    #[test]
+    fn a_block_that_is_offline_in_spite_of_an_error_is_readied() {
+        let dir = tempfile::tempdir().unwrap();
+        kernel(dir.path(), &[40]);
+        let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
+        // Says that it is offline, and refuses to be written.
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut sealed = fs::File::from(memfd_create("state", flags).unwrap());
+        sealed.write_all(b"offline\n").unwrap();
+        fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE).unwrap();
+        let state_path = blocks.path(40, "state");
+        fs::remove_file(&state_path).unwrap();
+        let sealed_path = format!("/proc/{}/fd/{}", std::process::id(), sealed.as_raw_fd());
+        symlink(sealed_path, state_path).unwrap();
+        assert!(blocks.ready_one(&Ending::default()));
+        assert_eq!(blocks.readied_bytes(), BLOCK);
+        assert!(blocks.kept.is_empty());
     }
 
     #[test]

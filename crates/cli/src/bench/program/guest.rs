@@ -1,4 +1,4 @@
-//! What `bench vm` has do its bidding within a guest: one request a line on the standard input, one
+//! What `bench vm` and `bench harvest` have do their bidding within a guest: one request a line on the standard input, one
 //! answer a line on the standard output, both JSON.
 //!
 //! All times are taken here, by the guest's clock and from the guest's processor: what a fault costs is

@@ -4,6 +4,7 @@
 //! they live in this executable is so that an installed `hecaton` can measure without further files.
 //! A program reports as one line of JSON on its standard output.
 
+pub(super) mod application;
 pub(super) mod guest;
 pub(super) mod quicksort;
 pub(super) mod quicksorts;
@@ -26,8 +27,10 @@ pub(crate) enum Program {
     Quicksort(quicksort::Args),
     /// Does that in several processes at a time.
     Quicksorts(quicksorts::Args),
-    /// Does within a guest what `bench vm` asks for.
+    /// Does within a guest what `bench vm` and `bench harvest` ask for.
     Guest(guest::Args),
+    /// Fills the memory that it may have, and gives it back.
+    Application(application::Args),
 }
 
 pub(super) fn run(program: Program) -> anyhow::Result<()> {
@@ -38,6 +41,7 @@ pub(super) fn run(program: Program) -> anyhow::Result<()> {
         Program::Quicksort(args) => report(&quicksort::run(&args)?),
         Program::Quicksorts(args) => report(&quicksorts::run(&args)?),
         Program::Guest(guest::Args {}) => guest::run(),
+        Program::Application(args) => application::run(&args),
     }
 }
 

@@ -6,12 +6,12 @@
 
 use super::{
     Bench,
-    machine::{Machine, Memory},
     usage::{Totals, Usage, own_bytes},
 };
 use crate::bench::{
     app::{Kind, Setup},
     interrupt,
+    machine::{Machine, Memory},
     program::guest::{Answer, Request},
     stats::Spread,
 };

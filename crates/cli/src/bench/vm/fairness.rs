@@ -6,10 +6,9 @@
 use super::{
     Bench,
     faults::fill_and_drive_out,
-    machine::Memory,
     usage::{Totals, Usage},
 };
-use crate::bench::{fault, program::guest::Request, stats::Percentiles, wire};
+use crate::bench::{fault, machine::Memory, program::guest::Request, stats::Percentiles, wire};
 use crate::table::Table;
 use hecaton_memory::{pages_for_bytes, pages_to_bytes};
 use serde::Serialize;

@@ -2,10 +2,15 @@
 
 use super::{
     Bench,
-    machine::{Machine, Memory},
     usage::{Totals, Usage},
 };
-use crate::bench::{fault, program::guest::Request, stats::Percentiles, wire};
+use crate::bench::{
+    fault,
+    machine::{Machine, Memory},
+    program::guest::Request,
+    stats::Percentiles,
+    wire,
+};
 use crate::table::Table;
 use hecaton_memory::pages_for_bytes;
 use hecaton_pager::MIN_LOCAL_BYTES;

@@ -10,18 +10,21 @@
 mod copying;
 mod fairness;
 mod faults;
-mod kit;
-mod machine;
-mod overlay;
 mod queries;
 mod usage;
 
-use super::{Common, cluster::Cluster, interrupt};
+use super::{
+    Common,
+    cluster::Cluster,
+    interrupt,
+    machine::{
+        Machine, Memory,
+        kit::{Kit, PROCESSORS},
+    },
+};
 use anyhow::ensure;
 use clap::ValueEnum;
 use hecaton_memory::Size;
-use kit::Kit;
-use machine::{Machine, Memory};
 use serde::Serialize;
 use std::{
     collections::BTreeMap,
@@ -156,7 +159,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let report = Report {
         hypervisor: kit.version.clone(),
         accelerator: "tcg",
-        processors: kit::PROCESSORS,
+        processors: PROCESSORS,
         memory_bytes: memory,
         rounds,
         copying,

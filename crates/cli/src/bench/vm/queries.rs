@@ -4,11 +4,13 @@
 //! A query set reads random keys. The table's figure is for a set whose keys fit into what is
 //! local in every case, beside it stands a set over all keys, where most of what is asked for is remote.
 
-use super::{
-    Bench,
+use super::Bench;
+use crate::bench::{
     machine::{Machine, Memory},
+    program::guest::Request,
+    redis_client::KEY_BYTES,
+    stats::Spread,
 };
-use crate::bench::{program::guest::Request, redis_client::KEY_BYTES, stats::Spread};
 use crate::table::Table;
 use anyhow::Context as _;
 use serde::Serialize;

@@ -10,23 +10,23 @@ use std::{
 };
 
 /// Processors of each guest.
-pub(super) const PROCESSORS: u32 = 2;
+pub(in crate::bench) const PROCESSORS: u32 = 2;
 
 /// The parts, found and ready.
-pub(super) struct Kit {
+pub(in crate::bench) struct Kit {
     kernel: PathBuf,
     initramfs: PathBuf,
     qemu: PathBuf,
     /// Arguments that this QEMU needs.
     own: Vec<OsString>,
     /// What QEMU says that it is.
-    pub(super) version: String,
+    pub(in crate::bench) version: String,
 }
 
 impl Kit {
     /// In `dir`, else where `scripts/guest.sh` leaves it beside a build; the archive for the guests goes
     /// to `scratch`.
-    pub(super) fn find(dir: Option<&Path>, scratch: &Path) -> anyhow::Result<Self> {
+    pub(in crate::bench) fn find(dir: Option<&Path>, scratch: &Path) -> anyhow::Result<Self> {
         ensure!(cfg!(target_arch = "x86_64"), "the guest is one for x86-64, and this host is not");
         let dir = match dir {
             Some(dir) => dir.to_owned(),
@@ -61,9 +61,17 @@ impl Kit {
     }
 
     /// QEMU and its arguments, for a guest whose kernel speaks into the file `console`, and whose standard
-    /// input and output are the bench's.
-    pub(super) fn command_line(&self, memory: u64, console: &Path) -> Vec<OsString> {
-        let script = format!("stty -F /dev/ttyS1 raw -echo\nexec {} ", overlay::command());
+    /// input and output are the bench's. The kernel is told these words, too.
+    pub(in crate::bench) fn command_line(
+        &self,
+        memory: u64,
+        console: &Path,
+        kernel: &str,
+    ) -> Vec<OsString> {
+        let script = format!(
+            "stty -F /dev/ttyS1 raw -echo\nexec {} bench program guest ",
+            overlay::program()
+        );
         let script = script + "</dev/ttyS1 >/dev/ttyS1\n";
         let mut words = vec![self.qemu.clone().into_os_string()];
         words.extend(self.own.iter().cloned());
@@ -79,7 +87,8 @@ impl Kit {
         // A kernel's check of the timer fails now and then where a processor is emulated on a busy
         // host.
         let script = base64(script.as_bytes());
-        let line = format!("console=ttyS0 quiet no_timer_check panic=-1 hecaton.script={script}");
+        let line =
+            format!("console=ttyS0 quiet no_timer_check panic=-1 {kernel} hecaton.script={script}");
         words.extend(["-append".into(), line.into()]);
         words
     }

@@ -1,6 +1,10 @@
-//! One virtual machine of the bench, and the conversation with what runs in it.
+//! One virtual machine of a bench, and the conversation with what runs in it.
 
-use super::kit::Kit;
+pub(in crate::bench) mod kit;
+mod overlay;
+
+pub(in crate::bench) use overlay::program as program_in_guest;
+
 use crate::bench::{
     app::Setup,
     cluster::Cluster,
@@ -8,7 +12,9 @@ use crate::bench::{
     program::guest::{Answer, Request, Touched},
 };
 use anyhow::{Context as _, bail};
+use kit::Kit;
 use std::{
+    ffi::OsString,
     fs,
     io::Write as _,
     ops::Range,
@@ -24,7 +30,7 @@ const BOOT: Duration = Duration::from_secs(180);
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What a machine's memory is made of.
-pub(super) enum Memory<'a> {
+pub(in crate::bench) enum Memory<'a> {
     /// All of it is this host's.
     Plain,
     /// So too, but in a memory file, of small pages, as guests with a pool have it.
@@ -33,23 +39,25 @@ pub(super) enum Memory<'a> {
     Limited(Box<Setup<'a>>),
     /// So many bytes are this host's, and the rest is in the pool.
     Pool { cluster: &'a Cluster, local: u64 },
+    /// As plain, and QEMU and the guest's kernel are told more.
+    Told { qemu: Vec<OsString>, kernel: String },
 }
 
 /// A machine that is ended when it goes out of scope.
-pub(super) struct Machine<'a> {
-    pub(super) name: String,
+pub(in crate::bench) struct Machine<'a> {
+    pub(in crate::bench) name: String,
     input: ChildStdin,
     output: Lines,
     console: PathBuf,
     complaints: PathBuf,
     /// Before the memory that it has.
     process: Guarded,
-    pub(super) memory: Memory<'a>,
+    pub(in crate::bench) memory: Memory<'a>,
 }
 
 impl<'a> Machine<'a> {
     /// Starts one; it comes up by itself meanwhile.
-    pub(super) fn start(
+    pub(in crate::bench) fn start(
         kit: &Kit,
         name: &str,
         bytes: u64,
@@ -57,10 +65,14 @@ impl<'a> Machine<'a> {
         dir: &Path,
     ) -> anyhow::Result<Self> {
         let console = dir.join(format!("{name}.console"));
-        let words = kit.command_line(bytes, &console);
+        let kernel = match &memory {
+            Memory::Told { kernel, .. } => kernel.as_str(),
+            _ => "",
+        };
+        let words = kit.command_line(bytes, &console, kernel);
         let (qemu, arguments) = words.split_first().context("an empty command line")?;
         let mut command = match &memory {
-            Memory::Plain | Memory::File => Command::new(qemu),
+            Memory::Plain | Memory::File | Memory::Told { .. } => Command::new(qemu),
             Memory::Limited(setup) => setup.command(qemu),
             Memory::Pool { cluster, local } => {
                 let mut command = cluster.run_machine(name, bytes, *local)?;
@@ -76,13 +88,16 @@ impl<'a> Machine<'a> {
             let backend = format!("memory-backend-memfd,id=ram,share=on,size={bytes}");
             command.args(["-object", &backend, "-machine", "memory-backend=ram"]);
         }
+        if let Memory::Told { qemu, .. } = &memory {
+            command.args(qemu);
+        }
         let mut process = Guarded::spawn(&mut command)?;
         let (input, output) = (process.input()?, process.lines()?);
         Ok(Self { name: name.to_owned(), input, output, console, complaints, process, memory })
     }
 
     /// Waits until it does what it is asked.
-    pub(super) fn wait_up(&mut self) -> anyhow::Result<()> {
+    pub(in crate::bench) fn wait_up(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + BOOT;
         loop {
             match self.output.next_before(deadline)? {
@@ -97,12 +112,12 @@ impl<'a> Machine<'a> {
     }
 
     /// QEMU's process, if it was started without `hecaton vm run`.
-    pub(super) fn own_process(&self) -> u32 {
+    pub(in crate::bench) fn own_process(&self) -> u32 {
         self.process.id()
     }
 
     /// Has something done, within `patience`; nothing if it takes longer.
-    pub(super) fn try_ask(
+    pub(in crate::bench) fn try_ask(
         &mut self,
         request: &Request,
         patience: Duration,
@@ -135,21 +150,29 @@ impl<'a> Machine<'a> {
     }
 
     /// Has something done of which there is nothing to tell.
-    pub(super) fn perform(&mut self, request: &Request) -> anyhow::Result<()> {
+    pub(in crate::bench) fn perform(&mut self, request: &Request) -> anyhow::Result<()> {
         match self.ask(request)? {
             Answer::Done => Ok(()),
             other => Err(self.misunderstood(&other)),
         }
     }
 
-    pub(super) fn available_bytes(&mut self) -> anyhow::Result<u64> {
+    /// Has a shell do something; what it has said.
+    pub(in crate::bench) fn shell(&mut self, script: &str) -> anyhow::Result<String> {
+        match self.ask(&Request::Shell(script.to_owned()))? {
+            Answer::Said(text) => Ok(text),
+            other => Err(self.misunderstood(&other)),
+        }
+    }
+
+    pub(in crate::bench) fn available_bytes(&mut self) -> anyhow::Result<u64> {
         match self.ask(&Request::Available)? {
             Answer::Available(bytes) => Ok(bytes),
             other => Err(self.misunderstood(&other)),
         }
     }
 
-    pub(super) fn touch(&mut self, samples: u64) -> anyhow::Result<Touched> {
+    pub(in crate::bench) fn touch(&mut self, samples: u64) -> anyhow::Result<Touched> {
         match self.ask(&Request::Touch { samples })? {
             Answer::Touched(touched) => Ok(touched),
             other => Err(self.misunderstood(&other)),
@@ -157,7 +180,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Seconds that the queries took.
-    pub(super) fn query(&mut self, keys: Range<u64>, count: u64) -> anyhow::Result<f64> {
+    pub(in crate::bench) fn query(&mut self, keys: Range<u64>, count: u64) -> anyhow::Result<f64> {
         match self.ask(&Request::Query { keys, count })? {
             Answer::Queried { seconds } => Ok(seconds),
             other => Err(self.misunderstood(&other)),
@@ -165,7 +188,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Pages in a second that a storm has written to, until now.
-    pub(super) fn calm(&mut self) -> anyhow::Result<f64> {
+    pub(in crate::bench) fn calm(&mut self) -> anyhow::Result<f64> {
         match self.ask(&Request::Calm)? {
             Answer::Stormed { pages, seconds } => Ok(pages as f64 / seconds),
             other => Err(self.misunderstood(&other)),
@@ -177,7 +200,7 @@ impl<'a> Machine<'a> {
     }
 
     /// The memory that stays here, from now on.
-    pub(super) fn resize_local(&mut self, bytes: u64) -> anyhow::Result<()> {
+    pub(in crate::bench) fn resize_local(&mut self, bytes: u64) -> anyhow::Result<()> {
         let Memory::Pool { cluster, local } = &mut self.memory else {
             bail!("`{}` has no memory in a pool", self.name);
         };
@@ -187,7 +210,7 @@ impl<'a> Machine<'a> {
     }
 
     /// What QEMU, and the guest's kernel, have said last.
-    fn last_words(&self) -> String {
+    pub(in crate::bench) fn last_words(&self) -> String {
         let last = |path: &Path| {
             let text = fs::read(path).unwrap_or_default();
             let text = String::from_utf8_lossy(&text).into_owned();

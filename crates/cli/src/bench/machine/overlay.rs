@@ -19,13 +19,13 @@ const DIR: &str = "hecaton";
 /// The loader's name in the guest.
 const LOADER: &str = "ld.so";
 
-/// The command that does the bench's bidding in the guest.
-pub(super) fn command() -> String {
-    format!("/{DIR}/{LOADER} --library-path /{DIR} /{DIR}/hecaton bench program guest")
+/// The words that start this executable in the guest.
+pub(in crate::bench) fn program() -> String {
+    format!("/{DIR}/{LOADER} --library-path /{DIR} /{DIR}/hecaton")
 }
 
 /// Writes the guest's archive to `to`, with what is added to it.
-pub(super) fn write(initramfs: &Path, to: &Path) -> anyhow::Result<()> {
+pub(in crate::bench) fn write(initramfs: &Path, to: &Path) -> anyhow::Result<()> {
     let base = fs::read(initramfs)
         .with_context(|| format!("cannot read the guest's {}", initramfs.display()))?;
     let program = this_program()?;

@@ -1,0 +1,199 @@
+//! Figures 6 and 7 of the paper: how fast one guest gives its memory back, in all ways and under all loads.
+
+use super::{
+    Bench,
+    guest::{Guest, Starting},
+    loads::Load,
+    plan::{self, End, Given, Turn},
+    shrink::{Wish, shrink},
+    ways::Way,
+};
+use crate::bench::{interrupt, stats::Spread};
+use crate::table::Table;
+use serde::Serialize;
+use std::{thread, time::Duration};
+
+/// What a manager that has just started needs to have looked about.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// What came of it.
+#[derive(Serialize)]
+pub(super) struct Reclaim {
+    rows: Vec<Row>,
+}
+
+/// A load.
+#[derive(Serialize)]
+struct Row {
+    load: Load,
+    ways: Vec<plan::Result>,
+    /// How fast the guest takes what it has given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grow_mib_per_s: Option<Spread>,
+    /// That against giving with stock settings, medians.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grow_to_shrink: Option<f64>,
+    /// Why there is not more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
+}
+
+/// What was measured, as far as it went.
+#[derive(Default)]
+struct Samples {
+    given: Vec<(Turn, Given)>,
+    /// Of each guest.
+    grown_mib_per_s: Vec<Vec<f64>>,
+}
+
+pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Reclaim> {
+    let mut rows = Vec::new();
+    let is_wanted = |load: &Load| bench.loads.is_empty() || bench.loads.contains(load);
+    for loads in Load::TOGETHER {
+        let loads: Vec<_> = loads.iter().copied().filter(is_wanted).collect();
+        if loads.is_empty() {
+            continue;
+        }
+        let mut samples = Samples::default();
+        let measured = measure(bench, &loads, &mut samples);
+        interrupt::check()?;
+        let failure = measured.err().map(|error| format!("{error:#}"));
+        for (guest, load) in loads.iter().enumerate() {
+            rows.push(row(*load, guest, &samples, failure.clone()));
+        }
+    }
+    Ok(Reclaim { rows })
+}
+
+impl Reclaim {
+    /// Whether all could be measured.
+    pub(super) fn is_whole(&self) -> bool {
+        self.rows.iter().all(|row| row.failure.is_none())
+    }
+}
+
+fn row(load: Load, guest: usize, samples: &Samples, failure: Option<String>) -> Row {
+    let ways: Vec<_> =
+        Way::ALL.into_iter().map(|way| plan::result(&samples.given, guest, way)).collect();
+    let grown = samples.grown_mib_per_s.get(guest);
+    let grow_mib_per_s = grown.and_then(|speeds| Spread::of(speeds));
+    let stock = ways[0].mib_per_s;
+    let grow_to_shrink =
+        grow_mib_per_s.zip(stock).map(|(grow, shrink)| grow.median / shrink.median);
+    Row { load, ways, grow_mib_per_s, grow_to_shrink, failure }
+}
+
+/// All ways with guests under these loads.
+fn measure(bench: &Bench<'_>, loads: &[Load], samples: &mut Samples) -> anyhow::Result<()> {
+    let name = |load: &Load| load.name();
+    bench
+        .say(&format!("{}: guests come up", loads.iter().map(name).collect::<Vec<_>>().join(", ")));
+    let start =
+        |load: &Load| Starting::new(bench.kit, load.name(), load.kernel(), bench.sizes, bench.dir);
+    let starting = loads.iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
+    let guests = starting.into_iter().map(Starting::wait_up);
+    let mut guests = guests.collect::<anyhow::Result<Vec<_>>>()?;
+    for (load, guest) in loads.iter().zip(&mut guests) {
+        load.start(guest)?;
+    }
+    samples.grown_mib_per_s = vec![Vec::new(); loads.len()];
+    for turn in plan::turns(bench.rounds, loads.len()) {
+        let (load, guest) = (loads[turn.guest], &mut guests[turn.guest]);
+        let measured = measure_one(bench, load, guest, turn.way);
+        let (given, grown) = measured.map_err(|error| {
+            error.context(format!("the guest's last words: {}", guest.last_words()))
+        })?;
+        bench.say(&format!(
+            "{load}, {}, round {}: {} MiB in {:.2} s{}",
+            turn.way,
+            turn.round + 1,
+            given.bytes >> 20,
+            given.seconds,
+            match given.end {
+                End::All => "",
+                End::GivenUp => ", given up",
+                End::Killed => ", and its application is dead",
+            }
+        ));
+        samples.given.push((turn, given));
+        samples.grown_mib_per_s[turn.guest].push(grown);
+    }
+    Ok(())
+}
+
+/// What it has given, and how fast it has taken that again, in MiB/s.
+fn measure_one(
+    bench: &Bench<'_>,
+    load: Load,
+    guest: &mut Guest<'_>,
+    way: Way,
+) -> anyhow::Result<(Given, f64)> {
+    guest.start_manager(way, load)?;
+    load.wait_full(guest, bench.sizes.reserve)?;
+    thread::sleep(SETTLE);
+    let wish = Wish {
+        way,
+        target: bench.sizes.device - bench.sizes.reclaim,
+        batch: bench.sizes.batch,
+        limit: bench.limit,
+    };
+    let mut given = shrink(&mut [guest], wish)?.swap_remove(0);
+    guest.end_manager()?;
+    let (bytes, seconds) = guest.grow()?;
+    if !load.is_alive(guest)? {
+        given.end = End::Killed;
+        load.start(guest)?;
+    }
+    Ok((given, bytes as f64 / f64::from(1 << 20) / seconds))
+}
+
+pub(super) fn show(reclaim: &Reclaim) {
+    println!("MiB/s given by one guest, and against stock settings in the same round");
+    let mut table = Table::new([
+        "load",
+        "way",
+        ">MiB/s",
+        ">least",
+        ">most",
+        ">to stock",
+        ">least",
+        ">most",
+        ">times",
+        ">given up",
+        ">killed",
+    ]);
+    let number = |value: Option<f64>, digits: usize| {
+        value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+    };
+    for row in &reclaim.rows {
+        for result in &row.ways {
+            let (speed, ratio) = (result.mib_per_s, result.to_stock);
+            table.row([
+                row.load.to_string(),
+                result.way.to_string(),
+                number(speed.map(|speed| speed.median), 0),
+                number(speed.map(|speed| speed.min), 0),
+                number(speed.map(|speed| speed.max), 0),
+                number(ratio.map(|ratio| ratio.median), 2),
+                number(ratio.map(|ratio| ratio.min), 2),
+                number(ratio.map(|ratio| ratio.max), 2),
+                result.measured.to_string(),
+                result.given_up.to_string(),
+                result.killed.to_string(),
+            ]);
+        }
+    }
+    print!("{table}");
+    for row in &reclaim.rows {
+        if let (Some(grow), Some(ratio)) = (row.grow_mib_per_s, row.grow_to_shrink) {
+            println!(
+                "  {}: taken again at {:.0} MiB/s ({:.0} to {:.0}), {ratio:.1} times as fast as given with \
+                 stock settings",
+                row.load, grow.median, grow.min, grow.max
+            );
+        }
+        if let Some(failure) = &row.failure {
+            println!("  {}: not all could be measured: {failure}", row.load);
+        }
+    }
+}

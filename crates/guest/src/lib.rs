@@ -19,6 +19,7 @@ mod serve;
 mod share;
 mod sink;
 mod state;
+mod withheld;
 mod worker;
 
 pub use config::{Config, ConfigError};

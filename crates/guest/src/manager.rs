@@ -7,6 +7,7 @@ use crate::port::Port;
 use crate::pre_reclaim::{Owed, PreReclaimer};
 use crate::sink::Ending;
 use crate::state::State;
+use crate::withheld::Withheld;
 use crate::worker::{Outcome, Worker};
 use axum::Router;
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
@@ -23,6 +24,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often while applications give back.
 const BUSY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often while the host could be answered, but for memory that is being readied.
+const WITHHELD_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What others tell the manager's thread.
 #[derive(Debug)]
@@ -95,6 +99,7 @@ impl Manager {
             workers,
             port: port.transpose()?.unwrap_or_default(),
             pre_reclaimer: pre_reclaimer.transpose()?,
+            withheld: Withheld::default(),
             begun: Instant::now(),
             publish,
         };
@@ -131,6 +136,7 @@ struct Keeper {
     workers: Vec<Option<Worker>>,
     port: Port,
     pre_reclaimer: Option<PreReclaimer>,
+    withheld: Withheld,
     begun: Instant,
     publish: watch::Sender<State>,
 }
@@ -146,7 +152,13 @@ impl Keeper {
                 Ok((memory, readied_bytes)) => self.step(memory, readied_bytes),
                 Err(error) => tracing::error!(%error, "the memory cannot be read"),
             }
-            let wait = if self.governor.is_busy() { BUSY_INTERVAL } else { INTERVAL };
+            let wait = if self.withheld.is_some() {
+                WITHHELD_INTERVAL
+            } else if self.governor.is_busy() {
+                BUSY_INTERVAL
+            } else {
+                INTERVAL
+            };
             let first = match arrivals.recv_timeout(wait) {
                 Ok(news) => Some(news),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -190,10 +202,7 @@ impl Keeper {
                         worker.tell(order);
                     }
                 }
-                Action::Answer(message) => {
-                    tracing::info!(?message, "the host is answered");
-                    self.port.say(&message);
-                }
+                Action::Answer(message) => self.withheld.keep(message, now),
             }
         }
         if let Some(pre_reclaimer) = &self.pre_reclaimer {
@@ -201,6 +210,11 @@ impl Keeper {
                 announced_bytes: self.governor.announced_bytes(),
                 free_bytes: self.governor.free_bytes(),
             });
+        }
+        let is_readied = self.pre_reclaimer.as_ref().is_none_or(PreReclaimer::is_done);
+        for message in self.withheld.due(is_readied, now) {
+            tracing::info!(?message, "the host is answered");
+            self.port.say(&message);
         }
         let (governor, kinds) = (&self.governor, &self.kinds);
         self.publish.send_modify(|shown| {

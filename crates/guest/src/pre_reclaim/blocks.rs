@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// How long a block may take to go offline. The kernel itself would try for ever, and keep the driver waiting.
+/// How long blocks that are readied together may take to go offline. The kernel itself would try for ever, and keep the driver waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the kernel calls memory of virtio-mem devices.
@@ -51,8 +51,8 @@ impl Blocks {
         Ok(blocks)
     }
 
-    /// What virtio-mem has added, in bytes. Blocks that are there no more are readied no more.
-    pub(super) fn look(&mut self) -> io::Result<u64> {
+    /// Looks what virtio-mem has added. Blocks that are there no more are readied no more.
+    pub(super) fn look(&mut self) -> io::Result<()> {
         let text = fs::read_to_string(self.root.join("proc/iomem"))?;
         let ranges = text.lines().filter_map(range);
         let block = self.block_bytes;
@@ -60,7 +60,7 @@ impl Blocks {
         // Whoever may not read it is shown zeros.
         self.plugged = blocks.filter(|number| *number > 0).collect();
         self.readied.retain(|number| self.plugged.contains(number));
-        Ok(self.plugged.len() as u64 * block)
+        Ok(())
     }
 
     pub(super) fn block_bytes(&self) -> u64 {
@@ -71,27 +71,34 @@ impl Blocks {
         self.readied.len() as u64 * self.block_bytes
     }
 
-    /// Takes one more offline; false if there is none to take. The lowest: the driver gives the highest ones first, and the
-    /// two do not meet.
-    pub(super) fn ready_one(&mut self, ending: &Ending) -> bool {
+    /// Takes so many more offline; false if there is none to take. The lowest: the driver gives the highest ones first, and the
+    /// two do not meet. They are fewer if one does not go.
+    pub(super) fn ready(&mut self, count: u64, ending: &Ending) -> bool {
         let is_other = |block: &u64| !self.readied.contains(block) && !self.kept.contains(block);
         let is_movable = |block: &u64| {
             let zones = self.read(*block, "valid_zones");
             zones.is_some_and(|zones| zones.split_whitespace().next() == Some("Movable"))
         };
-        let found = self.plugged.iter().copied().filter(is_other).find(is_movable);
-        let Some(block) = found else { return false };
-        // A program of its own: only a signal ends the kernel's trying.
+        let found = self.plugged.iter().copied().filter(is_other).filter(is_movable);
+        let found: Vec<u64> = found.take(usize::try_from(count).unwrap_or(usize::MAX)).collect();
+        if found.is_empty() {
+            return false;
+        }
+        // A program of its own: only a signal ends the kernel's trying. One for all: to start it takes as long as an
+        // empty block does.
         let mut command = Command::new("sh");
-        command.args(["-c", "echo offline >\"$0\""]).arg(self.path(block, "state"));
-        match run_program(&mut command, PATIENCE, ending) {
-            Ok(_) => _ = self.readied.insert(block),
-            // Killed, or refused, when the kernel was done with it already.
-            Err(_) if self.is_offline(block) => _ = self.readied.insert(block),
-            Err(error) => {
-                tracing::debug!(block, %error, "a memory block stays in use");
-                self.kept.insert(block);
-            }
+        command.args(["-c", "for state; do echo offline >\"$state\" || exit; done", "sh"]);
+        command.args(found.iter().map(|block| self.path(*block, "state")));
+        let result = run_program(&mut command, PATIENCE, ending);
+        // Whoever was killed, or refused, may have been when the kernel was done with a block already; and the driver may
+        // have taken some meanwhile.
+        let (went, others): (Vec<u64>, Vec<u64>) =
+            found.into_iter().partition(|block| self.is_offline(*block));
+        self.readied.extend(went);
+        let stays = others.into_iter().find(|block| self.path(*block, "state").exists());
+        if let (Some(block), Err(error)) = (stays, result) {
+            tracing::debug!(block, %error, "a memory block stays in use");
+            self.kept.insert(block);
         }
         true
     }
@@ -172,11 +179,12 @@ mod tests {
         let zones = dir.path().join("sys/devices/system/memory/memory32/valid_zones");
         fs::write(zones, "Normal\n").unwrap();
         let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
-        assert_eq!((blocks.look().unwrap(), blocks.readied_bytes()), (3 * BLOCK, 0));
+        blocks.look().unwrap();
+        assert_eq!((blocks.plugged.len(), blocks.readied_bytes()), (3, 0));
         let ending = Ending::default();
-        assert!(blocks.ready_one(&ending));
+        assert!(blocks.ready(1, &ending));
         assert_eq!((blocks.readied_bytes(), state(dir.path(), 33)), (BLOCK, "offline".to_owned()));
-        assert!(blocks.ready_one(&ending) && !blocks.ready_one(&ending), "32 is not movable");
+        assert!(blocks.ready(1, &ending) && !blocks.ready(1, &ending), "32 is not movable");
         assert_eq!(
             [32, 33, 34].map(|block| state(dir.path(), block)),
             ["online", "offline", "offline"]
@@ -184,7 +192,8 @@ mod tests {
         // The driver gives one to the host.
         kernel(dir.path(), &[32, 33]);
         fs::write(dir.path().join("sys/devices/system/memory/memory33/state"), "offline").unwrap();
-        assert_eq!((blocks.look().unwrap(), blocks.readied_bytes()), (2 * BLOCK, BLOCK));
+        blocks.look().unwrap();
+        assert_eq!((blocks.plugged.len(), blocks.readied_bytes()), (2, BLOCK));
         // A manager that is killed now, and the next one.
         let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
         assert_eq!(blocks.readied_bytes(), BLOCK);
@@ -196,6 +205,22 @@ mod tests {
     }
 
     #[test]
+    fn several_are_taken_at_once_up_to_one_that_does_not_go() {
+        let dir = tempfile::tempdir().unwrap();
+        kernel(dir.path(), &[40, 41, 42, 43]);
+        let refused = dir.path().join("sys/devices/system/memory/memory42/state");
+        fs::remove_file(&refused).unwrap();
+        fs::create_dir(&refused).unwrap();
+        let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
+        let ending = Ending::default();
+        assert!(blocks.ready(4, &ending));
+        assert_eq!((blocks.readied_bytes(), state(dir.path(), 43)), (2 * BLOCK, "online".into()));
+        assert!(blocks.ready(4, &ending), "the one after it");
+        assert_eq!((blocks.readied_bytes(), state(dir.path(), 43)), (3 * BLOCK, "offline".into()));
+        assert!(!blocks.ready(4, &ending));
+    }
+
+    #[test]
     fn a_block_that_does_not_go_is_passed_over_until_all_are_given_back() {
         let dir = tempfile::tempdir().unwrap();
         kernel(dir.path(), &[40, 41]);
@@ -204,11 +229,11 @@ mod tests {
         fs::create_dir(&refused).unwrap();
         let mut blocks = Blocks::open(dir.path().to_owned()).unwrap();
         let ending = Ending::default();
-        assert!(blocks.ready_one(&ending) && blocks.readied_bytes() == 0);
-        assert!(blocks.ready_one(&ending) && blocks.readied_bytes() == BLOCK, "the next one");
-        assert!(!blocks.ready_one(&ending));
+        assert!(blocks.ready(1, &ending) && blocks.readied_bytes() == 0);
+        assert!(blocks.ready(1, &ending) && blocks.readied_bytes() == BLOCK, "the next one");
+        assert!(!blocks.ready(1, &ending));
         while blocks.give_back_one() {}
-        assert!(blocks.ready_one(&ending), "tried again");
+        assert!(blocks.ready(1, &ending), "tried again");
     }
 
     #[test]
@@ -225,7 +250,7 @@ mod tests {
         fs::remove_file(&state_path).unwrap();
         let sealed_path = format!("/proc/{}/fd/{}", std::process::id(), sealed.as_raw_fd());
         symlink(sealed_path, state_path).unwrap();
-        assert!(blocks.ready_one(&Ending::default()));
+        assert!(blocks.ready(1, &Ending::default()));
         assert_eq!(blocks.readied_bytes(), BLOCK);
         assert!(blocks.kept.is_empty());
     }

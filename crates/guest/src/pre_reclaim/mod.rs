@@ -18,12 +18,13 @@ use blocks::Blocks;
 use plan::{Plan, Step, View};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether the host has asked.
-const INTERVAL: Duration = Duration::from_millis(200);
+/// How often it is looked whether the host has asked: it takes hundreds of MiB in a second, of which every tenth that is not
+/// readied is one that it works for itself.
+const INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the governor knows, for those who ready memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,14 +40,36 @@ pub(crate) struct Owed {
 struct Shared {
     owed: Owed,
     readied_bytes: u64,
-    /// A block is just being taken, or given back: whether the kernel counts it is not known.
+    /// Blocks are just being taken, or given back: whether the kernel counts them is not known.
     uncertain_bytes: u64,
+    /// For what is announced nothing more can be readied.
+    is_done: bool,
+}
+
+/// What is shared, and who waits for it to change.
+#[derive(Debug, Default)]
+struct Common {
+    shared: Mutex<Shared>,
+    changed: Condvar,
+}
+
+impl Common {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().expect("no thread panics with what is readied")
+    }
+
+    /// Until the next look, or until something has changed.
+    fn wait(&self) {
+        let shared = self.lock();
+        let waited = self.changed.wait_timeout(shared, INTERVAL);
+        drop(waited.expect("no thread panics with what is readied"));
+    }
 }
 
 /// Readies memory until it is dropped; what is readied then is in use again.
 #[derive(Debug)]
 pub(crate) struct PreReclaimer {
-    shared: Arc<Mutex<Shared>>,
+    common: Arc<Common>,
     ending: Ending,
     last: Memory,
     thread: Option<JoinHandle<()>>,
@@ -55,13 +78,13 @@ pub(crate) struct PreReclaimer {
 impl PreReclaimer {
     /// No more than `ahead_bytes` at once. `root` is where the kernel has `proc` and `sys`.
     pub(crate) fn start(ahead_bytes: u64, root: &Path) -> io::Result<PreReclaimer> {
-        let shared = Arc::new(Mutex::new(Shared::default()));
+        let common = Arc::new(Common::default());
         let ending = Ending::default();
         let thread = thread::Builder::new().name("pre-reclaim".into()).spawn({
-            let (shared, ending, root) = (Arc::clone(&shared), ending.clone(), root.to_owned());
-            move || run(ahead_bytes, root, &shared, &ending)
+            let (common, ending, root) = (Arc::clone(&common), ending.clone(), root.to_owned());
+            move || run(ahead_bytes, root, &common, &ending)
         })?;
-        Ok(PreReclaimer { shared, ending, last: Memory::default(), thread: Some(thread) })
+        Ok(PreReclaimer { common, ending, last: Memory::default(), thread: Some(thread) })
     }
 
     /// The memory with what is readied: it is the guest's still, and free. Beside it, what is readied, in bytes.
@@ -69,11 +92,11 @@ impl PreReclaimer {
         &mut self,
         read: impl FnOnce() -> io::Result<Memory>,
     ) -> io::Result<(Memory, u64)> {
-        let shared = lock(&self.shared);
+        let shared = self.common.lock();
         let mut memory = read()?;
         memory.total_bytes += shared.readied_bytes;
         memory.available_bytes += shared.readied_bytes;
-        // What seems to have come or gone in this moment is that block.
+        // What seems to have come or gone in this moment are those blocks.
         let differs = self.last.total_bytes.abs_diff(memory.total_bytes);
         if differs <= shared.uncertain_bytes {
             memory.available_bytes =
@@ -86,7 +109,18 @@ impl PreReclaimer {
 
     /// What the host is about to take.
     pub(crate) fn owes(&self, owed: Owed) {
-        lock(&self.shared).owed = owed;
+        let mut shared = self.common.lock();
+        // As the host takes, less is owed: what was done for it is done still.
+        let was = std::mem::replace(&mut shared.owed, owed).announced_bytes;
+        if owed.announced_bytes > was {
+            shared.is_done = false;
+            self.common.changed.notify_all();
+        }
+    }
+
+    /// Whether nothing more can be readied for what was announced.
+    pub(crate) fn is_done(&self) -> bool {
+        self.common.lock().is_done
     }
 }
 
@@ -98,6 +132,7 @@ fn signed(last: &Memory, memory: &Memory) -> i64 {
 impl Drop for PreReclaimer {
     fn drop(&mut self) {
         self.ending.set();
+        self.common.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // One that panicked has said so on stderr already.
             let _ = thread.join();
@@ -105,11 +140,13 @@ impl Drop for PreReclaimer {
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    shared.lock().expect("no thread panics with what is readied")
+fn run(ahead_bytes: u64, root: PathBuf, common: &Common, ending: &Ending) {
+    work(ahead_bytes, root, common, ending);
+    // Nobody is to wait for what is done by nobody.
+    common.lock().is_done = true;
 }
 
-fn run(ahead_bytes: u64, root: PathBuf, shared: &Mutex<Shared>, ending: &Ending) {
+fn work(ahead_bytes: u64, root: PathBuf, common: &Common, ending: &Ending) {
     let begun = Instant::now();
     let mut plan = Plan::new(ahead_bytes);
     let mut blocks = match Blocks::open(root) {
@@ -117,53 +154,57 @@ fn run(ahead_bytes: u64, root: PathBuf, shared: &Mutex<Shared>, ending: &Ending)
         Err(error) => return tracing::warn!(%error, "no memory can be readied beforehand"),
     };
     // What a manager that was killed has left.
-    give_back_all(&mut blocks, shared);
+    give_back_all(&mut blocks, common);
     while !ending.is_set() {
         // Memory as it is at this moment: what the driver gives it asks nobody for, and blocks that are readied are gone at once.
-        let looked = blocks.look().and_then(|plugged| Ok((plugged, kernel_memory()?)));
+        let looked = blocks.look().and_then(|()| kernel_memory());
         let step = match looked {
-            Ok((plugged_bytes, memory)) => {
-                let mut shared = lock(shared);
+            Ok(memory) => {
+                let mut shared = common.lock();
                 // What the driver has given to the host is readied no more.
                 shared.readied_bytes = blocks.readied_bytes();
                 let view = View {
-                    plugged_bytes,
+                    total_bytes: memory.total_bytes + shared.readied_bytes,
                     readied_bytes: shared.readied_bytes,
                     block_bytes: blocks.block_bytes(),
                     announced_bytes: shared.owed.announced_bytes,
                     spare_bytes: memory.available_bytes.saturating_sub(shared.owed.free_bytes),
                 };
-                plan.step(&view, begun.elapsed())
+                let step = plan.step(&view, begun.elapsed());
+                shared.is_done = !matches!(step, Step::Ready(_));
+                step
             }
             Err(error) => {
                 tracing::warn!(%error, "memory blocks cannot be read");
+                common.lock().is_done = true;
                 Step::Rest
             }
         };
         match step {
-            Step::Ready if ready_one(&mut blocks, shared, ending) => continue,
-            Step::GiveBack => give_back_all(&mut blocks, shared),
-            Step::Ready | Step::Rest => {}
+            Step::Ready(count) if ready(count, &mut blocks, common, ending) => continue,
+            Step::Ready(_) => common.lock().is_done = true,
+            Step::GiveBack => give_back_all(&mut blocks, common),
+            Step::Rest => {}
         }
-        thread::sleep(INTERVAL);
+        common.wait();
     }
-    give_back_all(&mut blocks, shared);
+    give_back_all(&mut blocks, common);
 }
 
 /// Whether there was one to ready.
-fn ready_one(blocks: &mut Blocks, shared: &Mutex<Shared>, ending: &Ending) -> bool {
-    lock(shared).uncertain_bytes = blocks.block_bytes();
-    let readied = blocks.ready_one(ending);
-    let mut shared = lock(shared);
+fn ready(count: u64, blocks: &mut Blocks, common: &Common, ending: &Ending) -> bool {
+    common.lock().uncertain_bytes = count * blocks.block_bytes();
+    let readied = blocks.ready(count, ending);
+    let mut shared = common.lock();
     (shared.readied_bytes, shared.uncertain_bytes) = (blocks.readied_bytes(), 0);
     readied
 }
 
-fn give_back_all(blocks: &mut Blocks, shared: &Mutex<Shared>) {
+fn give_back_all(blocks: &mut Blocks, common: &Common) {
     loop {
-        lock(shared).uncertain_bytes = blocks.block_bytes();
+        common.lock().uncertain_bytes = blocks.block_bytes();
         let is_more = blocks.give_back_one();
-        let mut shared = lock(shared);
+        let mut shared = common.lock();
         (shared.readied_bytes, shared.uncertain_bytes) = (blocks.readied_bytes(), 0);
         if !is_more {
             return;

@@ -8,14 +8,17 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long if it has announced that it will take more.
 const ANNOUNCED_SILENCE: Duration = Duration::from_secs(10);
 
+/// Most blocks that are readied before another look.
+const AT_ONCE: u64 = 4;
+
 /// The memory as it is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
-    /// What the host has plugged in, what is readied included.
-    pub(super) plugged_bytes: u64,
+    /// What the kernel has, and what is readied. It shrinks while a block is on its way to the host already.
+    pub(super) total_bytes: u64,
     /// What of it is readied.
     pub(super) readied_bytes: u64,
-    /// What is readied at once.
+    /// What memory is readied in.
     pub(super) block_bytes: u64,
     /// What the host has said that it will take still.
     pub(super) announced_bytes: Option<u64>,
@@ -26,8 +29,8 @@ pub(super) struct View {
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// One more block is to be readied.
-    Ready,
+    /// So many more blocks are to be readied.
+    Ready(u64),
     /// All that is readied is to be used again.
     GiveBack,
     /// Nothing.
@@ -51,20 +54,20 @@ impl Plan {
     /// What is to be done now.
     pub(super) fn step(&mut self, view: &View, now: Duration) -> Step {
         let owes = view.announced_bytes.is_some_and(|bytes| bytes > 0);
-        if let Some((plugged_bytes, announced_bytes)) = self.last {
-            let has_taken = view.plugged_bytes < plugged_bytes;
+        if let Some((total_bytes, announced_bytes)) = self.last {
+            let has_taken = view.total_bytes < total_bytes;
             let has_announced = owes && announced_bytes != view.announced_bytes;
             if has_taken || has_announced {
                 self.asked_at = Some(now);
             }
-            if view.plugged_bytes > plugged_bytes {
+            if view.total_bytes > total_bytes {
                 // It gives; what it took before is over.
                 self.asked_at = None;
             }
         } else if owes {
             self.asked_at = Some(now);
         }
-        self.last = Some((view.plugged_bytes, view.announced_bytes));
+        self.last = Some((view.total_bytes, view.announced_bytes));
         let silence = if owes { ANNOUNCED_SILENCE } else { SILENCE };
         let is_asked = self.asked_at.is_some_and(|at| now.saturating_sub(at) < silence);
         if !is_asked || view.announced_bytes == Some(0) {
@@ -74,12 +77,13 @@ impl Plan {
         let most = view.announced_bytes.map_or(self.ahead_bytes, |bytes| {
             bytes.next_multiple_of(view.block_bytes).min(self.ahead_bytes)
         });
-        let fits = view.readied_bytes + view.block_bytes <= most;
+        let fit = most.saturating_sub(view.readied_bytes) / view.block_bytes;
         // Without a word before, applications have given nothing yet, and the driver takes at the same time.
-        let needed = view.block_bytes * if owes { 1 } else { 2 };
-        match fits && needed <= view.spare_bytes {
-            true => Step::Ready,
-            false => Step::Rest,
+        let left = view.block_bytes * u64::from(!owes);
+        let spare = view.spare_bytes.saturating_sub(left) / view.block_bytes;
+        match fit.min(spare).min(AT_ONCE) {
+            0 => Step::Rest,
+            blocks => Step::Ready(blocks),
         }
     }
 }
@@ -90,9 +94,9 @@ mod tests {
 
     const M: u64 = 1 << 20;
 
-    fn view(plugged: u64, readied: u64) -> View {
+    fn view(total: u64, readied: u64) -> View {
         View {
-            plugged_bytes: plugged * M,
+            total_bytes: total * M,
             readied_bytes: readied * M,
             block_bytes: 128 * M,
             announced_bytes: None,
@@ -108,10 +112,10 @@ mod tests {
     fn once_the_host_has_taken_more_is_readied_until_a_second_of_silence() {
         let mut plan = Plan::new(300 * M);
         assert_eq!(plan.step(&view(2048, 0), at(0)), Step::Rest, "nobody has asked");
-        assert_eq!(plan.step(&view(1920, 0), at(1)), Step::Ready);
-        assert_eq!(plan.step(&view(1920, 128), at(2)), Step::Ready);
+        assert_eq!(plan.step(&view(1920, 0), at(1)), Step::Ready(2));
+        assert_eq!(plan.step(&view(1920, 128), at(2)), Step::Ready(1));
         assert_eq!(plan.step(&view(1920, 256), at(3)), Step::Rest, "no more than 300 MiB ahead");
-        assert_eq!(plan.step(&view(1792, 128), at(9)), Step::Ready, "it has taken one of them");
+        assert_eq!(plan.step(&view(1792, 128), at(9)), Step::Ready(1), "it has taken one of them");
         assert_eq!(plan.step(&view(1792, 256), at(18)), Step::Rest);
         assert_eq!(plan.step(&view(1792, 256), at(19)), Step::GiveBack);
         assert_eq!(plan.step(&view(1792, 0), at(20)), Step::Rest);
@@ -122,11 +126,11 @@ mod tests {
         let mut plan = Plan::new(2048 * M);
         let announced =
             |readied, bytes| View { announced_bytes: Some(bytes * M), ..view(2048, readied) };
-        assert_eq!(plan.step(&announced(0, 200), at(0)), Step::Ready);
-        assert_eq!(plan.step(&announced(128, 200), at(1)), Step::Ready);
+        assert_eq!(plan.step(&announced(0, 200), at(0)), Step::Ready(2));
+        assert_eq!(plan.step(&announced(128, 200), at(1)), Step::Ready(1));
         assert_eq!(plan.step(&announced(256, 200), at(50)), Step::Rest, "it will come");
         assert_eq!(plan.step(&announced(256, 200), at(100)), Step::GiveBack, "it has not");
-        assert_eq!(plan.step(&announced(0, 100), at(110)), Step::Ready, "a new one");
+        assert_eq!(plan.step(&announced(0, 100), at(110)), Step::Ready(1), "a new one");
         assert_eq!(plan.step(&announced(128, 0), at(111)), Step::GiveBack, "all is taken");
     }
 
@@ -136,7 +140,9 @@ mod tests {
         plan.step(&view(2048, 0), at(0));
         let full = View { spare_bytes: 255 * M, ..view(1920, 0) };
         assert_eq!(plan.step(&full, at(1)), Step::Rest);
-        assert_eq!(plan.step(&view(1920, 0), at(2)), Step::Ready);
+        let some = View { spare_bytes: 400 * M, ..view(1920, 0) };
+        assert_eq!(plan.step(&some, at(1)), Step::Ready(2), "one is left to the driver");
+        assert_eq!(plan.step(&view(1920, 0), at(2)), Step::Ready(4));
         assert_eq!(plan.step(&view(2048, 128), at(3)), Step::GiveBack);
     }
 }

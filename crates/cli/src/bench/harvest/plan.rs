@@ -29,6 +29,8 @@ pub(super) fn turns(rounds: usize, guests: usize) -> Vec<Turn> {
 pub(super) struct Given {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
+    /// Of these, until the manager in the guest was ready, or had had its time.
+    pub(super) ready_seconds: Option<f64>,
     pub(super) end: End,
 }
 
@@ -60,6 +62,9 @@ pub(super) struct Result {
     /// Against stock settings in the same round, with the first of the guests that are up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) to_stock: Option<Spread>,
+    /// Seconds of it that the host waits for a guest that it has told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ready_s: Option<Spread>,
     /// Times that it was measured; of these, that it had not given all in time, and that its application was killed.
     pub(super) measured: usize,
     pub(super) given_up: usize,
@@ -80,10 +85,12 @@ pub(super) fn result(samples: &[(Turn, Given)], guest: usize, way: Way) -> Resul
         ratio.is_finite().then_some(ratio)
     };
     let ratios: Vec<_> = of(guest, way).filter_map(ratio).collect();
+    let ready: Vec<_> = of(guest, way).filter_map(|(_, given)| given.ready_seconds).collect();
     Result {
         way,
         mib_per_s: Spread::of(&speeds),
         to_stock: Spread::of(&ratios),
+        ready_s: Spread::of(&ready),
         measured: of(guest, way).count(),
         given_up: ended(End::GivenUp),
         killed: ended(End::Killed),
@@ -114,7 +121,7 @@ mod tests {
     }
 
     fn sample(round: usize, way: Way, mib: u64, end: End) -> (Turn, Given) {
-        let given = Given { bytes: mib << 20, seconds: 2.0, end };
+        let given = Given { bytes: mib << 20, seconds: 2.0, ready_seconds: None, end };
         (Turn { round, guest: 0, way }, given)
     }
 

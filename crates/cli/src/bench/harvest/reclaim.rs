@@ -104,11 +104,14 @@ fn measure(bench: &Bench<'_>, loads: &[Load], samples: &mut Samples) -> anyhow::
             error.context(format!("the guest's last words: {}", guest.last_words()))
         })?;
         bench.say(&format!(
-            "{load}, {}, round {}: {} MiB in {:.2} s{}",
+            "{load}, {}, round {}: {} MiB in {:.2} s{}{}",
             turn.way,
             turn.round + 1,
             given.bytes >> 20,
             given.seconds,
+            given
+                .ready_seconds
+                .map_or_else(String::new, |s| format!(", {s:.2} until it was ready")),
             match given.end {
                 End::All => "",
                 End::GivenUp => ", given up",

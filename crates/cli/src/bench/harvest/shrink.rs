@@ -34,6 +34,7 @@ pub(super) struct Shrink {
     begun: Instant,
     /// The guest was told with this number, and has not answered.
     waits_for: Option<u64>,
+    ready_seconds: Option<f64>,
     requested: Option<u64>,
     given: Option<Given>,
 }
@@ -43,7 +44,15 @@ impl Shrink {
         let before = guest.device()?.plugged_bytes;
         let begun = Instant::now();
         let waits_for = wish.way.is_told().then(|| guest.announce(wish.target)).transpose()?;
-        Ok(Self { wish, before, begun, waits_for, requested: None, given: None })
+        Ok(Self {
+            wish,
+            before,
+            begun,
+            waits_for,
+            ready_seconds: None,
+            requested: None,
+            given: None,
+        })
     }
 
     /// Goes on; what was given, once all is, or it is given up.
@@ -58,6 +67,7 @@ impl Shrink {
                 return Ok(None);
             }
             self.waits_for = None;
+            self.ready_seconds = Some(self.begun.elapsed().as_secs_f64());
         }
         let plugged = guest.device()?.plugged_bytes;
         let elapsed = self.begun.elapsed();
@@ -67,7 +77,12 @@ impl Shrink {
         };
         if let Some(end) = end {
             let bytes = self.before - plugged;
-            self.given = Some(Given { bytes, seconds: elapsed.as_secs_f64(), end });
+            self.given = Some(Given {
+                bytes,
+                seconds: elapsed.as_secs_f64(),
+                ready_seconds: self.ready_seconds,
+                end,
+            });
             if self.wish.way.is_told() {
                 guest.cancel()?;
             }

@@ -93,13 +93,18 @@ while read -r held </tmp/application/held && [ $held -gt $HECATON_LIMIT_BYTES ];
         guest.shell(&script).map(drop)
     }
 
-    /// Whether what it has started is there still.
-    pub(super) fn is_alive(self, guest: &mut Guest<'_>) -> anyhow::Result<bool> {
+    /// Whether the guest's kernel has killed what was started, for want of memory. That it ended by itself is an error.
+    pub(super) fn was_killed(self, guest: &mut Guest<'_>) -> anyhow::Result<bool> {
         if matches!(self, Self::Idle | Self::IdleUnzeroed) {
-            return Ok(true);
+            return Ok(false);
         }
-        let said = guest.shell("kill -0 $(cat /tmp/load.pid) 2>/dev/null && echo yes || true")?;
-        Ok(said.trim() == "yes")
+        let said = guest.shell(
+            "kill -0 $(cat /tmp/load.pid) 2>/dev/null && exit
+echo dead; dmesg -c | grep 'Out of memory'; tail -n 2 /tmp/load.log",
+        )?;
+        let Some(why) = said.strip_prefix("dead") else { return Ok(false) };
+        ensure!(why.contains("Out of memory"), "what the guest did has ended: {}", why.trim());
+        Ok(true)
     }
 
     /// Waits until the application, if there is one, has what the manager has granted it: all but `reserve` bytes.

@@ -143,7 +143,7 @@ fn measure_one(
     let mut given = shrink(&mut [guest], wish)?.swap_remove(0);
     guest.end_manager()?;
     let (bytes, seconds) = guest.grow()?;
-    if !load.is_alive(guest)? {
+    if load.was_killed(guest)? {
         given.end = End::Killed;
         load.start(guest)?;
     }

@@ -574,7 +574,7 @@ mod tests {
     fn what_a_failed_node_leaves_is_counted_at_its_donors_and_at_its_borrowers() {
         let mut report = report();
         let space = |pages: u64, silent_ms| SpaceSnapshot {
-            space: SpaceId(pages.into()),
+            space: SpaceId(pages),
             consumer: "c".to_owned(),
             fence: Epoch(1),
             extents: 1,

@@ -96,8 +96,10 @@ impl Blocks {
             found.into_iter().partition(|block| self.is_offline(*block));
         self.readied.extend(went);
         let stays = others.into_iter().find(|block| self.path(*block, "state").exists());
-        if let (Some(block), Err(error)) = (stays, result) {
-            tracing::debug!(block, %error, "a memory block stays in use");
+        if let Some(block) = stays {
+            // Without an error somebody has brought it back at once, and would again.
+            let error = result.err().map(|error| error.to_string());
+            tracing::debug!(block, error, "a memory block stays in use");
             self.kept.insert(block);
         }
         true

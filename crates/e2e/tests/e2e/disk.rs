@@ -2,18 +2,13 @@
 //! own, and so this is Hecaton in a machine of another kernel, too.
 
 use crate::{
-    cluster::{Cluster, LONG, hecaton, succeed},
+    archive::{archive, installed},
+    cluster::{Cluster, hecaton},
     guest::{Machine, Spec, guests},
     harness::{Outcome, TestResult},
-    process::{missing, run},
+    process::missing_any,
 };
-use anyhow::{Context as _, ensure};
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path};
 
 const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
 
@@ -72,6 +67,9 @@ c
 v unexport d --ublk --force && [ ! -e $d ] || die force
 umount /mnt; v delete d || die gone
 create
+fio --name=d --filename=$d --thread --ioengine=psync --direct=1 --numjobs=4 --size=12M --offset_increment=16M \
+  --rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/tried 2>&1 ||
+  die fio "$(tail -3 /tmp/tried)"
 dd if=$d of=/dev/null bs=4k count=1 2>/dev/null || die read
 kill_node; kill_server
 dd if=$d bs=4k count=1 skip=999 2>/dev/null | wc -c >/tmp/late &
@@ -94,11 +92,18 @@ ls /dev/ublkb* 2>/dev/null && die device
 
 /// See [`SCRIPT`].
 pub(crate) fn a_file_system_outlives_what_is_killed(cluster: &Cluster) -> TestResult {
-    if let Some(reason) = ["tar", "ldd", "mkswap", "swapon"].into_iter().find_map(missing) {
+    if let Some(reason) = missing_any(&["tar", "ldd", "mkswap", "swapon", "fio"]) {
         return Ok(Outcome::Skipped(reason));
     }
     let guests = guests!();
-    let archive = archive(cluster)?;
+    let hecaton = hecaton()?;
+    let tools = ["mkswap", "swapon", "swapoff", "fio"].map(installed);
+    let tools = tools.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let programs: Vec<&Path> = [hecaton.as_path(), Path::new(VERIFY)]
+        .into_iter()
+        .chain(tools.iter().map(|tool| &**tool))
+        .collect();
+    let archive = archive(cluster, "h", &programs, SCRIPT)?;
     let drive = format!("file={},if=virtio,format=raw,readonly=on", archive.display());
     let spec = Spec {
         name: "disks",
@@ -112,31 +117,4 @@ pub(crate) fn a_file_system_outlives_what_is_killed(cluster: &Cluster) -> TestRe
     machine.succeed()?;
     fs::remove_file(archive)?;
     Ok(Outcome::Passed)
-}
-
-/// The command with the libraries that it needs, and the script.
-fn archive(cluster: &Cluster) -> anyhow::Result<PathBuf> {
-    let dir = cluster.dir("h")?;
-    let hecaton = hecaton()?;
-    let sbin = |name| Path::new("/usr/sbin").join(name);
-    let tools = ["mkswap", "swapon", "swapoff"].map(sbin);
-    let programs = [hecaton.as_path(), Path::new(VERIFY)];
-    let programs: Vec<&Path> = tools.iter().map(PathBuf::as_path).chain(programs).collect();
-    let ended = succeed(Command::new("ldd").args(&programs))?;
-    let said = ended.text();
-    let libraries = said.lines().filter_map(|line| line.split(" => ").nth(1)?.split(' ').next());
-    let libraries: BTreeSet<&Path> = libraries.map(Path::new).collect();
-    ensure!(!libraries.is_empty(), "ldd says {said}");
-    for file in libraries.into_iter().chain(programs) {
-        let name = file.file_name().with_context(|| format!("{} has no name", file.display()))?;
-        fs::copy(file, dir.join(name))?;
-    }
-    fs::write(dir.join("script"), SCRIPT)?;
-    let archive = cluster.file("h.tar");
-    let parent = dir.parent().context("a directory within another")?;
-    let mut tar = Command::new("tar");
-    tar.arg("-cf").arg(&archive).arg("-C").arg(parent).arg("h");
-    run(&mut tar, LONG)?.expect_success("tar")?;
-    fs::remove_dir_all(dir)?;
-    Ok(archive)
 }

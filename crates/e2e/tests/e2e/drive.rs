@@ -4,10 +4,11 @@
 //! Scripts name `mkfs.ext4` and `/bin/nbd-client`: busybox has an `mke2fs` and an `nbd-client` of its own.
 
 use crate::{
+    archive::{archive, installed},
     cluster::{Cluster, LONG, all},
-    guest::{Machine, Qemu, Spec, guests},
+    guest::{GUEST_PATIENCE, Machine, Qemu, Spec, guests},
     harness::{Outcome, TestResult},
-    process::{kill_dead, run},
+    process::{kill_dead, missing_any, run},
     volume::Disk,
 };
 use anyhow::{Context as _, ensure};
@@ -162,6 +163,54 @@ pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster) -> TestResult {
         );
         disk.delete()?;
     }
+    cluster.wait_until_idle(LONG)?;
+    Ok(Outcome::Passed)
+}
+
+/// Four writers with requests of all sizes under way, and all that they have written is read again and compared.
+const FIO: &str = r#"
+export LD_LIBRARY_PATH=/tmp/f PATH=/tmp/f:$PATH
+fio --name=v --filename=/dev/vda --thread --ioengine=libaio --iodepth=16 --direct=1 --numjobs=4 --size=20M \
+  --offset_increment=24M --rw=randwrite --bsrange=512-128k --verify=crc32c --verify_fatal=1 \
+  --verify_state_save=0 >/tmp/said 2>&1 || { tail -5 /tmp/said; exit 1; }
+"#;
+
+/// fio in a guest whose drive is a volume over vhost-user; its process is killed meanwhile.
+pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["tar", "ldd", "fio"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let guests = guests!();
+    let archive = archive(cluster, "f", &[&installed("fio")?], FIO)?;
+    let disk = Disk::create(cluster, "disk", "96M", &["--mirror", "2"])?;
+    let mut arguments = drive(cluster, &disk, "disk", Qemu::Backports)?.to_vec();
+    arguments.push("-drive".to_owned());
+    arguments.push(format!("file={},if=virtio,format=raw,readonly=on", archive.display()));
+    let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    arguments.push("-no-reboot");
+    let spec = Spec {
+        name: "disk",
+        memory: "800M",
+        script: "tar -xf /dev/vdb -C /tmp && . /tmp/f/script",
+        arguments: &arguments,
+        ..Spec::default()
+    };
+    let mut machine = Machine::start_alone(cluster, &guests, &spec)?;
+    let written = |bytes: u64| {
+        cluster.eventually("fio writes", GUEST_PATIENCE, |_| {
+            Ok(disk.stats()?["written_bytes"].as_u64() > Some(bytes))
+        })
+    };
+    written(16 << 20)?;
+    kill_dead(disk.pid()?);
+    machine.succeed()?;
+    let stats = disk.stats()?;
+    ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{stats}");
+    ensure!(disk.status()?["restarts"].as_u64() == Some(1), "{}", disk.status()?);
+    cluster
+        .eventually("nobody is connected", LONG, |_| Ok(disk.status()?["stats"]["clients"] == 0))?;
+    disk.delete()?;
+    fs::remove_file(archive)?;
     cluster.wait_until_idle(LONG)?;
     Ok(Outcome::Passed)
 }

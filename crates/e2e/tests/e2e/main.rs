@@ -7,6 +7,7 @@
 mod agent;
 mod announce;
 mod api;
+mod archive;
 mod attach;
 mod browser;
 mod cluster;
@@ -169,6 +170,7 @@ const TESTS: &[Test<Cluster>] = tests![
     swap::its_command_is_killed,
     drive::file_systems_outlive_what_is_killed,
     drive::two_machines_know_nothing_of_it,
+    drive::fio_verifies_in_a_guest,
     drive::two_machines_read_what_neither_writes,
     drive::a_machine_swaps_on_a_volume,
     disk::a_file_system_outlives_what_is_killed,

@@ -307,9 +307,8 @@ impl Registry {
                 if donor.is_told_to_drain {
                     self.set_draining(&donor.name, true);
                 }
-                let told_limit = donor.stats.as_ref().and_then(|stats| stats.told_limit_bytes);
-                if told_limit.is_some() {
-                    self.set_limit(&donor.name, told_limit);
+                if donor.managers_limit_bytes.is_some() {
+                    self.set_limit(&donor.name, donor.managers_limit_bytes);
                 }
             }
         }
@@ -638,10 +637,11 @@ mod tests {
         assert!(registry.limit("d", Some(1 << 30)));
         let told = BTreeMap::from([("d".to_owned(), 1 << 30)]);
         assert_eq!(beat(&mut registry, report("a", 1, &["d", "e"])), told);
-        // A manager that starts anew learns of it from the donor.
+        // A manager that starts anew learns of it from the donor; what its host's agent lets it lend is another matter.
         let mut limited = report("a", 1, &["d", "e"]);
-        let stats = Snapshot { told_limit_bytes: Some(1 << 30), ..Snapshot::default() };
-        limited.donors[0].stats = Some(stats);
+        limited.donors[0].managers_limit_bytes = Some(1 << 30);
+        let stats = Snapshot { told_limit_bytes: Some(0), ..Snapshot::default() };
+        limited.donors.iter_mut().for_each(|donor| donor.stats = Some(stats.clone()));
         let mut successor = Registry::default();
         assert_eq!(beat(&mut successor, limited), told);
         assert!(registry.limit("d", None));

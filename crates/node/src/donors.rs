@@ -173,6 +173,9 @@ pub struct DonorReport {
     /// in: that is nobody's order.
     #[serde(default)]
     pub is_told_to_drain: bool,
+    /// What its managers let it lend, if that is less than it could; the agent of its host may let it lend still less.
+    #[serde(default)]
+    pub managers_limit_bytes: Option<u64>,
     /// What it counted, as of its last line; none before the first.
     pub stats: Option<Snapshot>,
 }
@@ -206,8 +209,6 @@ struct Status {
     process: Option<Process>,
     has_served: bool,
     draining: bool,
-    /// What the manager lets it lend, if that is less than it could.
-    limit_bytes: Option<u64>,
     /// What the agent of its host lets it lend, if there is one.
     host_limit_bytes: Option<u64>,
 }
@@ -261,7 +262,6 @@ impl Donor {
             process: None,
             has_served: false,
             draining: false,
-            limit_bytes: None,
             host_limit_bytes: None,
         };
         Donor::supervised(command, spec, outlive, listener, status, None)
@@ -295,6 +295,7 @@ impl Donor {
             memory: spec.memory,
             restarts: start.restarts,
             is_told_to_drain: start.draining,
+            managers_limit_bytes: start.limit_bytes,
             ..DonorReport::default()
         };
         let status = Status {
@@ -303,7 +304,6 @@ impl Donor {
             process: None,
             has_served: true,
             draining: start.draining,
-            limit_bytes: start.limit_bytes,
             host_limit_bytes: None,
         };
         Ok(Donor::supervised(command, spec, Some(outlive), listener, status, Some(running))?)
@@ -397,7 +397,8 @@ impl Donor {
     /// Has it lend no more than so many bytes and give back what it has lent above that, or lend
     /// again all that it has.
     pub fn set_limit(&self, limit_bytes: Option<u64>) {
-        self.shared.lock().change_limits(|status| status.limit_bytes = limit_bytes);
+        let change = |status: &mut Status| status.report.managers_limit_bytes = limit_bytes;
+        self.shared.lock().change_limits(change);
     }
 
     /// The same for the agent of its host: the lesser of both limits counts.
@@ -405,14 +406,16 @@ impl Donor {
         self.shared.lock().change_limits(|status| status.host_limit_bytes = Some(limit_bytes));
     }
 
-    /// Has it lend no more than it does until the agent of its host has looked, and says how much that may be.
+    /// Has it lend no more than it does until the agent of its host has looked, and says how much that may be. What one
+    /// that was adopted has been told may have been the agent's word as well as the managers', who say theirs again.
     pub(crate) fn await_host_limit(&self) {
         let most = match self.shared.is_adopted {
             true => self.shared.spec.lend_bytes,
             false => 0,
         };
         self.shared.lock().change_limits(|status| {
-            status.host_limit_bytes = Some(status.limit_bytes.unwrap_or(most));
+            let told = status.report.managers_limit_bytes.take();
+            status.host_limit_bytes = Some(told.unwrap_or(most));
         });
     }
 
@@ -473,7 +476,7 @@ impl Donor {
 impl Status {
     /// What it lends at most.
     fn least_limit(&self) -> Option<u64> {
-        self.limit_bytes.into_iter().chain(self.host_limit_bytes).min()
+        self.report.managers_limit_bytes.into_iter().chain(self.host_limit_bytes).min()
     }
 
     fn change_limits(&mut self, change: impl FnOnce(&mut Status)) {
@@ -716,6 +719,26 @@ mod tests {
         donor.stop();
         donor.join();
         assert!(kill_process(pid, Signal::KILL).is_err(), "it is gone");
+    }
+
+    #[test]
+    fn what_its_host_s_agent_says_is_no_word_of_the_managers() {
+        let donor = donor(GOOD);
+        let limits = || {
+            let status = donor.shared.lock();
+            (status.report.managers_limit_bytes, status.least_limit())
+        };
+        donor.await_host_limit();
+        assert_eq!(limits(), (None, Some(0)));
+        donor.set_host_limit(70);
+        donor.set_limit(Some(90));
+        assert_eq!(limits(), (Some(90), Some(70)));
+        donor.set_limit(Some(50));
+        assert_eq!(limits(), (Some(50), Some(50)));
+        donor.set_limit(None);
+        assert_eq!(limits(), (None, Some(70)));
+        donor.stop();
+        donor.join();
     }
 
     #[test]

@@ -98,6 +98,7 @@ impl Node {
         report.donors[0].stats =
             Some(Snapshot { pages, draining, told_limit_bytes, ..Snapshot::default() });
         report.donors[0].is_told_to_drain = self.draining;
+        report.donors[0].managers_limit_bytes = self.limit_bytes;
         report.member = self.membership.report();
         report.consumers = self.borrowed.iter().map(consumer_of).collect();
         report

@@ -127,7 +127,8 @@ impl<'a> Host<'a> {
         let mut words = guests.command_line(Qemu::Backports, script);
         let append = words.iter().position(|word| word == "-append");
         words[append.context("QEMU has no kernel line")? + 1].push(KERNEL);
-        command.args(words).arg("-no-reboot").args(own);
+        // With two emulated processors a kernel hangs now and then as it boots: the second one's timer stands still.
+        command.args(words).args(["-smp", "1", "-no-reboot"]).args(own);
         Machine::spawn(name, command, self.vms().join(format!("{name}.qmp")))
     }
 

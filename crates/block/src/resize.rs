@@ -1,16 +1,48 @@
 //! Another size for a volume, while clients use it.
 //!
 //! Its space and its tables have room for the largest volume, so that only a number changes. Requests
-//! that come later see it; a client of NBD learns of it when it connects again, and until then what it
-//! asks for beyond the end is refused.
+//! that come later see it, and what they ask for beyond the end is refused. Who can tell its users of it
+//! watches ([`Watch`]): a monitor's drive, a block device. The kernel reads a file's size again after a
+//! second; a client of NBD learns of it when it connects again.
 
 use crate::ResizeError;
 use crate::page_locks::Access;
 use crate::state::{self, Page};
 use crate::volume::Volume;
 use hecaton_memory::pages_to_bytes;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// One who wants to know that a volume has another size.
+pub(crate) trait Watch: Send + Sync {
+    /// It has one from now on. Must not wait for requests to the volume.
+    fn resized(&self);
+}
+
+/// All of them, as long as they are there.
+#[derive(Default)]
+pub(crate) struct Watchers(Mutex<Vec<Weak<dyn Watch>>>);
+
+impl Watchers {
+    fn alive(&self) -> MutexGuard<'_, Vec<Weak<dyn Watch>>> {
+        let mut watchers = self.0.lock().expect("no thread panics with those who watch");
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers
+    }
+
+    fn tell(&self) {
+        // Copied, as one may be added while another one is told.
+        let watchers = self.alive().clone();
+        watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher.resized());
+    }
+}
 
 impl Volume {
+    /// Tells this one, too, when the volume has another size.
+    pub(crate) fn watch<W: Watch + 'static>(&self, watcher: &Arc<W>) {
+        let watcher: Weak<W> = Arc::downgrade(watcher);
+        self.watchers.alive().push(watcher);
+    }
+
     /// Gives the volume so many pages. It becomes smaller only if nothing beyond the new end is in use.
     pub fn resize(&self, pages: u64) -> Result<(), ResizeError> {
         state::check(pages)?;
@@ -23,7 +55,7 @@ impl Volume {
         // Requests that began before the size changes are over; those that wait look at it again.
         let beyond = pages.min(before)..pages.max(before);
         let lock = self.locks.lock(beyond.clone(), Access::Exclusive);
-        let _lock = lock.map_err(|_| ResizeError::Stuck)?;
+        let lock = lock.map_err(|_| ResizeError::Stuck)?;
         if pages < before {
             let is_used =
                 |page: &u64| self.state.page(*page) != Page::Hole || self.is_buffered(*page);
@@ -34,6 +66,8 @@ impl Volume {
             }
         }
         self.state.set_pages(pages);
+        drop(lock);
+        self.watchers.tell();
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use crate::fetch::{fetch, runs};
 use crate::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
 use crate::page_locks::{Access, PageLock, PageLocks};
 use crate::places::{Place, Places};
+use crate::resize::Watchers;
 use crate::sealing::Sealed;
 use crate::settle::{self, Unsettled};
 use crate::slots::Slots;
@@ -176,6 +177,8 @@ pub struct Volume {
     pub(crate) unsettled_slots: AtomicUsize,
     /// Held by who changes its size.
     pub(crate) resizing: Mutex<()>,
+    /// Who is told of another size.
+    pub(crate) watchers: Watchers,
     /// Held by who copies it.
     pub(crate) snapshotting: Mutex<()>,
     /// The copy that is on its way.
@@ -219,6 +222,7 @@ impl Volume {
             counters: Counters::default(),
             unsettled_slots: AtomicUsize::new(0),
             resizing: Mutex::default(),
+            watchers: Watchers::default(),
             snapshotting: Mutex::default(),
             copying: RwLock::default(),
             complained: Mutex::default(),

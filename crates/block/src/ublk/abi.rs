@@ -27,6 +27,8 @@ pub(super) mod control {
     pub(in super::super) const END_USER_RECOVERY: u32 = code(READ_WRITE, 0x11, BYTES);
     /// What this driver can do. With an argument of eight bytes.
     pub(in super::super) const GET_FEATURES: u32 = code(READ, 0x13, BYTES);
+    /// The device has another size: with its 512-byte sectors as data (Linux 6.16).
+    pub(in super::super) const UPDATE_SIZE: u32 = code(READ_WRITE, 0x15, BYTES);
     /// Forgets a device that was stopped, once nobody serves it any more.
     pub(in super::super) const DEL_DEV_ASYNC: u32 = code(READ, 0x14, BYTES);
 }
@@ -55,7 +57,9 @@ pub(super) mod feature {
     pub(in super::super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands have the numbers of this module (Linux 6.4).
     pub(in super::super) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
-    /// All of them.
+    /// A device may be given another size while it is used.
+    pub(in super::super) const UPDATE_SIZE: u64 = 1 << 10;
+    /// What is not done without.
     pub(in super::super) const NEEDED: u64 =
         USER_RECOVERY | USER_RECOVERY_REISSUE | CMD_IOCTL_ENCODE;
 }
@@ -234,6 +238,7 @@ mod tests {
         assert_eq!(control::GET_DEV_INFO, 0x8020_7502);
         assert_eq!(control::GET_FEATURES, 0x8020_7513);
         assert_eq!(control::DEL_DEV_ASYNC, 0x8020_7514);
+        assert_eq!(control::UPDATE_SIZE, 0xc020_7515);
         assert_eq!(io::FETCH, 0xc010_7520);
         assert_eq!(io::COMMIT_AND_FETCH, 0xc010_7521);
     }

@@ -84,15 +84,35 @@ impl Control {
     pub(super) fn open() -> Result<Control, UblkError> {
         let device = open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let control = Control(device.map_err(UblkError::Driver)?);
+        match control.features()? {
+            features if features & feature::NEEDED == feature::NEEDED => Ok(control),
+            _ => Err(UblkError::Old),
+        }
+    }
+
+    /// What the driver can do.
+    fn features(&self) -> Result<u64, UblkError> {
         let mut features = 0u64;
-        match control.ask(control::GET_FEATURES, ANY_DEVICE, 0, Some(&mut features)) {
-            Ok(()) if features & feature::NEEDED == feature::NEEDED => Ok(control),
+        match self.ask(control::GET_FEATURES, ANY_DEVICE, 0, Some(&mut features)) {
+            Ok(()) => Ok(features),
             // One that does not know the question has another number for it.
-            Ok(()) | Err(Wrong::Refused(Errno::OPNOTSUPP | Errno::NODEV | Errno::INVAL)) => {
+            Err(Wrong::Refused(Errno::OPNOTSUPP | Errno::NODEV | Errno::INVAL)) => {
                 Err(UblkError::Old)
             }
             Err(wrong) => Err(wrong.on("tell what its ublk can do")),
         }
+    }
+
+    /// Whether a device may be given another size while it is used.
+    pub(super) fn can_resize(&self) -> Result<bool, UblkError> {
+        Ok(self.features()? & feature::UPDATE_SIZE != 0)
+    }
+
+    /// A device that is there has so many bytes from now on; its users are told. One whose driver can
+    /// do this, and not one that has been stopped: drivers of before Linux 6.18 fault on that.
+    pub(super) fn resize(&self, number: u32, bytes: u64) -> Result<(), UblkError> {
+        self.ask(control::UPDATE_SIZE, number, bytes / SECTOR, None::<&mut u64>)
+            .map_err(|wrong| wrong.on("give a block device another size"))
     }
 
     /// The same way, from who has it open.

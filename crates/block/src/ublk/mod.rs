@@ -6,7 +6,7 @@
 //! once.
 //!
 //! The driver's interface is spoken here and not by `libublk`: a process takes over the device that another one had
-//! made, and that crate's build needs libclang. What there is to speak are ten commands.
+//! made, and that crate's build needs libclang. What there is to speak are a dozen commands.
 //!
 //! | module | what it is about |
 //! |---|---|
@@ -17,6 +17,7 @@
 //! | `owner` | whose a device is |
 //! | `queue` | what the kernel asks for, and its answers |
 //! | `request` | doing one of those |
+//! | `size` | another size, while it is used |
 //! | [`server`] | threads that answer |
 
 mod abi;
@@ -27,6 +28,7 @@ mod owner;
 mod queue;
 mod request;
 pub mod server;
+mod size;
 
 pub use control::{UblkError, check};
 pub use disk::Disk;

@@ -3,6 +3,7 @@
 use super::abi::{control, state};
 use super::control::{Control, DEPTH, UblkError};
 use super::queue::Queue;
+use super::size::Size;
 use crate::attach::Role;
 use crate::volume::Volume;
 use rustix::fs::{Mode, OFlags, open};
@@ -27,6 +28,7 @@ pub struct DiskServer {
     number: u32,
     control: Control,
     thread: JoinHandle<()>,
+    _size: Arc<Size>,
 }
 
 impl DiskServer {
@@ -39,13 +41,16 @@ impl DiskServer {
     ) -> io::Result<DiskServer> {
         let control = Control::from_fd(driver);
         let of_thread = control.try_clone()?;
+        let size = Arc::new(Size::new(Arc::clone(&volume), number, control.try_clone()?));
+        volume.watch(&size);
+        let of_device = Arc::clone(&size);
         let thread = thread::Builder::new().name("ublk-queue".into()).spawn(move || {
             let name = volume.name().to_owned();
-            if let Err(error) = serve(volume, number, of_thread, role) {
+            if let Err(error) = serve(volume, number, of_thread, role, of_device) {
                 tracing::error!(volume = name, number, %error, "a block device cannot be served");
             }
         })?;
-        Ok(DiskServer { number, control, thread })
+        Ok(DiskServer { number, control, thread, _size: size })
     }
 
     /// Ends the device: what is under way is answered, and what comes after that fails.
@@ -59,7 +64,13 @@ impl DiskServer {
     }
 }
 
-fn serve(volume: Arc<Volume>, number: u32, control: Control, role: Role) -> Result<(), UblkError> {
+fn serve(
+    volume: Arc<Volume>,
+    number: u32,
+    control: Control,
+    role: Role,
+    size: Arc<Size>,
+) -> Result<(), UblkError> {
     let refused = |what| move |errno| UblkError::Refused { what, errno };
     let until = Instant::now() + PATIENCE;
     let start = loop {
@@ -90,10 +101,13 @@ fn serve(volume: Arc<Volume>, number: u32, control: Control, role: Role) -> Resu
             tracing::error!(volume = volume.name(), number, %error, "a block device does not start");
             // Its queue ends with that.
             let _ = control.stop(number);
-        } else if let Err(error) = leave_commands_waiting(number) {
+            return;
+        }
+        if let Err(error) = leave_commands_waiting(number) {
             let volume = volume.name();
             tracing::warn!(volume, number, %error, "a block device may wait for ever when its process is killed");
         }
+        size.started();
     });
     let _starter = starter.map_err(UblkError::Uring)?;
     queue.serve().map_err(UblkError::Uring)

@@ -1,16 +1,18 @@
 //! A device: the messages of the machine monitor, and the state that they make.
 
 use super::Memory;
+use super::backend_channel::BackendChannel;
 use super::chain::MAX_DESCRIPTORS;
 use super::config::{self, EVENT_IDX, MAX_QUEUES, PROTOCOL_FEATURES, features};
 use super::drive::Drive;
 use super::inflight::{Journal, Region};
+use super::resize::Size;
 use super::ring::{Layout, Parts, Ring, SPARE_THREADS, SharedMemory, Signal};
 use crate::attach::Role;
 use crate::volume::Volume;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -20,7 +22,7 @@ use vhost::vhost_user::message::{
     VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
-    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
+    Backend, BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
     VhostUserVirtioFeatures,
 };
 use vm_memory::{GuestAddress, GuestRegionMmap};
@@ -31,8 +33,8 @@ const MAX_CONFIG_BYTES: u32 = 256;
 /// Serves one machine's drive, until the machine has gone and all that it asked for is done.
 pub(crate) fn serve(volume: Arc<Volume>, role: Role, socket: &File) {
     let name = volume.name().to_owned();
-    let socket = match socket.try_clone() {
-        Ok(socket) => OwnedFd::from(socket),
+    let served = match socket.try_clone() {
+        Ok(served) => OwnedFd::from(served),
         Err(error) => {
             tracing::warn!(volume = name, %error, "a machine's drive cannot be served");
             return;
@@ -40,8 +42,10 @@ pub(crate) fn serve(volume: Arc<Volume>, role: Role, socket: &File) {
     };
     let device = Arc::new(Mutex::new(Device::new(volume, role)));
     let mut messages =
-        BackendReqHandler::from_stream(UnixStream::from(socket), Arc::clone(&device));
+        BackendReqHandler::from_stream(UnixStream::from(served), Arc::clone(&device));
     let error = loop {
+        let offered = BackendChannel::offered(socket.as_fd());
+        device.lock().expect("no thread panics with the device").offered = offered;
         if let Err(error) = messages.handle_request() {
             break error;
         }
@@ -66,6 +70,10 @@ struct Device {
     inflight: Option<Arc<Region>>,
     queues: Vec<Queue>,
     spare_threads: Arc<AtomicUsize>,
+    /// The channel that the message which is about to be handled has with it.
+    offered: Option<BackendChannel>,
+    /// Of the drive, as the monitor knows it.
+    size: Arc<Size>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +110,8 @@ fn refused(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error 
 
 impl Device {
     fn new(volume: Arc<Volume>, role: Role) -> Device {
+        let size = Arc::new(Size::new(Arc::clone(&volume)));
+        volume.watch(&size);
         Device {
             volume,
             role,
@@ -111,10 +121,13 @@ impl Device {
             inflight: None,
             queues: (0..MAX_QUEUES).map(|_| Queue::default()).collect(),
             spare_threads: Arc::new(AtomicUsize::new(SPARE_THREADS)),
+            offered: None,
+            size,
         }
     }
 
     fn stop_all(&mut self) {
+        self.size.set_running(false);
         self.queues.iter_mut().for_each(Queue::stop);
     }
 
@@ -171,6 +184,7 @@ impl Device {
             spare_threads,
         };
         queue.running = Some(Ring::start(layout, parts).map_err(refused)?);
+        self.size.set_running(true);
         Ok(())
     }
 
@@ -267,6 +281,8 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        // One follows the other until none is served.
+        self.size.set_running(false);
         let queue = self.queue(index)?;
         queue.stop();
         // It is started again by a new one.
@@ -317,7 +333,9 @@ impl VhostUserBackendReqHandlerMut for Device {
         if offset.checked_add(size).is_none_or(|end| end > MAX_CONFIG_BYTES) {
             return Err(Error::InvalidParam);
         }
-        let mut space = config::space(self.volume.size_bytes());
+        let bytes = self.volume.size_bytes();
+        self.size.set_read(bytes);
+        let mut space = config::space(bytes);
         // Fields of later versions are zero.
         space.resize(MAX_CONFIG_BYTES as usize, 0);
         Ok(space[offset as usize..][..size as usize].to_vec())
@@ -326,6 +344,10 @@ impl VhostUserBackendReqHandlerMut for Device {
     fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
         // There is no field that a guest may write; one that does so has no effect.
         Ok(())
+    }
+
+    fn set_backend_req_fd(&mut self, _: Backend) {
+        self.size.set_channel(self.offered.take());
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {

@@ -16,12 +16,15 @@
 //! | `device` | the monitor's messages, and the state that they make |
 //! | `drive` | what the guest may do with the volume, and when its writes are answered |
 //! | `config` | what the guest is told of its drive |
+//! | `backend_channel` | the way by which the monitor is told of what it has not asked for |
+//! | `resize` | another size, while the guest runs |
 //! | `ring` | a queue, and the threads that serve it |
 //! | `intake` | its requests under way: the short ones together, the others for a thread each |
 //! | `inflight` | what the monitor keeps of requests under way |
 //! | `chain` | the buffers of a request, checked |
 //! | `request` | what the guest wants, and doing it |
 
+mod backend_channel;
 mod chain;
 mod config;
 mod device;
@@ -29,6 +32,7 @@ mod drive;
 mod inflight;
 mod intake;
 mod request;
+mod resize;
 mod ring;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use crate::attach::Role;
 use crate::volume::tests::{World, eventually};
 use proptest::prelude::*;
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -487,6 +487,64 @@ fn a_monitor_that_wants_what_is_not_there_is_refused() {
         monitor.set_protocol_features(VhostUserProtocolFeatures::LOG_SHMFD).is_ok()
             && monitor.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).is_ok()
     });
+}
+
+/// A monitor is told of another size once it runs, and again when it has come back.
+#[test]
+fn a_monitor_learns_of_another_size() {
+    let world = World::new(1, 1, 1024);
+    let volume = world.volume();
+    let mut machine = Machine::start(Arc::clone(&volume), guest_memory(), None);
+    let sectors = |machine: &mut Machine| {
+        let space = machine.frontend.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]);
+        u64::from_le_bytes(space.unwrap().1[..8].try_into().unwrap())
+    };
+    let (mut told, theirs) = UnixStream::pair().unwrap();
+    let mut is_told = || {
+        let mut message = [0; 12];
+        told.set_nonblocking(true).unwrap();
+        match told.read(&mut message) {
+            Ok(12) => message == [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0],
+            Ok(_) => panic!("{message:?}"),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                false
+            }
+        }
+    };
+    // It runs, and nobody knows what it has read.
+    machine.frontend.set_backend_request_fd(&theirs).unwrap();
+    assert!(is_told() && !is_told());
+    assert_eq!(sectors(&mut machine), 1024 * 8);
+    assert!(!is_told());
+    volume.resize(2048).unwrap();
+    assert!(is_told() && !is_told());
+    volume.resize(2048).unwrap();
+    assert!(!is_told(), "the same size");
+    assert_eq!(sectors(&mut machine), 2048 * 8);
+    let driver = &mut machine.drivers[0];
+    assert_eq!(driver.request(head(1, 1500 * 8), &[3; 4096], 0, false).0, Status::Done as u8);
+
+    // Not while it does not run.
+    for queue in 0..QUEUES {
+        machine.frontend.get_vring_base(queue).unwrap();
+    }
+    volume.resize(1600).unwrap();
+    assert!(!is_told());
+    let driver = &machine.drivers[0];
+    machine.frontend.set_vring_base(0, driver.available.into()).unwrap();
+    machine.frontend.set_vring_kick(0, &driver.kick).unwrap();
+    assert!(is_told() && !is_told());
+    let driver = &mut machine.drivers[0];
+    let beyond = driver.request(head(1, 1599 * 8 + 1), &[3; 4096], 0, false);
+    assert_eq!(beyond.0, Status::Failed as u8);
+    let (status, read) = driver.request(head(0, 1500 * 8), &[], 4096, false);
+    assert!(status == Status::Done as u8 && read == [3; 4096]);
+
+    // It has gone: nobody is told.
+    machine.end();
+    volume.resize(1700).unwrap();
+    assert!(!is_told());
 }
 
 /// An address within the guest's memory, at its edges, or anywhere.

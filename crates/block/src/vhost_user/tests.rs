@@ -532,7 +532,7 @@ fn a_monitor_learns_of_another_size() {
     volume.resize(1600).unwrap();
     assert!(!is_told());
     let driver = &machine.drivers[0];
-    machine.frontend.set_vring_base(0, driver.available.into()).unwrap();
+    machine.frontend.set_vring_base(0, driver.available).unwrap();
     machine.frontend.set_vring_kick(0, &driver.kick).unwrap();
     assert!(is_told() && !is_told());
     let driver = &mut machine.drivers[0];

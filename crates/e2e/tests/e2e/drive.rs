@@ -8,7 +8,7 @@ use crate::{
     cluster::{Cluster, LONG, all},
     guest::{GUEST_PATIENCE, Machine, Qemu, Spec, guests},
     harness::{Outcome, TestResult},
-    process::{kill_dead, missing_any, run},
+    process::{Stopped, kill_dead, missing_any, run},
     volume::Disk,
 };
 use anyhow::{Context as _, ensure};
@@ -261,6 +261,68 @@ pub(crate) fn two_machines_read_what_neither_writes(cluster: &Cluster) -> TestRe
     disk.delete()?;
     cluster.wait_until_idle(LONG)?;
     fs::remove_file(cluster.file("random"))?;
+    Ok(Outcome::Passed)
+}
+
+/// Waits for each size of its drive, and uses what it has got.
+const RESIZED: &str = r#"
+has() { until [ $(cat /sys/block/vda/size) = $(($1 * 2048)) ]; do sleep 0.2; done; echo guest: has $1; }
+said() { dd if=/dev/vda bs=1M skip=36 count=4 iflag=direct 2>/dev/null | md5sum; }
+has 24
+has 40
+dd if=/dev/urandom of=/tmp/data bs=1M count=4 2>/dev/null
+dd if=/tmp/data of=/dev/vda bs=1M seek=36 oflag=direct 2>/dev/null || exit 1
+[ "$(said)" = "$(md5sum </tmp/data)" ] || exit 1
+has 56
+dd if=/dev/vda of=/dev/null bs=1M skip=55 count=1 iflag=direct 2>/dev/null || exit 1
+has 40
+dd if=/tmp/data of=/dev/vda bs=1M seek=40 count=1 oflag=direct 2>/dev/null && exit 1
+[ "$(said)" = "$(md5sum </tmp/data)" ]
+"#;
+
+/// A drive grows and shrinks under guests of either QEMU, also while QEMU is not connected, and none is started again.
+pub(crate) fn it_has_another_size_as_the_guest_runs(cluster: &Cluster) -> TestResult {
+    let guests = guests!();
+    let resize = |name: &str, size: &str| {
+        let mut resize = cluster.command("volume");
+        run(resize.args(["resize", name, "--size", size]), LONG)
+    };
+    let mut served = Vec::new();
+    for (name, qemu) in [("ten", Qemu::Backports), ("seven", Qemu::Installed)] {
+        let disk = Disk::create(cluster, name, "24M", &[])?;
+        let arguments = drive(cluster, &disk, name, qemu)?;
+        let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        arguments.push("-no-reboot");
+        let spec = Spec { name, script: RESIZED, arguments: &arguments, qemu, ..Spec::default() };
+        served.push((name, Machine::start_alone(cluster, &guests, &spec)?, disk));
+    }
+    for (name, machine, disk) in &mut served {
+        machine.wait_for("guest: has 24")?;
+        resize(name, "40M")?.expect_success("hecaton volume resize")?;
+        machine.wait_for("guest: has 40")?;
+        cluster.eventually("it writes beyond the old end", GUEST_PATIENCE, |_| {
+            Ok(disk.stats()?["written_bytes"].as_u64() >= Some(4 << 20))
+        })?;
+        // Its process is killed, and another one has a volume of another size, before QEMU can connect again.
+        let stopped = Stopped::stop(machine.id());
+        kill_dead(disk.pid()?);
+        resize(name, "56M")?.expect_success("hecaton volume resize")?;
+        drop(stopped);
+        machine.wait_for("guest: has 56")?;
+        let refused = resize(name, "39M")?;
+        ensure!(refused.status.code() == Some(1), "{}", refused.stderr);
+        resize(name, "40M")?.expect_success("hecaton volume resize")?;
+        machine.wait_for("guest: has 40")?;
+        machine.succeed()?;
+    }
+    for (_, _, disk) in served {
+        cluster.eventually("nobody is connected", LONG, |_| {
+            Ok(disk.status()?["stats"]["clients"] == 0)
+        })?;
+        ensure!(disk.status()?["restarts"].as_u64() == Some(1), "{}", disk.status()?);
+        disk.delete()?;
+    }
+    cluster.wait_until_idle(LONG)?;
     Ok(Outcome::Passed)
 }
 

@@ -364,6 +364,40 @@ pub(crate) fn it_is_a_file_of_one_size(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// Who has the file open finds another size of the volume, and a loop device when it is told to look.
+pub(crate) fn it_has_another_size_as_it_is_used(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = lacking(&["losetup", "blockdev"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let disk = FileDisk::create(cluster, "disk", "16M", &[])?;
+    let device = Loop::new(&disk.path)?;
+    let resize = |size: &str| {
+        succeed(cluster.command("volume").args(["resize", "disk", "--size", size])).map(drop)
+    };
+    let look = || -> anyhow::Result<u64> {
+        succeed(Command::new("losetup").args(["--set-capacity", &device.0]))?;
+        let ended = succeed(Command::new("blockdev").args(["--getsize64", &device.0]))?;
+        Ok(ended.text().trim().parse()?)
+    };
+    let open = fs::OpenOptions::new().read(true).write(true).open(&disk.path)?;
+    ensure!(open.metadata()?.len() == 16 << 20 && look()? == 16 << 20, "{:?}", open.metadata()?);
+    resize("32M")?;
+    cluster.eventually("it is larger", PATIENCE, |_| Ok(open.metadata()?.len() == 32 << 20))?;
+    open.write_all_at(&[5; 4096], 20 << 20)?;
+    open.sync_all()?;
+    ensure!(look()? == 32 << 20, "the loop device is of {} bytes", look()?);
+    let mut page = [0; 4096];
+    fs::File::open(&device.0)?.read_exact_at(&mut page, 20 << 20)?;
+    ensure!(page == [5; 4096], "another page");
+    resize("24M")?;
+    cluster.eventually("it is smaller", PATIENCE, |_| Ok(open.metadata()?.len() == 24 << 20))?;
+    ensure!(look()? == 24 << 20, "the loop device is of {} bytes", look()?);
+    ensure!(open.read_at(&mut page, 24 << 20)? == 0, "something is behind the end");
+    drop((open, device));
+    disk.delete()?;
+    Ok(Outcome::Passed)
+}
+
 /// Whoever uses the file is named, or loses it by force; what was written to it stays, in the page cache or not.
 pub(crate) fn an_export_is_taken_back(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking(&["losetup"]) {

@@ -341,6 +341,11 @@ impl Machine {
         }
     }
 
+    /// QEMU's process.
+    pub(crate) fn id(&self) -> u32 {
+        self.running.id()
+    }
+
     /// Writes a line to the guest's serial port.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
         let input = self.running.child_mut().stdin.as_mut().context("the machine has no input")?;

@@ -109,7 +109,7 @@ impl Control {
     }
 
     /// A device that is there has so many bytes from now on; its users are told. One whose driver can
-    /// do this, and not one that has been stopped: drivers of before Linux 6.18 fault on that.
+    /// do this, and not one that has been stopped: it has no disk, and not every driver looks for that.
     pub(super) fn resize(&self, number: u32, bytes: u64) -> Result<(), UblkError> {
         self.ask(control::UPDATE_SIZE, number, bytes / SECTOR, None::<&mut u64>)
             .map_err(|wrong| wrong.on("give a block device another size"))

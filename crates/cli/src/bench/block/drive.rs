@@ -4,6 +4,7 @@
 //! As in a guest, requests are described in memory that the server has, too; it is kicked where it wants to
 //! be, and its answers are taken until there are none before it is asked to call.
 
+use super::RAMP_S;
 use super::fio::{Measured, Workload};
 use crate::bench::{interrupt, process::eventually, stats::Latencies};
 use anyhow::{Context as _, ensure};
@@ -38,9 +39,6 @@ const REQUESTS: u64 = 0x10000;
 const HEAD_BYTES: u32 = 16;
 const DATA_AT: u64 = 4096;
 
-/// Not counted, as in fio's runs.
-const RAMP: Duration = Duration::from_secs(1);
-
 /// Between two looks at Ctrl-C.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -58,7 +56,7 @@ pub(super) fn measure(
 ) -> anyhow::Result<Measured> {
     let mut drive = Drive::connect(socket, workload.block_bytes, workload.depth)?;
     let mut places = Places::new(workload, bytes);
-    let from = Instant::now() + RAMP;
+    let from = Instant::now() + Duration::from_secs(RAMP_S.into());
     let until = from + Duration::from_secs(seconds.into());
     let mut latencies = Latencies::new();
     let mut answers = 0;

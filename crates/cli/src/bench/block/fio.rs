@@ -1,5 +1,6 @@
 //! fio, the client of all servers of NBD alike.
 
+use super::RAMP_S;
 use crate::bench::process::{Guarded, require, tool};
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
@@ -79,7 +80,8 @@ pub(super) fn measure(
     seconds: u32,
 ) -> anyhow::Result<Measured> {
     let mut fio = command(uri, workload, bytes);
-    run(fio.args(["--time_based", "--ramp_time=1"]).arg(format!("--runtime={seconds}")), workload)
+    fio.arg("--time_based").arg(format!("--ramp_time={RAMP_S}"));
+    run(fio.arg(format!("--runtime={seconds}")), workload)
 }
 
 fn command(uri: &str, workload: &Workload, bytes: u64) -> Command {

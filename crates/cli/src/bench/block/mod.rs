@@ -10,6 +10,7 @@ mod server;
 
 use super::{
     Common,
+    busy::Busy,
     cluster::Cluster,
     interrupt,
     stats::{Latencies, Spread},
@@ -21,7 +22,7 @@ use fio::{Measured, Workload};
 use hecaton_memory::{PAGE_SIZE, Size};
 use serde::Serialize;
 use server::{Kind, Server};
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 /// Arguments of `bench block`.
 #[derive(clap::Args)]
@@ -45,6 +46,12 @@ pub(crate) struct Args {
 
 /// Plain round trips in each round.
 const ROUND_TRIPS: u32 = 2000;
+
+/// What goes over a plain TCP stream in each round.
+const STREAM_BYTES: u64 = 1 << 30;
+
+/// How long a workload runs before it counts, in seconds.
+const RAMP_S: u32 = 1;
 
 /// What a server is asked in, each with a client that is the same for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -76,11 +83,15 @@ enum Address<'a> {
 }
 
 impl Target<'_> {
-    fn measure(&self, workload: &Workload, bytes: u64, seconds: u32) -> anyhow::Result<Measured> {
-        match self.at {
+    fn measure(&self, workload: &Workload, bytes: u64, seconds: u32) -> anyhow::Result<Point> {
+        let busy = Busy::start()?;
+        let measured = match self.at {
             Address::Nbd(uri) => fio::measure(uri, workload, bytes, seconds),
             Address::VhostUser(socket) => drive::measure(socket, workload, bytes, seconds),
-        }
+        }?;
+        let (_, processor_s) = busy.stop()?;
+        let requests = measured.per_s * f64::from(RAMP_S + seconds);
+        Ok(Point { measured, cpu_us: processor_s / requests * 1e6 })
     }
 
     fn front(&self) -> Front {
@@ -98,6 +109,7 @@ struct Report {
     device_bytes: u64,
     /// Of 4 KiB over a loopback connection, with blocking sockets: medians.
     tcp_rtt_us: Spread,
+    processors_of: usize,
     workloads: Vec<WorkloadReport>,
     /// Servers that were not measured, and why.
     skipped: BTreeMap<&'static str, String>,
@@ -108,6 +120,8 @@ struct WorkloadReport {
     workload: &'static str,
     block_bytes: u64,
     depth: u32,
+    /// Processor time of both ends for so many bytes of one plain TCP stream: what one hop takes at least.
+    hop_cpu_us: f64,
     servers: Vec<ServerReport>,
 }
 
@@ -119,14 +133,31 @@ struct ServerReport {
     mb_per_s: f64,
     p50_us: Spread,
     p99_us: Spread,
+    /// Processor time of the whole machine for each request, the client's included.
+    cpu_us: Spread,
     /// Requests of hecaton in a second to those of this server, of each round and over the same front.
     hecaton_ratio: Option<Spread>,
     /// What hecaton's median request takes longer than this server's, in plain round trips.
     hecaton_round_trips_more: Option<f64>,
 }
 
+/// One workload at one server in one round.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    measured: Measured,
+    cpu_us: f64,
+}
+
 /// What each round measured of one workload, by the place among what is measured.
-type Series = Vec<Vec<Measured>>;
+type Series = Vec<Vec<Point>>;
+
+/// What everything is compared with, medians.
+#[derive(Clone, Copy)]
+struct Yardstick {
+    round_trip_us: f64,
+    /// Processor time of both ends of a plain stream.
+    cpu_us_per_byte: f64,
+}
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let common = &args.common;
@@ -160,10 +191,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         fio::fill(&server.uri, bytes).with_context(|| format!("filling {}", kind.name()))?;
     }
     let targets = targets(&servers)?;
-    let mut round_trips = Vec::new();
+    let wire = wire::serve()?;
+    let (mut round_trips, mut streams) = (Vec::new(), Vec::new());
     let mut series: Vec<Series> = vec![vec![Vec::new(); targets.len()]; Workload::ALL.len()];
     for round in 0..rounds {
-        round_trips.push(round_trip_us()?);
+        round_trips.push(round_trip_us(wire)?);
+        streams.push(stream_cpu_us_per_byte(wire)?);
         for (workload, series) in Workload::ALL.iter().zip(&mut series) {
             for turn in 0..targets.len() {
                 let at = (turn + round) % targets.len();
@@ -177,13 +210,18 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     let tcp_rtt_us = Spread::of(&round_trips).context("there is no round")?;
+    let yardstick = Yardstick {
+        round_trip_us: tcp_rtt_us.median,
+        cpu_us_per_byte: Spread::of(&streams).context("there is no round")?.median,
+    };
     let of: Vec<_> = targets.iter().map(|target| (target.kind, target.front())).collect();
     let workloads = Workload::ALL.iter().zip(&series);
-    let workloads =
-        workloads.map(|(workload, series)| report(workload, &of, series, tcp_rtt_us.median));
+    let workloads = workloads.map(|(workload, series)| report(workload, &of, series, yardstick));
     let workloads = workloads.collect::<Option<Vec<_>>>().context("there is no round")?;
     let device_bytes = bytes;
-    let report = Report { rounds, seconds, device_bytes, tcp_rtt_us, workloads, skipped };
+    let processors_of = std::thread::available_parallelism()?.get();
+    let report =
+        Report { rounds, seconds, device_bytes, tcp_rtt_us, processors_of, workloads, skipped };
     if common.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -206,8 +244,8 @@ fn targets<'a>(servers: &'a [(Kind, Server<'a>)]) -> anyhow::Result<Vec<Target<'
 }
 
 /// The median of plain round trips.
-fn round_trip_us() -> anyhow::Result<f64> {
-    let mut wire = Wire::connect(wire::serve()?)?;
+fn round_trip_us(wire: SocketAddr) -> anyhow::Result<f64> {
+    let mut wire = Wire::connect(wire)?;
     let mut latencies = Latencies::new();
     for _ in 0..ROUND_TRIPS {
         latencies.record(wire.ask(PAGE_SIZE as u64)?);
@@ -215,16 +253,26 @@ fn round_trip_us() -> anyhow::Result<f64> {
     Ok(latencies.percentiles().p50_us)
 }
 
+/// What one plain TCP stream takes of the processors, both ends.
+fn stream_cpu_us_per_byte(wire: SocketAddr) -> anyhow::Result<f64> {
+    let mut wire = Wire::connect(wire)?;
+    let busy = Busy::start()?;
+    wire.ask(STREAM_BYTES)?;
+    let (_, processor_s) = busy.stop()?;
+    Ok(processor_s / STREAM_BYTES as f64 * 1e6)
+}
+
 /// Nothing if there was no round.
 fn report(
     workload: &Workload,
     targets: &[(Kind, Front)],
     series: &Series,
-    round_trip_us: f64,
+    yardstick: Yardstick,
 ) -> Option<WorkloadReport> {
     let of = |at: usize, value: fn(&Measured) -> f64| -> Vec<f64> {
-        series[at].iter().map(value).collect()
+        series[at].iter().map(|point| value(&point.measured)).collect()
     };
+    let Yardstick { round_trip_us, cpu_us_per_byte } = yardstick;
     let mut servers = Vec::new();
     for (at, (kind, front)) in targets.iter().enumerate() {
         let ours = targets.iter().position(|target| *target == (Kind::Hecaton, *front))?;
@@ -232,7 +280,9 @@ fn report(
         let requests_per_s = Spread::of(&of(at, |measured| measured.per_s))?;
         let p50_us = Spread::of(&of(at, |measured| measured.p50_us))?;
         let rounds = series[ours].iter().zip(&series[at]);
-        let ratios: Vec<f64> = rounds.map(|(ours, peer)| ours.per_s / peer.per_s).collect();
+        let ratios = rounds.map(|(ours, peer)| ours.measured.per_s / peer.measured.per_s);
+        let ratios: Vec<f64> = ratios.collect();
+        let cpu_us: Vec<f64> = series[at].iter().map(|point| point.cpu_us).collect();
         let is_peer = at != ours;
         servers.push(ServerReport {
             server: kind.name(),
@@ -240,27 +290,39 @@ fn report(
             mb_per_s: requests_per_s.median * workload.block_bytes as f64 / 1e6,
             requests_per_s,
             p99_us: Spread::of(&of(at, |measured| measured.p99_us))?,
+            cpu_us: Spread::of(&cpu_us)?,
             hecaton_ratio: if is_peer { Spread::of(&ratios) } else { None },
             hecaton_round_trips_more: is_peer.then(|| (our_p50_us - p50_us.median) / round_trip_us),
             p50_us,
         });
     }
     let Workload { name, block_bytes, depth, .. } = *workload;
-    Some(WorkloadReport { workload: name, block_bytes, depth, servers })
+    let hop_cpu_us = cpu_us_per_byte * block_bytes as f64;
+    Some(WorkloadReport { workload: name, block_bytes, depth, hop_cpu_us, servers })
 }
 
 fn show(report: &Report) {
     println!(
-        "Medians of {} rounds of {} s, least and most; devices of {}; a plain round trip takes {:.1} µs",
+        "Medians of {} rounds of {} s, least and most; devices of {}; a plain round trip takes {:.1} µs; {} processors",
         report.rounds,
         report.seconds,
         Size(report.device_bytes),
-        report.tcp_rtt_us.median
+        report.tcp_rtt_us.median,
+        report.processors_of
     );
     for workload in &report.workloads {
-        println!("\n{} KiB {}", workload.block_bytes >> 10, workload.workload);
-        let mut table =
-            Table::figures(["", "requests/s", "MB/s", "p50", "p99", "hecaton to it", "p50 more"]);
+        let (kib, hop) = (workload.block_bytes >> 10, workload.hop_cpu_us);
+        println!("\n{kib} KiB {}; a hop takes {hop:.1} µs of processor", workload.workload);
+        let mut table = Table::figures([
+            "",
+            "requests/s",
+            "MB/s",
+            "p50",
+            "p99",
+            "CPU",
+            "hecaton to it",
+            "p50 more",
+        ]);
         for server in &workload.servers {
             let Spread { median, min, max } = server.requests_per_s;
             let ratio = server.hecaton_ratio.map_or_else(String::new, |ratio| {
@@ -273,6 +335,7 @@ fn show(report: &Report) {
                 format!("{:.0}", server.mb_per_s),
                 format!("{:.0} µs", server.p50_us.median),
                 format!("{:.0} µs", server.p99_us.median),
+                format!("{:.1} µs", server.cpu_us.median),
                 ratio,
                 more.map_or_else(String::new, |more| format!("{more:.1} round trips")),
             ]);
@@ -291,7 +354,11 @@ mod tests {
 
     #[test]
     fn ratios_are_of_the_same_round_and_front() {
-        let measured = |per_s, p50_us| Measured { per_s, p50_us, p99_us: 1.0 };
+        let measured = |per_s, p50_us| {
+            let measured = Measured { per_s, p50_us, p99_us: 1.0 };
+            Point { measured, cpu_us: p50_us / 2.0 }
+        };
+        let yardstick = Yardstick { round_trip_us: 10.0, cpu_us_per_byte: 0.25 };
         let series = vec![
             vec![measured(100.0, 30.0), measured(10.0, 30.0), measured(60.0, 30.0)],
             vec![measured(200.0, 10.0), measured(10.0, 10.0), measured(20.0, 10.0)],
@@ -306,7 +373,8 @@ mod tests {
             (Kind::Qemu, Front::VhostUser),
             (Kind::HecatonEncrypted, Front::VhostUser),
         ];
-        let report = report(&Workload::ALL[0], &targets, &series, 10.0).unwrap();
+        let report = report(&Workload::ALL[0], &targets, &series, yardstick).unwrap();
+        assert_eq!(report.hop_cpu_us, 1024.0);
         let [ours, nbdkit, drive, qemu, encrypted] = &report.servers[..] else {
             panic!("five were measured")
         };
@@ -314,12 +382,13 @@ mod tests {
         assert_eq!(nbdkit.hecaton_ratio, Some(Spread { median: 1.0, min: 0.5, max: 3.0 }));
         assert_eq!(nbdkit.hecaton_round_trips_more, Some(2.0));
         assert_eq!(nbdkit.requests_per_s.median, 20.0);
+        assert_eq!(drive.cpu_us.median, 20.0);
         assert!((nbdkit.mb_per_s - 20.0 * 4096.0 / 1e6).abs() < 1e-9);
         assert_eq!(qemu.hecaton_ratio, Some(Spread { median: 2.0, min: 2.0, max: 2.0 }));
         assert_eq!(qemu.hecaton_round_trips_more, Some(2.0));
         assert_eq!(encrypted.hecaton_ratio.map(|ratio| ratio.median), Some(1.25));
         assert_eq!(encrypted.hecaton_round_trips_more, Some(-0.5));
         let nothing = vec![vec![]; targets.len()];
-        assert!(super::report(&Workload::ALL[0], &targets, &nothing, 1.0).is_none());
+        assert!(super::report(&Workload::ALL[0], &targets, &nothing, yardstick).is_none());
     }
 }

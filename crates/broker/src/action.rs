@@ -171,6 +171,20 @@ pub enum RefuseWhy {
         /// What it could have.
         reachable_bytes: u64,
     },
+    /// The same for the node that it has to be on, while another one has room.
+    #[error(
+        "{} were asked for on one NUMA node, and {} are left there by the host's system and its regular VMs; another \
+         node of this host has {}",
+        Size(*.bytes), Size(*.reachable_bytes), Size(*.elsewhere_bytes)
+    )]
+    NoRoomOnNode {
+        /// What it asked for.
+        bytes: u64,
+        /// What it could have there.
+        reachable_bytes: u64,
+        /// What it could have on the node with most of it.
+        elsewhere_bytes: u64,
+    },
     /// Too many wait.
     #[error("{most} newcomers wait for memory already; try again when some of them have it")]
     TooManyWait {

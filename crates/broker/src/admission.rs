@@ -156,7 +156,16 @@ impl Admission<'_> {
                 };
                 let Some(parts) = spread else {
                     let reachable_bytes = self.allowed(newcomer).map(|n| reach[n]).sum();
-                    let why = RefuseWhy::NoRoom { bytes: newcomer.bytes, reachable_bytes };
+                    let elsewhere_bytes = reach.iter().copied().max().unwrap_or(0);
+                    let asked = newcomer.bytes;
+                    let why = match newcomer.node {
+                        Some(_) if elsewhere_bytes >= bytes => RefuseWhy::NoRoomOnNode {
+                            bytes: asked,
+                            reachable_bytes,
+                            elsewhere_bytes,
+                        },
+                        _ => RefuseWhy::NoRoom { bytes: asked, reachable_bytes },
+                    };
                     return self.refuse(newcomer, why);
                 };
                 parts

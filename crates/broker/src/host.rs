@@ -34,6 +34,8 @@ pub struct NumaNode {
     pub total_bytes: u64,
     /// What of it is no virtual machine's: the kernel's, the agent's, other programs'. May change.
     pub system_bytes: u64,
+    /// The most that donors could lend of it.
+    pub lend_cap_bytes: u64,
     /// What donors have of it for other hosts: the limit, and the extents that are in use.
     pub lent: Elastic,
     /// What ephemeral pools have of it, whose pages can be dropped at any time.

@@ -33,8 +33,6 @@ pub struct Settings {
     pub replace_after: Duration,
     /// Most harvest VMs on this host; its part of the cluster's quota.
     pub harvest_quota: usize,
-    /// The most that donors may have on a node.
-    pub lend_cap_bytes: u64,
     /// What donors have on a node beyond what is lent, before harvest VMs grow.
     pub lend_ahead_bytes: u64,
     /// The most that ephemeral pools may have on a node.
@@ -57,7 +55,6 @@ impl Default for Settings {
             shut_down: Duration::from_secs(20),
             replace_after: Duration::from_secs(60),
             harvest_quota: usize::MAX,
-            lend_cap_bytes: 0,
             lend_ahead_bytes: 0,
             ephemeral_cap_bytes: 0,
         }

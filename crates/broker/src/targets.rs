@@ -81,7 +81,7 @@ pub(crate) fn targets(
         };
         let lent_used = take(books.lent_used[n]);
         take(*buffer);
-        let ahead = settings.lend_cap_bytes.saturating_sub(lent_used);
+        let ahead = host.nodes[n].lend_cap_bytes.saturating_sub(lent_used);
         lent.push(lent_used + take(ahead.min(settings.lend_ahead_bytes)));
         // What is on the wrong node, or in pieces, is nobody's to harvest.
         let unusable = parts.iter().map(|part| match part.device.node == n {
@@ -135,7 +135,7 @@ pub(crate) fn targets(
         let whole = |bytes: u64| bytes / chunk * chunk;
         targets.ephemeral[n] = whole((*pool).min(settings.ephemeral_cap_bytes));
         let left = pool - targets.ephemeral[n];
-        let more = settings.lend_cap_bytes.saturating_sub(targets.lent[n]);
+        let more = host.nodes[n].lend_cap_bytes.saturating_sub(targets.lent[n]);
         targets.lent[n] = whole(targets.lent[n] + left.min(more));
     }
     targets

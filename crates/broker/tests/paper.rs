@@ -4,7 +4,8 @@ mod common;
 
 use common::{G, carry_out, device_mut, harvest_vm, harvested, host, newcomer, settle};
 use hecaton_broker::{
-    Action, Broker, EvictWhy, NewcomerKind, NodeLedger, RefuseWhy, Settings, VmId, Waits,
+    Action, Broker, EvictWhy, Host, Newcomer, NewcomerKind, NodeLedger, RefuseWhy, Settings, VmId,
+    Waits,
 };
 use std::time::Duration;
 
@@ -365,14 +366,11 @@ fn others_fill_the_buffer_for_one_that_hangs() {
 /// Lent extents: those that are free give first, those in use after harvest VMs, and not for the buffer.
 #[test]
 fn lent_extents_give_in_their_turn() {
-    let settings = Settings {
-        buffer_bytes: 2 * G,
-        lend_cap_bytes: 8 * G,
-        ephemeral_cap_bytes: 4 * G,
-        ..Settings::default()
-    };
+    let settings =
+        Settings { buffer_bytes: 2 * G, ephemeral_cap_bytes: 4 * G, ..Settings::default() };
     let mut broker = Broker::new(settings).unwrap();
     let mut host = host(1, 32 * G);
+    host.nodes[0].lend_cap_bytes = 8 * G;
     host.vms.push(harvest_vm(9, 1, vec![4 * G], 16 * G));
     settle(&mut broker, &mut host, s(0), 0);
     let classes = |broker: &Broker| {
@@ -397,6 +395,59 @@ fn lent_extents_give_in_their_turn() {
     assert_eq!(come(&mut broker, 2 * G), [2, 0, 0, 0, 6]);
     assert_eq!(come(&mut broker, 2 * G), [0, 0, 0, 0, 6], "nothing is moved for the buffer");
     assert_eq!(come(&mut broker, 4 * G), [0, 0, 0, 0, 2]);
+}
+
+/// Each node lends what it has itself, up to what its own donors could, and gives way for who comes to it and for nobody
+/// else.
+#[test]
+fn each_node_lends_for_itself() {
+    let mut broker = Broker::new(Settings { buffer_bytes: 4 * G, ..Settings::default() }).unwrap();
+    let mut host = host(3, 16 * G);
+    host.nodes[0].lend_cap_bytes = 8 * G;
+    host.nodes[1].lend_cap_bytes = 20 * G;
+    settle(&mut broker, &mut host, s(0), 0);
+    let lends = |host: &Host| [0, 1, 2].map(|n| host.nodes[n].lent.limit_bytes);
+    let part = broker.ledger().nodes[1].buffer_bytes;
+    assert_eq!(lends(&host), [8 * G, 16 * G - part, 0]);
+    host.nodes[0].lent.used_bytes = 6 * G;
+    host.nodes[1].lent.used_bytes = 10 * G;
+    let on_1 = Newcomer { node: Some(1), ..newcomer(1, NewcomerKind::Regular, 12 * G) };
+    host.waiting.push(on_1);
+    let actions = settle(&mut broker, &mut host, s(1), 0);
+    let recalled = |action: &Action| match action {
+        Action::Recall { node, .. } => Some(*node),
+        _ => None,
+    };
+    assert_eq!(actions.iter().filter_map(recalled).collect::<Vec<_>>(), [1]);
+    assert_eq!(lends(&host), [8 * G, 4 * G, 0]);
+    assert_eq!(host.vms[0].base_bytes, [0, 12 * G, 0]);
+    for node in &broker.ledger().nodes {
+        assert_eq!((node.sum_bytes(), node.overdrawn_bytes), (16 * G, 0));
+    }
+}
+
+/// Who has to be on a node hears what that node leaves, and whether another one would do.
+#[test]
+fn a_node_that_is_full_is_named_apart_from_a_full_host() {
+    let mut broker = Broker::new(Settings::default()).unwrap();
+    let mut host = host(2, 16 * G);
+    let on_0 = |id, bytes| Newcomer { node: Some(0), ..newcomer(id, NewcomerKind::Regular, bytes) };
+    host.waiting.push(on_0(1, 12 * G));
+    settle(&mut broker, &mut host, s(0), 0);
+    let mut refused = |bytes: u64| {
+        host.waiting.push(on_0(2, bytes));
+        let actions = settle(&mut broker, &mut host, s(0), 0);
+        let why = actions.iter().find_map(|action| match action {
+            Action::Refuse { why, .. } => Some(why.to_string()),
+            _ => None,
+        });
+        why.expect("it is refused")
+    };
+    let words = refused(8 * G);
+    assert!(words.contains("8G") && words.contains("4G are left there"), "{words}");
+    assert!(words.contains("another node of this host has 16G"), "{words}");
+    let words = refused(20 * G);
+    assert!(words.contains("choose another host"), "{words}");
 }
 
 /// A quota is a quota, also for those that wait.

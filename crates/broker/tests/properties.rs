@@ -24,7 +24,6 @@ prop_compose! {
         parallel in any::<bool>(),
         least in 0u64..4,
         quota in 0usize..6,
-        lend_cap in blocks(60),
         lend_ahead in blocks(10),
         ephemeral_cap in blocks(20),
     ) -> Settings {
@@ -35,7 +34,6 @@ prop_compose! {
             parallel,
             least_change_bytes: least * BLOCK,
             harvest_quota: quota,
-            lend_cap_bytes: lend_cap,
             lend_ahead_bytes: lend_ahead,
             ephemeral_cap_bytes: ephemeral_cap,
             ..Settings::default()
@@ -88,10 +86,12 @@ prop_compose! {
     fn any_node()(
         total in 20u64..300,
         system in 0u64..40,
+        lend_cap_bytes in blocks(60),
         lent in any_elastic(),
         ephemeral in any_elastic(),
     ) -> NumaNode {
-        NumaNode { total_bytes: total * BLOCK, system_bytes: system * BLOCK / 2, lent, ephemeral }
+        let (total_bytes, system_bytes) = (total * BLOCK, system * BLOCK / 2);
+        NumaNode { total_bytes, system_bytes, lend_cap_bytes, lent, ephemeral }
     }
 }
 
@@ -230,6 +230,15 @@ proptest! {
                     let grows = requested_bytes > device.requested_bytes;
                     prop_assert_eq!(matches!(action, Action::Grow { .. }), grows);
                 }
+                Action::Lend { node, limit_bytes, .. } => {
+                    let Elastic { limit_bytes: before, used_bytes, .. } = host.nodes[node].lent;
+                    prop_assert!(limit_bytes >= used_bytes);
+                    let most = host.nodes[node].lend_cap_bytes;
+                    prop_assert!(limit_bytes <= most.max(before).max(used_bytes), "{:?}", action);
+                }
+                Action::Recall { node, limit_bytes, .. } => {
+                    prop_assert!(limit_bytes < host.nodes[node].lent.used_bytes);
+                }
                 Action::Warn { .. } => prop_assert!(urgent, "nobody needs anybody's minimum"),
                 Action::Evict { .. } => prop_assert!(false, "at once: {:?}", action),
                 Action::Admit { ref base_bytes, .. } => {
@@ -282,6 +291,13 @@ proptest! {
                 let block = BLOCK << 2;
                 prop_assert!(gives <= block || node.buffer_bytes >= least, "node {}: {:?}", n, node);
             }
+        }
+        for (n, node) in host.nodes.iter().enumerate() {
+            // Donors have no more than they could lend, and nothing is left over that they could.
+            let rest = broker.ledger().nodes[n].unassigned_bytes;
+            let room = node.lend_cap_bytes.saturating_sub(node.lent.limit_bytes);
+            prop_assert!(rest.min(room) < BLOCK, "node {}: {:?}", n, broker.ledger().nodes[n]);
+            prop_assert!(node.lent.limit_bytes <= node.lend_cap_bytes.max(node.lent.used_bytes));
         }
         for vm in &host.vms {
             let Some(harvest) = &vm.harvest else { continue };

@@ -2,6 +2,8 @@
 
 use crate::failure::usage;
 use anyhow::Context as _;
+use hecaton_memory::memfd::HUGE_PAGE_BYTES;
+use hecaton_memory::numa::NumaNode;
 use hecaton_memory::{Size, huge_pages};
 use hecaton_node::donors::{DonorMemory, DonorPark};
 use hecaton_node::report::Host;
@@ -89,6 +91,31 @@ impl MemoryArgs {
     }
 }
 
+/// Each NUMA node's part of what is lent, by the node's number: in proportion to what it has. A part that is less than is
+/// of use is the others'.
+pub(crate) fn parts(lend: Size, nodes: &[NumaNode]) -> Vec<(u32, u64)> {
+    let mut nodes = nodes.to_vec();
+    nodes.sort_by_key(|node| (u64::MAX - node.total_bytes, node.node));
+    loop {
+        let all: u128 = nodes.iter().map(|node| u128::from(node.total_bytes.max(1))).sum();
+        let part = |node: &NumaNode| {
+            let part = u128::from(lend.0) * u128::from(node.total_bytes.max(1)) / all;
+            part as u64 / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        };
+        let least = nodes.last().map_or(0, part);
+        if least < MIN_LEND_BYTES && nodes.len() > 1 {
+            nodes.pop();
+            continue;
+        }
+        let mut parts: Vec<_> = nodes.iter().map(|node| (node.node, part(node))).collect();
+        let rest = lend.0 - parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        // The largest node's.
+        parts.iter_mut().take(1).for_each(|(_, bytes)| *bytes += rest);
+        parts.sort_unstable();
+        return parts;
+    }
+}
+
 /// Refuses to lend less than is of use.
 pub(crate) fn check_least(lend: Size) -> anyhow::Result<()> {
     if lend.0 < MIN_LEND_BYTES {
@@ -121,6 +148,19 @@ pub(crate) fn check_kept(keep_free: Size, host: &Host) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_node_lends_its_part() {
+        const M: u64 = 1 << 20;
+        let node = |node, mib: u64| NumaNode { node, total_bytes: mib * M, free_bytes: 0 };
+        let two = [node(0, 3000), node(2, 1001)];
+        let parts_of = |mib: u64| parts(Size(mib * M), &two);
+        assert_eq!(parts_of(1000), [(0, 750 * M), (2, 250 * M)]);
+        assert_eq!(parts_of(255), [(0, 255 * M)], "the part of node 2 is too little");
+        assert_eq!(parts_of(64), [(0, 64 * M)]);
+        let even = parts(Size(301 * M), &[node(0, 500), node(1, 500), node(3, 500)]);
+        assert_eq!(even, [(0, 101 * M), (1, 100 * M), (3, 100 * M)]);
+    }
 
     #[test]
     fn numa_nodes_are_numbers_or_all() {

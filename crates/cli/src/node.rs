@@ -11,13 +11,14 @@ use crate::{drain, listen, node_list, recall};
 use anyhow::Context as _;
 use hecaton_manager::MetricsServer;
 use hecaton_memory::Size;
+use hecaton_memory::numa::{self, SYSFS_NODES};
 use hecaton_node::child::ChildCommand;
-use hecaton_node::donors::DonorSpec;
+use hecaton_node::donors::{DonorMemory, DonorSpec};
 use hecaton_node::report::{Host, check_name};
 use hecaton_node::{Node, NodeConfig, NodeDir};
 use std::env;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +75,7 @@ struct Daemon {
     /// and near donors are taken before far ones
     #[arg(long, value_name = "RACK/CHASSIS", value_parser = location)]
     location: Option<String>,
-    /// Where the node's donor serves pages; port 0 takes a free one
+    /// Where the node's donor serves pages; port 0 takes a free one. Of several, each after the first has the next port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", requires = "lend")]
     listen: SocketAddr,
     #[command(flatten)]
@@ -126,7 +127,8 @@ fn location(text: &str) -> Result<String, &'static str> {
 }
 
 fn run_daemon(args: Daemon, name: String, log_json: bool) -> anyhow::Result<ExitCode> {
-    let mut donors = donors(&args, &name)?;
+    let agent = args.agent.check()?;
+    let mut donors = donors(&args, &name, agent.is_some())?;
     let manager_url = manager_for_node(args.manager.clone(), args.announce.is_wanted())?;
     if let Err(error) = check_name(&name) {
         usage!("--name: {error}");
@@ -144,7 +146,6 @@ fn run_daemon(args: Daemon, name: String, log_json: bool) -> anyhow::Result<Exit
     }
     let lends_at = args.lend.map(|_| args.listen);
     let announce = args.announce.join(lends_at, args.insecure)?;
-    let agent = args.agent.check()?;
     let (runtime, mut signals) = lifetime::begin()?;
     let dir = NodeDir::claim(&dir_or_default(args.dir.as_deref()))?;
     let node = Arc::new(Node::start(NodeConfig {
@@ -189,7 +190,8 @@ fn serve(
     })
 }
 
-fn donors(args: &Daemon, name: &str) -> anyhow::Result<Vec<DonorSpec>> {
+/// One; where an agent divides several NUMA nodes, one for each of them.
+fn donors(args: &Daemon, name: &str, has_agent: bool) -> anyhow::Result<Vec<DonorSpec>> {
     let Some(lend) = args.lend else { return Ok(Vec::new()) };
     lending::check_least(lend)?;
     let host = Host::here().context("cannot read /proc")?;
@@ -198,10 +200,46 @@ fn donors(args: &Daemon, name: &str) -> anyhow::Result<Vec<DonorSpec>> {
         lending::check_kept(keep_free, &host)?;
     }
     let memory = args.memory.check(lend, 1)?;
-    let (name, lend_bytes) = (name.to_owned(), lend.0);
     let keep_free_bytes = args.keep_free.map(|Size(bytes)| bytes);
     let (park, listen) = (args.park.check()?, args.listen);
-    Ok(vec![DonorSpec { name, lend_bytes, memory, keep_free_bytes, park, tls_dir: None, listen }])
+    let (name, lend_bytes) = (name.to_owned(), lend.0);
+    let donor =
+        DonorSpec { name, lend_bytes, memory, keep_free_bytes, park, tls_dir: None, listen };
+    let nodes = numa::nodes(Path::new(SYSFS_NODES)).context("cannot read the host's NUMA nodes")?;
+    let is_limited_by_node = has_agent && !memory.huge_pages && memory.numa_node.is_none();
+    if !is_limited_by_node || nodes.len() < 2 {
+        return Ok(vec![donor]);
+    }
+    if args.keep_free.is_some() {
+        usage!(
+            "--keep-free looks at all of the host, and its agent at each of its {} NUMA nodes: leave it out, and have \
+             the agent keep memory free by --buffer or --manage",
+            nodes.len()
+        );
+    }
+    lending::parts(lend, &nodes)
+        .into_iter()
+        .zip(0..)
+        .map(|((node, lend_bytes), number)| {
+            let name = format!("{}-numa{node}", donor.name);
+            let memory = DonorMemory { numa_node: Some(node), ..memory };
+            let listen = nth_port(args.listen, number)?;
+            Ok(DonorSpec { name, lend_bytes, memory, listen, ..donor.clone() })
+        })
+        .collect()
+}
+
+/// Where a further donor serves: at the next port, unless any will do.
+fn nth_port(first: SocketAddr, number: u16) -> anyhow::Result<SocketAddr> {
+    if first.port() == 0 {
+        return Ok(first);
+    }
+    let Some(port) = first.port().checked_add(number) else {
+        usage!(
+            "--listen {first}: there is a donor for each NUMA node, each at the port after the one before; give a lower one"
+        );
+    };
+    Ok(SocketAddr::new(first.ip(), port))
 }
 
 /// How the node starts its donors and pagers: with this very executable.

@@ -186,7 +186,7 @@ impl Node {
     /// Adopts the donors that the node before this one has left, starts the others, waits until they
     /// serve, and opens the control socket. On failure nothing of it is left but what was adopted,
     /// which is left as it was.
-    pub fn start(config: NodeConfig) -> Result<Node, NodeError> {
+    pub fn start(mut config: NodeConfig) -> Result<Node, NodeError> {
         check_name(&config.name)?;
         if config.donors.len() > MAX_DONORS {
             return Err(NodeError::TooManyDonors(config.donors.len()));
@@ -202,6 +202,7 @@ impl Node {
             Some(patience) => left_donors(&config.dir, patience)?,
             None => Vec::new(),
         };
+        keep_division(&mut config.donors, left.iter().map(|(_, orphan)| &orphan.word));
         let is_left = |name: &str| left.iter().any(|(_, orphan)| orphan.word.name == name);
         let new = config.donors.iter().map(|spec| spec.name.as_str()).filter(|name| !is_left(name));
         config.dir.write_starts(&config.name, &identity, new)?;
@@ -523,16 +524,19 @@ impl Inner {
         self.lock_donors().iter().map(Donor::report).collect()
     }
 
-    /// What the agent lets donors of the memory lend that machines have as well, in their order.
-    pub(crate) fn host_limits(&self) -> Vec<u64> {
-        shared_memory(&self.lock_donors()).map(Donor::host_limit).collect()
+    /// What the agent lets a donor lend; nothing, if there is no such donor.
+    pub(crate) fn host_limit(&self, donor: &str) -> u64 {
+        let donors = self.lock_donors();
+        donors.iter().find(|one| one.name() == donor).map_or(0, Donor::host_limit)
     }
 
-    /// Sets [`Inner::host_limits`].
-    pub(crate) fn set_host_limits(&self, limits: &[u64]) {
-        for (donor, limit) in shared_memory(&self.lock_donors()).zip(limits) {
-            donor.set_host_limit(*limit);
-        }
+    /// Sets [`Inner::host_limit`].
+    pub(crate) fn set_host_limit(&self, donor: &str, limit_bytes: u64) {
+        let donors = self.lock_donors();
+        donors
+            .iter()
+            .filter(|one| one.name() == donor)
+            .for_each(|one| one.set_host_limit(limit_bytes));
     }
 
     fn lock_donors(&self) -> std::sync::MutexGuard<'_, Vec<Donor>> {
@@ -548,9 +552,7 @@ fn shared_memory(donors: &[Donor]) -> impl Iterator<Item = &Donor> {
 /// Before anything else is: that there cannot be one is the user's mistake most often.
 fn start_agent(config: &NodeConfig) -> Result<Option<Agent>, AgentError> {
     let Some(agent) = &config.agent else { return Ok(None) };
-    let donors = config.donors.iter().filter(|donor| !donor.memory.huge_pages);
-    let lend_bytes = donors.map(|donor| donor.lend_bytes).sum();
-    Agent::new(agent.clone(), lend_bytes, config.manager_url.is_some()).map(Some)
+    Agent::new(agent.clone(), &config.donors, config.manager_url.is_some()).map(Some)
 }
 
 /// The membership of a node that begins, and what is to be noted of it. If what the node before it has lent here is
@@ -643,6 +645,24 @@ fn start_donors(
     Ok(())
 }
 
+/// How large NUMA nodes are may change a little while a host runs, and with it their donors' parts of what is lent.
+/// Those of the node before count, if they are parts of as much.
+fn keep_division<'a>(specs: &mut [DonorSpec], left: impl Iterator<Item = &'a DonorStart> + Clone) {
+    if specs.len() < 2 || specs.iter().any(|spec| spec.memory.numa_node.is_none()) {
+        return;
+    }
+    let before = |spec: &DonorSpec| {
+        let is_it = |start: &&DonorStart| start.name == spec.name && start.memory == spec.memory;
+        left.clone().find(is_it).map(|start| start.lend_bytes)
+    };
+    let Some(parts) = specs.iter().map(before).collect::<Option<Vec<u64>>>() else { return };
+    if parts.iter().sum::<u64>() == specs.iter().map(|spec| spec.lend_bytes).sum::<u64>() {
+        for (spec, part) in specs.iter_mut().zip(parts) {
+            spec.lend_bytes = part;
+        }
+    }
+}
+
 /// A donor that the node before this one has left, with the way in which it outlives this one.
 type LeftDonor = (Outlive, Adopted<DonorStart>);
 
@@ -659,6 +679,38 @@ fn left_donors(dir: &NodeDir, patience: Duration) -> Result<Vec<LeftDonor>, Adop
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::donors::DonorMemory;
+
+    #[test]
+    fn what_is_lent_stays_divided_as_it_was() {
+        let spec = |node: u32, lend_bytes| DonorSpec {
+            name: format!("a-numa{node}"),
+            lend_bytes,
+            memory: DonorMemory { numa_node: Some(node), huge_pages: false },
+            keep_free_bytes: None,
+            park: None,
+            tls_dir: None,
+            listen: ([127, 0, 0, 1], 0).into(),
+        };
+        let left = |node: u32, lend_bytes: u64| -> DonorStart {
+            let start = serde_json::json!({
+                "name": format!("a-numa{node}"),
+                "lend_bytes": lend_bytes,
+                "memory": { "numa_node": node, "huge_pages": false },
+                "labels": [],
+            });
+            serde_json::from_value(start).unwrap()
+        };
+        let kept = |left: &[DonorStart]| {
+            let mut specs = [spec(0, 60), spec(2, 40)];
+            keep_division(&mut specs, left.iter());
+            specs.map(|spec| spec.lend_bytes)
+        };
+        assert_eq!(kept(&[left(2, 38), left(0, 62)]), [62, 38]);
+        assert_eq!(kept(&[left(2, 38), left(0, 99)]), [60, 40], "it was told to lend more");
+        assert_eq!(kept(&[left(0, 62)]), [60, 40], "one of them has ended");
+        assert_eq!(kept(&[left(1, 38), left(0, 62)]), [60, 40], "another node's");
+    }
 
     #[test]
     fn a_life_goes_on_only_with_all_that_was_lent() {

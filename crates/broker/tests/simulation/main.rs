@@ -69,6 +69,7 @@ struct Tally {
     reboots: u64,
     replaced: u64,
     recalls: u64,
+    moved_to_another_node: u64,
     longest_wait: Duration,
 }
 
@@ -81,6 +82,8 @@ struct World {
     before: Counters,
     restarted_at: u64,
     nodes: Vec<(u64, u64)>,
+    /// What donors of each node could lend.
+    lend_caps: Vec<u64>,
     lent: Vec<Holder>,
     ephemeral: Vec<Holder>,
     fixed: Vec<Fixed>,
@@ -106,11 +109,12 @@ impl World {
             parallel: dice.below(5) > 0,
             least_change_bytes: (1 + dice.below(3)) * BLOCK,
             harvest_quota: 1 + dice.below(5) as usize,
-            lend_cap_bytes: dice.below(2) * dice.below(100) * BLOCK,
             lend_ahead_bytes: dice.below(10) * BLOCK,
             ephemeral_cap_bytes: dice.below(2) * dice.below(40) * BLOCK,
             ..Settings::default()
         };
+        let lends = |dice: &mut Dice| dice.below(2) * dice.below(100) * BLOCK;
+        let lend_caps = nodes.iter().map(|_| lends(&mut dice)).collect();
         let mut world = World {
             broker: Broker::new(settings.clone()).expect("sound settings"),
             settings,
@@ -120,6 +124,7 @@ impl World {
             lent: nodes.iter().map(|_| Holder::default()).collect(),
             ephemeral: nodes.iter().map(|_| Holder::default()).collect(),
             nodes,
+            lend_caps,
             fixed: Vec::new(),
             guests: Vec::new(),
             waiting: Vec::new(),
@@ -149,6 +154,8 @@ impl World {
         (plug.requested, plug.plugged) = (60 * BLOCK, 60 * BLOCK);
         plug.resident[0] = 10 * BLOCK;
         plug.resident[count - 1] = 50 * BLOCK;
+        // Whose agent has left a record, should its monitor not answer at the first look.
+        guest.agent_ended(&mut self.dice);
         self.guests.push(guest);
     }
 
@@ -178,7 +185,9 @@ impl World {
         }
         for node in 0..self.nodes.len() {
             let (wild, dice) = (self.is_wild, &mut self.dice);
-            self.lent[node].tick(now, wild, 3 * BLOCK, dice);
+            let moved = self.lent[node].tick(now, wild, 3 * BLOCK, dice);
+            self.move_away(node, moved);
+            let dice = &mut self.dice;
             self.ephemeral[node].tick(now, wild, u64::MAX, dice);
         }
         self.check_memory();
@@ -192,10 +201,23 @@ impl World {
         self.check_memory();
     }
 
+    /// What a node's donors are to have back goes to those of other nodes, as far as they have room: to borrowers on other
+    /// hosts they are as near.
+    fn move_away(&mut self, node: usize, mut bytes: u64) {
+        for other in (0..self.nodes.len()).filter(|other| *other != node) {
+            let Elastic { limit_bytes, used_bytes, .. } = &mut self.lent[other].elastic;
+            let goes = limit_bytes.saturating_sub(*used_bytes).min(bytes);
+            *used_bytes += goes;
+            bytes -= goes;
+            self.tally.moved_to_another_node += u64::from(goes > 0);
+        }
+    }
+
     fn look(&mut self) -> Host {
         let node = |n: usize| NumaNode {
             total_bytes: self.nodes[n].0,
             system_bytes: self.nodes[n].1,
+            lend_cap_bytes: self.lend_caps[n],
             lent: self.lent[n].elastic,
             ephemeral: self.ephemeral[n].elastic,
         };
@@ -221,6 +243,9 @@ impl World {
                 plug.on_its_way = Some((order, requested_bytes, arrives));
             }
             Action::Lend { node, limit_bytes, order } => {
+                let had =
+                    self.lent[node].elastic.limit_bytes.max(self.lent[node].elastic.used_bytes);
+                assert!(limit_bytes <= self.lend_caps[node].max(had), "more than its donors have");
                 self.lent[node].on_its_way = Some((order, limit_bytes, arrives));
             }
             Action::Recall { node, limit_bytes, order } => {
@@ -490,7 +515,8 @@ impl World {
 }
 
 impl Holder {
-    fn tick(&mut self, now: u64, is_wild: bool, rate: u64, dice: &mut Dice) {
+    /// What was brought back.
+    fn tick(&mut self, now: u64, is_wild: bool, rate: u64, dice: &mut Dice) -> u64 {
         if let Some((order, bytes, _)) = self.on_its_way.filter(|(.., at)| now >= *at) {
             self.elastic.limit_bytes = bytes;
             self.elastic.done = order;
@@ -499,7 +525,9 @@ impl Holder {
         let Elastic { limit_bytes, used_bytes, .. } = &mut self.elastic;
         if *used_bytes > *limit_bytes {
             if now >= self.stuck_until {
-                *used_bytes -= rate.min(*used_bytes - *limit_bytes);
+                let back = rate.min(*used_bytes - *limit_bytes);
+                *used_bytes -= back;
+                return back;
             }
         } else if is_wild {
             match dice.below(20) {
@@ -508,6 +536,7 @@ impl Holder {
                 _ => {}
             }
         }
+        0
     }
 }
 
@@ -540,6 +569,7 @@ fn nothing_is_given_twice_and_all_are_served() {
         sum.reboots += tally.reboots;
         sum.replaced += tally.replaced;
         sum.recalls += tally.recalls;
+        sum.moved_to_another_node += tally.moved_to_another_node;
         sum.longest_wait = sum.longest_wait.max(tally.longest_wait);
     }
     println!("{seeds} seeds: {sum:?}");
@@ -548,6 +578,7 @@ fn nothing_is_given_twice_and_all_are_served() {
         let Counters { spanning, refused, regular_that_waited, warned, spared, .. } = sum.counters;
         let reached = [spanning, refused, regular_that_waited, warned, spared];
         let others = [sum.restarts, sum.deaths, sum.reboots, sum.replaced, sum.recalls];
+        let others = others.into_iter().chain([sum.moved_to_another_node]);
         for reached in reached.into_iter().chain(others).chain(sum.counters.evicted) {
             assert!(reached > 0, "the seeds do not reach everything: {sum:?}");
         }

@@ -197,6 +197,7 @@ pub(super) mod tests {
             requested_bytes: 0,
             harvested_bytes: 0,
             held_bytes: 0,
+            nodes: Vec::new(),
         }
     }
 

@@ -10,7 +10,9 @@ use clap::Subcommand;
 use course::Sample;
 use hecaton_broker::{NewcomerKind, Waits};
 use hecaton_memory::Size;
-use hecaton_node::agent::{AgentReport, HarvestWord, MachineState};
+use hecaton_node::agent::{
+    AgentReport, HarvestWord, MachinePartReport, MachineReport, MachineState,
+};
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, stdout};
 use std::process::ExitCode;
@@ -141,6 +143,7 @@ fn text(report: &AgentReport) -> String {
             ">ASKED",
             ">MAX",
             ">IN MEMORY",
+            "OF NUMA NODES",
         ]);
         for machine in &report.machines {
             let size = |bytes| Size(bytes).to_string();
@@ -153,6 +156,7 @@ fn text(report: &AgentReport) -> String {
                 size(machine.requested_bytes),
                 size(machine.max_bytes),
                 size(machine.held_bytes),
+                of_nodes(machine),
             ]);
         }
         let _ = write!(text, "\n{table}");
@@ -178,6 +182,15 @@ fn text(report: &AgentReport) -> String {
         let _ = write!(text, "\n{table}");
     }
     text
+}
+
+/// What it has of each NUMA node, where there are several.
+fn of_nodes(machine: &MachineReport) -> String {
+    let part = |part: &MachinePartReport| {
+        format!("{}: {}", part.node, Size(part.base_bytes + part.harvested_bytes))
+    };
+    let parts: Vec<String> = machine.nodes.iter().map(part).collect();
+    if parts.is_empty() { "-".to_owned() } else { parts.join(", ") }
 }
 
 fn kind(kind: NewcomerKind) -> &'static str {
@@ -216,9 +229,7 @@ fn waits(waits: Option<Waits>, word: HarvestWord) -> String {
 mod tests {
     use super::*;
     use hecaton_broker::{Counters, NodeLedger};
-    use hecaton_node::agent::{
-        GaveWayReport, HarvestShare, MachineReport, NewcomerReport, NodeMemoryReport,
-    };
+    use hecaton_node::agent::{GaveWayReport, HarvestShare, NewcomerReport, NodeMemoryReport};
 
     #[test]
     fn every_byte_is_in_a_row() {
@@ -231,6 +242,13 @@ mod tests {
         };
         let node =
             |node| NodeMemoryReport { node, host_bytes: 8 << 30, unmanaged_bytes: 2 << 30, ledger };
+        let part = |node, base_bytes, harvested_bytes| MachinePartReport {
+            node,
+            base_bytes,
+            requested_bytes: 0,
+            harvested_bytes,
+            held_bytes: 0,
+        };
         let report = AgentReport {
             qmp_dir: "/run/vms".into(),
             buffer_bytes: 2 << 30,
@@ -245,6 +263,7 @@ mod tests {
                 requested_bytes: 1 << 30,
                 harvested_bytes: 2 << 30,
                 held_bytes: 3 << 30,
+                nodes: vec![part(0, 1 << 30, 512 << 20), part(1, 0, 1536 << 20)],
             }],
             waiting: vec![NewcomerReport {
                 name: "r".into(),
@@ -269,7 +288,7 @@ mod tests {
         line("MEMORY NUMA 0 NUMA 1 HOST");
         line("unmanaged 2G 2G 4G");
         line("all 8G 8G 16G");
-        line("h harvest shutting down 1G 2G 1G 4G 3G");
+        line("h harvest shutting down 1G 2G 1G 4G 3G 0: 1536M, 1: 1536M");
         line("r regular 2G 1 1G of others");
         line("e 9 61");
         line("spread over NUMA nodes: 2");

@@ -3,18 +3,18 @@
 use super::divide::{Lender, divide};
 use super::guest_link::GuestLink;
 use super::host_memory::{
-    self, MemoryFile, NodeMemory, OtherUse, held_by_part, managed, memory_files,
+    self, Held, MemoryFile, NodeMemory, OtherUse, held_by_part, managed, memory_files,
 };
 use super::monitor::MachineMonitor;
 use super::notices::Notices;
 use super::process::ProcessId;
 use super::record::{Directory, Record};
 use super::report::{
-    AgentReport, GaveWayReport, HarvestShare, HarvestWord, MachineReport, MachineState,
-    NewcomerReport, NodeMemoryReport,
+    AgentReport, GaveWayReport, HarvestShare, HarvestWord, MachinePartReport, MachineReport,
+    MachineState, NewcomerReport, NodeMemoryReport,
 };
 use super::{AgentConfig, AgentError, Arrival, Shared};
-use crate::donors::DonorReport;
+use crate::donors::{DonorReport, DonorSpec};
 use crate::message::{Admitted, CreateVm};
 use crate::node::Inner;
 use crate::report::check_name;
@@ -23,7 +23,7 @@ use hecaton_broker::{
     NumaNode, Order, Settings, Vm, VmId, Waits,
 };
 use hecaton_vm::balloon::Balloon;
-use hecaton_vm::create::{BLOCK_BYTES, Memory, check_sizes};
+use hecaton_vm::create::{BLOCK_BYTES, Memory, Part, check_sizes};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
@@ -73,7 +73,8 @@ pub(super) struct Keeper {
     /// same machine, which the broker keeps away for a while.
     evicted: BTreeMap<String, (VmId, Instant)>,
     gave_way: VecDeque<GaveWay>,
-    lending: Lending,
+    /// By NUMA node.
+    lending: Vec<Lending>,
 }
 
 /// A machine that was admitted.
@@ -112,7 +113,7 @@ struct Waiting {
     answer: Sender<Result<Admitted, String>>,
 }
 
-/// The donors' limit: the one in force, and one that they have not all confirmed.
+/// The limit of a NUMA node's donors: the one in force, and one that they have not all confirmed.
 #[derive(Debug, Default)]
 struct Lending {
     limit_bytes: u64,
@@ -125,7 +126,7 @@ impl Keeper {
     pub(super) fn new(
         config: &AgentConfig,
         directory: Directory,
-        lend_bytes: u64,
+        donors: &[DonorSpec],
         shared: Arc<Shared>,
     ) -> Result<Keeper, AgentError> {
         let memory = host_memory::read()?;
@@ -134,10 +135,13 @@ impl Keeper {
         if let Some(manage) = config.manage_bytes.filter(|manage| *manage > host) {
             return Err(AgentError::Manage { manage, host });
         }
-        if lend_bytes > 0 && memory.len() > 1 {
-            return Err(AgentError::LendsOnSeveralNodes(memory.len()));
+        let of_all = |donor: &&DonorSpec| {
+            !donor.memory.huge_pages && donor.memory.numa_node.is_none() && memory.len() > 1
+        };
+        if let Some(donor) = donors.iter().find(of_all) {
+            return Err(AgentError::LendsOfAllNodes(donor.name.clone()));
         }
-        let settings = Settings { lend_cap_bytes: lend_bytes, ..config.settings.clone() };
+        let settings = config.settings.clone();
         settings.check_host(&managed(&totals, config.manage_bytes))?;
         Ok(Keeper {
             shared,
@@ -148,6 +152,7 @@ impl Keeper {
             announces: config.announces,
             begun: Instant::now(),
             nodes: memory.iter().map(|node| node.node).collect(),
+            lending: memory.iter().map(|_| Lending::default()).collect(),
             other_use: memory.iter().map(|_| OtherUse::default()).collect(),
             memory,
             last_id: 0,
@@ -155,7 +160,6 @@ impl Keeper {
             waiting: Vec::new(),
             evicted: BTreeMap::new(),
             gave_way: VecDeque::new(),
-            lending: Lending::default(),
         })
     }
 
@@ -163,7 +167,12 @@ impl Keeper {
     pub(super) fn run(mut self, node: &Weak<Inner>) {
         self.find_machines();
         if let Some(node) = node.upgrade() {
-            self.lending.limit_bytes = node.host_limits().iter().sum();
+            let places = Places(&self.nodes);
+            for donor in node.donor_reports().iter().filter(|donor| shares_memory(donor)) {
+                if let Some(at) = places.of(donor.memory.numa_node) {
+                    self.lending[at].limit_bytes += node.host_limit(&donor.name);
+                }
+            }
         }
         while !self.shared.stop.is_set() {
             let Some(node) = node.upgrade() else { return };
@@ -393,7 +402,6 @@ impl Keeper {
                 held[node] += bytes;
             }
         }
-        let lent = self.lending.look(donors);
         let totals = self.totals();
         let managed = managed(&totals, self.manage_bytes);
         let mut nodes = Vec::new();
@@ -401,14 +409,16 @@ impl Keeper {
             let memory = self.memory.iter().find(|memory| memory.node == self.nodes[at]);
             let in_use = memory
                 .map_or(0, |node| node.total_bytes - node.available_bytes.min(node.total_bytes));
-            // Donors are on a host of one node only.
-            let ours = held[at] + committed_bytes(donors);
+            let donors = lending(donors, at, places);
+            // What is lent is in memory of the node that it is bound to.
+            let ours = held[at] + committed_bytes(&donors);
             let other = self.other_use[at].note(totals[at], in_use.saturating_sub(ours), now);
             nodes.push(NumaNode {
                 total_bytes: managed[at],
                 system_bytes: other.saturating_sub(totals[at] - managed[at]),
-                lent: if at == 0 { lent } else { Elastic::default() },
-                ephemeral: Elastic { done: self.lending.ephemeral_done, ..Elastic::default() },
+                lend_cap_bytes: donors.iter().map(|donor| donor.lend_bytes).sum(),
+                lent: self.lending[at].look(&donors),
+                ephemeral: Elastic { done: self.lending[at].ephemeral_done, ..Elastic::default() },
             });
         }
         let vms = self.machines.iter().map(|(id, machine)| machine.look(*id, places)).collect();
@@ -443,13 +453,17 @@ impl Keeper {
                     machine.shrink(device, requested_bytes, target_bytes, order);
                 }
             }
-            Action::Lend { limit_bytes, order, .. } | Action::Recall { limit_bytes, order, .. } => {
-                let parts = divide(limit_bytes, &lenders(donors));
-                node.set_host_limits(&parts);
-                self.lending.ordered = Some((order, limit_bytes, parts));
+            Action::Lend { node: at, limit_bytes, order }
+            | Action::Recall { node: at, limit_bytes, order } => {
+                let donors = lending(donors, at, Places(&self.nodes));
+                let parts = divide(limit_bytes, &lenders(&donors));
+                for (donor, part) in donors.iter().zip(&parts) {
+                    node.set_host_limit(&donor.name, *part);
+                }
+                self.lending[at].ordered = Some((order, limit_bytes, parts));
             }
             // There are no ephemeral pools: their limit is nothing, and stays so.
-            Action::Ephemeral { order, .. } => self.lending.ephemeral_done = order,
+            Action::Ephemeral { node, order, .. } => self.lending[node].ephemeral_done = order,
             Action::Warn { vm, deadline } => {
                 self.gives_way(vm, true);
                 let name = self.name(vm);
@@ -490,7 +504,14 @@ impl Keeper {
                 let host_node = node.map(|(node, _)| *node).filter(|_| self.nodes.len() > 1);
                 Memory::with_balloon(host_node, wish.bytes, max_bytes)
             }
-            false => Memory::plan(&self.nodes, base_bytes, max_bytes),
+            false => {
+                let mut memory = Memory::plan(&self.nodes, base_bytes, max_bytes);
+                if self.nodes.len() > 1 && wish.numa_node.is_some() {
+                    // It grows there as well, and nowhere else.
+                    memory.parts.retain(|part| part.host_node == wish.numa_node);
+                }
+                memory
+            }
         };
         let record = Record {
             name: wish.name,
@@ -749,19 +770,38 @@ impl Machine {
             requested_bytes: heard.devices.iter().map(|device| device.requested_bytes).sum(),
             harvested_bytes: heard.devices.iter().map(|device| device.plugged_bytes).sum(),
             held_bytes: self.files.iter().map(|file| file.held_bytes).sum(),
+            nodes: self.part_reports(),
         }
+    }
+
+    fn part_reports(&self) -> Vec<MachinePartReport> {
+        let heard = self.monitor.heard();
+        let held = held_by_part(&self.record.memory, &self.files);
+        let parts = self.record.memory.parts.iter().zip(held).enumerate();
+        let report = |(number, (part, held)): (usize, (&Part, Held))| {
+            let id = Memory::device_id(number);
+            let device = heard.devices.iter().find(|device| device.id == id);
+            Some(MachinePartReport {
+                node: part.host_node?,
+                base_bytes: part.base_bytes,
+                requested_bytes: device.map_or(0, |device| device.requested_bytes),
+                harvested_bytes: device.map_or(0, |device| device.plugged_bytes),
+                held_bytes: held.base_bytes + held.more_bytes,
+            })
+        };
+        parts.filter_map(report).collect()
     }
 }
 
 impl Lending {
-    /// What donors have. An order is carried out once each has said that it knows its part.
-    fn look(&mut self, donors: &[DonorReport]) -> Elastic {
+    /// What these donors have. An order is carried out once each has said that it knows its part.
+    fn look(&mut self, donors: &[&DonorReport]) -> Elastic {
         let is_told = |donor: &DonorReport, part: u64| {
             let told = donor.stats.as_ref().and_then(|stats| stats.told_limit_bytes);
             told.unwrap_or(donor.lend_bytes) <= part
         };
         if let Some((order, limit_bytes, parts)) = &self.ordered
-            && lending(donors).zip(parts).all(|(donor, part)| is_told(donor, *part))
+            && donors.iter().zip(parts).all(|(donor, part)| is_told(donor, *part))
         {
             (self.limit_bytes, self.done) = (*limit_bytes, *order);
             self.ordered = None;
@@ -771,20 +811,27 @@ impl Lending {
     }
 }
 
-/// Donors of the memory that machines have as well; huge pages were set aside for good.
-fn lending(donors: &[DonorReport]) -> impl Iterator<Item = &DonorReport> {
-    donors.iter().filter(|donor| !donor.memory.huge_pages)
+/// Whether it lends memory that machines have as well; huge pages were set aside for good.
+fn shares_memory(donor: &DonorReport) -> bool {
+    !donor.memory.huge_pages
 }
 
-fn lenders(donors: &[DonorReport]) -> Vec<Lender> {
+/// Donors of that memory on a NUMA node. Always the same ones in the same order.
+fn lending<'a>(donors: &'a [DonorReport], at: NodeNo, places: Places<'_>) -> Vec<&'a DonorReport> {
+    let is_there = |donor: &&DonorReport| places.of(donor.memory.numa_node) == Some(at);
+    donors.iter().filter(|donor| shares_memory(donor)).filter(is_there).collect()
+}
+
+fn lenders(donors: &[&DonorReport]) -> Vec<Lender> {
     let used = |donor: &DonorReport| donor.stats.as_ref().map_or(0, |stats| stats.in_use_bytes());
-    lending(donors)
+    donors
+        .iter()
         .map(|donor| Lender { lend_bytes: donor.lend_bytes, used_bytes: used(donor) })
         .collect()
 }
 
 /// What donors really have in memory.
-fn committed_bytes(donors: &[DonorReport]) -> u64 {
-    let stats = lending(donors).filter_map(|donor| donor.stats.as_ref());
+fn committed_bytes(donors: &[&DonorReport]) -> u64 {
+    let stats = donors.iter().filter_map(|donor| donor.stats.as_ref());
     stats.map(|stats| stats.committed_bytes).sum()
 }

@@ -19,10 +19,11 @@ mod record;
 mod report;
 
 pub use report::{
-    AgentReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, MachineReport,
-    MachineState, NewcomerReport, NodeMemoryReport,
+    AgentReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, MachinePartReport,
+    MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
 };
 
+use crate::donors::DonorSpec;
 use crate::message::{Admitted, CreateVm};
 use crate::node::Inner;
 use crate::stop::{Bell, Stop};
@@ -67,11 +68,12 @@ pub enum AgentError {
         /// What there is.
         host: u64,
     },
-    /// Donors are limited as one.
+    /// It could not be limited with the node that it is on.
     #[error(
-        "a node with --agent can lend on a host of one NUMA node only, and this one has {0}; leave --lend out"
+        "donor `{0}` is to lend memory of all NUMA nodes of a host that an agent divides node by node; have it lend \
+         one node's (--numa NODE), or start one for each"
     )]
-    LendsOnSeveralNodes(usize),
+    LendsOfAllNodes(String),
     /// The host cannot be read, or the thread not be started.
     #[error("the agent cannot start")]
     Io(#[from] io::Error),
@@ -135,11 +137,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Takes the directory; nothing is looked at yet. `lend_bytes`: what its
-    /// donors could lend. `has_manager`: whether somebody will say if there is a quota of harvest VMs.
+    /// Takes the directory; nothing is looked at yet. `donors`: those of its node. `has_manager`: whether somebody will say if there is a quota of harvest VMs.
     pub(crate) fn new(
         config: AgentConfig,
-        lend_bytes: u64,
+        donors: &[DonorSpec],
         has_manager: bool,
     ) -> Result<Agent, AgentError> {
         let shared = Arc::new(Shared::default());
@@ -147,7 +148,7 @@ impl Agent {
             *shared.harvest_word() = HarvestWord::Nothing;
         }
         let directory = Directory::claim(&config.qmp_dir)?;
-        let keeper = Keeper::new(&config, directory, lend_bytes, Arc::clone(&shared))?;
+        let keeper = Keeper::new(&config, directory, donors, Arc::clone(&shared))?;
         *shared.arrivals() = Some(Vec::new());
         let keeper = Mutex::new(Some(Box::new(keeper)));
         Ok(Agent { shared, keeper, thread: Mutex::default() })

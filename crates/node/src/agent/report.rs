@@ -153,6 +153,24 @@ pub struct MachineReport {
     pub harvested_bytes: u64,
     /// What of all this is really in memory.
     pub held_bytes: u64,
+    /// The same by NUMA node of the host; nothing on a host with one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<MachinePartReport>,
+}
+
+/// What a machine has of one of the host's NUMA nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachinePartReport {
+    /// The kernel's number for it.
+    pub node: u32,
+    /// What it has there as long as it exists.
+    pub base_bytes: u64,
+    /// What its guest was asked to have there beyond that.
+    pub requested_bytes: u64,
+    /// What its guest has there beyond that.
+    pub harvested_bytes: u64,
+    /// What of all this is really in memory.
+    pub held_bytes: u64,
 }
 
 /// A harvest VM that was warned, shut down or killed for others, and has ended.

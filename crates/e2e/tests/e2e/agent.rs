@@ -14,6 +14,7 @@ use anyhow::{Context as _, ensure};
 use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
 use std::{
+    ffi::OsString,
     fs,
     io::{BufRead as _, BufReader},
     os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _},
@@ -34,7 +35,7 @@ const SCRIPT: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/mem
 const KERNEL: &str = " memhp_default_state=online_movable";
 
 /// A node with an agent that has 1280 MiB of this host, 64 of which nobody harvests.
-struct Host<'a> {
+pub(crate) struct Host<'a> {
     cluster: &'a Cluster,
     /// None while it is killed. Before its manager.
     node: Option<Running>,
@@ -42,6 +43,8 @@ struct Host<'a> {
     _manager: Running,
     /// Further arguments of the node.
     arguments: &'a [&'a str],
+    /// A command that starts it, which comes after; nothing starts it by itself.
+    before: Vec<OsString>,
 }
 
 impl<'a> Host<'a> {
@@ -50,22 +53,32 @@ impl<'a> Host<'a> {
     }
 
     fn start_with(cluster: &'a Cluster, arguments: &'a [&'a str]) -> anyhow::Result<Self> {
+        Self::start_by(cluster, arguments, Vec::new())
+    }
+
+    pub(crate) fn start_by(
+        cluster: &'a Cluster,
+        arguments: &'a [&'a str],
+        before: Vec<OsString>,
+    ) -> anyhow::Result<Self> {
         // Of its own: what it lends is nobody else's matter.
         let (running, manager) = start_manager(&cluster.hecaton, "127.0.0.1:0")?;
-        let mut host = Host { cluster, node: None, manager, _manager: running, arguments };
+        let mut host = Host { cluster, node: None, manager, _manager: running, arguments, before };
         host.start_node()?;
         Ok(host)
     }
 
-    fn start_node(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn start_node(&mut self) -> anyhow::Result<()> {
         let mut command = self.node_command("agent-host", "agent-node")?;
         self.node = Some(Running::spawn(&mut command)?);
         self.eventually("the agent has looked", PATIENCE, |_| Ok(true))
     }
 
     fn node_command(&self, name: &str, dir: &str) -> anyhow::Result<Command> {
-        let mut command = Command::new(&self.cluster.hecaton);
-        command.args(["node", "--name", name, "--manager", &self.manager, "--dir"]);
+        let hecaton = self.cluster.hecaton.clone().into_os_string();
+        let mut words = self.before.iter().chain([&hecaton]);
+        let mut command = Command::new(words.next().context("no command")?);
+        command.args(words).args(["node", "--name", name, "--manager", &self.manager, "--dir"]);
         command.arg(self.cluster.file(dir)).args(self.arguments).args([
             "--agent",
             "--manage",
@@ -86,14 +99,14 @@ impl<'a> Host<'a> {
     }
 
     /// SIGKILL.
-    fn kill_node(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn kill_node(&mut self) -> anyhow::Result<()> {
         let mut node = self.node.take().context("there is no node")?;
         kill_dead(node.id());
         node.wait(PATIENCE, || Ok(())).map(drop)
     }
 
     /// `hecaton vm create` with these arguments, ready for the machine's own.
-    fn create(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn create(&self, arguments: &[&str]) -> Command {
         let mut command = self.cluster.command("vm");
         command.arg("create").args(arguments).arg("--dir").arg(self.cluster.file("agent-node"));
         command.arg("--");
@@ -123,8 +136,18 @@ impl<'a> Host<'a> {
         script: &str,
         own: &[&str],
     ) -> anyhow::Result<Machine> {
+        self.machine_by(guests.command_line(Qemu::Backports, script), name, arguments, own)
+    }
+
+    /// `words`: what starts QEMU, and a guest's arguments.
+    pub(crate) fn machine_by(
+        &self,
+        mut words: Vec<OsString>,
+        name: &str,
+        arguments: &[&str],
+        own: &[&str],
+    ) -> anyhow::Result<Machine> {
         let mut command = self.create(&[&["--name", name], arguments].concat());
-        let mut words = guests.command_line(Qemu::Backports, script);
         let append = words.iter().position(|word| word == "-append");
         words[append.context("QEMU has no kernel line")? + 1].push(KERNEL);
         // With two emulated processors a kernel hangs now and then as it boots: the second one's timer stands still.
@@ -133,7 +156,7 @@ impl<'a> Host<'a> {
     }
 
     /// What `hecaton host status --json` says.
-    fn status(&self) -> anyhow::Result<Value> {
+    pub(crate) fn status(&self) -> anyhow::Result<Value> {
         let mut command = self.cluster.command("host");
         command.args(["status", "--json", "--dir"]).arg(self.cluster.file("agent-node"));
         let ended = run(&mut command, PATIENCE)?;
@@ -149,7 +172,7 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until what it says is so.
-    fn eventually(
+    pub(crate) fn eventually(
         &self,
         what: &str,
         patience: Duration,
@@ -158,7 +181,7 @@ impl<'a> Host<'a> {
         eventually(|| self.status(), what, patience, holds)
     }
 
-    fn machine_pid(&self, name: &str) -> anyhow::Result<u32> {
+    pub(crate) fn machine_pid(&self, name: &str) -> anyhow::Result<u32> {
         let status = self.status()?;
         let machines = status["machines"].as_array().context("no machines")?;
         let machine = machines.iter().find(|machine| machine["name"] == name);
@@ -243,7 +266,7 @@ fn memory_files(pid: u32) -> anyhow::Result<Vec<fs::File>> {
 }
 
 /// What of them is in memory, at this moment.
-fn held(pid: u32) -> anyhow::Result<u64> {
+pub(crate) fn held(pid: u32) -> anyhow::Result<u64> {
     let mut blocks = 0;
     for file in memory_files(pid)? {
         blocks += file.metadata()?.blocks();
@@ -565,7 +588,7 @@ pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster) -> TestResult 
 }
 
 /// No QEMU at all: what a machine was promised counts from its admission.
-fn sleeping_qemu(cluster: &Cluster) -> anyhow::Result<PathBuf> {
+pub(crate) fn sleeping_qemu(cluster: &Cluster) -> anyhow::Result<PathBuf> {
     let fake = cluster.file("sleeping-qemu");
     fs::write(&fake, "#!/bin/sh\nexec sleep 600\n")?;
     fs::set_permissions(&fake, fs::Permissions::from_mode(0o755))?;

@@ -435,6 +435,14 @@ impl Broker {
             .map(|vm| vm.devices().iter().filter(|device| is_shrinking(vm, device)).count())
             .sum();
         for vm in &host.vms {
+            // While it gives on one node what it is to have on another, its maximum is that of both together.
+            let has = |device: &Device| {
+                let ordered = self.ordered(vm.id, device.node);
+                device.requested_bytes.max(device.plugged_bytes).max(ordered)
+            };
+            let all: u64 = vm.devices().iter().map(has).fold(vm.base_total(), u64::saturating_add);
+            let most = vm.harvest.as_ref().map_or(0, |harvest| harvest.max_bytes);
+            let mut room = most.saturating_sub(all);
             for device in vm.devices().iter().filter(|device| device.node < host.nodes.len()) {
                 let node = device.node;
                 let key = Key::Device(vm.id, node);
@@ -461,8 +469,11 @@ impl Broker {
                         target_bytes: target,
                         order: self.orders.give(key, bytes),
                     });
-                } else if let Some((bytes, more)) = self.next_growth(device, target, spare[node]) {
+                } else if let Some((bytes, more)) =
+                    self.next_growth(device, target, spare[node].min(room))
+                {
                     spare[node] -= more;
+                    room -= more;
                     books.harvested[node] += more;
                     actions.push(Action::Grow {
                         vm: vm.id,

@@ -450,6 +450,38 @@ fn a_node_that_is_full_is_named_apart_from_a_full_host() {
     assert!(words.contains("choose another host"), "{words}");
 }
 
+/// A machine that has its maximum and is to have it on other nodes than now gives first.
+#[test]
+fn a_maximum_goes_for_all_nodes_at_any_moment() {
+    let mut broker = Broker::new(Settings::default()).unwrap();
+    let mut host = host(2, 16 * G);
+    host.vms.push(harvest_vm(9, 2, vec![4 * G, 0], 16 * G));
+    for node in [0, 1] {
+        let on = Newcomer {
+            node: Some(node),
+            ..newcomer(10 + node as u64, NewcomerKind::Regular, 11 * G)
+        };
+        host.waiting.push(on);
+        settle(&mut broker, &mut host, s(0), 0);
+    }
+    assert_eq!(harvested(&host, 9), 6 * G);
+    // One of node 1 leaves, then the other; the machine moves between the nodes.
+    host.vms.retain(|vm| vm.id != VmId(11));
+    settle(&mut broker, &mut host, s(1), 0);
+    host.vms.retain(|vm| vm.id != VmId(10));
+    for second in 2..60 {
+        let actions = broker.step(&host, s(second));
+        for action in &actions {
+            let Action::Grow { node, requested_bytes, .. } = action else { continue };
+            let others = host.vms[0].devices().iter().filter(|device| device.node != *node);
+            let others: u64 = others.map(|device| device.plugged_bytes).sum();
+            assert!(4 * G + others + requested_bytes <= 16 * G, "{actions:?}");
+        }
+        carry_out(&mut host, &actions, 0);
+    }
+    assert_eq!(harvested(&host, 9), 12 * G);
+}
+
 /// A quota is a quota, also for those that wait.
 #[test]
 fn there_are_no_more_harvest_vms_than_may_be() {

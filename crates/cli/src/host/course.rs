@@ -198,6 +198,7 @@ pub(super) mod tests {
             harvested_bytes: 0,
             held_bytes: 0,
             nodes: Vec::new(),
+            waited_ms: None,
         }
     }
 

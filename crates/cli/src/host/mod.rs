@@ -264,6 +264,7 @@ mod tests {
                 harvested_bytes: 2 << 30,
                 held_bytes: 3 << 30,
                 nodes: vec![part(0, 1 << 30, 512 << 20), part(1, 0, 1536 << 20)],
+                waited_ms: Some(1500),
             }],
             waiting: vec![NewcomerReport {
                 name: "r".into(),

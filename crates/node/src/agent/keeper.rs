@@ -93,6 +93,8 @@ struct Machine {
     is_shutting_down: bool,
     /// Since when it is to be gone.
     evicted: Option<Instant>,
+    /// How long it waited to be admitted; not known of one that was found.
+    waited: Option<Duration>,
 }
 
 /// A harvest VM that has ended for others.
@@ -110,6 +112,8 @@ struct Waiting {
     wish: CreateVm,
     process: ProcessId,
     since: Instant,
+    /// It was looked at, and there was no memory for it.
+    was_passed_over: bool,
     answer: Sender<Result<Admitted, String>>,
 }
 
@@ -195,7 +199,7 @@ impl Keeper {
                 continue;
             }
             let name = record.name.clone();
-            match self.enter(record, true) {
+            match self.enter(record, None) {
                 // Warnings begin anew.
                 Ok(id) => self.gives_way(id, false),
                 Err(error) => {
@@ -214,7 +218,8 @@ impl Keeper {
         }
     }
 
-    fn enter(&mut self, record: Record, was_found: bool) -> Result<VmId, String> {
+    /// `waited`: until it was admitted; none for one that was there before this agent.
+    fn enter(&mut self, record: Record, waited: Option<Duration>) -> Result<VmId, String> {
         let socket = self.directory.socket(&record.name)?;
         let balloon = record.memory.is_ballooned.then(|| {
             let more: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
@@ -235,10 +240,11 @@ impl Keeper {
             monitor,
             guest,
             held: BTreeMap::new(),
-            was_found,
+            was_found: waited.is_none(),
             files: Vec::new(),
             is_shutting_down: false,
             evicted: None,
+            waited,
         };
         self.machines.insert(id, machine);
         Ok(id)
@@ -272,6 +278,7 @@ impl Keeper {
         for action in self.broker.step(&host, now) {
             self.carry_out(action, node, &donors);
         }
+        self.waiting.iter_mut().for_each(|waiting| waiting.was_passed_over = true);
         self.machines.values_mut().for_each(Machine::take_what_is_ready);
         let report = self.report(word);
         *self.shared.report() = Some(report);
@@ -291,7 +298,9 @@ impl Keeper {
                 Ok(Received::Waits(at)) => self.waiting[at].answer = answer,
                 Ok(Received::Comes(newcomer)) => {
                     let since = Instant::now();
-                    self.waiting.push(Waiting { newcomer, wish, process, since, answer });
+                    let was_passed_over = false;
+                    let one = Waiting { newcomer, wish, process, since, was_passed_over, answer };
+                    self.waiting.push(one);
                 }
                 Err(reason) => drop(answer.send(Err(reason))),
             }
@@ -493,7 +502,8 @@ impl Keeper {
     /// Writes down that the machine is there, and tells its launcher.
     fn admit(&mut self, vm: VmId, base_bytes: &[u64]) {
         let Some(waiting) = self.leave_queue(vm) else { return };
-        let Waiting { wish, process, answer, .. } = waiting;
+        let Waiting { wish, process, since, was_passed_over, answer, .. } = waiting;
+        let waited = if was_passed_over { since.elapsed() } else { Duration::ZERO };
         let max_bytes = match wish.kind {
             NewcomerKind::Harvest => wish.max_bytes,
             NewcomerKind::Regular | NewcomerKind::Spot => wish.bytes,
@@ -533,7 +543,7 @@ impl Keeper {
                 let _ = std::fs::remove_file(socket);
             }
             let name = record.name.clone();
-            self.enter(record, false).inspect_err(|_| self.directory.remove(&name))?;
+            self.enter(record, Some(waited)).inspect_err(|_| self.directory.remove(&name))?;
             Ok(Admitted { memory, monitor, guest_port })
         });
         let _ = answer.send(entered);
@@ -771,6 +781,9 @@ impl Machine {
             harvested_bytes: heard.devices.iter().map(|device| device.plugged_bytes).sum(),
             held_bytes: self.files.iter().map(|file| file.held_bytes).sum(),
             nodes: self.part_reports(),
+            waited_ms: self
+                .waited
+                .map(|waited| u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)),
         }
     }
 

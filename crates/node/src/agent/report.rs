@@ -153,6 +153,10 @@ pub struct MachineReport {
     pub harvested_bytes: u64,
     /// What of all this is really in memory.
     pub held_bytes: u64,
+    /// How long it waited for memory, in milliseconds: 0 if the agent had it when it first looked. None for a machine that
+    /// was there before this agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
     /// The same by NUMA node of the host; nothing on a host with one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<MachinePartReport>,

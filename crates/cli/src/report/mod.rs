@@ -35,6 +35,8 @@ figure{margin:0 0 .8rem;background:var(--box);border-radius:6px;padding:.7rem}\
 svg{width:100%;height:auto;display:block}\
 .grid{stroke:var(--grid)}.tick{fill:var(--soft);font-size:11px}\
 path{fill:none;stroke-width:1.8}.dashed{stroke-width:1.1;stroke-dasharray:4 3}\
+.pages{display:grid;grid-template-columns:repeat(auto-fit,minmax(512px,1fr));gap:.8rem}\
+.pages figure{padding:0}.pages svg{width:512px}\
 .key{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin:0 .3rem 0 .9rem;\
 vertical-align:-1px}";
 
@@ -53,6 +55,22 @@ pub(crate) fn page(title: &str, body: &str) -> String {
 /// A colour, and what it stands for.
 pub(crate) fn key(colour: usize, name: &str) -> String {
     format!("<span class=\"key k{colour}\"></span>{}", escape(name))
+}
+
+/// A table. Heads are those of [`crate::table::Table`]; cells are text without markup.
+pub(crate) fn table<const N: usize>(
+    heads: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
+    let mut html = "<div class=\"wide\"><table><tr>".to_owned();
+    for head in heads {
+        let _ = write!(html, "<th>{}</th>", escape(head.trim_start_matches('>')));
+    }
+    for cells in rows {
+        html += "</tr><tr>";
+        cells.iter().for_each(|cell| _ = write!(html, "<td>{}</td>", escape(cell)));
+    }
+    html + "</tr></table></div>"
 }
 
 /// Writes a page to a file.

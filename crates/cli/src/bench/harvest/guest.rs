@@ -12,6 +12,7 @@ use hecaton_vm::{
     memory_device::MemoryDevice,
     qmp::Monitor,
 };
+use serde_json::json;
 use std::{
     ffi::OsString,
     io::{ErrorKind, Read as _, Write as _},
@@ -29,6 +30,50 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Between two looks at a size that changes.
 pub(super) const TICK: Duration = Duration::from_millis(5);
+
+/// How the manager in a guest is to be.
+#[derive(Clone, Copy)]
+pub(super) struct ManagerInside {
+    /// What the application leaves to the rest of the guest.
+    pub(super) reserve: u64,
+    /// The most that is readied for the host.
+    pub(super) ahead: u64,
+    /// The command by which the application is told.
+    pub(super) hook: &'static str,
+    /// It listens to the host.
+    pub(super) is_told: bool,
+}
+
+/// Starts it, and waits until it is there.
+pub(super) fn start_manager(
+    machine: &mut Machine<'_>,
+    inside: ManagerInside,
+) -> anyhow::Result<()> {
+    let ahead = match inside.ahead {
+        0 => String::new(),
+        ahead => format!("pre-reclaim = \"{}M\"\n", ahead >> 20),
+    };
+    let port = if inside.is_told { "--port /dev/$(ls /sys/class/virtio-ports)" } else { "" };
+    let script = format!(
+        "cat >/tmp/hook <<'END'
+{hook}
+END
+cat >/tmp/guest.toml <<'END'
+reserve = \"{reserve}M\"
+{ahead}[[application]]
+name = \"application\"
+hook = {{ command = [\"sh\", \"/tmp/hook\"], timeout-s = 300 }}
+END
+rm -f /tmp/manager.log
+{program} guest --config /tmp/guest.toml {port} >/tmp/manager.log 2>&1 &
+echo $! >/tmp/manager.pid
+until [ -s /tmp/manager.log ]; do sleep 0.1; done",
+        hook = inside.hook,
+        reserve = inside.reserve >> 20,
+        program = program_in_guest(),
+    );
+    machine.shell(&script).map(drop)
+}
 
 /// One that is up; it ends with this.
 pub(super) struct Guest<'a> {
@@ -56,6 +101,18 @@ impl<'a> Starting<'a> {
         sizes: Sizes,
         dir: &Path,
     ) -> anyhow::Result<Self> {
+        Self::with(kit, name, kernel, sizes, dir, &[])
+    }
+
+    /// With further arguments of its QEMU.
+    pub(super) fn with(
+        kit: &Kit,
+        name: &str,
+        kernel: &str,
+        sizes: Sizes,
+        dir: &Path,
+        own: &[&str],
+    ) -> anyhow::Result<Self> {
         let [monitor, port] = ["monitor", "port"].map(|what| dir.join(format!("{name}.{what}")));
         let server = |path: &Path| format!("{},server=on,wait=off", path.display());
         let all = sizes.base + sizes.device;
@@ -70,7 +127,8 @@ impl<'a> Starting<'a> {
             format!("-chardev socket,id=port,path={}", server(&port)),
             format!("-device virtio-serial -device virtserialport,chardev=port,name={PORT_NAME}"),
         ];
-        let qemu = words.iter().flat_map(|words| words.split(' ')).map(OsString::from).collect();
+        let words = words.iter().flat_map(|words| words.split(' '));
+        let qemu = words.chain(own.iter().copied()).map(OsString::from).collect();
         let kernel = format!("memhp_default_state=online_movable {kernel}");
         let memory = Memory::Told { qemu, kernel };
         let machine = Machine::start(kit, name, sizes.base, memory, dir)?;
@@ -111,6 +169,26 @@ impl Guest<'_> {
         Ok(self.monitor.request_size(DEVICE, bytes, PATIENCE)?)
     }
 
+    /// QEMU's process.
+    pub(super) fn qemu(&self) -> u32 {
+        self.machine.own_process()
+    }
+
+    /// Has its balloon leave so much of what it has from its start.
+    pub(super) fn balloon(&mut self, bytes: u64, limit: Duration) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        self.monitor.execute("balloon", json!({ "value": bytes }), PATIENCE)?;
+        loop {
+            let now = self.monitor.execute("query-balloon", json!({}), PATIENCE)?;
+            if now["actual"] == bytes {
+                return Ok(());
+            }
+            ensure!(begun.elapsed() < limit, "the balloon leaves {now} and not {bytes} bytes");
+            interrupt::check()?;
+            thread::sleep(TICK);
+        }
+    }
+
     /// Gives it all that it can have. How many bytes that were, and in how many seconds.
     pub(super) fn grow(&mut self) -> anyhow::Result<(u64, f64)> {
         let before = self.device()?.plugged_bytes;
@@ -129,32 +207,18 @@ impl Guest<'_> {
 
     /// Starts the manager as `way` has it.
     pub(super) fn start_manager(&mut self, way: Way, load: Load) -> anyhow::Result<()> {
-        let ahead = if way.readies() {
-            format!("pre-reclaim = \"{}M\"\n", self.sizes.device >> 20)
-        } else {
-            String::new()
+        let inside = ManagerInside {
+            reserve: self.sizes.reserve,
+            ahead: if way.readies() { self.sizes.device } else { 0 },
+            hook: load.hook(),
+            is_told: way.is_told(),
         };
-        let port = if way.is_told() { "--port /dev/$(ls /sys/class/virtio-ports)" } else { "" };
-        let script = format!(
-            "cat >/tmp/hook <<'END'
-{hook}
-END
-cat >/tmp/guest.toml <<'END'
-reserve = \"{reserve}M\"
-{ahead}[[application]]
-name = \"application\"
-hook = {{ command = [\"sh\", \"/tmp/hook\"], timeout-s = 300 }}
-END
-rm -f /tmp/manager.log
-{program} guest --config /tmp/guest.toml {port} >/tmp/manager.log 2>&1 &
-echo $! >/tmp/manager.pid
-until [ -s /tmp/manager.log ]; do sleep 0.1; done",
-            hook = load.hook(),
-            reserve = self.sizes.reserve >> 20,
-            program = program_in_guest(),
-        );
-        self.shell(&script)?;
-        if way.is_told() {
+        self.start_manager_as(inside)
+    }
+
+    pub(super) fn start_manager_as(&mut self, inside: ManagerInside) -> anyhow::Result<()> {
+        start_manager(&mut self.machine, inside)?;
+        if inside.is_told {
             let deadline = Instant::now() + PATIENCE;
             while self.hear()? != Some(GuestMessage::Hello) {
                 ensure!(Instant::now() < deadline, "the manager in the guest does not greet");

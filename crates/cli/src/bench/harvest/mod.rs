@@ -8,6 +8,8 @@
 //! The host's part is played by the bench itself, with nothing else that an agent does between two looks: no
 //! broker, no buffer, nobody who waits.
 
+mod arrivals;
+mod fragmentation;
 mod guest;
 mod loads;
 mod plan;
@@ -20,6 +22,7 @@ use super::{
     Place, interrupt,
     machine::kit::{Kit, PROCESSORS},
 };
+use crate::report::{self, plot::escape};
 use anyhow::ensure;
 use clap::ValueEnum;
 use hecaton_memory::Size;
@@ -55,6 +58,12 @@ pub(crate) struct Args {
     /// Seconds after which a guest that has not given all is given up; what it gave until then counts.
     #[arg(long, default_value_t = 60)]
     limit_s: u64,
+    /// Seconds that an hour of arrivals is replayed in, for each host and each buffer.
+    #[arg(long, default_value_t = 60)]
+    hour_s: u32,
+    /// Draws the figures of the paper into this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Prints one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -72,6 +81,10 @@ enum Part {
     Reclaim,
     /// Several guests at the same time.
     Together,
+    /// What is in whole huge pages of what an application gives.
+    Fragmentation,
+    /// Regular VMs that come and go.
+    Arrivals,
 }
 
 /// What a guest's memory is, in bytes.
@@ -135,6 +148,10 @@ struct Report {
     /// Why there is nothing of that.
     #[serde(skip_serializing_if = "Option::is_none")]
     together_failure: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fragmentation: Option<fragmentation::Fragmentation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arrivals: Option<arrivals::Arrivals>,
 }
 
 /// What all parts share.
@@ -171,6 +188,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
                 (None, Some(format!("{error:#}")))
             }
         };
+    let fragmentation =
+        is_wanted(Part::Fragmentation).then(|| fragmentation::run(&bench)).transpose()?;
+    let hour_s = f64::from(if args.quick { args.hour_s / 2 } else { args.hour_s }.max(1));
+    let arrivals = is_wanted(Part::Arrivals).then(|| arrivals::run(&bench, hour_s)).transpose()?;
     let report = Report {
         hypervisor: kit.version.clone(),
         accelerator: "tcg",
@@ -181,14 +202,22 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         reclaim,
         together,
         together_failure,
+        fragmentation,
+        arrivals,
     };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         show(&report);
     }
-    let is_whole = report.reclaim.as_ref().is_none_or(reclaim::Reclaim::is_whole);
-    ensure!(is_whole && report.together_failure.is_none(), "not all could be measured");
+    if let Some(file) = &args.html {
+        report::write(file, &page(&report))?;
+    }
+    let is_whole = report.reclaim.as_ref().is_none_or(reclaim::Reclaim::is_whole)
+        && report.together_failure.is_none()
+        && report.fragmentation.as_ref().is_none_or(|pages| pages.failure.is_none())
+        && report.arrivals.as_ref().is_none_or(|arrivals| arrivals.failure.is_none());
+    ensure!(is_whole, "not all could be measured");
     Ok(())
 }
 
@@ -215,6 +244,37 @@ fn show(report: &Report) {
     if let Some(why) = &report.together_failure {
         println!("\ntogether: no result: {why}");
     }
+    if let Some(fragmentation) = &report.fragmentation {
+        println!();
+        fragmentation::show(fragmentation);
+    }
+    if let Some(arrivals) = &report.arrivals {
+        println!();
+        arrivals::show(arrivals);
+    }
+}
+
+/// The figures.
+fn page(report: &Report) -> String {
+    let mut body = format!(
+        "<p>After the figures of \u{201c}Memory-Harvesting VMs in Cloud Platforms\u{201d} (2022). Guests of {}, emulated, with {} \
+         processors: what counts is how the bars of one figure are to each other.</p>\n",
+        escape(&report.hypervisor),
+        report.processors
+    );
+    if let Some(reclaim) = &report.reclaim {
+        reclaim::html(reclaim, &mut body);
+    }
+    if let Some(together) = &report.together {
+        together::html(together, &mut body);
+    }
+    if let Some(fragmentation) = &report.fragmentation {
+        fragmentation::html(fragmentation, &mut body);
+    }
+    if let Some(arrivals) = &report.arrivals {
+        arrivals::html(arrivals, &mut body);
+    }
+    report::page("How harvest VMs give their memory back", &body)
 }
 
 #[cfg(test)]

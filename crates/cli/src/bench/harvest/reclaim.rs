@@ -9,9 +9,13 @@ use super::{
     ways::Way,
 };
 use crate::bench::{interrupt, stats::Spread};
+use crate::report::{
+    key,
+    plot::{Group, bars},
+};
 use crate::table::Table;
 use serde::Serialize;
-use std::{thread, time::Duration};
+use std::{fmt::Write as _, thread, time::Duration};
 
 /// What a manager that has just started needs to have looked about.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -199,4 +203,22 @@ pub(super) fn show(reclaim: &Reclaim) {
             println!("  {}: not all could be measured: {failure}", row.load);
         }
     }
+}
+
+/// Figures 6 and 7 of the paper: a group of bars for each load, a bar for each way.
+pub(super) fn html(reclaim: &Reclaim, body: &mut String) {
+    let bar = |result: &plan::Result| result.mib_per_s.map_or(0.0, |speed| speed.median);
+    let group = |row: &Row| Group {
+        label: row.load.to_string(),
+        values: row.ways.iter().map(bar).collect(),
+    };
+    let groups: Vec<_> = reclaim.rows.iter().map(group).collect();
+    let names = Way::ALL.into_iter().enumerate();
+    let keys: String = names.map(|(colour, way)| key(colour, &way.to_string())).collect();
+    let _ = writeln!(
+        body,
+        "<h2>Giving memory back</h2><p>Medians. A bar that is missing: the guest\u{2019}s kernel killed the application each time, or \
+         nothing was given.</p><figure><h3>MiB/s that a guest gives, by load and way{keys}</h3>{}</figure>",
+        bars(&groups, "MiB/s", 1000.0, 340.0)
+    );
 }

@@ -8,9 +8,11 @@ use super::{
     ways::Way,
 };
 use crate::bench::stats::Spread;
+use crate::report::plot::{Group, bars};
 use crate::table::Table;
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
+use std::fmt::Write as _;
 
 /// Most guests.
 const MOST: usize = 3;
@@ -69,6 +71,20 @@ fn measure(bench: &Bench<'_>, guests: &mut [Guest<'_>]) -> anyhow::Result<f64> {
     let bytes: u64 = given.iter().map(|given| given.bytes).sum();
     let seconds = given.iter().map(|given| given.seconds).fold(0.0, f64::max);
     Ok(bytes as f64 / f64::from(1 << 20) / seconds)
+}
+
+/// A bar for each number of guests.
+pub(super) fn html(together: &Together, body: &mut String) {
+    let group = |row: &Row| Group {
+        label: format!("{} guests", row.guests),
+        values: vec![row.mib_per_s.median],
+    };
+    let groups: Vec<_> = together.rows.iter().map(group).collect();
+    let _ = writeln!(
+        body,
+        "<figure><h3>MiB/s that several idle guests give at once, stock settings</h3>{}</figure>",
+        bars(&groups, "MiB/s", 500.0, 260.0)
+    );
 }
 
 fn rows(rounds: &[[f64; MOST]]) -> anyhow::Result<Vec<Row>> {

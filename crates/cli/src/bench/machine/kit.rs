@@ -60,11 +60,20 @@ impl Kit {
         Ok(Self { kernel, initramfs, qemu, own, version })
     }
 
+    /// QEMU and its arguments, for a machine that is there and never begins; without its memory.
+    pub(in crate::bench) fn paused(&self) -> Vec<OsString> {
+        let mut words = vec![self.qemu.clone().into_os_string()];
+        words.extend(self.own.iter().cloned());
+        let fixed = "-accel tcg -M q35 -nodefaults -display none -S";
+        words.extend(fixed.split(' ').map(OsString::from));
+        words
+    }
+
     /// QEMU and its arguments, for a guest whose kernel speaks into the file `console`, and whose standard
-    /// input and output are the bench's. The kernel is told these words, too.
+    /// input and output are the bench's. The kernel is told these words, too. Without `memory` others say how much it has.
     pub(in crate::bench) fn command_line(
         &self,
-        memory: u64,
+        memory: Option<u64>,
         console: &Path,
         kernel: &str,
     ) -> Vec<OsString> {
@@ -80,7 +89,9 @@ impl Kit {
         let fixed = "-accel tcg -M q35 -nodefaults -no-reboot -display none";
         words.extend(fixed.split(' ').map(OsString::from));
         words.extend(["-smp".into(), PROCESSORS.to_string().into()]);
-        words.extend(["-m".into(), format!("{}M", memory >> 20).into()]);
+        if let Some(bytes) = memory {
+            words.extend(["-m".into(), format!("{}M", bytes >> 20).into()]);
+        }
         words.extend(["-serial".into(), console_file, "-serial".into(), "stdio".into()]);
         words.extend(["-kernel".into(), self.kernel.clone().into()]);
         words.extend(["-initrd".into(), self.initramfs.clone().into()]);

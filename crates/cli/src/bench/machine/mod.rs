@@ -41,6 +41,8 @@ pub(in crate::bench) enum Memory<'a> {
     Pool { cluster: &'a Cluster, local: u64 },
     /// As plain, and QEMU and the guest's kernel are told more.
     Told { qemu: Vec<OsString>, kernel: String },
+    /// What these words say that QEMU is put behind, as `hecaton vm create` does; the guest's kernel is told more.
+    Created { launcher: Vec<OsString>, kernel: String },
 }
 
 /// A machine that is ended when it goes out of scope.
@@ -66,10 +68,11 @@ impl<'a> Machine<'a> {
     ) -> anyhow::Result<Self> {
         let console = dir.join(format!("{name}.console"));
         let kernel = match &memory {
-            Memory::Told { kernel, .. } => kernel.as_str(),
+            Memory::Told { kernel, .. } | Memory::Created { kernel, .. } => kernel.as_str(),
             _ => "",
         };
-        let words = kit.command_line(bytes, &console, kernel);
+        let own_bytes = (!matches!(memory, Memory::Created { .. })).then_some(bytes);
+        let words = kit.command_line(own_bytes, &console, kernel);
         let (qemu, arguments) = words.split_first().context("an empty command line")?;
         let mut command = match &memory {
             Memory::Plain | Memory::File | Memory::Told { .. } => Command::new(qemu),
@@ -77,6 +80,12 @@ impl<'a> Machine<'a> {
             Memory::Pool { cluster, local } => {
                 let mut command = cluster.run_machine(name, bytes, *local)?;
                 command.arg(qemu);
+                command
+            }
+            Memory::Created { launcher, .. } => {
+                let (program, rest) = launcher.split_first().context("an empty command line")?;
+                let mut command = Command::new(program);
+                command.args(rest).arg(qemu);
                 command
             }
         };

@@ -6,6 +6,7 @@
 
 pub(super) mod application;
 pub(super) mod guest;
+pub(super) mod pages;
 pub(super) mod quicksort;
 pub(super) mod quicksorts;
 pub(super) mod steady;
@@ -31,6 +32,8 @@ pub(crate) enum Program {
     Guest(guest::Args),
     /// Fills the memory that it may have, and gives it back.
     Application(application::Args),
+    /// Tells who has each page of the machine's memory.
+    Pages(pages::Args),
 }
 
 pub(super) fn run(program: Program) -> anyhow::Result<()> {
@@ -42,6 +45,7 @@ pub(super) fn run(program: Program) -> anyhow::Result<()> {
         Program::Quicksorts(args) => report(&quicksorts::run(&args)?),
         Program::Guest(guest::Args {}) => guest::run(),
         Program::Application(args) => application::run(&args),
+        Program::Pages(args) => report(&pages::run(&args)?),
     }
 }
 

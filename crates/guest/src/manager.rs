@@ -19,11 +19,12 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 use tokio::sync::watch;
 
-/// How often the memory is looked at.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// How often the memory is looked at: a host that has announced nothing takes hundreds of MiB in a second, and who has not given
+/// back by the time that nothing is free is killed.
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often while applications give back.
-const BUSY_INTERVAL: Duration = Duration::from_millis(100);
+const BUSY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often while the host could be answered, but for memory that is being readied.
 const WITHHELD_INTERVAL: Duration = Duration::from_millis(20);

@@ -4,9 +4,14 @@
 //! who cannot be let in beside those that are attached is refused, with the name of one of them.
 //! Volumes whose clients take care of each other are created for several writers.
 //!
+//! Nodes that read a volume by themselves ([`crate::readers`]) are such readers, each for as long as its lease lasts.
+//!
 //! A client is a process of this host or, over a network, a host, or whoever a certificate names at a host: it
 //! may have several connections.
 
+use crate::readers::{Holder, Leases, MAX_READERS, now};
+use crate::state::State;
+use hecaton_memory::random_u64;
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_peercred;
 use std::collections::BTreeMap;
@@ -48,6 +53,10 @@ pub enum Client {
     },
     /// Another host, or this one by its address.
     Host(IpAddr),
+    /// Another node, which reads by itself.
+    Node(String),
+    /// What this host's kernel or a machine has for as long as it is exported.
+    Export,
     /// One of which nothing can be known; it is like no other.
     Unknown,
 }
@@ -61,6 +70,18 @@ pub enum Held {
     /// One that reads.
     #[error("{0} is attached as a reader: a volume has no writer beside readers")]
     ByReader(Client),
+    /// Nodes that may read yet, though nobody knows of them.
+    #[error(
+        "its process was started again, and nodes that the one before has let read may do so for another {} s: a \
+         volume has no writer beside readers", .0.as_secs() + 1
+    )]
+    ByForgotten(Duration),
+    /// The node that it is read from, which does not let it be read now.
+    #[error("it cannot be read here now: {0}")]
+    NotHeld(String),
+    /// It is read here, and written elsewhere.
+    #[error("node `{0}` has it: it is read here, and written there")]
+    Elsewhere(String),
 }
 
 /// Those that are attached to a volume.
@@ -76,6 +97,11 @@ pub(crate) struct Attachments {
 struct Table {
     last: u64,
     attached: BTreeMap<u64, (Client, Role)>,
+    leases: Leases,
+    /// Nodes may have leases.
+    is_shared: bool,
+    /// Drawn for each writer before it is let in, and whenever it begins to be shared.
+    edition: u64,
 }
 
 /// A client's right to the volume, until this is dropped.
@@ -107,7 +133,7 @@ impl Client {
     pub(crate) fn certified(self, name: &str) -> Client {
         let host = match self {
             Client::Host(host) => Some(host),
-            Client::Process { .. } | Client::Certified { .. } | Client::Unknown => None,
+            _ => None,
         };
         Client::Certified { name: name.to_owned(), host }
     }
@@ -130,6 +156,8 @@ impl fmt::Display for Client {
             Client::Certified { name, host: None } => write!(f, "client `{name}`"),
             Client::Certified { name, host: Some(host) } => write!(f, "client `{name}` at {host}"),
             Client::Host(host) => write!(f, "a client at {host}"),
+            Client::Node(node) => write!(f, "node `{node}`"),
+            Client::Export => f.write_str("an export other than NBD"),
             Client::Unknown => f.write_str("a client of another name space"),
         }
     }
@@ -140,6 +168,16 @@ impl Attachments {
         Arc::new(Attachments { multi_writer, ..Attachments::default() })
     }
 
+    /// Those of a process that goes on with these tables.
+    pub(crate) fn resumed(multi_writer: bool, state: &State) -> Arc<Attachments> {
+        let leases = match state.is_leased() {
+            true => Leases::after_another(now()),
+            false => Leases::default(),
+        };
+        let table = Table { leases, edition: state.edition(), ..Table::default() };
+        Arc::new(Attachments { table: Mutex::new(table), multi_writer, ..Attachments::default() })
+    }
+
     /// Lets a client in, if those that are attached, and do not go at once, allow it.
     pub(crate) fn attach(self: &Arc<Self>, client: Client, role: Role) -> Result<Attachment, Held> {
         let is_barred = |table: &mut Table| self.bars(table, &client, role).is_some();
@@ -147,8 +185,11 @@ impl Attachments {
             .left
             .wait_timeout_while(self.table(), PATIENCE, is_barred)
             .expect("no thread panics with the attachments");
-        if let Some(held) = self.bars(&table, &client, role) {
+        if let Some(held) = self.bars(&mut table, &client, role) {
             return Err(held);
+        }
+        if role == Role::Writer {
+            table.edition = draw_edition();
         }
         table.last += 1;
         let number = table.last;
@@ -165,10 +206,94 @@ impl Attachments {
 
     /// One that is attached, if anybody is.
     pub(crate) fn anybody(&self) -> Option<Client> {
-        self.table().attached.values().next().map(|(client, _)| client.clone())
+        let mut table = self.table();
+        let client = table.attached.values().next().map(|(client, _)| client.clone());
+        client.or_else(|| table.leases.nodes(now()).into_iter().next().map(Client::Node))
     }
 
-    fn bars(&self, table: &Table, client: &Client, role: Role) -> Option<Held> {
+    /// What there is to be read by other nodes, has this number.
+    pub(crate) fn edition(&self) -> u64 {
+        self.table().edition
+    }
+
+    /// Nodes may read it. If they could not before, what they had is not to be trusted.
+    pub(crate) fn share(&self, is_new: bool) {
+        let mut table = self.table();
+        table.is_shared = true;
+        if is_new || table.edition == 0 {
+            table.edition = draw_edition();
+        }
+    }
+
+    /// None may, from now on; but for who has a lease, if that is forced, or else refused with their names.
+    pub(crate) fn unshare(&self, force: bool) -> Result<(), Vec<String>> {
+        let mut table = self.table();
+        match table.leases.nodes(now()) {
+            nodes if !nodes.is_empty() && !force => Err(nodes),
+            _ => {
+                table.is_shared = false;
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets a node read, or read on: of which edition, and whether it had no lease. The tables have both before it is told.
+    pub(crate) fn lease(
+        &self,
+        session: u64,
+        node: &str,
+        state: &State,
+    ) -> Result<(u64, bool), String> {
+        let mut table = self.table();
+        if !table.is_shared {
+            return Err("it is not shared any more".to_owned());
+        }
+        let writer = table.attached.values().find(|(_, role)| *role == Role::Writer);
+        if let Some((writer, _)) = writer {
+            return Err(Held::ByWriter(writer.clone()).to_string());
+        }
+        let granted = table.leases.grant(session, node, now());
+        let is_new =
+            granted.map_err(|_| format!("{MAX_READERS} nodes read it, and no more may"))?;
+        state.set_edition(table.edition);
+        state.set_leased(true);
+        Ok((table.edition, is_new))
+    }
+
+    /// A node reads no more.
+    pub(crate) fn leave(&self, session: u64, state: &State) {
+        let mut table = self.table();
+        table.leases.leave(session);
+        if table.leases.holder(now()).is_none() {
+            state.set_leased(false);
+        }
+        drop(table);
+        self.left.notify_all();
+    }
+
+    /// Whether a node may read yet.
+    pub(crate) fn is_leased(&self, state: &State) -> bool {
+        let mut table = self.table();
+        let is_leased = table.leases.holder(now()).is_some();
+        if !is_leased {
+            state.set_leased(false);
+        }
+        is_leased
+    }
+
+    /// The nodes that read.
+    pub(crate) fn reading_nodes(&self) -> Vec<String> {
+        self.table().leases.nodes(now())
+    }
+
+    fn bars(&self, table: &mut Table, client: &Client, role: Role) -> Option<Held> {
+        if role == Role::Writer {
+            match table.leases.holder(now()) {
+                Some(Holder::Node(node)) => return Some(Held::ByReader(Client::Node(node))),
+                Some(Holder::Forgotten(left)) => return Some(Held::ByForgotten(left)),
+                None => {}
+            }
+        }
         let is_in_the_way = |(other, has): &&(Client, Role)| {
             let both_read = role == Role::Reader && *has == Role::Reader;
             !self.multi_writer && !both_read && !client.is_same(other)
@@ -183,6 +308,11 @@ impl Attachments {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().expect("no thread panics with the attachments")
     }
+}
+
+/// 0 stands for none.
+fn draw_edition() -> u64 {
+    random_u64().max(1)
 }
 
 impl Drop for Attachment {
@@ -221,6 +351,38 @@ mod tests {
         drop(writer);
         let _other = attach(&Client::Unknown, Role::Writer).unwrap();
         assert!(attach(&Client::Unknown, Role::Writer).is_err(), "it may be another");
+    }
+
+    #[test]
+    fn nodes_read_or_one_writes() {
+        let state = State::create(1).unwrap();
+        let attachments = Attachments::resumed(false, &state);
+        assert!(attachments.lease(1, "b", &state).unwrap_err().contains("not shared"));
+        attachments.share(true);
+        let (edition, is_new) = attachments.lease(1, "b", &state).unwrap();
+        assert!(is_new && state.is_leased() && state.edition() == edition);
+        assert_eq!(attachments.lease(1, "b", &state), Ok((edition, false)));
+        let _reads = attachments.attach(process(1), Role::Reader).unwrap();
+        let refused = attachments.attach(process(1), Role::Writer).unwrap_err();
+        assert_eq!(refused, Held::ByReader(Client::Node("b".into())));
+        assert_eq!(attachments.unshare(false), Err(vec!["b".to_owned()]));
+        // Another process goes on, which knows of nobody.
+        let next = Attachments::resumed(false, &state);
+        next.share(false);
+        let refused = next.attach(process(1), Role::Writer).unwrap_err();
+        assert!(matches!(refused, Held::ByForgotten(_)), "{refused}");
+        assert_eq!(next.lease(1, "b", &state), Ok((edition, true)), "and what b has is good");
+
+        attachments.leave(1, &state);
+        assert!(!state.is_leased());
+        let writer = attachments.attach(process(1), Role::Writer).unwrap();
+        let refused = attachments.lease(1, "b", &state).unwrap_err();
+        assert!(refused.starts_with("process 1 (qemu) is attached as the writer"), "{refused}");
+        drop(writer);
+        assert_ne!(attachments.lease(1, "b", &state).unwrap().0, edition);
+        attachments.unshare(true).unwrap();
+        assert!(attachments.is_leased(&state));
+        assert!(attachments.lease(1, "b", &state).is_err(), "not even to go on");
     }
 
     #[test]

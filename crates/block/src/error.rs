@@ -106,6 +106,9 @@ pub enum BlockError {
     /// The pool does not give, or take, the pages.
     #[error(transparent)]
     Pool(SpaceError),
+    /// It is read here, and its tables are not known to be good.
+    #[error("it cannot be read now: {0}")]
+    Unheld(String),
     /// The volume is being deleted, or has been taken over.
     #[error("the volume is served no longer")]
     Over,
@@ -124,6 +127,7 @@ impl BlockError {
             | BlockError::Unflushed
             | BlockError::Damaged(_)
             | BlockError::Pool(_)
+            | BlockError::Unheld(_)
             | BlockError::Over => Errno::IO,
         }
     }

@@ -19,6 +19,13 @@ impl Volume {
     /// The extents of these bytes, from the first one on: no more than `most`, so that they may end
     /// earlier. Nobody is waited for: of pages that are being written either is told.
     pub fn extents(&self, offset: u64, bytes: u64, most: usize) -> Result<Vec<Extent>, BlockError> {
+        let found = self.leased(offset, || {
+            self.extents_now(offset, bytes, most).map_err(|error| (offset, error))
+        });
+        found.map_err(|(_, error)| error)
+    }
+
+    fn extents_now(&self, offset: u64, bytes: u64, most: usize) -> Result<Vec<Extent>, BlockError> {
         let pages = self.pages_of(offset, bytes)?;
         let buffered = self.buffer.as_ref().map(|buffer| buffer.within(pages.clone()));
         let buffered = buffered.unwrap_or_default();

@@ -32,6 +32,8 @@ struct Pool {
     /// Idle ones, and those that were lent.
     count: usize,
     detached: usize,
+    /// Lanes of an earlier one are not lent again.
+    generation: u64,
     /// Threads that wait for one.
     waiting: usize,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Lent {
     lanes: Arc<Lanes>,
     lane: Option<Lane>,
     is_detached: bool,
+    generation: u64,
 }
 
 impl Lanes {
@@ -63,9 +66,10 @@ impl Lanes {
             pool = self.changed.wait(pool).expect("no thread panics with the lanes");
             pool.waiting -= 1;
         };
+        let generation = pool.generation;
         drop(pool);
         // Gives the place back, if there is no lane for it.
-        let mut lent = Lent { lanes: Arc::clone(self), lane, is_detached: false };
+        let mut lent = Lent { lanes: Arc::clone(self), lane, is_detached: false, generation };
         if lent.lane.is_none() {
             lent.lane = Some(self.space.lane()?);
         }
@@ -79,8 +83,20 @@ impl Lanes {
 
     /// Lends a lane, if there is one that nobody has.
     pub(crate) fn try_take(self: &Arc<Self>) -> Option<Lent> {
-        let lane = self.pool().idle.pop()?;
-        Some(Lent { lanes: Arc::clone(self), lane: Some(lane), is_detached: false })
+        let mut pool = self.pool();
+        let (lane, generation) = (pool.idle.pop()?, pool.generation);
+        Some(Lent { lanes: Arc::clone(self), lane: Some(lane), is_detached: false, generation })
+    }
+
+    /// Lends no lane again that there is now: donors are to be connected to anew.
+    pub(crate) fn begin_anew(&self) {
+        let mut pool = self.pool();
+        pool.generation += 1;
+        pool.count -= pool.idle.len();
+        let idle = std::mem::take(&mut pool.idle);
+        pool.wake_one(&self.changed);
+        drop(pool);
+        drop(idle);
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
@@ -133,8 +149,8 @@ impl Drop for Lent {
         debug_assert!(lane.as_ref().is_none_or(|lane| lane.in_flight() == 0));
         let mut pool = self.lanes.pool();
         match (self.is_detached, lane) {
-            (false, Some(lane)) => pool.idle.push(lane),
-            (false, None) => pool.count -= 1,
+            (false, Some(lane)) if pool.generation == self.generation => pool.idle.push(lane),
+            (false, _) => pool.count -= 1,
             (true, _) => pool.detached -= 1,
         }
         pool.wake_one(&self.lanes.changed);

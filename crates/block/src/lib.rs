@@ -20,6 +20,7 @@
 //! | [`spill`], `places`, `returns`, `departures` | the file for what the pool has no room for; what is there; the way back, and the way there |
 //! | `target` | what the cluster's policy lets it have of the pool |
 //! | [`hand_over`] | it goes to another node |
+//! | [`readers`] | other nodes read it, each by its own process |
 //! | `resize` | another size |
 //! | [`snapshot`] | a copy as of one moment |
 //! | `sealing` | pages that donors can neither read nor alter |
@@ -49,6 +50,7 @@ mod lanes;
 pub mod nbd;
 mod page_locks;
 mod places;
+pub mod readers;
 pub mod reserve;
 mod resize;
 mod returns;

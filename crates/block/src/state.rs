@@ -2,7 +2,7 @@
 //!
 //! | part | for each | words of | holds |
 //! |---|---|---|---|
-//! | head | volume | 8 bytes | magic, pages, epoch of the last process, how often the tables were given to another node |
+//! | head | volume | 8 bytes | magic, pages, epoch of the last process, how often the tables were given to another node, edition, whether other nodes may have leases to read ([`crate::readers`]) |
 //! | generations | segment | 8 | generation of the last acknowledged write or discard |
 //! | places | segment | 8 | 1: it is in the spill file; 0: in the pool, or nowhere |
 //! | slots | slot | 8 | page + 1 of a write under way; 0: free |
@@ -183,6 +183,33 @@ impl State {
     /// Whether another node may have the tables.
     pub(crate) fn is_given(&self) -> bool {
         self.words.wide()[3].load(Acquire) > 0
+    }
+
+    /// What nodes that read the volume know its contents by; 0 before any did.
+    pub(crate) fn edition(&self) -> u64 {
+        self.words.wide()[4].load(Acquire)
+    }
+
+    /// See [`State::edition`].
+    pub(crate) fn set_edition(&self, edition: u64) {
+        self.words.wide()[4].store(edition, Release);
+    }
+
+    /// No segment holds anything: of tables that are to be received anew.
+    pub(crate) fn forget_all(&self) {
+        (0..MAX_SEGMENTS)
+            .filter(|segment| self.is_begun(*segment))
+            .for_each(|segment| self.freed(segment));
+    }
+
+    /// Whether a node may have a lease to read.
+    pub(crate) fn is_leased(&self) -> bool {
+        self.words.wide()[5].load(Acquire) != 0
+    }
+
+    /// See [`State::is_leased`].
+    pub(crate) fn set_leased(&self, is_leased: bool) {
+        self.words.wide()[5].store(is_leased.into(), Release);
     }
 
     pub(crate) fn epoch(&self) -> Epoch {

@@ -40,6 +40,12 @@ pub struct Stats {
     /// The one of them that writes, or may.
     #[serde(default)]
     pub writer: Option<String>,
+    /// Nodes that read it by themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub readers: Vec<String>,
+    /// Of a volume that another node has: why it cannot be read here at this moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unheld: Option<String>,
     /// Reads that were served.
     pub reads: u64,
     /// Bytes that they asked for.

@@ -10,6 +10,7 @@ use crate::fetch::{fetch, runs};
 use crate::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
 use crate::page_locks::{Access, PageLock, PageLocks};
 use crate::places::{Place, Places};
+use crate::readers::{self, Reading, SharedBy};
 use crate::resize::Watchers;
 use crate::sealing::Sealed;
 use crate::settle::{self, Unsettled};
@@ -30,6 +31,7 @@ use hecaton_space::{
     COPYING_BYTES_PER_S, Directory, Redundancy, Site, Space, SpaceConfig, SpaceError,
 };
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -112,6 +114,9 @@ pub struct VolumeConfig {
     /// It is a copy of that volume as of one moment, and nobody may write to it.
     #[serde(default)]
     pub snapshot_of: Option<String>,
+    /// It is that node's, and is read here ([`crate::readers`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_from: Option<SharedBy>,
 }
 
 fn copying() -> u64 {
@@ -146,6 +151,9 @@ struct How<'a, 'b> {
     reserved: Option<&'a mut Reserved<'b>>,
 }
 
+/// Begins to follow who has a volume that is read here.
+pub type Follow = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
 /// Whether all of what was read are zeros that nobody keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
@@ -171,7 +179,9 @@ pub struct Volume {
     /// Of a volume that is encrypted.
     sealer: Option<Box<Sealer>>,
     slots: Slots,
-    attachments: Arc<Attachments>,
+    pub(crate) attachments: Arc<Attachments>,
+    /// Of one that another process has.
+    pub(crate) reading: Option<Reading>,
     pub(crate) counters: Counters,
     /// Slots with writes that are not settled.
     pub(crate) unsettled_slots: AtomicUsize,
@@ -207,16 +217,38 @@ impl Volume {
             _ => Space::adopt(space, directory, &state.expected())?,
         };
         space.set_zones(vec![config.donors.clone()]);
+        let volume = Volume::assemble(config, state, space);
+        volume.count_pages();
+        volume.settle_predecessors_writes()?;
+        volume.tend()?;
+        Ok(volume)
+    }
+
+    /// Begins to read a volume that another node has, with tables that [`readers::fetch_tables`] has fetched, or of an
+    /// earlier process. What it is exported as is to be served first, and pinned ([`Volume::pin`]); then it is followed.
+    pub fn open_to_read(
+        config: VolumeConfig,
+        state: State,
+    ) -> Result<(Arc<Volume>, Follow), VolumeError> {
+        let (space, named) = readers::follow::space_of(&config)?;
+        let volume = Volume::assemble(config, state, space);
+        volume.count_pages();
+        let followed = Arc::clone(&volume);
+        Ok((volume, Box::new(move || readers::follow::begin(&followed, named))))
+    }
+
+    fn assemble(config: VolumeConfig, state: State, space: Arc<Space>) -> Arc<Volume> {
         let places = state.spill.as_ref();
         let places = places.map(|_| Places::new(&state, config.copies, config.limit_bytes));
         let most_lanes = if config.for_swap { SWAP_LANES } else { MAX_LANES };
-        let volume = Arc::new(Volume {
+        Arc::new(Volume {
             locks: Arc::default(),
             lanes: Lanes::new(Arc::clone(&space), most_lanes),
             buffer: config.write_buffer_bytes.map(Buffer::new),
             sealer: config.encrypt.then(|| state.seals().sealer()),
             slots: Slots::new(&state),
-            attachments: Attachments::new(config.multi_writer),
+            attachments: Attachments::resumed(config.multi_writer, &state),
+            reading: config.reads_from.clone().map(|from| Reading::new(from, &state)),
             places,
             target: Target::default(),
             counters: Counters::default(),
@@ -230,39 +262,42 @@ impl Volume {
             config,
             state,
             space,
-        });
-        volume.count_pages();
-        volume.settle_predecessors_writes()?;
-        let kept = Arc::clone(&volume);
+        })
+    }
+
+    /// Starts what goes on beside requests.
+    fn tend(self: &Arc<Self>) -> Result<(), VolumeError> {
+        let volume = self;
+        let kept = Arc::clone(volume);
         let upkeep = std::thread::Builder::new().name("upkeep".into());
         let copying = volume.config.copying_bytes_per_s;
         upkeep.spawn(move || kept.space.keep_copies(copying, &|| kept.is_over()))?;
         if volume.config.copies > 1 {
-            let scrubbed = Arc::clone(&volume);
+            let scrubbed = Arc::clone(volume);
             let thread = std::thread::Builder::new().name("scrub".into());
             let rate = volume.config.scrub_bytes_per_s;
             thread.spawn(move || scrub::run(&scrubbed, rate))?;
         }
         if volume.places.is_some() {
-            let brought = Arc::clone(&volume);
+            let brought = Arc::clone(volume);
             let thread = std::thread::Builder::new().name("returns".into());
             thread.spawn(move || returns::run(&brought))?;
-            let taken = Arc::clone(&volume);
+            let taken = Arc::clone(volume);
             let thread = std::thread::Builder::new().name("departures".into());
             thread.spawn(move || departures::run(&taken))?;
         }
         if volume.buffer.is_some() {
-            let drained = Arc::clone(&volume);
+            let drained = Arc::clone(volume);
             let thread = std::thread::Builder::new().name("drain".into());
             thread.spawn(move || {
                 let buffer = drained.buffer.as_ref().expect("it has one");
                 buffer::drain(&drained, buffer);
             })?;
         }
-        let renewed = Arc::clone(&volume);
+        let renewed = Arc::clone(volume);
         let leases = std::thread::Builder::new().name("leases".into());
         leases.spawn(move || renewed.space.keep_leases(&|| renewed.is_over()))?;
-        Ok(volume)
+        Ok(())
     }
 
     /// Its name.
@@ -314,6 +349,8 @@ impl Volume {
             gets: self.target.gets.load(Relaxed),
             taken_back_bytes: pages_to_bytes(counters.taken_back_pages.load(Relaxed)),
             clients,
+            readers: self.attachments.reading_nodes(),
+            unheld: self.why_unheld(),
             writer: self.attachments.writer().map(|client| client.to_string()),
             reads: counters.reads.load(Relaxed),
             read_bytes: counters.read_bytes.load(Relaxed),
@@ -328,7 +365,16 @@ impl Volume {
 
     /// Lets a client in, beside those that there are: to be held for as long as it is connected.
     pub fn attach(&self, client: Client, role: Role) -> Result<Attachment, Held> {
-        self.attachments.attach(client, role)
+        if let Some(reading) = &self.reading {
+            return self.attach_reading(reading, client, role);
+        }
+        let attached = self.attachments.attach(client, role)?;
+        if role == Role::Writer {
+            // Before it writes anything: what nodes have read is of another edition, and no lease lasts.
+            self.state.set_edition(self.attachments.edition());
+            self.state.set_leased(false);
+        }
+        Ok(attached)
     }
 
     pub(crate) fn config(&self) -> &VolumeConfig {
@@ -362,6 +408,10 @@ impl Volume {
     /// is under way.
     pub fn release(&self) -> Result<(), VolumeError> {
         self.is_over.store(true, Release);
+        if self.reading.is_some() {
+            // It is another node's, and is told by who follows it.
+            return Ok(());
+        }
         if let Some(spill) = &self.state.spill {
             spill.remove();
         }
@@ -380,7 +430,7 @@ impl Volume {
     /// Reads. The error says at which byte the first page begins that could not be read.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<Contents, (u64, BlockError)> {
         let bytes = buffer.len() as u64;
-        let read = self.try_read(offset, buffer);
+        let read = self.leased(offset, || self.try_read(offset, buffer));
         match &read {
             Ok(_) => self.count_read(bytes),
             Err((_, error)) => self.complain("read", offset, bytes, error),
@@ -1038,7 +1088,7 @@ impl Volume {
         held
     }
 
-    fn count_pages(&self) {
+    pub(crate) fn count_pages(&self) {
         let (mut data, mut spilled, mut lost) = (0, 0, 0);
         let segments = 0..self.state.pages().div_ceil(SEGMENT_PAGES);
         let begun = segments.filter(|segment| self.state.is_begun(*segment));

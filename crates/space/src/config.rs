@@ -161,7 +161,7 @@ impl SpaceConfig {
 }
 
 /// A donor and where it listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DonorAddress {
     /// The donor's name, by which it is known again when its address changes.
     pub name: String,

@@ -17,6 +17,8 @@
 //! Donors need not be trusted with what they keep: [`seal`] is what pages go through before they leave,
 //! where their owner wants that, and [`seal_table`] what opens them.
 //!
+//! A space has one owner, who writes. Others may read it, who are told by that one where it is (`reading`).
+//!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
@@ -34,6 +36,7 @@ mod latency;
 pub mod lookup;
 pub mod map;
 mod mend;
+mod reading;
 mod recall;
 mod recode;
 pub mod requests;
@@ -55,6 +58,7 @@ pub use hecaton_policy::site::Site;
 pub use heritage::Heritage;
 pub use lane::{Completion, Lane};
 pub use map::Expected;
+pub use reading::{MemberAt, SegmentAt};
 pub use recode::Record;
 pub use space::Space;
 pub use status::{DonorStatus, ScrubStatus, SpaceStatus};

@@ -9,7 +9,7 @@ use crate::recode::{Record, Temperature};
 use crate::stripe::Coded;
 use crate::verify::Scrub;
 use crate::{DonorStatus, Lane, SpaceError, SpaceStatus};
-use hecaton_memory::{Generation, PAGE_SIZE, PageNo};
+use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{Hello, Refusal, Request, VERSIONS};
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub struct Space {
     map: Mutex<Map>,
     /// Signalled when a segment is no longer being taken.
     taken: Condvar,
-    donors: RwLock<Vec<Arc<Donor>>>,
+    pub(crate) donors: RwLock<Vec<Arc<Donor>>>,
     fenced: AtomicBool,
     /// Everything was given back, or is being: no extent is asked for any more.
     released: AtomicBool,
@@ -43,6 +43,10 @@ pub struct Space {
     /// Held while coded pages are written again, and while a stripe ceases to be coded. Taken before a
     /// connection.
     pub(crate) mending: Mutex<()>,
+    /// Rises whenever the lookup has changed.
+    pub(crate) changes: AtomicU64,
+    /// Of a space that another process owns: that one's epoch.
+    pub(crate) epoch_of_another: OnceLock<AtomicU64>,
     began: Instant,
 }
 
@@ -132,7 +136,7 @@ impl Space {
         Ok(space)
     }
 
-    fn begin(
+    pub(crate) fn begin(
         config: SpaceConfig,
         directory: Arc<dyn Directory>,
         map: Map,
@@ -155,6 +159,8 @@ impl Space {
             record: OnceLock::new(),
             temperature: Mutex::default(),
             mending: Mutex::default(),
+            changes: AtomicU64::new(0),
+            epoch_of_another: OnceLock::new(),
             began: Instant::now(),
             config,
             directory,
@@ -696,6 +702,7 @@ impl Space {
         MapGuard {
             map: self.map.lock().unwrap_or_else(PoisonError::into_inner),
             lookup: &self.lookup,
+            changes: &self.changes,
         }
     }
 
@@ -708,11 +715,17 @@ impl Space {
         Hello {
             versions: VERSIONS,
             space: self.config.id,
-            epoch: self.config.epoch,
+            epoch: self.epoch(),
             lane,
             lease: self.config.lease,
             consumer: self.config.consumer.clone(),
         }
+    }
+
+    /// The epoch that donors are told.
+    fn epoch(&self) -> Epoch {
+        let another = self.epoch_of_another.get();
+        another.map_or(self.config.epoch, |epoch| Epoch(epoch.load(Ordering::Acquire)))
     }
 
     /// Whether another borrower has taken the space over.
@@ -726,14 +739,16 @@ impl Space {
 
     /// Another borrower has taken the space over: nothing goes on from here.
     pub(crate) fn fence(&self) -> SpaceError {
-        if !self.fenced.swap(true, Ordering::AcqRel) {
+        // Who only reads is told of the owner's next process, and goes on.
+        let is_owner = self.epoch_of_another.get().is_none();
+        if is_owner && !self.fenced.swap(true, Ordering::AcqRel) {
             warn!(space = %self.config.id, epoch = %self.config.epoch, "fenced: the space has another owner");
         }
         self.fenced_error()
     }
 
     pub(crate) fn fenced_error(&self) -> SpaceError {
-        SpaceError::Fenced { space: self.config.id, epoch: self.config.epoch }
+        SpaceError::Fenced { space: self.config.id, epoch: self.epoch() }
     }
 
     pub(crate) fn lost_error(&self, segment: u64, donor: DonorIndex) -> SpaceError {
@@ -753,7 +768,7 @@ impl Space {
         SpaceError::Refused { donor: donor.name.clone(), refusal }
     }
 
-    fn check_segment(&self, segment: u64) -> Result<(), SpaceError> {
+    pub(crate) fn check_segment(&self, segment: u64) -> Result<(), SpaceError> {
         self.check_range(segment.saturating_mul(self.segment_pages()), 1)
     }
 
@@ -773,6 +788,7 @@ impl Space {
 pub(crate) struct MapGuard<'a> {
     map: MutexGuard<'a, Map>,
     lookup: &'a Lookup,
+    changes: &'a AtomicU64,
 }
 
 impl Deref for MapGuard<'_> {
@@ -791,8 +807,12 @@ impl DerefMut for MapGuard<'_> {
 
 impl Drop for MapGuard<'_> {
     fn drop(&mut self) {
-        for segment in self.map.take_changed() {
-            self.lookup.set(segment, self.map.whereabouts(segment));
+        let changed = self.map.take_changed();
+        for segment in &changed {
+            self.lookup.set(*segment, self.map.whereabouts(*segment));
+        }
+        if !changed.is_empty() {
+            self.changes.fetch_add(1, Ordering::Release);
         }
     }
 }

@@ -15,8 +15,8 @@
 
 mod fetch;
 mod offer;
-mod stream;
-mod tables;
+pub(crate) mod stream;
+pub(crate) mod tables;
 
 pub use fetch::{Fetched, fetch};
 pub use offer::{Offer, Offering};
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const TELLING: Duration = Duration::from_secs(90);
 
 /// Longest line.
-const MAX_LINE_BYTES: usize = 64 << 10;
+const MAX_LINE_BYTES: usize = 256 << 10;
 
 /// Who asks for which volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ trait Both: Read + Write + Send {}
 impl<T: Read + Write + Send> Both for T {}
 
 /// A connection, and who is at its other end.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     socket: TcpStream,
-    inner: Box<dyn Both>,
+    inner: BufReader<Box<dyn Both>>,
     /// The node that its certificate names.
-    pub(super) peer: Option<String>,
+    pub(crate) peer: Option<String>,
 }
 
 impl Stream {
     /// Connects to a node, which must be that one if it has a certificate to show.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         to: SocketAddr,
         node: &str,
         tls_dir: Option<&Path>,
@@ -46,12 +46,12 @@ impl Stream {
         if found != node {
             return Err(HandOverError::OtherNode { found, wanted: node.to_owned() });
         }
-        let inner = Box::new(StreamOwned::new(connection, socket.try_clone()?));
+        let inner = buffered(StreamOwned::new(connection, socket.try_clone()?));
         Ok(Stream { socket, inner, peer: Some(found) })
     }
 
     /// Shakes hands with who has connected, and hears what it wants, or ends the connection before long.
-    pub(super) fn accept<T: DeserializeOwned>(
+    pub(crate) fn accept<T: DeserializeOwned>(
         socket: TcpStream,
         tls_dir: Option<&Path>,
     ) -> Result<(T, Stream), HandOverError> {
@@ -80,38 +80,37 @@ impl Stream {
             connection.complete_io(&mut &socket)?;
         }
         let peer = Some(node_of(connection.peer_certificates())?);
-        let inner = Box::new(StreamOwned::new(connection, socket.try_clone()?));
+        let inner = buffered(StreamOwned::new(connection, socket.try_clone()?));
         Ok(Stream { socket, inner, peer })
     }
 
     fn plain(socket: TcpStream) -> Result<Stream, HandOverError> {
-        let inner = Box::new(socket.try_clone()?);
+        let inner = buffered(socket.try_clone()?);
         Ok(Stream { socket, inner, peer: None })
     }
 
     /// How long the next bytes may take to come.
-    pub(super) fn wait_for(&self, patience: Duration) -> io::Result<()> {
+    pub(crate) fn wait_for(&self, patience: Duration) -> io::Result<()> {
         self.socket.set_read_timeout(Some(patience))
     }
 
-    pub(super) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
+    pub(crate) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
         self.write_all(&line)?;
         self.flush()
     }
 
-    pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, HandOverError> {
-        let (mut line, mut byte) = (Vec::new(), [0]);
-        loop {
-            self.read_exact(&mut byte)?;
-            match byte {
-                [b'\n'] => break,
-                _ if line.len() >= MAX_LINE_BYTES => {
-                    return Err(HandOverError::Foreign("a line does not end".to_owned()));
-                }
-                [byte] => line.push(byte),
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, HandOverError> {
+        let mut line = Vec::new();
+        let most = MAX_LINE_BYTES as u64 + 1;
+        (&mut self.inner).take(most).read_until(b'\n', &mut line)?;
+        match line.pop() {
+            Some(b'\n') => {}
+            Some(_) if line.len() >= MAX_LINE_BYTES => {
+                return Err(HandOverError::Foreign("a line does not end".to_owned()));
             }
+            _ => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
         }
         serde_json::from_slice(&line).map_err(|error| HandOverError::Foreign(error.to_string()))
     }
@@ -125,12 +124,16 @@ impl Read for Stream {
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.inner.write(bytes)
+        self.inner.get_mut().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
+        self.inner.get_mut().flush()
     }
+}
+
+fn buffered(stream: impl Both + 'static) -> BufReader<Box<dyn Both>> {
+    BufReader::new(Box::new(stream))
 }
 
 fn with_patience(socket: TcpStream) -> io::Result<TcpStream> {

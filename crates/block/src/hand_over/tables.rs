@@ -12,12 +12,12 @@ const WORDS_BYTES: usize = SEGMENT_PAGES as usize * size_of::<u32>();
 const NUMBERS_BYTES: usize = 16;
 
 /// The segments that hold anything.
-pub(super) fn segments(state: &State) -> Vec<u64> {
+pub(crate) fn segments(state: &State) -> Vec<u64> {
     let all = 0..state.pages().div_ceil(SEGMENT_PAGES);
     all.filter(|segment| state.is_begun(*segment)).collect()
 }
 
-pub(super) fn send(
+pub(crate) fn send(
     state: &State,
     segments: &[u64],
     encrypted: bool,
@@ -43,7 +43,7 @@ pub(super) fn send(
     Ok(to.flush()?)
 }
 
-pub(super) fn receive(
+pub(crate) fn receive(
     state: &State,
     segments: u64,
     encrypted: bool,

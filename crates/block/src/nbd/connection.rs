@@ -531,6 +531,7 @@ fn errno_of(error: &BlockError) -> u32 {
         | BlockError::Unflushed
         | BlockError::Damaged(_)
         | BlockError::Spill(_)
+        | BlockError::Unheld(_)
         | BlockError::Pool(_) => errno::EIO,
     }
 }

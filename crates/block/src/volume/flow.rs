@@ -274,6 +274,7 @@ impl<T> Flow<T> {
         if !is_taking
             || bytes > MAX_BYTES
             || volume.places.is_some()
+            || volume.reading.is_some()
             || volume.lanes.are_waited_for()
         {
             return None;

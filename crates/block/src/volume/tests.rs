@@ -75,7 +75,7 @@ impl Lent {
 pub(crate) struct World {
     donors: Vec<Lent>,
     known: Arc<Known>,
-    config: VolumeConfig,
+    pub(crate) config: VolumeConfig,
     /// Where spill files are.
     dir: tempfile::TempDir,
 }
@@ -121,6 +121,7 @@ impl World {
             write_buffer_bytes: None,
             encrypt: false,
             snapshot_of: None,
+            reads_from: None,
         };
         World { donors, known, config, dir: tempfile::tempdir().unwrap() }
     }
@@ -194,7 +195,7 @@ impl World {
     }
 
     /// The one that comes after a process that was killed.
-    fn successor(&self, volume: &Volume) -> Arc<Volume> {
+    pub(crate) fn successor(&self, volume: &Volume) -> Arc<Volume> {
         die(volume);
         let fd = volume.state.as_fd().try_clone_to_owned().unwrap();
         let spill = volume.state.spill.as_ref().map(|spill| {

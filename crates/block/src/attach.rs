@@ -164,6 +164,7 @@ impl fmt::Display for Client {
 }
 
 impl Attachments {
+    #[cfg(test)]
     pub(crate) fn new(multi_writer: bool) -> Arc<Attachments> {
         Arc::new(Attachments { multi_writer, ..Attachments::default() })
     }

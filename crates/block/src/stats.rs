@@ -43,6 +43,9 @@ pub struct Stats {
     /// Nodes that read it by themselves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readers: Vec<String>,
+    /// Another node has it, and is who has memory of the pool.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_anothers: bool,
     /// Of a volume that another node has: why it cannot be read here at this moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unheld: Option<String>,
@@ -65,9 +68,12 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Of its data, what is in the pool; each page counted once.
+    /// Of its data, what is in the pool; each page counted once, and at the node that has it.
     pub fn pool_bytes(&self) -> u64 {
-        self.data_bytes.saturating_sub(self.spilled_bytes)
+        match self.is_anothers {
+            true => 0,
+            false => self.data_bytes.saturating_sub(self.spilled_bytes),
+        }
     }
 }
 

@@ -350,6 +350,7 @@ impl Volume {
             taken_back_bytes: pages_to_bytes(counters.taken_back_pages.load(Relaxed)),
             clients,
             readers: self.attachments.reading_nodes(),
+            is_anothers: self.reading.is_some(),
             unheld: self.why_unheld(),
             writer: self.attachments.writer().map(|client| client.to_string()),
             reads: counters.reads.load(Relaxed),

@@ -134,6 +134,7 @@ fn main() {
         write_buffer_bytes: None,
         encrypt: true,
         snapshot_of: None,
+        reads_from: None,
         for_swap: true,
         copies: 2,
         site: Site::default(),

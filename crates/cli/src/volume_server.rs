@@ -7,10 +7,12 @@
 //! the volume's file.
 
 use anyhow::{Context as _, bail};
+use hecaton_block::attach::Attachment;
 use hecaton_block::fuse::FileServer;
 use hecaton_block::fuse::mount::unmount_when_unused;
 use hecaton_block::hand_over::Offering;
-use hecaton_block::server::Listener;
+use hecaton_block::readers::{Sharing, fetch_tables};
+use hecaton_block::server::{Front as Protocol, Listener};
 use hecaton_block::ublk::{self, DiskServer};
 use hecaton_block::{Server, Spill, State, Terms, Volume, VolumeConfig, VolumeError, reserve};
 use hecaton_memory::pages_for_bytes;
@@ -81,6 +83,8 @@ struct Front {
     /// As the node sent it; another is given it, too.
     fd: OwnedFd,
     serving: Serving,
+    /// Of a volume that another node has.
+    _pin: Option<Attachment>,
 }
 
 enum Serving {
@@ -88,6 +92,7 @@ enum Serving {
     /// By threads that end as it is unmounted.
     File,
     Disk(DiskServer),
+    Nodes(Arc<Sharing>),
 }
 
 /// Why there are no further orders.
@@ -145,7 +150,18 @@ impl Process {
         }
         let donors = Arc::new(Donors::default());
         donors.set(start.donors.clone());
-        let opened = Volume::open(start.config.clone(), Arc::<Donors>::clone(&donors), state);
+        let mut follow = None;
+        let opened = match start.config.reads_from.clone() {
+            None => Volume::open(start.config.clone(), Arc::<Donors>::clone(&donors), state),
+            Some(from) => {
+                fetch_tables(&start.config, &from, &state)?;
+                let opened = Volume::open_to_read(start.config.clone(), state);
+                opened.map(|(volume, begin)| {
+                    follow = Some(begin);
+                    volume
+                })
+            }
+        };
         if let Err(VolumeError::Space(SpaceError::Fenced { .. })) = &opened {
             // Whoever has it now has a higher epoch.
             say(node, &VolumeEvent::Taken, &[]);
@@ -165,7 +181,11 @@ impl Process {
         let mut process =
             Process { volume, server, file, donors, start, fronts, kept, adoption, offering };
         for (export, fd) in exports.into_iter().zip(fds) {
-            process.serve(export, fd)?;
+            process.serve(export, fd, false)?;
+        }
+        if let Some(follow) = follow {
+            // What has cached something of the tables that were left is pinned by now.
+            follow()?;
         }
         if let Some(offer) = process.start.detached.clone() {
             let offered = process.offer(Offering::resume(&process.volume, offer));
@@ -178,7 +198,7 @@ impl Process {
         Ok(process)
     }
 
-    fn serve(&mut self, export: Exported, fd: OwnedFd) -> io::Result<()> {
+    fn serve(&mut self, export: Exported, fd: OwnedFd, is_new: bool) -> io::Result<()> {
         let (served, role) = (fd.try_clone()?, export.role());
         let serving = match (export.address.front(), &export.address) {
             (Some(front), _) => {
@@ -189,13 +209,20 @@ impl Process {
                 let volume = Arc::clone(&self.volume);
                 Serving::Disk(DiskServer::serve(volume, *number, served, role)?)
             }
+            (None, ExportAddress::Nodes(_)) => {
+                let begun = Sharing::begin(&self.volume, served, is_new);
+                Serving::Nodes(begun.map_err(io::Error::other)?)
+            }
             (None, _) => {
                 self.file.serve(served, role)?;
                 Serving::File
             }
         };
+        // A client of NBD is attached as long as it is connected; what others have cached, nobody knows.
+        let is_pinned = !matches!(export.address.front(), Some(Protocol::Nbd));
+        let _pin = is_pinned.then(|| self.volume.pin()).flatten();
         self.start.exports.push(export);
-        self.fronts.push(Front { fd, serving });
+        self.fronts.push(Front { fd, serving, _pin });
         Ok(())
     }
 
@@ -205,10 +232,15 @@ impl Process {
         let Some(at) = found else {
             return VolumeEvent::NotUnexported("its process does not know it".to_owned());
         };
-        if let Serving::Socket(listener) = self.fronts[at].serving
-            && let Err(attached) = self.server.unlisten(listener, force)
-        {
-            return VolumeEvent::NotUnexported(attached.to_string());
+        let ended = match &self.fronts[at].serving {
+            Serving::Socket(listener) => {
+                self.server.unlisten(*listener, force).map_err(|attached| attached.to_string())
+            }
+            Serving::Nodes(sharing) => sharing.end(force),
+            Serving::File | Serving::Disk(_) => Ok(()),
+        };
+        if let Err(reason) = ended {
+            return VolumeEvent::NotUnexported(reason);
         }
         self.start.exports.remove(at);
         self.fronts.remove(at);
@@ -280,7 +312,7 @@ impl Process {
             match order {
                 VolumeOrder::Export(export) => {
                     let fd = receiver.take_fds(1)?.remove(0);
-                    self.serve(export, fd).context("cannot serve a further address")?;
+                    self.serve(export, fd, true).context("cannot serve a further address")?;
                 }
                 VolumeOrder::Unexport { address, force } => {
                     tell(node, &self.unexport(&address, force));
@@ -314,14 +346,14 @@ impl Process {
                 VolumeOrder::Keep => {
                     tell(node, &self.keep());
                 }
-                VolumeOrder::Delete => match self.server.close_if_unused() {
+                VolumeOrder::Delete => match self.close_if_unused() {
                     Ok(()) => {
                         self.release();
                         tell(node, &VolumeEvent::Released);
                         return Ok(Over::Released);
                     }
                     Err(in_use) => {
-                        tell(node, &VolumeEvent::InUse(in_use.0));
+                        tell(node, &VolumeEvent::InUse(in_use));
                     }
                 },
                 VolumeOrder::End => {
@@ -330,6 +362,14 @@ impl Process {
                     return Ok(Over::Released);
                 }
             }
+        }
+    }
+
+    /// Takes no further client, if there is none, nor a node that reads.
+    fn close_if_unused(&self) -> Result<(), usize> {
+        match self.volume.stats(0).readers.len() {
+            0 => self.server.close_if_unused().map_err(|in_use| in_use.0),
+            readers => Err(readers + self.server.clients()),
         }
     }
 
@@ -362,8 +402,10 @@ impl Process {
     fn release(&mut self) {
         self.file.stop();
         for front in self.fronts.drain(..) {
-            if let Serving::Disk(disk) = front.serving {
-                disk.stop();
+            match front.serving {
+                Serving::Disk(disk) => disk.stop(),
+                Serving::Nodes(sharing) => sharing.stop(),
+                Serving::File | Serving::Socket(_) => {}
             }
         }
         self.server.stop();

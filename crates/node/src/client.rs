@@ -174,10 +174,11 @@ impl NodeClient {
         }
     }
 
-    /// Lets another node have a volume; where it is to connect.
-    pub fn detach_volume(&mut self, wish: DetachVolume) -> Result<SocketAddr, ClientError> {
+    /// Lets another node have a volume; where it is to connect. Nowhere, of a volume that was only read here.
+    pub fn detach_volume(&mut self, wish: DetachVolume) -> Result<Option<SocketAddr>, ClientError> {
         match self.ask(&Request::DetachVolume(wish))? {
-            Answer::Detached(address) => Ok(address),
+            Answer::Detached(address) => Ok(Some(address)),
+            Answer::Done => Ok(None),
             _ => Err(ClientError::Unexpected),
         }
     }

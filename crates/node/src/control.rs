@@ -282,7 +282,8 @@ fn answer_all(
                 known(&node, node.volumes.delete(&name), |()| Answer::Done)
             }
             Request::DetachVolume(wish) => {
-                known(&node, node.volumes.detach(&wish), Answer::Detached)
+                let detached = |at: Option<_>| at.map_or(Answer::Done, Answer::Detached);
+                known(&node, node.volumes.detach(&wish), detached)
             }
             Request::AttachVolume(wish) => {
                 known(&node, node.volumes.attach(&wish), |()| Answer::Done)

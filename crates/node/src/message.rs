@@ -76,7 +76,8 @@ pub enum Request {
     ResizeVolume(ResizeVolume),
     /// Give a volume's memory back, with all data. Refused while clients are connected.
     DeleteVolume(String),
-    /// Let another node have a volume. Refused while it is exported. Answered with [`Answer::Detached`].
+    /// Let another node have a volume. Refused while it is exported. Answered with [`Answer::Detached`]. Or read one no more
+    /// that is another node's: answered with [`Answer::Done`].
     DetachVolume(DetachVolume),
     /// Have a volume that another node lets this one have; or one that this node has detached and not given away.
     /// Answered with [`Answer::Done`] once it is served.
@@ -213,6 +214,9 @@ pub struct Export {
     /// They are to speak TLS, and are shown the certificate in this directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<PathBuf>,
+    /// Where other nodes are to come: other hosts may reach that address, though nothing is encrypted or authenticated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
 }
 
 /// Where a volume is to be served no more.
@@ -244,8 +248,9 @@ pub struct SnapshotVolume {
 pub struct DetachVolume {
     /// The volume.
     pub volume: String,
-    /// The node, and no other.
-    pub to: String,
+    /// The node, and no other; none if it is only read here, and is to be no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
     /// Where that one is to connect, with port 0 at a free one; the address of this node's donors if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
@@ -263,6 +268,9 @@ pub struct AttachVolume {
     /// The node that has it, and where it offers it; none if it is this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<(String, SocketAddr)>,
+    /// To be read here, beside others, and to stay the other node's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
 }
 
 /// Another size of a volume.

@@ -11,6 +11,7 @@
 mod export;
 mod hand_over;
 mod orphans;
+mod sharing;
 mod supervisor;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -28,6 +29,7 @@ use crate::report::{DonorAddress, NameError, check_name};
 use crate::stop::{Bell, Stop};
 use export::Entrance;
 use hecaton_block::hand_over::Offer;
+use hecaton_block::readers::SharedBy;
 use hecaton_block::ublk::{self, Owner};
 use hecaton_block::{Stats, VolumeConfig, holders};
 use hecaton_memory::{PAGE_SIZE, Size, pages_for_bytes, random_u64};
@@ -209,6 +211,9 @@ pub struct VolumeReport {
     /// Which node can have it, if it is detached, and where it gets it.
     #[serde(default)]
     pub detached: Option<Offer>,
+    /// Which node has it, if it is only read here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_from: Option<SharedBy>,
     /// Where clients reach it.
     pub exports: Vec<Exported>,
     /// Its process, while there is one.
@@ -337,6 +342,24 @@ pub enum VolumesError {
         /// Why.
         reason: String,
     },
+    /// It is another node's.
+    #[error(
+        "the volume `{volume}` is read here, and is node `{node}`'s; `hecaton volume detach {volume}` ends that"
+    )]
+    IsAnothers {
+        /// The volume.
+        volume: String,
+        /// The node.
+        node: String,
+    },
+    /// Other nodes do not read it.
+    #[error("the volume `{volume}` is not shared with other nodes: {reason}")]
+    NotShared {
+        /// The volume.
+        volume: String,
+        /// Why.
+        reason: String,
+    },
     /// It does not come here.
     #[error("the volume `{volume}` is not attached: {reason}")]
     NotAttached {
@@ -346,7 +369,7 @@ pub enum VolumesError {
         reason: String,
     },
     /// It is here already.
-    #[error("the volume `{0}` is attached to this node already")]
+    #[error("the volume `{0}` is attached to this node already, or another one of that name")]
     IsAttached(String),
     /// It does not end.
     #[error("the volume `{0}` is still giving its memory back: a donor may be away")]
@@ -564,11 +587,17 @@ impl Volumes {
     pub fn export(&self, wish: Export) -> Result<ExportAddress, VolumesError> {
         let mut exported =
             Exported { address: wish.address, read_only: wish.read_only, tls: wish.tls };
+        if let ExportAddress::Nodes(wanted) = exported.address {
+            // Those who come there read.
+            exported.read_only = true;
+            let at = self.for_nodes(&wish.volume, wanted, wish.insecure)?;
+            exported.address = ExportAddress::Nodes(Some(at));
+        }
         // What cannot be with any volume, what cannot be with this one, and all before anything is bound.
         exported.check()?;
         let bytes = self.with(&wish.volume, |volume| {
             volume.check_here()?;
-            exported.read_only |= volume.config.snapshot_of.is_some();
+            exported.read_only |= volume.is_read_only();
             volume.check_beside(&exported).map(|()| volume.report.size_bytes)
         })??;
         let owner = Owner::of(self.0.paths.dir());
@@ -603,6 +632,7 @@ impl Volumes {
         check_name(&wish.name)?;
         let (config, size_bytes) = self.with(&wish.volume, |volume| {
             volume.check_here()?;
+            volume.check_own()?;
             let config = VolumeConfig {
                 name: wish.name.clone(),
                 space: random_u64(),
@@ -674,6 +704,7 @@ impl Volumes {
         };
         let is_asked = self.with(name, |volume| {
             volume.check_here()?;
+            volume.check_own()?;
             let is_asked = volume.resizing == Resizing::No && volume.process.is_some();
             if is_asked {
                 volume.resizing = Resizing::Asked(wish.size_bytes);
@@ -705,6 +736,12 @@ impl Volumes {
     /// Gives a volume's memory back, with all data. Refused while clients are connected, or use its
     /// file.
     pub fn delete(&self, name: &str) -> Result<(), VolumesError> {
+        self.with(name, |volume| volume.check_own())??;
+        self.end(name)
+    }
+
+    /// Ends it, if nobody uses it.
+    fn end(&self, name: &str) -> Result<(), VolumesError> {
         self.with(name, |volume| {
             volume.check_here()?;
             if let Some(path) = volume.entrances.iter().find_map(Entrance::file_in_use) {
@@ -757,7 +794,11 @@ impl Volumes {
     /// used.
     pub fn in_use(&self) -> Vec<String> {
         let is_used = |volume: &&Volume| {
-            volume.report.stats.as_ref().is_some_and(|stats| stats.clients > 0)
+            volume
+                .report
+                .stats
+                .as_ref()
+                .is_some_and(|stats| stats.clients > 0 || !stats.readers.is_empty())
                 || volume.entrances.iter().any(|entrance| entrance.file_in_use().is_some())
         };
         let table = self.table();
@@ -811,6 +852,7 @@ impl Volumes {
             write_buffer_bytes: wish.write_buffer_bytes,
             encrypt: wish.encrypt,
             snapshot_of: None,
+            reads_from: None,
         };
         self.enter(config, wish.size_bytes)
     }
@@ -886,6 +928,7 @@ impl Volume {
             limit_bytes: config.limit_bytes,
             encrypted: config.encrypt,
             snapshot_of: config.snapshot_of.clone(),
+            reads_from: config.reads_from.clone(),
             ..VolumeReport::default()
         };
         Volume {

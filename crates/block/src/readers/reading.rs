@@ -4,7 +4,7 @@ use super::leases::{Standing, Tenure};
 use super::{SharedBy, now};
 use crate::attach::{Attachment, Client, Held, Role};
 use crate::page_locks::Access;
-use crate::volume::Volume;
+use crate::volume::{Volume, VolumeConfig};
 use crate::{BlockError, State};
 use hecaton_memory::random_u64;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -224,23 +224,6 @@ impl Volume {
         }
     }
 
-    /// Why other nodes cannot read it by themselves, if they cannot.
-    pub(crate) fn why_not_shared(&self) -> Option<String> {
-        let config = self.config();
-        let why = if let Some(from) = &config.reads_from {
-            return Some(format!("node `{}` has it, and shares it", from.node));
-        } else if config.multi_writer {
-            "it was created with --multi-writer, and whoever reads it beside writers does so through its one process"
-        } else if config.spill.is_some() {
-            "what is in its spill file only this host has"
-        } else if config.for_swap {
-            "this host's kernel swaps to it"
-        } else {
-            return None;
-        };
-        Some(why.to_owned())
-    }
-
     /// Returns when donors have all that was ever written, with nobody attached who writes.
     pub(crate) fn come_to_rest(&self) -> Result<(), String> {
         // Of a writer that has just gone.
@@ -251,5 +234,23 @@ impl Volume {
             true => Ok(()),
             false => Err(BlockError::Stuck.to_string()),
         }
+    }
+}
+
+impl VolumeConfig {
+    /// Why other nodes cannot read it by themselves, if they cannot.
+    pub fn why_not_shared(&self) -> Option<String> {
+        let why = if let Some(from) = &self.reads_from {
+            return Some(format!("it is node `{}`'s, and read here", from.node));
+        } else if self.multi_writer {
+            "it was created with --multi-writer, and whoever reads it beside writers does so through its one process"
+        } else if self.spill.is_some() {
+            "what is in its spill file only this host has"
+        } else if self.for_swap {
+            "this host's kernel swaps to it"
+        } else {
+            return None;
+        };
+        Some(why.to_owned())
     }
 }

@@ -51,7 +51,7 @@ impl Sharing {
         socket: OwnedFd,
         is_new: bool,
     ) -> Result<Arc<Sharing>, String> {
-        if let Some(reason) = volume.why_not_shared() {
+        if let Some(reason) = volume.config().why_not_shared() {
             return Err(reason);
         }
         let sharing = Arc::new(Sharing {

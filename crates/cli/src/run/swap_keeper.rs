@@ -152,7 +152,13 @@ impl Volume {
 
     /// Has it served; returns where.
     fn export(&self, address: ExportAddress) -> anyhow::Result<ExportAddress> {
-        let export = Export { volume: self.name.clone(), address, read_only: false, tls: None };
+        let export = Export {
+            volume: self.name.clone(),
+            address,
+            read_only: false,
+            tls: None,
+            insecure: false,
+        };
         Ok(connect(&self.node)?.export_volume(export)?)
     }
 }

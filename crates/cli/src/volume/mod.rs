@@ -40,12 +40,17 @@ pub(crate) enum Volume {
     /// Copies a volume as it is at this moment, while clients go on writing; the copy is a volume that
     /// can be read only
     Snapshot(SnapshotArgs),
+    /// Lets other nodes read a volume, each by a process of its own and straight from the donors, for as long as nobody writes to
+    /// it; they attach it with --read-only
+    Share(ShareArgs),
+    /// Ends that other nodes may read a volume by themselves
+    Unshare(UnshareArgs),
     /// Lets another node have a volume, which is not exported here any more; it is attached there. This node keeps it until
-    /// that one serves it
+    /// that one serves it. Or ends that a volume of another node is read here
     Detach(DetachArgs),
     /// Has a volume that was detached on another node for this one, with its data where they are: it is served here from
     /// then on, and whatever the other node still sends is refused by donors. Or takes back one of this node that was
-    /// detached and not yet attached
+    /// detached and not yet attached. Or, with --read-only, reads one that stays the other node's and is shared
     Attach(AttachArgs),
     /// Gives a volume another size, while clients use it; they learn of it when they connect again
     Resize(ResizeArgs),
@@ -172,11 +177,27 @@ pub(crate) struct SnapshotArgs {
 pub(crate) struct DetachArgs {
     /// The volume
     name: String,
-    /// The node that is to have it
+    /// The node that is to have it. Not of a volume that is only read here
     #[arg(long, value_name = "NODE")]
-    to: String,
+    to: Option<String>,
     /// Where that node is to connect to this one, for the volume's tables; with port 0 a free port. Without this at the
     /// address of this node's donors
+    #[arg(long, value_name = "ADDRESS", requires = "to")]
+    listen: Option<SocketAddr>,
+    /// Takes an address that other hosts can reach though the nodes have no certificates
+    #[arg(long, requires = "listen")]
+    insecure: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+/// Arguments of `hecaton volume share`.
+#[derive(clap::Args)]
+pub(crate) struct ShareArgs {
+    /// The volume
+    name: String,
+    /// Where other nodes are to connect to this one; with port 0 a free port. Without this at the address of this node's
+    /// donors
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Takes an address that other hosts can reach though the nodes have no certificates
@@ -186,11 +207,26 @@ pub(crate) struct DetachArgs {
     cluster: ClusterArgs,
 }
 
+/// Arguments of `hecaton volume unshare`.
+#[derive(clap::Args)]
+pub(crate) struct UnshareArgs {
+    /// The volume
+    name: String,
+    /// Does it while nodes are attached, too: what they are asked fails from then on. Waits until they cannot read any more
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
 /// Arguments of `hecaton volume attach`.
 #[derive(clap::Args)]
 pub(crate) struct AttachArgs {
     /// The volume
     name: String,
+    /// Reads it here, beside other nodes; it stays the node's that shares it, and while it is read, nobody writes to it
+    #[arg(long)]
+    read_only: bool,
     #[command(flatten)]
     cluster: ClusterArgs,
 }
@@ -227,7 +263,13 @@ pub(crate) fn run(volume: Volume) -> anyhow::Result<ExitCode> {
         Volume::List(args) => show::list(&args)?,
         Volume::Status(args) => show::status(&args)?,
         Volume::Detach(args) => detach(args)?,
-        Volume::Attach(args) => attach::attach(&args.name, &args.cluster)?,
+        Volume::Attach(args) => attach::attach(&args.name, args.read_only, &args.cluster)?,
+        Volume::Share(args) => share(args)?,
+        Volume::Unshare(args) => {
+            let address = ExportAddress::Nodes(None);
+            let wish = Unexport { volume: args.name, address, force: args.force };
+            args.cluster.need_local_node()?.unexport_volume(wish)?;
+        }
         Volume::Resize(args) => resize(args)?,
         Volume::Snapshot(args) => {
             let wish = SnapshotVolume { volume: args.name, name: args.snapshot };
@@ -286,7 +328,9 @@ fn create(args: CreateArgs) -> anyhow::Result<()> {
 
 fn detach(args: DetachArgs) -> anyhow::Result<()> {
     let DetachArgs { name: volume, to, listen, insecure, cluster } = args;
-    if let Some(manager) = cluster.manager()? {
+    if let Some(to) = &to
+        && let Some(manager) = cluster.manager()?
+    {
         let status = manager.status()?;
         let names: Vec<_> = status.nodes.iter().map(|node| node.report.name.as_str()).collect();
         if !names.contains(&to.as_str()) {
@@ -294,6 +338,21 @@ fn detach(args: DetachArgs) -> anyhow::Result<()> {
         }
     }
     cluster.need_local_node()?.detach_volume(DetachVolume { volume, to, listen, insecure })?;
+    Ok(())
+}
+
+fn share(args: ShareArgs) -> anyhow::Result<()> {
+    let mut node = args.cluster.need_local_node()?;
+    let (volume, listen, insecure) = (args.name, args.listen, args.insecure);
+    let wish = Export {
+        volume,
+        address: ExportAddress::Nodes(listen),
+        read_only: true,
+        tls: None,
+        insecure,
+    };
+    let address = node.export_volume(wish)?;
+    println!("{address}");
     Ok(())
 }
 
@@ -369,7 +428,8 @@ fn export(args: ExportArgs) -> anyhow::Result<()> {
     let name = args.name.clone();
     let tls = args.tls.as_deref().map(absolute).transpose()?;
     let read_only = args.read_only;
-    let wish = Export { volume: args.name, address, read_only, tls: tls.clone() };
+    let wish =
+        Export { volume: args.name, address, read_only, tls: tls.clone(), insecure: args.insecure };
     let address = args.cluster.need_local_node()?.export_volume(wish)?;
     println!("{}", uri(&Exported { address, read_only, tls }, &name));
     Ok(())
@@ -392,7 +452,9 @@ fn address(
     let file = socket.or(fuse.map(ExportAddress::Fuse));
     let given = file.or(ublk.then_some(ExportAddress::Ublk(None)));
     Ok(match given.expect("one of the four is required") {
-        address @ (ExportAddress::Tcp(_) | ExportAddress::Ublk(_)) => address,
+        address @ (ExportAddress::Tcp(_) | ExportAddress::Ublk(_) | ExportAddress::Nodes(_)) => {
+            address
+        }
         ExportAddress::Unix(path) => ExportAddress::Unix(absolute(&path)?),
         ExportAddress::VhostUser(path) => ExportAddress::VhostUser(absolute(&path)?),
         ExportAddress::Fuse(path) => ExportAddress::Fuse(absolute(&path)?),
@@ -420,7 +482,7 @@ fn uri(export: &Exported, name: &str) -> String {
         address @ ExportAddress::VhostUser(_) => address.to_string(),
         ExportAddress::Fuse(path) => path.display().to_string(),
         ExportAddress::Ublk(Some(number)) => disk::path(*number).display().to_string(),
-        address @ ExportAddress::Ublk(None) => address.to_string(),
+        address @ (ExportAddress::Ublk(None) | ExportAddress::Nodes(_)) => address.to_string(),
     }
 }
 

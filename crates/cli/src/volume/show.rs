@@ -6,7 +6,7 @@ use crate::table::Table;
 use anyhow::bail;
 use hecaton_block::Stats;
 use hecaton_memory::{Size, pages_to_bytes};
-use hecaton_node::volumes::{VolumeReport, VolumeState};
+use hecaton_node::volumes::{ExportAddress, VolumeReport, VolumeState};
 use hecaton_space::SpaceStatus;
 use std::fmt::Write as _;
 
@@ -132,7 +132,24 @@ fn describe(node: &str, volume: &VolumeReport) -> String {
         let _ =
             writeln!(text, "detached for node {}, which gets it at {}", offer.to, offer.address);
     }
+    if let Some(from) = &volume.reads_from {
+        let _ = writeln!(
+            text,
+            "read here; node {} has it, and shares it at {}",
+            from.node, from.address
+        );
+    }
+    if let Some(why) = volume.stats.as_ref().and_then(|stats| stats.unheld.as_ref()) {
+        let _ = writeln!(text, "cannot be read now: {why}");
+    }
     for export in &volume.exports {
+        if let ExportAddress::Nodes(Some(address)) = export.address {
+            let readers = volume.stats.as_ref().map_or(&[][..], |stats| &stats.readers);
+            let by =
+                if readers.is_empty() { "none reads it".to_owned() } else { readers.join(", ") };
+            let _ = writeln!(text, "shared with nodes at {address}: {by}");
+            continue;
+        }
         let read_only = if export.read_only { ", read only" } else { "" };
         let _ = writeln!(text, "export: {}{read_only}", uri(export, &volume.name));
     }
@@ -144,7 +161,9 @@ fn describe(node: &str, volume: &VolumeReport) -> String {
         let holding = pool.donors.iter().filter(|donor| donor.extents > 0);
         let donors: Vec<String> = holding
             .map(|donor| {
-                let away = if donor.reachable { "" } else { ", away" };
+                // Who reads does not ask them how they are.
+                let is_known = volume.reads_from.is_none();
+                let away = if is_known && !donor.reachable { ", away" } else { "" };
                 format!("{} ({}{away})", donor.name, size(donor.bytes_held))
             })
             .collect();
@@ -181,6 +200,7 @@ fn segment_bytes(pool: &SpaceStatus, segments: u64) -> u64 {
 fn state(volume: &VolumeReport) -> &'static str {
     match volume.state {
         VolumeState::Serving if volume.detached.is_some() => "detached",
+        VolumeState::Serving if volume.reads_from.is_some() => "reading",
         VolumeState::Starting => "starting",
         VolumeState::Serving => "serving",
         VolumeState::Ending => "ending",
@@ -194,6 +214,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_block::readers::SharedBy;
     use hecaton_memory::{Epoch, SpaceId};
     use hecaton_node::volumes::Exported;
 
@@ -229,6 +250,9 @@ mod tests {
             gets: 0,
             taken_back_bytes: 0,
             clients: 1,
+            readers: Vec::new(),
+            is_anothers: false,
+            unheld: None,
             writer: Some("process 7 (qemu)".to_owned()),
             reads: 12,
             read_bytes: 0,
@@ -271,6 +295,25 @@ mod tests {
         assert!(text.contains("pool: 128M in extents, copies: 2; nobody yet\n"), "{text}");
         let spill = "spill: 32M in /var/a.spill; no more than 64M in the pool\n";
         assert!(text.contains(spill), "{text}");
+    }
+
+    #[test]
+    fn who_reads_where_is_told() {
+        let address = "192.0.2.1:7".parse().unwrap();
+        let mut shared = volume();
+        shared.exports[0].address = ExportAddress::Nodes(Some(address));
+        let text = describe("a", &shared);
+        assert!(text.contains("shared with nodes at 192.0.2.1:7: none reads it\n"), "{text}");
+        shared.stats.as_mut().unwrap().readers = vec!["b".into(), "c".into()];
+        let text = describe("a", &shared);
+        assert!(text.contains("shared with nodes at 192.0.2.1:7: b, c\n"), "{text}");
+        let mut read = volume();
+        read.reads_from = Some(SharedBy { node: "a".into(), address });
+        read.stats.as_mut().unwrap().unheld = Some("node `a` is silent".into());
+        let text = describe("b", &read);
+        assert!(text.contains(" reading "), "{text}");
+        assert!(text.contains("node a has it, and shares it at 192.0.2.1:7\n"), "{text}");
+        assert!(text.contains("cannot be read now: node `a` is silent\n"), "{text}");
     }
 
     #[test]

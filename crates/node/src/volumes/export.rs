@@ -21,7 +21,8 @@ use std::str::FromStr;
 const BACKLOG: i32 = 32;
 
 /// Where clients reach a volume. Written `HOST:PORT`, `unix:PATH`, `vhost-user:PATH`, `fuse:PATH`, `ublk:NUMBER`, or
-/// `ublk` for whatever number is free.
+/// `ublk` for whatever number is free; `nodes:HOST:PORT` is where other nodes' processes come that read it by themselves, and
+/// `nodes` at the address of this node's donors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ExportAddress {
@@ -35,6 +36,8 @@ pub enum ExportAddress {
     Fuse(PathBuf),
     /// A block device of this host, with its number, or any.
     Ublk(Option<u32>),
+    /// An address for other nodes, which read it by themselves; or that of this node's donors.
+    Nodes(Option<SocketAddr>),
 }
 
 /// One place at which a volume is served, and how.
@@ -110,7 +113,11 @@ impl FromStr for ExportAddress {
             Some(("ublk", number)) => {
                 number.parse().map(Some).map(ExportAddress::Ublk).map_err(|_| refused())
             }
+            Some(("nodes", address)) => {
+                address.parse().map(Some).map(ExportAddress::Nodes).map_err(|_| refused())
+            }
             None if text == "ublk" => Ok(ExportAddress::Ublk(None)),
+            None if text == "nodes" => Ok(ExportAddress::Nodes(None)),
             _ => text.parse().map(ExportAddress::Tcp).map_err(|_| refused()),
         }
     }
@@ -139,6 +146,8 @@ impl fmt::Display for ExportAddress {
             ExportAddress::Fuse(path) => write!(f, "fuse:{}", path.display()),
             ExportAddress::Ublk(None) => f.write_str("ublk"),
             ExportAddress::Ublk(Some(number)) => write!(f, "ublk:{number}"),
+            ExportAddress::Nodes(None) => f.write_str("nodes"),
+            ExportAddress::Nodes(Some(address)) => write!(f, "nodes:{address}"),
         }
     }
 }
@@ -173,12 +182,12 @@ impl Exported {
 }
 
 impl ExportAddress {
-    /// What its clients speak; nothing where it is a file or a block device.
+    /// What its clients speak; nothing where it is a file or a block device, or they are other nodes.
     pub fn front(&self) -> Option<Front> {
         match self {
             ExportAddress::Tcp(_) | ExportAddress::Unix(_) => Some(Front::Nbd),
             ExportAddress::VhostUser(_) => Some(Front::VhostUser),
-            ExportAddress::Fuse(_) | ExportAddress::Ublk(_) => None,
+            ExportAddress::Fuse(_) | ExportAddress::Ublk(_) | ExportAddress::Nodes(_) => None,
         }
     }
 
@@ -189,14 +198,21 @@ impl ExportAddress {
 
     /// Whether it is the one that is meant.
     pub(super) fn is_meant_by(&self, wanted: &ExportAddress) -> bool {
-        let is_any = matches!((self, wanted), (ExportAddress::Ublk(_), ExportAddress::Ublk(None)));
+        let is_any = matches!(
+            (self, wanted),
+            (ExportAddress::Ublk(_), ExportAddress::Ublk(None))
+                | (ExportAddress::Nodes(_), ExportAddress::Nodes(None))
+        );
         is_any || self == wanted
     }
 
     /// The socket's file, if it has one.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            ExportAddress::Tcp(_) | ExportAddress::Fuse(_) | ExportAddress::Ublk(_) => None,
+            ExportAddress::Tcp(_)
+            | ExportAddress::Fuse(_)
+            | ExportAddress::Ublk(_)
+            | ExportAddress::Nodes(_) => None,
             ExportAddress::Unix(path) | ExportAddress::VhostUser(path) => Some(path),
         }
     }
@@ -287,17 +303,26 @@ pub(super) struct Listener {
 impl Listener {
     fn bind(address: &ExportAddress) -> Result<Listener, ExportError> {
         let failed = |source| ExportError::Listen { address: address.clone(), source };
+        let bind_tcp = |wanted: &SocketAddr| {
+            let listener = TcpListener::bind(wanted)?;
+            Ok((listener.local_addr()?, OwnedFd::from(listener)))
+        };
         match address {
             ExportAddress::Tcp(wanted) => {
-                let listener = TcpListener::bind(wanted).map_err(failed)?;
-                let bound = listener.local_addr().map_err(failed)?;
-                Ok(Listener { address: ExportAddress::Tcp(bound), socket: listener.into() })
+                let (bound, socket) = bind_tcp(wanted).map_err(failed)?;
+                Ok(Listener { address: ExportAddress::Tcp(bound), socket })
+            }
+            ExportAddress::Nodes(Some(wanted)) => {
+                let (bound, socket) = bind_tcp(wanted).map_err(failed)?;
+                Ok(Listener { address: ExportAddress::Nodes(Some(bound)), socket })
             }
             ExportAddress::Unix(path) | ExportAddress::VhostUser(path) => {
                 let socket = bind_unix(path).map_err(failed)?;
                 Ok(Listener { address: address.clone(), socket })
             }
-            ExportAddress::Fuse(_) | ExportAddress::Ublk(_) => unreachable!("not a socket"),
+            ExportAddress::Fuse(_) | ExportAddress::Ublk(_) | ExportAddress::Nodes(None) => {
+                unreachable!("not a socket")
+            }
         }
     }
 }
@@ -358,6 +383,8 @@ mod tests {
             "vhost-user:/a:b",
             "ublk",
             "ublk:12",
+            "nodes",
+            "nodes:192.0.2.1:40123",
         ] {
             let address: ExportAddress = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
@@ -374,6 +401,8 @@ mod tests {
             "127.0.0.1",
             "ublk:",
             "ublk:-1",
+            "nodes:",
+            "nodes:7",
         ] {
             assert!(text.parse::<ExportAddress>().is_err(), "{text}");
         }

@@ -20,13 +20,16 @@ use std::path::Path;
 use std::thread;
 
 impl Volumes {
-    /// Lets another node have a volume that is not exported; where it is to connect.
-    pub fn detach(&self, wish: &DetachVolume) -> Result<SocketAddr, VolumesError> {
-        check_name(&wish.to)?;
+    /// Lets another node have a volume that is not exported; where it is to connect. Or ends that a volume of another node is
+    /// read here.
+    pub fn detach(&self, wish: &DetachVolume) -> Result<Option<SocketAddr>, VolumesError> {
         let name = &wish.volume;
         let refused =
             |reason: String| Err(VolumesError::NotDetached { volume: name.clone(), reason });
-        let offer = match self.offer(wish) {
+        let Some(to) = &wish.to else { return self.read_no_more(name).map(|()| None) };
+        check_name(to)?;
+        self.with(name, |volume| volume.check_own())??;
+        let offer = match self.offer(to, wish) {
             Ok(offer) => offer,
             Err(reason) => return refused(reason),
         };
@@ -43,13 +46,17 @@ impl Volumes {
             return refused(reason);
         }
         let detached = self.with(name, |volume| volume.report.detached.clone())?;
-        detached.map_or_else(|| refused("it was attached again".to_owned()), |at| Ok(at.address))
+        detached
+            .map_or_else(|| refused("it was attached again".to_owned()), |at| Ok(Some(at.address)))
     }
 
     /// Has a volume of another node, or one of this one that was detached and is not another's; returns when it is served.
     pub fn attach(&self, wish: &AttachVolume) -> Result<(), VolumesError> {
         let name = &wish.volume;
         check_name(name)?;
+        if wish.read_only {
+            return self.read(wish);
+        }
         let refused =
             |reason: String| Err(VolumesError::NotAttached { volume: name.clone(), reason });
         let here = self.with(name, |volume| match volume.report.detached {
@@ -146,16 +153,14 @@ impl Volumes {
         }
     }
 
-    fn offer(&self, wish: &DetachVolume) -> Result<Offer, String> {
-        if wish.to == self.0.donors.site().host {
-            return Err(format!("node `{}` has it", wish.to));
+    fn offer(&self, to: &str, wish: &DetachVolume) -> Result<Offer, String> {
+        if to == self.0.donors.site().host {
+            return Err(format!("node `{to}` has it"));
         }
-        let own = self.0.donors.own_address().map(|address| SocketAddr::new(address.ip(), 0));
-        let Some(address) = wish.listen.or(own) else {
+        let Some(address) = self.address_for_nodes(wish.listen) else {
             return Err(format!(
-                "this node has no donors whose address could be used: say with --listen where node `{}` is to \
-                 connect",
-                wish.to
+                "this node has no donors whose address could be used: say with --listen where node `{to}` is to \
+                 connect"
             ));
         };
         if address.ip().is_unspecified() {
@@ -168,7 +173,13 @@ impl Volumes {
                  network is trusted"
             ));
         }
-        Ok(Offer { to: wish.to.clone(), address })
+        Ok(Offer { to: to.to_owned(), address })
+    }
+
+    /// Where other nodes are to connect to this one: there, or at its donors' address.
+    pub(super) fn address_for_nodes(&self, wanted: Option<SocketAddr>) -> Option<SocketAddr> {
+        let own = self.0.donors.own_address().map(|address| SocketAddr::new(address.ip(), 0));
+        wanted.or(own)
     }
 }
 
@@ -180,6 +191,11 @@ impl Volume {
             || self.deletion == super::Deletion::Asked;
         if let Some(export) = self.report.exports.first() {
             let (address, name) = (&export.address, &self.config.name);
+            if let super::ExportAddress::Nodes(_) = address {
+                return Some(format!(
+                    "it is shared with other nodes: end that first (`hecaton volume unshare {name}`)"
+                ));
+            }
             return Some(format!(
                 "it is exported at {address}: take that back first (`hecaton volume unexport {name}`)"
             ));

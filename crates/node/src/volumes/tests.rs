@@ -174,8 +174,13 @@ fn one_is_created_exported_and_deleted() {
     volumes.create(wish("a")).unwrap();
     assert!(matches!(volumes.create(wish("a")), Err(VolumesError::NameTaken(_))));
     let address = ExportAddress::Unix(dir.path().join("a.sock"));
-    let export =
-        || Export { volume: "a".into(), address: address.clone(), read_only: false, tls: None };
+    let export = || Export {
+        volume: "a".into(),
+        address: address.clone(),
+        read_only: false,
+        tls: None,
+        insecure: false,
+    };
     assert_eq!(volumes.export(export()).unwrap(), address);
     assert!(matches!(volumes.export(export()), Err(VolumesError::Export(_))));
     let file = ExportAddress::Fuse(dir.path().join("a"));
@@ -202,7 +207,7 @@ fn a_file_is_beside_others_where_all_of_them_read() {
     std::fs::write(&taken, "somebody's").unwrap();
     let may = |volumes: &Volumes, address: &ExportAddress, read_only| {
         let (volume, address) = ("a".to_owned(), address.clone());
-        match volumes.export(Export { volume, address, read_only, tls: None }) {
+        match volumes.export(Export { volume, address, read_only, tls: None, insecure: false }) {
             Ok(_) | Err(VolumesError::Export(_)) => true,
             Err(VolumesError::FileBeside { .. }) => false,
             Err(error) => panic!("{error}"),
@@ -231,6 +236,7 @@ fn an_export_is_taken_back_or_says_who_is_attached() {
         address: socket(name),
         read_only: false,
         tls: None,
+        insecure: false,
     };
     let unexport = |name: &str, force| {
         volumes.unexport(&Unexport { volume: "a".into(), address: socket(name), force })
@@ -261,8 +267,13 @@ fn an_export_stays_whose_process_ends_instead_of_closing_it() {
     let volumes = volumes(&GOOD.replace(r#"echo '"unexported"' >&0"#, "exit 1"), "");
     volumes.create(wish("a")).unwrap();
     let address = ExportAddress::Unix(dir.path().join("a.sock"));
-    let export =
-        Export { volume: "a".into(), address: address.clone(), read_only: false, tls: None };
+    let export = Export {
+        volume: "a".into(),
+        address: address.clone(),
+        read_only: false,
+        tls: None,
+        insecure: false,
+    };
     volumes.export(export).unwrap();
     let wish = Unexport { volume: "a".into(), address, force: true };
     let ended = volumes.unexport(&wish).unwrap_err().to_string();
@@ -282,7 +293,13 @@ fn a_block_device_is_refused_in_one_line_where_there_can_be_none() {
     let socket = ExportAddress::Unix(dir.path().join("a.sock"));
     let export = |address: &ExportAddress, read_only| {
         let address = address.clone();
-        volumes.export(Export { volume: "a".into(), address, read_only, tls: None })
+        volumes.export(Export {
+            volume: "a".into(),
+            address,
+            read_only,
+            tls: None,
+            insecure: false,
+        })
     };
     let device = ExportAddress::Ublk(None);
     let refused = export(&device, false).unwrap_err();
@@ -349,6 +366,7 @@ fn a_killed_process_is_replaced_and_its_sockets_stay() {
             address: address.clone(),
             read_only: false,
             tls: None,
+            insecure: false,
         })
         .unwrap();
     let before = wait_until(&volumes, |report| report.pid.is_some());
@@ -399,7 +417,7 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
     volumes.create(wish("disk")).unwrap();
     let detach = |to: &str, listen: Option<&str>, insecure| {
         let listen = listen.map(|listen| listen.parse().unwrap());
-        let wish = DetachVolume { volume: "disk".into(), to: to.into(), listen, insecure };
+        let wish = DetachVolume { volume: "disk".into(), to: Some(to.into()), listen, insecure };
         volumes.detach(&wish).map_err(|error| error.to_string())
     };
     for (to, listen, why) in [
@@ -411,13 +429,15 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
         let refused = detach(to, listen, false).unwrap_err();
         assert!(refused.contains(why), "{refused}");
     }
-    let attach = || volumes.attach(&AttachVolume { volume: "disk".into(), from: None });
+    let attach =
+        || volumes.attach(&AttachVolume { volume: "disk".into(), from: None, read_only: false });
     assert!(matches!(attach(), Err(VolumesError::IsAttached(_))));
     for spilling in [true, false] {
         let other = CreateVolume { spill: spilling.then(|| "/spill".into()), ..wish("other") };
         volumes.create(CreateVolume { encrypt: !spilling, ..other }).unwrap();
         let listen = Some(([127, 0, 0, 1], 0).into());
-        let wish = DetachVolume { volume: "other".into(), to: "b".into(), listen, insecure: false };
+        let wish =
+            DetachVolume { volume: "other".into(), to: Some("b".into()), listen, insecure: false };
         let refused = volumes.detach(&wish).unwrap_err().to_string();
         assert!(refused.contains(if spilling { "spill file" } else { "TLS only" }), "{refused}");
         volumes.delete("other").unwrap();
@@ -425,7 +445,8 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
 
     assert_eq!(detach("b", Some("127.0.0.1:0"), false), Ok(([127, 0, 0, 1], 9).into()));
     let address = "127.0.0.1:0".parse().unwrap();
-    let export = Export { volume: "disk".into(), address, read_only: false, tls: None };
+    let export =
+        Export { volume: "disk".into(), address, read_only: false, tls: None, insecure: false };
     assert!(matches!(volumes.export(export), Err(VolumesError::IsDetached { .. })));
     assert!(matches!(volumes.delete("disk"), Err(VolumesError::IsDetached { .. })));
     let smaller = ResizeVolume { volume: "disk".into(), size_bytes: 4096 };

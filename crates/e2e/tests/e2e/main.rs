@@ -142,6 +142,7 @@ const TESTS: &[Test<Cluster>] = tests![
     secure::pages_travel_by_tls,
     secrets::are_in_no_log,
     sharing::a_volume_goes_from_node_to_node,
+    sharing::nodes_read_one_volume_or_one_writes,
     policy::targets_are_kept_to,
     grants::are_made_once_wherever_the_manager_is_killed,
     api::is_as_described,

@@ -3,15 +3,18 @@
 use crate::{
     cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch},
     harness::{Outcome, TestResult},
-    process::{Ended, Running, kill_dead, missing, run},
+    process::{Ended, Running, Stopped, kill_dead, missing, missing_any, run},
     secure::{SecureManager, issue, secure_manager},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// The command line of one of the hosts.
@@ -50,6 +53,12 @@ impl Host<'_> {
         self.does(&["export", "disk", "--nbd", &format!("unix:{}", self.socket().display())])
     }
 
+    /// To be read, where it may be written elsewhere.
+    fn export_to_read(&self) -> anyhow::Result<()> {
+        let at = format!("unix:{}", self.socket().display());
+        self.does(&["export", "disk", "--read-only", "--nbd", &at])
+    }
+
     fn unexport(&self) -> anyhow::Result<()> {
         self.does(&["unexport", "disk", "--nbd", &format!("unix:{}", self.socket().display())])
     }
@@ -63,8 +72,41 @@ impl Host<'_> {
             .expect_success("nbdcopy to the volume")
     }
 
+    /// Nobody who writes is let in, for that reason.
+    fn writes_nothing(&self, image: &Path, said: &str) -> anyhow::Result<()> {
+        let ended = run(Command::new("nbdcopy").arg("--flush").arg(image).arg(self.uri()), LONG)?;
+        let what = format!("nbdcopy to {} said {:?}", self.name, ended.stderr);
+        ensure!(!ended.status.success() && ended.stderr.contains(said), "{what}, and not {said:?}");
+        Ok(())
+    }
+
+    /// Repeats what may be refused for a while.
+    fn before_long(&self, what: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let began = Instant::now();
+        loop {
+            match what() {
+                Err(_) if began.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(200)),
+                done => return done,
+            }
+        }
+    }
+
+    /// The process of the volume here.
+    fn process(&self) -> anyhow::Result<u32> {
+        let shown = self.volume(&["status", "disk", "--json"])?;
+        let status: serde_json::Value = serde_json::from_str(&shown.text())?;
+        Ok(u32::try_from(status["pid"].as_u64().context("it has no process")?)?)
+    }
+
+    /// What `volume status` says.
+    fn shows(&self, said: &str) -> anyhow::Result<()> {
+        let shown = self.volume(&["status", "disk"])?.text();
+        ensure!(shown.contains(said), "{} shows {shown:?}, without {said:?}", self.name);
+        Ok(())
+    }
+
     fn holds(&self, image: &Path) -> anyhow::Result<()> {
-        let copy = self.cluster.file("copy");
+        let copy = self.cluster.file(&format!("copy-{}", self.name));
         run(Command::new("nbdcopy").arg(self.uri()).arg(&copy), LONG)?
             .expect_success("nbdcopy from the volume")?;
         ensure!(fs::read(&copy)? == fs::read(image)?, "another image at {}", self.name);
@@ -95,6 +137,29 @@ fn image(cluster: &Cluster, name: &str, seed: u64) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// Nodes a, b and c with certificates, each of which lends; commands go to the first.
+fn three_nodes(
+    scratch: tempfile::TempDir,
+) -> anyhow::Result<(Cluster, (SecureManager, [Running; 2]))> {
+    let secure = secure_manager(&scratch, "warn")?;
+    let SecureManager { pki, url, .. } = &secure;
+    let node = |name: &str| {
+        let mut command = Command::new(hecaton()?);
+        command.args(["node", "--name", name, "--manager", url, "--lend", "120M", "--tls-dir"]);
+        command.arg(issue(pki, name, "node", &[])?);
+        command.args(["--adopt-within", "0", "--dir"]).arg(scratch.path().join(name));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_in(&scratch)?);
+        Running::spawn(&mut command)
+    };
+    let others = [node("b")?, node("c")?];
+    let first = node("a")?;
+    let admin = issue(pki, "root", "admin", &[])?;
+    let prefix = vec!["env".into(), format!("HECATON_TLS={}", admin.display()).into()];
+    let cluster = Cluster::of(url.clone(), prefix, first, scratch)?;
+    cluster.wait_for_donors(3)?;
+    Ok((cluster, (secure, others)))
+}
+
 /// Three nodes with certificates, and an encrypted volume that one of them has at a time. Its process is killed on
 /// either side of the hand-over.
 pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
@@ -102,21 +167,7 @@ pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let scratch = scratch()?;
-    let SecureManager { pki, url, manager: _manager } = secure_manager(&scratch, "warn")?;
-    let node = |name: &str| {
-        let mut command = Command::new(hecaton()?);
-        command.args(["node", "--name", name, "--manager", &url, "--lend", "120M", "--tls-dir"]);
-        command.arg(issue(&pki, name, "node", &[])?);
-        command.args(["--adopt-within", "0", "--dir"]).arg(scratch.path().join(name));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_in(&scratch)?);
-        Running::spawn(&mut command)
-    };
-    let others = [node("b")?, node("c")?];
-    let first = node("a")?;
-    let admin = issue(&pki, "root", "admin", &[])?;
-    let prefix = vec!["env".into(), format!("HECATON_TLS={}", admin.display()).into()];
-    let cluster = Cluster::of(url.clone(), prefix, first, scratch)?;
-    cluster.wait_for_donors(3)?;
+    let (cluster, others) = three_nodes(scratch)?;
     let [a, b, c] = ["a", "b", "c"].map(|name| Host { cluster: &cluster, name });
     let (old, new) = (image(&cluster, "old", 1)?, image(&cluster, "new", 2)?);
 
@@ -162,6 +213,129 @@ pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
     cluster.wait_until_idle(PATIENCE)?;
     let log = cluster.log_tail();
     ensure!(!log.contains("PRIVATE"), "a key is in the log");
+    let (_manager, others) = others;
+    for mut other in others {
+        other.signal(rustix::process::Signal::TERM);
+        other.wait(PATIENCE, || Ok(()))?;
+    }
+    Ok(Outcome::Passed)
+}
+
+/// A client of libnbd's shell, which is attached for as long as this is there. It reads a page for each line that it is sent, and says
+/// what begins it, or that it failed.
+const CLIENT: &str = r#"
+import sys
+print("attached", flush=True)
+for line in sys.stdin:
+    try:
+        print(h.pread(4096, int(line))[:8].hex(), flush=True)
+    except nbd.Error:
+        print("error", flush=True)
+"#;
+
+/// Three nodes with certificates, and an encrypted volume that one of them has and the others read by themselves.
+pub(crate) fn nodes_read_one_volume_or_one_writes(_: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["nbdcopy", "nbdsh"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let (cluster, others) = three_nodes(scratch()?)?;
+    let [a, b, c] = ["a", "b", "c"].map(|name| Host { cluster: &cluster, name });
+    let (old, new) = (image(&cluster, "old", 1)?, image(&cluster, "new", 2)?);
+    // What is a hole at first, for which no donor is asked.
+    let mut bytes = fs::read(&old)?;
+    bytes[..8 << 20].fill(0);
+    fs::write(&old, &bytes)?;
+
+    a.does(&[
+        "create",
+        "disk",
+        "--size",
+        "40M",
+        "--mirror",
+        "2",
+        "--encrypt",
+        "--donor-patience",
+        "20",
+    ])?;
+    a.export()?;
+    a.write(&old)?;
+    b.refuses(&["attach", "disk", "--read-only"], &["held by node `a`", "volume share disk"])?;
+    a.does(&["share", "disk"])?;
+    let readers = [&b, &c];
+    for reader in readers {
+        reader.before_long(|| reader.does(&["attach", "disk", "--read-only"]))?;
+        reader.export_to_read()?;
+    }
+    // All at once, each through its own process.
+    thread::scope(|scope| {
+        let reading: Vec<_> = [&a, &b, &c].map(|host| scope.spawn(|| host.holds(&old))).into();
+        reading.into_iter().try_for_each(|one| one.join().expect("it does not panic"))
+    })?;
+    a.writes_nothing(&new, "is attached as a reader")?;
+    b.shows("node a has it, and shares it at ")?;
+    a.before_long(|| a.shows("shared with nodes at ").and_then(|()| a.shows(": b, c\n")))?;
+    a.refuses(&["delete", "disk"], &["in use by"])?;
+    a.refuses(&["unshare", "disk"], &["node `b`, node `c` are attached to it"])?;
+    a.refuses(&["detach", "disk", "--to", "b"], &["exported at", "unexport disk"])?;
+    b.refuses(&["delete", "disk"], &["node `a`'s", "hecaton volume detach disk"])?;
+    b.refuses(&["resize", "disk", "--size", "20M"], &["node `a`'s"])?;
+
+    // One is killed, and is there again. The process that has it is killed under them.
+    kill_dead(b.process()?);
+    let had = a.process()?;
+    thread::scope(|scope| {
+        let reading = readers.map(|host| scope.spawn(|| host.before_long(|| host.holds(&old))));
+        kill_dead(had);
+        // Nobody has told the next process who reads.
+        let refused = a.writes_nothing(&new, "a volume has no writer beside readers");
+        refused.and_then(|()| {
+            reading.into_iter().try_for_each(|one| one.join().expect("it does not panic"))
+        })
+    })?;
+    // The donors that some of it is with are others then.
+    let mut drain = cluster.command("node");
+    let drained = run(drain.args(["drain", "c", "--deadline", "60"]), LONG)?;
+    drained.expect_success("draining a donor under readers")?;
+    readers.iter().try_for_each(|reader| reader.holds(&old))?;
+
+    // One leaves, and one is stopped as a client is attached to it.
+    c.unexport()?;
+    c.does(&["detach", "disk"])?;
+    let mut shell = Command::new("nbdsh");
+    shell.args(["-u", &b.uri(), "-c", CLIENT]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // The distribution's module is for its own Python, which need not be the first one.
+    let mut shell = Running::spawn(shell.env("PATH", "/usr/bin:/bin:/usr/local/bin"))?;
+    let mut asked = shell.child_mut().stdin.take().context("it has an input")?;
+    let said = shell.child_mut().stdout.take().context("it has an output")?;
+    let mut said = BufReader::new(said).lines();
+    let mut says = |page: &str| -> anyhow::Result<String> {
+        if !page.is_empty() {
+            writeln!(asked, "{page}")?;
+        }
+        Ok(said.next().context("the client is gone")??)
+    };
+    ensure!(says("")? == "attached" && says("0")? == "0000000000000000", "the hole is no hole");
+    let stopped = Stopped::stop(b.process()?);
+    a.writes_nothing(&new, "node `b` is attached as a reader")?;
+    // Its lease ends.
+    a.before_long(|| a.write(&new))?;
+    drop(stopped);
+    let hole = says("0")?;
+    ensure!(hole == "error", "a reader that was stopped has said {hole} of what is written");
+    drop(asked);
+    shell.wait(PATIENCE, || Ok(()))?;
+    // Who comes again finds what there is now.
+    b.before_long(|| b.holds(&new))?;
+    a.does(&["unshare", "disk", "--force"])?;
+    a.write(&old)?;
+    b.unexport()?;
+    b.does(&["detach", "disk"])?;
+    a.holds(&old)?;
+    a.does(&["delete", "disk"])?;
+    cluster.wait_until_idle(PATIENCE)?;
+    let log = cluster.log_tail();
+    ensure!(!log.contains("PRIVATE"), "a key is in the log");
+    let (_manager, others) = others;
     for mut other in others {
         other.signal(rustix::process::Signal::TERM);
         other.wait(PATIENCE, || Ok(()))?;

@@ -443,7 +443,7 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
         volumes.delete("other").unwrap();
     }
 
-    assert_eq!(detach("b", Some("127.0.0.1:0"), false), Ok(([127, 0, 0, 1], 9).into()));
+    assert_eq!(detach("b", Some("127.0.0.1:0"), false), Ok(Some(([127, 0, 0, 1], 9).into())));
     let address = "127.0.0.1:0".parse().unwrap();
     let export =
         Export { volume: "disk".into(), address, read_only: false, tls: None, insecure: false };
@@ -464,4 +464,50 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
         assert!(Instant::now() < deadline, "it is not forgotten");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_volume_is_shared_where_others_can_come() {
+    let script = r#"echo '"serving"' >&0
+        while read order; do
+            case $order in
+                *unexport*) echo '"unexported"' >&0 ;;
+                *delete*|*end*) echo '"released"' >&0; exit 0 ;;
+            esac
+        done"#;
+    let volumes = volumes(script, "");
+    volumes.create(wish("disk")).unwrap();
+    let share = |listen: Option<&str>, insecure| {
+        let address = ExportAddress::Nodes(listen.map(|listen| listen.parse().unwrap()));
+        let volume = "disk".to_owned();
+        let wish = Export { volume, address, read_only: false, tls: None, insecure };
+        volumes.export(wish).map_err(|error| error.to_string())
+    };
+    for (listen, why) in [
+        (None, "--listen"),
+        (Some("0.0.0.0:0"), "no address to connect to"),
+        (Some("192.0.2.1:0"), "--insecure"),
+    ] {
+        let refused = share(listen, false).unwrap_err();
+        assert!(refused.contains(why), "{refused}");
+    }
+    let ExportAddress::Nodes(Some(at)) = share(Some("127.0.0.1:0"), false).unwrap() else {
+        panic!("it is shared elsewhere");
+    };
+    assert!(at.port() != 0 && volumes.reports()[0].exports[0].read_only);
+    let refused = share(Some("127.0.0.1:0"), false).unwrap_err();
+    assert!(refused.contains(&format!("it is already, at nodes:{at}")), "{refused}");
+    let wish = DetachVolume { volume: "disk".into(), to: None, listen: None, insecure: false };
+    let refused = volumes.detach(&wish).unwrap_err().to_string();
+    assert!(refused.contains("say with --to"), "{refused}");
+    // What the kernel may write, it may write at any time.
+    let file = ExportAddress::Fuse("/nowhere".into());
+    let volume = "disk".to_owned();
+    let export = Export { volume, address: file, read_only: false, tls: None, insecure: false };
+    assert!(matches!(volumes.export(export), Err(VolumesError::FileBeside { .. })));
+    let wish =
+        Unexport { volume: "disk".into(), address: ExportAddress::Nodes(None), force: false };
+    volumes.unexport(&wish).unwrap();
+    assert!(volumes.reports()[0].exports.is_empty());
+    volumes.delete("disk").unwrap();
 }

@@ -21,6 +21,8 @@
 //! {"unexport_volume":{"volume":"scratch","address":"127.0.0.1:10809"}}  "done"
 //! {"detach_volume":{"volume":"scratch","to":"b"}}                  {"detached":"192.0.2.1:40123"}
 //! {"attach_volume":{"volume":"scratch","from":["a","192.0.2.1:40123"]}}  "done"
+//! {"attach_volume":{"volume":"scratch","from":["a","192.0.2.1:40124"],"read_only":true}}  "done"
+//! {"detach_volume":{"volume":"scratch"}}                            "done"
 //! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        {"target":{"bytes":536870912}}
 //! {"resume":{"name":"sort-417","socket":"...","pid":420}}         {"pager":{"name":"sort-417",...}}
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}

@@ -62,6 +62,10 @@ pub(super) struct Result {
     /// Against stock settings in the same round, with the first of the guests that are up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) to_stock: Option<Spread>,
+    /// Of a guest that is told: against the same without a word, in the same round and with the same guest. What the paper calls
+    /// proactive and reactive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) to_reactive: Option<Spread>,
     /// Seconds of it that the host waits for a guest that it has told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ready_s: Option<Spread>,
@@ -78,18 +82,22 @@ pub(super) fn result(samples: &[(Turn, Given)], guest: usize, way: Way) -> Resul
     };
     let ended = |end: End| of(guest, way).filter(|(_, given)| given.end == end).count();
     let speeds: Vec<_> = of(guest, way).filter_map(|(_, given)| given.mib_per_s()).collect();
-    let ratio = |(turn, given): &(Turn, Given)| {
-        let stock = of(0, Way::Stock).find(|(stock, _)| stock.round == turn.round)?;
-        let ratio = given.mib_per_s()? / stock.1.mib_per_s()?;
-        // A stock run that gave nothing at all says nothing of how much more another gave.
-        ratio.is_finite().then_some(ratio)
+    let ratios = |yardstick: usize, other: Way| -> Vec<f64> {
+        let ratio = |(turn, given): &(Turn, Given)| {
+            let other = of(yardstick, other).find(|(other, _)| other.round == turn.round)?;
+            let ratio = given.mib_per_s()? / other.1.mib_per_s()?;
+            // A run that gave nothing at all says nothing of how much more another gave.
+            ratio.is_finite().then_some(ratio)
+        };
+        of(guest, way).filter_map(ratio).collect()
     };
-    let ratios: Vec<_> = of(guest, way).filter_map(ratio).collect();
+    let to_reactive = if way.is_told() { ratios(guest, Way::REACTIVE) } else { Vec::new() };
     let ready: Vec<_> = of(guest, way).filter_map(|(_, given)| given.ready_seconds).collect();
     Result {
         way,
         mib_per_s: Spread::of(&speeds),
-        to_stock: Spread::of(&ratios),
+        to_stock: Spread::of(&ratios(0, Way::Stock)),
+        to_reactive: Spread::of(&to_reactive),
         ready_s: Spread::of(&ready),
         measured: of(guest, way).count(),
         given_up: ended(End::GivenUp),
@@ -142,6 +150,21 @@ mod tests {
         assert_eq!((stock.given_up, stock.killed), (1, 0));
         let none = result(&samples, 1, Way::Both);
         assert_eq!((none.mib_per_s, none.to_stock, none.measured), (None, None, 0));
+    }
+
+    #[test]
+    fn who_is_told_is_compared_with_who_is_not() {
+        let of = |guest, (turn, given): (Turn, Given)| (Turn { guest, ..turn }, given);
+        let samples = [
+            of(0, sample(0, Way::Both, 999, End::All)),
+            of(1, sample(0, Way::Both, 100, End::All)),
+            of(1, sample(0, Way::Proactive, 250, End::All)),
+            of(1, sample(1, Way::Both, 100, End::Killed)),
+            of(1, sample(1, Way::Proactive, 700, End::All)),
+        ];
+        let ratio = Spread { median: 2.5, min: 2.5, max: 2.5 };
+        assert_eq!(result(&samples, 1, Way::Proactive).to_reactive, Some(ratio));
+        assert_eq!(result(&samples, 1, Way::Both).to_reactive, None);
     }
 
     #[test]

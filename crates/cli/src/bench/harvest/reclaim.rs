@@ -199,6 +199,19 @@ pub(super) fn show(reclaim: &Reclaim) {
                 row.load, grow.median, grow.min, grow.max
             );
         }
+        for result in &row.ways {
+            if let Some(ratio) = result.to_reactive {
+                println!(
+                    "  {}: {} gives {:.2} times ({:.2} to {:.2}) as fast as {}, where it is told nothing",
+                    row.load,
+                    result.way,
+                    ratio.median,
+                    ratio.min,
+                    ratio.max,
+                    Way::REACTIVE
+                );
+            }
+        }
         if let Some(failure) = &row.failure {
             println!("  {}: not all could be measured: {failure}", row.load);
         }

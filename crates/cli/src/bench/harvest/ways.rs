@@ -23,6 +23,9 @@ impl Way {
     pub(super) const ALL: [Self; 5] =
         [Self::Stock, Self::Batches, Self::PreReclaim, Self::Both, Self::Proactive];
 
+    /// What a guest does that is told nothing, and sees its memory go.
+    pub(super) const REACTIVE: Self = Self::Both;
+
     /// Requests are for a batch at a time.
     pub(super) const fn has_batches(self) -> bool {
         matches!(self, Self::Batches | Self::Both | Self::Proactive)

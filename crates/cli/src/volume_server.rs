@@ -181,7 +181,9 @@ impl Process {
         let mut process =
             Process { volume, server, file, donors, start, fronts, kept, adoption, offering };
         for (export, fd) in exports.into_iter().zip(fds) {
-            process.serve(export, fd, false)?;
+            if let Some(event) = process.serve(export, fd, false)? {
+                say(node, &event, &[]);
+            }
         }
         if let Some(follow) = follow {
             // What has cached something of the tables that were left is pinned by now.
@@ -198,7 +200,14 @@ impl Process {
         Ok(process)
     }
 
-    fn serve(&mut self, export: Exported, fd: OwnedFd, is_new: bool) -> io::Result<()> {
+    /// Serves an export. Returns what the node is to know of it.
+    fn serve(
+        &mut self,
+        mut export: Exported,
+        fd: OwnedFd,
+        is_new: bool,
+    ) -> io::Result<Option<VolumeEvent>> {
+        let mut event = None;
         let (served, role) = (fd.try_clone()?, export.role());
         let serving = match (export.address.front(), &export.address) {
             (Some(front), _) => {
@@ -214,7 +223,10 @@ impl Process {
                 Serving::Nodes(begun.map_err(io::Error::other)?)
             }
             (None, _) => {
-                self.file.serve(served, role)?;
+                if !self.file.serve(served, role, export.uring)? && export.uring {
+                    event = Some(VolumeEvent::WithoutUring(export.address.clone()));
+                    export.uring = false;
+                }
                 Serving::File
             }
         };
@@ -223,7 +235,7 @@ impl Process {
         let _pin = is_pinned.then(|| self.volume.pin()).flatten();
         self.start.exports.push(export);
         self.fronts.push(Front { fd, serving, _pin });
-        Ok(())
+        Ok(event)
     }
 
     /// Serves an export no more. Who has made a file or a block device has ended it by now, and what serves it with that.
@@ -312,7 +324,11 @@ impl Process {
             match order {
                 VolumeOrder::Export(export) => {
                     let fd = receiver.take_fds(1)?.remove(0);
-                    self.serve(export, fd, true).context("cannot serve a further address")?;
+                    let served =
+                        self.serve(export, fd, true).context("cannot serve a further address");
+                    if let Some(event) = served? {
+                        tell(node, &event);
+                    }
                 }
                 VolumeOrder::Unexport { address, force } => {
                     tell(node, &self.unexport(&address, force));

@@ -219,6 +219,9 @@ pub struct Export {
     /// Where other nodes are to come: other hosts may reach that address, though nothing is encrypted or authenticated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
+    /// The requests of a file are to come through io_uring, if the kernel has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uring: bool,
 }
 
 /// Where a volume is to be served no more.

@@ -142,6 +142,8 @@ pub enum VolumeEvent {
     Serving,
     /// What it has counted at this moment.
     Stats(Box<Stats>),
+    /// The requests of this file do not come through io_uring, though that was wanted.
+    WithoutUring(ExportAddress),
     /// It serves no more what it was ordered not to.
     Unexported,
     /// It serves it on, and why.
@@ -585,8 +587,12 @@ impl Volumes {
 
     /// Has a volume served at one more address. Returns it, with the port that was taken.
     pub fn export(&self, wish: Export) -> Result<ExportAddress, VolumesError> {
-        let mut exported =
-            Exported { address: wish.address, read_only: wish.read_only, tls: wish.tls };
+        let mut exported = Exported {
+            address: wish.address,
+            read_only: wish.read_only,
+            tls: wish.tls,
+            uring: wish.uring,
+        };
         if let ExportAddress::Nodes(wanted) = exported.address {
             // Those who come there read.
             exported.read_only = true;

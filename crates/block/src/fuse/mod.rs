@@ -9,10 +9,16 @@
 //! |---|---|
 //! | `wire` | the kernel's messages |
 //! | [`mount`] | the mount, which outlives the processes that serve it |
+//! | `file` | what requests are answered with |
+//! | `gate` | the end |
 //! | [`server`] | threads that answer |
+//! | `uring` | requests through io_uring |
 
+mod file;
+mod gate;
 pub mod mount;
 pub mod server;
+mod uring;
 mod wire;
 
 pub use mount::{Mount, MountError};

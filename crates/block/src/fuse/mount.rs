@@ -124,10 +124,11 @@ impl Mount {
         Ok(())
     }
 
-    fn replace(&mut self) -> Result<(), MountError> {
-        // With the last descriptor what waits ends, and the mount can go.
+    /// Mounts the file anew: who had it open has lost it, and what waits ends.
+    pub fn replace(&mut self) -> Result<(), MountError> {
         self.device = None;
-        detach(&self.path);
+        // Of the process that was killed, the kernel may still have a descriptor.
+        unmount_by_force(&self.path);
         self.device = Some(self.attach()?);
         Ok(())
     }

@@ -16,6 +16,8 @@ pub(super) const IN_HEADER_BYTES: usize = 40;
 pub(super) const OUT_HEADER_BYTES: usize = 16;
 /// Bytes of a write's arguments, before its data.
 pub(super) const WRITE_ARGUMENTS_BYTES: usize = 40;
+/// Most bytes of any request's arguments.
+pub(super) const MAX_ARGUMENTS_BYTES: usize = 128;
 
 /// What a request wants.
 pub(super) mod opcode {
@@ -47,6 +49,10 @@ pub(super) mod init {
     pub(in super::super) const ASYNC_DIO: u32 = 1 << 15;
     /// Requests of more than 32 pages.
     pub(in super::super) const MAX_PAGES: u32 = 1 << 22;
+    /// There are further flags, in a word of their own.
+    pub(in super::super) const EXTENDED: u32 = 1 << 30;
+    /// Of the further flags: requests through io_uring (Linux 6.14).
+    pub(in super::super) const OVER_URING: u32 = 1 << 9;
 }
 
 /// What is to be changed of the file.
@@ -64,21 +70,29 @@ pub(super) mod set {
 /// The code of the message that has the kernel send again what was read and not answered (Linux 6.9).
 const NOTIFY_RESEND: i32 = 7;
 
-/// A request.
+/// A request, without the data of a write.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request<'a> {
+pub(super) struct Request {
     pub(super) opcode: u32,
     /// What its answer is known by.
     pub(super) unique: u64,
-    /// What follows the header.
-    pub(super) arguments: &'a [u8],
+    /// What follows the header, and zeros.
+    arguments: [u8; MAX_ARGUMENTS_BYTES],
 }
 
-impl<'a> Request<'a> {
+impl Request {
     /// A whole message; none if it is shorter than its header.
-    pub(super) fn decode(message: &'a [u8]) -> Option<Request<'a>> {
-        let (header, arguments) = message.split_at_checked(IN_HEADER_BYTES)?;
-        Some(Request { opcode: u32_at(header, 4), unique: u64_at(header, 8), arguments })
+    pub(super) fn decode(message: &[u8]) -> Option<Request> {
+        let (header, rest) = message.split_at_checked(IN_HEADER_BYTES)?;
+        Some(Request::of_parts(header, rest))
+    }
+
+    /// One whose header and arguments are in two places.
+    pub(super) fn of_parts(header: &[u8], rest: &[u8]) -> Request {
+        let mut arguments = [0; MAX_ARGUMENTS_BYTES];
+        let bytes = rest.len().min(MAX_ARGUMENTS_BYTES);
+        arguments[..bytes].copy_from_slice(&rest[..bytes]);
+        Request { opcode: u32_at(header, 4), unique: u64_at(header, 8), arguments }
     }
 
     /// Whether it asks for the file, or what is told of it, to be another than it is.
@@ -86,12 +100,17 @@ impl<'a> Request<'a> {
         matches!(self.opcode, opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE)
     }
 
+    /// Whether the first message offers requests through io_uring.
+    pub(super) fn offers_uring(&self) -> bool {
+        self.u32_at(12) & init::EXTENDED != 0 && self.u32_at(16) & init::OVER_URING != 0
+    }
+
     pub(super) fn u32_at(&self, at: usize) -> u32 {
-        u32_at(self.arguments, at)
+        u32_at(&self.arguments, at)
     }
 
     pub(super) fn u64_at(&self, at: usize) -> u64 {
-        u64_at(self.arguments, at)
+        u64_at(&self.arguments, at)
     }
 }
 
@@ -158,6 +177,7 @@ impl<const BYTES: usize> Answer<BYTES> {
 pub(super) fn init_answer(
     max_readahead: u32,
     flags: u32,
+    further_flags: u32,
     background: u16,
     max_io: u32,
 ) -> Answer<64> {
@@ -173,6 +193,8 @@ pub(super) fn init_answer(
         // Times are told in seconds.
         .u32(1_000_000_000)
         .u16((max_io / 4096) as u16)
+        .u16(0)
+        .u32(further_flags)
 }
 
 /// What the file is.
@@ -221,11 +243,11 @@ mod tests {
         let bytes = answer.bytes();
         assert_eq!([0, 24, 32].map(|at| u64_at(bytes, at)), [1, 8192, 8]);
         assert_eq!([76, 80, 84, 88, 96].map(|at| u32_at(bytes, at)), [0o100_600, 1, 3, 4, 4096]);
-        let answer = init_answer(65536, init::MAX_PAGES, 64, 1 << 18);
+        let answer = init_answer(65536, init::MAX_PAGES, init::OVER_URING, 64, 1 << 18);
         let bytes = answer.bytes();
         assert_eq!(
-            [0, 4, 8, 20, 24].map(|at| u32_at(bytes, at)),
-            [7, 31, 65536, 1 << 18, 1_000_000_000]
+            [0, 4, 8, 20, 24, 32].map(|at| u32_at(bytes, at)),
+            [7, 31, 65536, 1 << 18, 1_000_000_000, 1 << 9]
         );
         assert_eq!(bytes[28..30], 64u16.to_ne_bytes());
     }
@@ -240,10 +262,10 @@ mod tests {
                 prop_assert!(message.len() < IN_HEADER_BYTES);
                 return Ok(());
             };
-            if at + 8 > request.arguments.len() {
+            if IN_HEADER_BYTES + at >= message.len() {
                 prop_assert_eq!(request.u64_at(at), 0);
+                prop_assert_eq!(request.u32_at(at), 0);
             }
-            let _ = request.u32_at(at);
         }
     }
 }

@@ -158,6 +158,7 @@ impl Volume {
             read_only: false,
             tls: None,
             insecure: false,
+            uring: false,
         };
         Ok(connect(&self.node)?.export_volume(export)?)
     }

@@ -115,6 +115,11 @@ pub(crate) struct ExportArgs {
     /// empty file, or of none. The node must run as root
     #[arg(long, group = "way", value_name = "PATH")]
     fuse: Option<PathBuf>,
+    /// Has the requests of the file come through io_uring, with one system call for each instead of two, where the
+    /// kernel lets them (Linux 6.14 with fuse.enable_uring=Y). When the process that serves the volume is killed, who
+    /// has the file open finds errors then, where otherwise he would wait
+    #[arg(long, requires = "fuse")]
+    uring: bool,
     /// Makes the volume a block device of this host, /dev/ublkbN with a number that is free. The node must run as
     /// root, and the kernel have ublk (Linux 6.4)
     #[arg(long, group = "way")]
@@ -427,11 +432,11 @@ fn export(args: ExportArgs) -> anyhow::Result<()> {
     }
     let name = args.name.clone();
     let tls = args.tls.as_deref().map(absolute).transpose()?;
-    let read_only = args.read_only;
-    let wish =
-        Export { volume: args.name, address, read_only, tls: tls.clone(), insecure: args.insecure };
+    let (read_only, uring) = (args.read_only, args.uring);
+    let (tls_dir, insecure) = (tls.clone(), args.insecure);
+    let wish = Export { volume: args.name, address, read_only, tls: tls_dir, insecure, uring };
     let address = args.cluster.need_local_node()?.export_volume(wish)?;
-    println!("{}", uri(&Exported { address, read_only, tls }, &name));
+    println!("{}", uri(&Exported { address, read_only, tls, uring }, &name));
     Ok(())
 }
 
@@ -493,7 +498,10 @@ mod tests {
     #[test]
     fn exports_are_shown_as_clients_write_them() {
         let shown = |text: &str, tls| {
-            uri(&Exported { address: text.parse().unwrap(), read_only: false, tls }, "a")
+            uri(
+                &Exported { address: text.parse().unwrap(), read_only: false, tls, uring: false },
+                "a",
+            )
         };
         let uri = |text: &str| shown(text, None);
         let with_tls = |text: &str| shown(text, Some("/pki".into()));

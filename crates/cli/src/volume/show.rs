@@ -151,7 +151,8 @@ fn describe(node: &str, volume: &VolumeReport) -> String {
             continue;
         }
         let read_only = if export.read_only { ", read only" } else { "" };
-        let _ = writeln!(text, "export: {}{read_only}", uri(export, &volume.name));
+        let uring = if export.uring { ", through io_uring" } else { "" };
+        let _ = writeln!(text, "export: {}{read_only}{uring}", uri(export, &volume.name));
     }
     if let Some(writer) = volume.stats.as_ref().and_then(|stats| stats.writer.as_ref()) {
         let _ = writeln!(text, "writer: {writer}");
@@ -272,6 +273,7 @@ mod tests {
                 address: "unix:/run/a.sock".parse().unwrap(),
                 read_only: true,
                 tls: None,
+                uring: false,
             }],
             spill: Some("/var/a.spill".into()),
             limit_bytes: Some(64 << 20),

@@ -39,6 +39,15 @@ impl<'a> FileDisk<'a> {
         Ok(FileDisk { cluster, name, path })
     }
 
+    /// Its requests come through io_uring, where they can.
+    fn over_uring(cluster: &'a Cluster, name: &'static str) -> anyhow::Result<FileDisk<'a>> {
+        let path = cluster.file(name);
+        succeed(cluster.command("volume").args(["create", name, "--size", "128M"]))?;
+        let mut export = cluster.command("volume");
+        succeed(export.args(["export", name, "--uring", "--fuse"]).arg(&path))?;
+        Ok(FileDisk { cluster, name, path })
+    }
+
     fn status(&self) -> anyhow::Result<Value> {
         let ended = succeed(self.cluster.command("volume").args(["status", self.name, "--json"]))?;
         Ok(serde_json::from_slice(&ended.stdout)?)
@@ -99,6 +108,65 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let _ = run(Command::new("umount").arg(&self.0), PATIENCE);
     }
+}
+
+/// Many at once, past the page cache.
+const DIRECT: &[&str] = &["--ioengine=libaio", "--direct=1", "--iodepth=32", "--bsrange=4k-512k"];
+
+/// fio, which writes to the first 64 MiB of a file for so long, and finds what it wrote.
+fn verifying(file: &Path, engine: &[&str], seconds: u32) -> Command {
+    let mut fio = Command::new("fio");
+    fio.args([
+        "--name=v",
+        "--rw=randwrite",
+        "--size=64M",
+        "--io_size=256M",
+        "--allow_file_create=0",
+    ])
+    .args(["--verify=crc32c", "--verify_backlog=512", "--verify_fatal=1"])
+    .args(["--verify_state_save=0", "--time_based", &format!("--runtime={seconds}")])
+    .args(engine)
+    .arg(format!("--filename={}", file.display()))
+    .stdin(Stdio::null())
+    .stdout(Stdio::null())
+    .stderr(Stdio::piped());
+    fio
+}
+
+/// Whether the kernel lets FUSE have io_uring, as this machine has it again when this is dropped.
+struct UringParameter(String);
+
+impl UringParameter {
+    const PATH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+    fn new() -> anyhow::Result<UringParameter> {
+        Ok(UringParameter(fs::read_to_string(Self::PATH)?.trim().to_owned()))
+    }
+
+    fn set(&self, value: &str) -> anyhow::Result<()> {
+        fs::write(Self::PATH, value).with_context(|| format!("{} is not set", Self::PATH))
+    }
+}
+
+impl Drop for UringParameter {
+    fn drop(&mut self) {
+        let _ = self.set(&self.0);
+    }
+}
+
+/// How often the threads of a process that have this name have waited.
+fn waits_of_threads(pid: u64, name: &str) -> anyhow::Result<u64> {
+    let mut waits = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = thread?.path();
+        if fs::read_to_string(thread.join("comm"))?.trim() == name {
+            let status = fs::read_to_string(thread.join("status"))?;
+            let of =
+                |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok();
+            waits += status.lines().find_map(of).unwrap_or(0u64);
+        }
+    }
+    Ok(waits)
 }
 
 /// Why volumes cannot be files on this machine, or what a test lacks.
@@ -178,29 +246,10 @@ pub(crate) fn fio_verifies_while_its_process_is_killed(_: &Cluster) -> TestResul
     }
     let cluster = Cluster::start(3, "200M")?;
     let disk = FileDisk::create(&cluster, "disk", "128M", &["--mirror", "2"])?;
-    let job = |engine: &[&str]| {
-        let mut fio = Command::new("fio");
-        fio.args([
-            "--name=v",
-            "--rw=randwrite",
-            "--size=64M",
-            "--io_size=256M",
-            "--allow_file_create=0",
-        ])
-        .args(["--verify=crc32c", "--verify_backlog=512", "--verify_fatal=1"])
-        .args(["--verify_state_save=0", "--time_based", "--runtime=5"])
-        .args(engine)
-        .arg(format!("--filename={}", disk.path.display()))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-        fio
-    };
-    let direct: &[&str] = &["--ioengine=libaio", "--direct=1", "--iodepth=32", "--bsrange=4k-512k"];
     let mapped: &[&str] = &["--ioengine=mmap", "--bs=4k", "--fsync=64"];
     let buffered: &[&str] = &["--ioengine=psync", "--bsrange=512-64k"];
-    for (turn, engine) in [direct, mapped, buffered].into_iter().enumerate() {
-        let mut running = Running::spawn(&mut job(engine))?;
+    for (turn, engine) in [DIRECT, mapped, buffered].into_iter().enumerate() {
+        let mut running = Running::spawn(&mut verifying(&disk.path, engine, 5))?;
         let mut killed = 0;
         thread::sleep(Duration::from_secs(1));
         while matches!(running.child_mut().try_wait(), Ok(None)) && killed < 3 {
@@ -221,6 +270,70 @@ pub(crate) fn fio_verifies_while_its_process_is_killed(_: &Cluster) -> TestResul
     let stats = &status["stats"];
     ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{status}");
     ensure!(status["restarts"].as_u64() > Some(2), "{status}");
+    disk.delete()?;
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
+/// Whoever asks for it has requests through io_uring, and loses what is open with the process that serves it, and
+/// nothing else. Where the kernel refuses, the file is as any other.
+pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = lacking(&["fio"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    if !Path::new(UringParameter::PATH).exists() {
+        return Ok(Outcome::Skipped("the kernel's FUSE has no io_uring (Linux 6.14)".to_owned()));
+    }
+    let parameter = UringParameter::new()?;
+    parameter.set("N")?;
+    let disk = FileDisk::over_uring(cluster, "without")?;
+    let has_uring = |disk: &FileDisk<'_>| anyhow::Ok(disk.status()?["exports"][0]["uring"] == true);
+    cluster.eventually("it is known to be without", PATIENCE, |_| Ok(!has_uring(&disk)?))?;
+    let open = fs::OpenOptions::new().read(true).write(true).open(&disk.path)?;
+    open.write_all_at(&[5; 8192], 0)?;
+    disk.kill_server()?;
+    open.write_all_at(&[6; 4096], 4096)?;
+    open.sync_all()?;
+    drop(open);
+    let read = fs::read(&disk.path)?;
+    ensure!(read[..4096] == [5; 4096] && read[4096..8192] == [6; 4096], "it holds something else");
+    disk.delete()?;
+
+    parameter.set("Y")?;
+    let disk = FileDisk::over_uring(cluster, "disk")?;
+    let kept: Vec<u8> = (0..32u32 << 20).map(|at| (at / 4096 + at) as u8).collect();
+    let open = fs::OpenOptions::new().read(true).write(true).open(&disk.path)?;
+    open.write_all_at(&kept, 64 << 20)?;
+    open.sync_all()?;
+    let verify = |seconds| Running::spawn(&mut verifying(&disk.path, DIRECT, seconds));
+    let ended = verify(2)?.wait(LONG, || Ok(()))?;
+    ensure!(ended.success(), "fio ended with {ended}\n    {}", cluster.log_tail());
+    let status = disk.status()?;
+    let pid = status["pid"].as_u64().with_context(|| format!("no process: {status}"))?;
+    let waits = |name| waits_of_threads(pid, name);
+    let (over_uring, by_reading) = (waits("fuse-uring")?, waits("fuse")?);
+    ensure!(over_uring > 10 * by_reading, "{over_uring} requests, and {by_reading} by reading");
+    let shown = run(cluster.command("volume").args(["status", "disk"]), PATIENCE)?;
+    ensure!(shown.text().contains("through io_uring"), "{}", shown.text());
+
+    let mut running = verify(60)?;
+    thread::sleep(Duration::from_secs(1));
+    ensure!(running.child_mut().try_wait()?.is_none(), "fio was over before anything happened");
+    disk.kill_server()?;
+    let ended = running.wait(LONG, || Ok(()))?;
+    ensure!(!ended.success(), "the kernel has kept what the killed process had");
+    ensure!(open.read_at(&mut [0; 4096], 0).is_err(), "what was open is served on");
+    drop(open);
+    // What was answered is there, and the file is what it was.
+    let file = fs::File::open(&disk.path)?;
+    let mut read = vec![0; kept.len()];
+    file.read_exact_at(&mut read, 64 << 20)?;
+    ensure!(read == kept, "it holds something else than was written");
+    drop(file);
+    let ended = verify(1)?.wait(LONG, || Ok(()))?;
+    ensure!(ended.success(), "fio ended with {ended}\n    {}", cluster.log_tail());
+    let status = disk.status()?;
+    ensure!(has_uring(&disk)? && status["stats"]["errors"] == 0, "{status}");
     disk.delete()?;
     cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)

@@ -166,6 +166,7 @@ const TESTS: &[Test<Cluster>] = tests![
     file::nobody_writes_where_all_may_read,
     file::file_systems_keep_their_files,
     file::fio_verifies_while_its_process_is_killed,
+    file::requests_come_through_io_uring,
     swap::it_ends_as_its_program_does,
     swap::ten_times_the_limit,
     swap::donors_can_read_nothing,

@@ -51,6 +51,10 @@ pub struct Exported {
     /// Clients are to speak TLS, and are shown the certificate in this directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<PathBuf>,
+    /// The requests of a file come through io_uring, as far as is known: so it is lost to those who have it open when
+    /// the process that serves it is killed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uring: bool,
 }
 
 /// A text that is no [`ExportAddress`].
@@ -72,6 +76,9 @@ pub enum ExportError {
     /// Only clients of NBD speak TLS.
     #[error("an export at {0} has no TLS: that is for NBD addresses")]
     NoTls(ExportAddress),
+    /// Only a file's requests come that way.
+    #[error("an export at {0} has no requests through io_uring: a file has")]
+    NoUring(ExportAddress),
     /// The certificate cannot be used.
     #[error("no certificate for the export at {address}")]
     Certificate {
@@ -164,6 +171,9 @@ impl Exported {
     /// Whether there can be such an export at all.
     pub(super) fn check(&self) -> Result<(), ExportError> {
         let address = || self.address.clone();
+        if self.uring && !matches!(self.address, ExportAddress::Fuse(_)) {
+            return Err(ExportError::NoUring(address()));
+        }
         match (self.address.front(), &self.tls) {
             (Some(Front::Nbd), None) => Ok(()),
             (Some(Front::Nbd), Some(dir)) => {
@@ -265,10 +275,11 @@ impl Entrance {
     }
 
     /// Makes it ready for another process than the one that died.
-    pub(super) fn succeed(&mut self) -> Result<(), MountError> {
+    pub(super) fn succeed(&mut self, over_uring: bool) -> Result<(), MountError> {
         match self {
             // Who was not taken waits in its queue; a device has what was not answered asked again by itself.
             Entrance::Socket(_) | Entrance::Disk(_) => Ok(()),
+            Entrance::File(mount) if over_uring => mount.replace(),
             Entrance::File(mount) => mount.resend(),
         }
     }
@@ -415,7 +426,13 @@ mod tests {
     fn a_certificate_is_for_clients_of_nbd_and_of_an_export() {
         let pki = hecaton_pki::testing::TestAuthority::in_scratch();
         let may = |text: &str, dir: PathBuf| {
-            Exported { address: text.parse().unwrap(), read_only: false, tls: Some(dir) }.check()
+            Exported {
+                address: text.parse().unwrap(),
+                read_only: false,
+                tls: Some(dir),
+                uring: false,
+            }
+            .check()
         };
         let own = pki.issue("e", Role::Export);
         may("127.0.0.1:10809", own.clone()).unwrap();

@@ -1,8 +1,8 @@
 //! One volume's process after another.
 
 use super::{
-    Copying, Deletion, Handing, Process, Resizing, Volume, VolumeEvent, VolumeOrder, VolumeStart,
-    VolumeState, Volumes,
+    Copying, Deletion, Exported, Handing, Process, Resizing, Volume, VolumeEvent, VolumeOrder,
+    VolumeStart, VolumeState, Volumes,
 };
 use crate::channel::{self, Receiver};
 use crate::child::{Conversation, End, Running};
@@ -118,14 +118,14 @@ impl Volumes {
 
     /// Tells a process what it is to serve, and gives it what the one before it had.
     fn send_start(&self, volume: &mut Volume, stream: &UnixStream) {
-        volume.entrances.retain_mut(|entrance| match entrance.succeed() {
-            Ok(()) => true,
-            Err(error) => {
-                let address = entrance.address();
-                tracing::error!(volume = volume.config.name, %address, %error, "an export is gone");
-                volume.report.exports.retain(|export| export.address != address);
-                false
-            }
+        volume.entrances.retain_mut(|entrance| {
+            let address = entrance.address();
+            let is_it = |export: &&Exported| export.address == address;
+            let over_uring = volume.report.exports.iter().find(is_it).is_some_and(|it| it.uring);
+            let Err(error) = entrance.succeed(over_uring) else { return true };
+            tracing::error!(volume = volume.config.name, %address, %error, "an export is gone");
+            volume.report.exports.retain(|export| export.address != address);
+            false
         });
         volume.told = match volume.held.is_empty() {
             true => self.0.donors.all(),
@@ -175,6 +175,12 @@ impl Volumes {
                             volume.order(&VolumeOrder::Donors(donors.clone()), None);
                             volume.told = donors;
                         }
+                    }
+                    VolumeEvent::WithoutUring(address) => {
+                        let exports = volume.report.exports.iter_mut();
+                        exports
+                            .filter(|export| export.address == address)
+                            .for_each(|export| export.uring = false);
                     }
                     VolumeEvent::Unexported => volume.unexported(Ok(())),
                     VolumeEvent::NotUnexported(attached) => volume.unexported(Err(attached)),

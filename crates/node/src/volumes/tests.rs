@@ -180,6 +180,7 @@ fn one_is_created_exported_and_deleted() {
         read_only: false,
         tls: None,
         insecure: false,
+        uring: false,
     };
     assert_eq!(volumes.export(export()).unwrap(), address);
     assert!(matches!(volumes.export(export()), Err(VolumesError::Export(_))));
@@ -207,7 +208,14 @@ fn a_file_is_beside_others_where_all_of_them_read() {
     std::fs::write(&taken, "somebody's").unwrap();
     let may = |volumes: &Volumes, address: &ExportAddress, read_only| {
         let (volume, address) = ("a".to_owned(), address.clone());
-        match volumes.export(Export { volume, address, read_only, tls: None, insecure: false }) {
+        match volumes.export(Export {
+            volume,
+            address,
+            read_only,
+            tls: None,
+            insecure: false,
+            uring: false,
+        }) {
             Ok(_) | Err(VolumesError::Export(_)) => true,
             Err(VolumesError::FileBeside { .. }) => false,
             Err(error) => panic!("{error}"),
@@ -237,6 +245,7 @@ fn an_export_is_taken_back_or_says_who_is_attached() {
         read_only: false,
         tls: None,
         insecure: false,
+        uring: false,
     };
     let unexport = |name: &str, force| {
         volumes.unexport(&Unexport { volume: "a".into(), address: socket(name), force })
@@ -273,6 +282,7 @@ fn an_export_stays_whose_process_ends_instead_of_closing_it() {
         read_only: false,
         tls: None,
         insecure: false,
+        uring: false,
     };
     volumes.export(export).unwrap();
     let wish = Unexport { volume: "a".into(), address, force: true };
@@ -299,6 +309,7 @@ fn a_block_device_is_refused_in_one_line_where_there_can_be_none() {
             read_only,
             tls: None,
             insecure: false,
+            uring: false,
         })
     };
     let device = ExportAddress::Ublk(None);
@@ -367,6 +378,7 @@ fn a_killed_process_is_replaced_and_its_sockets_stay() {
             read_only: false,
             tls: None,
             insecure: false,
+            uring: false,
         })
         .unwrap();
     let before = wait_until(&volumes, |report| report.pid.is_some());
@@ -374,7 +386,10 @@ fn a_killed_process_is_replaced_and_its_sockets_stay() {
     kill_process(pid, Signal::KILL).unwrap();
     let after =
         wait_until(&volumes, |report| report.restarts == 1 && report.state == VolumeState::Serving);
-    assert_eq!(after.exports, [Exported { address: address.clone(), read_only: false, tls: None }]);
+    assert_eq!(
+        after.exports,
+        [Exported { address: address.clone(), read_only: false, tls: None, uring: false }]
+    );
     assert_ne!(after.pid, before.pid);
     let ExportAddress::Unix(path) = &address else { unreachable!() };
     UnixStream::connect(path).unwrap();
@@ -445,8 +460,14 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
 
     assert_eq!(detach("b", Some("127.0.0.1:0"), false), Ok(Some(([127, 0, 0, 1], 9).into())));
     let address = "127.0.0.1:0".parse().unwrap();
-    let export =
-        Export { volume: "disk".into(), address, read_only: false, tls: None, insecure: false };
+    let export = Export {
+        volume: "disk".into(),
+        address,
+        read_only: false,
+        tls: None,
+        insecure: false,
+        uring: false,
+    };
     assert!(matches!(volumes.export(export), Err(VolumesError::IsDetached { .. })));
     assert!(matches!(volumes.delete("disk"), Err(VolumesError::IsDetached { .. })));
     let smaller = ResizeVolume { volume: "disk".into(), size_bytes: 4096 };

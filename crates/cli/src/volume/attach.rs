@@ -134,7 +134,12 @@ mod tests {
             name: "v".into(),
             exports: exports
                 .iter()
-                .map(|at| Exported { address: at.parse().unwrap(), read_only: true, tls: None })
+                .map(|at| Exported {
+                    address: at.parse().unwrap(),
+                    read_only: true,
+                    tls: None,
+                    uring: false,
+                })
                 .collect(),
             reads_from: reads.then(|| SharedBy { node: "a".into(), address }),
             ..VolumeReport::default()

@@ -355,6 +355,7 @@ fn share(args: ShareArgs) -> anyhow::Result<()> {
         read_only: true,
         tls: None,
         insecure,
+        uring: false,
     };
     let address = node.export_volume(wish)?;
     println!("{address}");

@@ -501,7 +501,7 @@ fn a_volume_is_shared_where_others_can_come() {
     let share = |listen: Option<&str>, insecure| {
         let address = ExportAddress::Nodes(listen.map(|listen| listen.parse().unwrap()));
         let volume = "disk".to_owned();
-        let wish = Export { volume, address, read_only: false, tls: None, insecure };
+        let wish = Export { volume, address, read_only: false, tls: None, insecure, uring: false };
         volumes.export(wish).map_err(|error| error.to_string())
     };
     for (listen, why) in [
@@ -524,7 +524,14 @@ fn a_volume_is_shared_where_others_can_come() {
     // What the kernel may write, it may write at any time.
     let file = ExportAddress::Fuse("/nowhere".into());
     let volume = "disk".to_owned();
-    let export = Export { volume, address: file, read_only: false, tls: None, insecure: false };
+    let export = Export {
+        volume,
+        address: file,
+        read_only: false,
+        tls: None,
+        insecure: false,
+        uring: false,
+    };
     assert!(matches!(volumes.export(export), Err(VolumesError::FileBeside { .. })));
     let wish =
         Unexport { volume: "disk".into(), address: ExportAddress::Nodes(None), force: false };

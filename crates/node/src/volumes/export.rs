@@ -447,6 +447,18 @@ mod tests {
     }
 
     #[test]
+    fn a_file_alone_has_requests_through_io_uring() {
+        let may = |text: &str| {
+            let address = text.parse().unwrap();
+            Exported { address, read_only: false, tls: None, uring: true }.check()
+        };
+        may("fuse:/a").unwrap();
+        for text in ["127.0.0.1:0", "unix:/a", "vhost-user:/a", "ublk"] {
+            assert!(matches!(may(text), Err(ExportError::NoUring(_))), "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_in_use_is_refused_and_what_a_killed_one_left_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let address = ExportAddress::Unix(dir.path().join("a.sock"));

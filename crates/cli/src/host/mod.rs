@@ -289,7 +289,7 @@ mod tests {
         line("MEMORY NUMA 0 NUMA 1 HOST");
         line("unmanaged 2G 2G 4G");
         line("all 8G 8G 16G");
-        line("h harvest shutting down 1G 2G 1G 4G 3G 0: 1536M, 1: 1536M");
+        line("h harvest shutting down 1G 2G 1G 4G 3G 0: 1.5G, 1: 1.5G");
         line("r regular 2G 1 1G of others");
         line("e 9 61");
         line("spread over NUMA nodes: 2");

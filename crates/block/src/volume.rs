@@ -409,8 +409,9 @@ impl Volume {
     /// is under way.
     pub fn release(&self) -> Result<(), VolumeError> {
         self.is_over.store(true, Release);
-        if self.reading.is_some() {
-            // It is another node's, and is told by who follows it.
+        if let Some(reading) = &self.reading {
+            // What there is of it is its owner's.
+            reading.leave();
             return Ok(());
         }
         if let Some(spill) = &self.state.spill {

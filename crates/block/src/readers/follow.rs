@@ -10,6 +10,7 @@ use hecaton_memory::{Epoch, SpaceId, random_u64};
 use hecaton_pki::CredentialsDir;
 use hecaton_space::{Directory, DonorAddress, Redundancy, Space, SpaceConfig};
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -95,6 +96,16 @@ impl Joint {
         }
     }
 
+    /// Returns when the owner has heard that its lease is not needed any more.
+    fn leave(mut self) -> Result<(), HandOverError> {
+        self.stream.say(&Wish::Leave)?;
+        match self.stream.hear::<Answer>() {
+            Err(HandOverError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            Err(error) => Err(error),
+            Ok(_) => Err(HandOverError::Foreign("an answer to a farewell".to_owned())),
+        }
+    }
+
     /// Fetches tables of an edition, of which there is a lease: they are if there still is one when they are there.
     fn tables(&mut self, state: &State, encrypt: bool, edition: u64) -> Result<(), HandOverError> {
         state.set_edition(0);
@@ -144,7 +155,7 @@ pub fn fetch_tables(
     let granted = joint.lease()?.1.map_err(|reason| joint.refused(reason))?;
     joint.tables(state, config.encrypt, granted.edition)?;
     // Whoever writes from now on is found out by the edition.
-    Ok(joint.stream.say(&Wish::Leave)?)
+    joint.leave()
 }
 
 /// The space of a volume that is read here, and the donors that it is to know.
@@ -164,6 +175,9 @@ pub(crate) fn space_of(config: &VolumeConfig) -> Result<(Arc<Space>, Arc<Named>)
 /// Follows the volume's owner from now on, until the volume is over.
 pub(crate) fn begin(volume: &Arc<Volume>, named: Arc<Named>) -> std::io::Result<()> {
     let volume = Arc::clone(volume);
+    if let Some(reading) = &volume.reading {
+        reading.set_followed(true);
+    }
     let thread = std::thread::Builder::new().name("follow".into());
     thread.spawn(move || {
         let Some(reading) = &volume.reading else { return };
@@ -178,6 +192,7 @@ pub(crate) fn begin(volume: &Arc<Volume>, named: Arc<Named>) -> std::io::Result<
             }
             reading.pause(RENEWAL);
         }
+        reading.set_followed(false);
     })?;
     Ok(())
 }
@@ -210,7 +225,7 @@ fn follow(volume: &Volume, reading: &Reading, named: &Named) -> Result<(), HandO
         reading.pause(RENEWAL);
     }
     // Nothing is answered any more.
-    Ok(joint.stream.say(&Wish::Leave)?)
+    joint.leave()
 }
 
 /// Fetches tables anew, if nobody is attached who may have cached what is in the old ones. Whether they are there.

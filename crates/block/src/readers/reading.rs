@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long a client that comes waits for a lease, or for fresh tables.
 const ATTACHING: Duration = Duration::from_secs(3);
 
+/// How long its owner may take to hear that it is left.
+const LEAVING: Duration = Duration::from_secs(4);
+
 /// How often what is not found, or comes damaged, is looked for anew.
 const ATTEMPTS: u32 = 4;
 
@@ -37,13 +40,16 @@ struct Known {
     rounds: u64,
     /// Somebody waits for the next one.
     is_wanted: bool,
+    /// Its owner is followed.
+    is_followed: bool,
 }
 
 impl Reading {
     /// With tables of an earlier process, or that were fetched just now.
     pub(crate) fn new(from: SharedBy, state: &State) -> Reading {
         let tenure = Tenure::of_tables(state.edition());
-        let known = Known { tenure, is_placed: false, rounds: 0, is_wanted: false };
+        let known =
+            Known { tenure, is_placed: false, rounds: 0, is_wanted: false, is_followed: false };
         let (known, changed) = (Mutex::new(known), Condvar::new());
         Reading { from, session: random_u64(), known, changed, gate: Mutex::default() }
     }
@@ -81,6 +87,24 @@ impl Reading {
         let waited =
             self.changed.wait_timeout_while(self.known(), longest, |known| !known.is_wanted);
         waited.expect("no thread panics with it").0.is_wanted = false;
+    }
+
+    /// Its owner is followed from now on, or is not.
+    pub(super) fn set_followed(&self, is_followed: bool) {
+        self.known().is_followed = is_followed;
+        self.changed.notify_all();
+    }
+
+    /// Returns when its owner has been told that nothing is answered here any more, or does not hear it. The volume is over.
+    pub(crate) fn leave(&self) {
+        let mut known = self.known();
+        known.is_wanted = true;
+        self.changed.notify_all();
+        let waited = self.changed.wait_timeout_while(known, LEAVING, |known| {
+            known.is_wanted |= known.is_followed;
+            known.is_followed
+        });
+        drop(waited.expect("no thread panics with it"));
     }
 
     /// Waits until its owner has answered once more, or for long enough.

@@ -73,7 +73,7 @@ fn a_reader_has_what_was_there_when_nobody_wrote() {
     drop(attached);
     first.release().unwrap();
     assert!(matches!(page(&first, 4), Err(BlockError::Over)));
-    eventually("it has left", || owner.stats(0).readers.is_empty());
+    assert!(owner.stats(0).readers.is_empty(), "it has left");
     writes(2);
     let second = reader(&from, State::from_fd(tables).unwrap());
     let attached = second.attach(client(2), Role::Reader).unwrap();

@@ -181,12 +181,22 @@ impl<'a> Host<'a> {
         eventually(|| self.status(), what, patience, holds)
     }
 
-    pub(crate) fn machine_pid(&self, name: &str) -> anyhow::Result<u32> {
+    /// What its status says of a machine.
+    fn machine_status(&self, name: &str) -> anyhow::Result<Value> {
         let status = self.status()?;
         let machines = status["machines"].as_array().context("no machines")?;
         let machine = machines.iter().find(|machine| machine["name"] == name);
-        let pid = machine.and_then(|machine| machine["pid"].as_u64());
-        Ok(u32::try_from(pid.with_context(|| format!("{name} is not there: {status}"))?)?)
+        machine.cloned().with_context(|| format!("{name} is not there: {status}"))
+    }
+
+    pub(crate) fn machine_pid(&self, name: &str) -> anyhow::Result<u32> {
+        let pid = self.machine_status(name)?["pid"].as_u64();
+        Ok(u32::try_from(pid.with_context(|| format!("{name} has no process"))?)?)
+    }
+
+    /// How long a machine waited for its memory, in milliseconds, if this agent knows it.
+    fn waited_ms(&self, name: &str) -> anyhow::Result<Option<u64>> {
+        Ok(self.machine_status(name)?["waited_ms"].as_u64())
     }
 
     /// A program has memory of this node's donor that harvest VMs have had before, and nothing of theirs is in it.
@@ -334,6 +344,8 @@ pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
     let mut first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
     first.wait_for("guest: waits")?;
     host.until("a regular VM has come", 448, 512)?;
+    let waited = (host.waited_ms("harvest")?, host.waited_ms("first")?);
+    ensure!(waited.0 == Some(0) && waited.1 > Some(0), "they waited {waited:?} ms");
 
     // Nobody is there to hear of it, and then somebody else.
     let mut second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
@@ -344,6 +356,7 @@ pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
     host.start_node()?;
     second.wait_for("guest: waits")?;
     host.until("another one has come, over the kill of the agent", 192, 768)?;
+    ensure!(host.waited_ms("first")?.is_none(), "the next agent knows of its waiting");
 
     host.kill_node()?;
     drop(first);

@@ -300,8 +300,9 @@ impl State {
 
     /// Names a page in a slot, with its contents.
     pub(crate) fn fill(&self, slot: u32, page: PageNo, contents: &[u8]) {
-        for (word, bytes) in self.contents(slot).iter().zip(contents.chunks_exact(8)) {
-            word.store(u64::from_ne_bytes(bytes.try_into().expect("eight bytes")), Relaxed);
+        let (words, _) = contents.as_chunks::<{ size_of::<u64>() }>();
+        for (stored, word) in self.contents(slot).iter().zip(words) {
+            stored.store(u64::from_ne_bytes(*word), Relaxed);
         }
         self.slot(slot).store(page + 1, Release);
     }
@@ -318,7 +319,12 @@ impl State {
 
     /// The contents of a slot.
     pub(crate) fn copy_of(&self, slot: u32) -> Vec<u8> {
-        self.contents(slot).iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect()
+        let mut contents = vec![0; PAGE_SIZE];
+        let (words, _) = contents.as_chunks_mut::<{ size_of::<u64>() }>();
+        for (word, stored) in words.iter_mut().zip(self.contents(slot)) {
+            *word = stored.load(Relaxed).to_ne_bytes();
+        }
+        contents
     }
 
     /// The key, and the pages' seals, of a volume that is encrypted.

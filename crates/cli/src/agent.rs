@@ -17,6 +17,10 @@ pub(crate) struct AgentArgs {
     /// The directory of the machines' monitors, which is made if need be; no other agent may have it
     #[arg(long, value_name = "DIR", requires = "agent")]
     qmp_dir: Option<PathBuf>,
+    /// Has the domains of libvirt on this host take part, at this connection, as virsh knows it: qemu:///system. Those that
+    /// `hecaton vm libvirt --harvest` has made harvest VMs grow and shrink, all others are regular machines
+    #[arg(long, value_name = "URI", requires = "agent")]
+    libvirt: Option<String>,
     /// Free memory that nobody harvests, so that regular machines start without waiting
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "agent")]
     buffer: Size,
@@ -85,6 +89,7 @@ impl AgentArgs {
         }
         Ok(Some(AgentConfig {
             qmp_dir,
+            libvirt: self.libvirt.clone(),
             manage_bytes: self.manage.map(|Size(bytes)| bytes),
             announces: !self.unannounced,
             settings,

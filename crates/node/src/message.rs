@@ -131,7 +131,7 @@ pub struct StartVm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVm {
-    /// Its name; no other machine of the agent may have it.
+    /// Its name; no other machine of the agent may have it. Of a domain, libvirt's.
     pub name: String,
     /// What it is.
     pub kind: NewcomerKind,
@@ -145,6 +145,9 @@ pub struct CreateVm {
     /// A harvest VM that has its maximum from its start, and gives back by a balloon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balloon: bool,
+    /// The UUID of libvirt's domain that it will be: this process only asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 /// A machine's memory, which is its own from now on.
@@ -152,7 +155,7 @@ pub struct CreateVm {
 pub struct Admitted {
     /// What it is to be started with.
     pub memory: Memory,
-    /// Where its QMP monitor is to listen.
+    /// Where its QMP monitor is to listen. A domain's is libvirt's own.
     pub monitor: PathBuf,
     /// Where the port of the manager inside it is to listen; none for a machine that does not shrink.
     #[serde(default)]

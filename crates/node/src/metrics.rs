@@ -539,6 +539,7 @@ mod tests {
                 gave_way: Vec::new(),
                 counters: Counters::default(),
                 harvest: Default::default(),
+                libvirt: None,
             }),
             ..Default::default()
         }

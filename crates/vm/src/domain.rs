@@ -15,6 +15,7 @@
 //! ```
 
 mod edits;
+pub mod harvest;
 #[cfg(test)]
 mod tests;
 
@@ -68,6 +69,12 @@ pub enum DomainError {
     /// A `<qemu:arg>` cannot be read.
     #[error(transparent)]
     Option(#[from] OptionError),
+    /// How its memory is made up is its own matter.
+    #[error(
+        "it has NUMA cells or memory devices of its own; add a virtio-mem device and {0} in its <metadata> by hand \
+         (`virsh edit`)"
+    )]
+    OwnMemory(String),
     /// It was not changed by us.
     #[error("the domain is not set up for Hecaton; there is nothing to remove")]
     NotOurs,
@@ -90,7 +97,7 @@ pub fn edit(xml: &str, wish: Wish<'_>) -> Result<String, DomainError> {
     let mut note = Note::default();
     back_memory(domain, &mut edits, &mut note)?;
     add_command_line(domain, wish, &mut edits, &mut note);
-    write_note(domain, &mut edits, note);
+    write_note(domain, &mut edits, note, NAMESPACE);
     Ok(edits.apply())
 }
 
@@ -101,11 +108,7 @@ pub fn restore(xml: &str) -> Result<String, DomainError> {
     let Some(ours) = find_note(domain) else { return Err(DomainError::NotOurs) };
     let note = Note::read(ours);
     let mut edits = Edits::new(xml);
-    let metadata = ours.parent_element().filter(|_| note.has("metadata"));
-    match metadata.filter(|metadata| elements(*metadata).all(|node| node == ours)) {
-        Some(metadata) => edits.remove(metadata),
-        None => edits.remove(ours),
-    }
+    remove_note(ours, &note, &mut edits);
     if let Some(backing) = child(domain, "memoryBacking") {
         restore_memory(backing, &note, &mut edits);
     }
@@ -262,12 +265,22 @@ impl Note {
     }
 }
 
-fn write_note(domain: Node<'_, '_>, edits: &mut Edits<'_>, mut note: Note) {
+/// Takes a note out, and the metadata if they were made for it.
+fn remove_note(ours: Node<'_, '_>, note: &Note, edits: &mut Edits<'_>) {
+    let metadata = ours.parent_element().filter(|_| note.has("metadata"));
+    match metadata.filter(|metadata| elements(*metadata).all(|node| node == ours)) {
+        Some(metadata) => edits.remove(metadata),
+        None => edits.remove(ours),
+    }
+}
+
+/// Notes what [`restore`] must know, in an element of this namespace.
+fn write_note(domain: Node<'_, '_>, edits: &mut Edits<'_>, mut note: Note, namespace: &str) {
     let metadata = child(domain, "metadata");
     if metadata.is_none() {
         note.added.push("metadata");
     }
-    let mut element = format!("<hecaton:vm xmlns:hecaton=\"{NAMESPACE}\"");
+    let mut element = format!("<hecaton:vm xmlns:hecaton=\"{namespace}\"");
     element += &format!(" added=\"{}\"", note.added.join(" "));
     for (name, value) in &note.was {
         element += &format!(" {name}-was=\"{}\"", escape(value));

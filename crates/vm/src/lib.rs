@@ -6,9 +6,9 @@
 //! written past the pager is refused beforehand, with the reason ([`refusal`]). A machine that
 //! runs is stopped and watched through its monitor ([`qmp`]), and is made larger and smaller through
 //! its virtio-mem devices ([`memory_device`]) or its balloon ([`balloon`]), which one that its host's agent has admitted is started with
-//! ([`create`]); the manager inside it is told before that ([`guest_port`]).
+//! ([`create`]); the manager inside it is told before that ([`guest_port`]). libvirt's domains are asked through [`virsh`].
 //!
-//! All but [`qmp`], [`memory_device`] and [`balloon`] is pure: text in, text out.
+//! All but [`qmp`], [`virsh`], [`memory_device`] and [`balloon`] is pure: text in, text out.
 
 pub mod balloon;
 pub mod create;
@@ -19,6 +19,7 @@ pub mod memory_device;
 pub mod option;
 pub mod qmp;
 pub mod refusal;
+pub mod virsh;
 pub mod words;
 
 /// The id of the memory backend that a machine is given when its own RAM has none.

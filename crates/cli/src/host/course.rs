@@ -232,6 +232,7 @@ pub(super) mod tests {
                 gave_way: Vec::new(),
                 counters: Counters::default(),
                 harvest: Default::default(),
+                libvirt: None,
             },
         }
     }

@@ -161,6 +161,11 @@ fn text(report: &AgentReport) -> String {
         }
         let _ = write!(text, "\n{table}");
     }
+    if let Some(libvirt) = &report.libvirt
+        && let Some(failure) = &libvirt.failure
+    {
+        let _ = writeln!(text, "\nlibvirt at {} says nothing: {failure}", libvirt.uri);
+    }
     if !report.waiting.is_empty() {
         let mut table = Table::new(["WAITING", "KIND", ">SIZE", ">SECONDS", "FOR"]);
         for newcomer in &report.waiting {
@@ -229,7 +234,9 @@ fn waits(waits: Option<Waits>, word: HarvestWord) -> String {
 mod tests {
     use super::*;
     use hecaton_broker::{Counters, NodeLedger};
-    use hecaton_node::agent::{GaveWayReport, HarvestShare, NewcomerReport, NodeMemoryReport};
+    use hecaton_node::agent::{
+        GaveWayReport, HarvestShare, LibvirtReport, NewcomerReport, NodeMemoryReport,
+    };
 
     #[test]
     fn every_byte_is_in_a_row() {
@@ -274,6 +281,10 @@ mod tests {
                 waits: Some(Waits::ForMemory { missing_bytes: 1 << 30 }),
             }],
             gave_way: vec![GaveWayReport { name: "e".into(), pid: 9, since_ms: 61_000 }],
+            libvirt: Some(LibvirtReport {
+                uri: "qemu:///system".into(),
+                failure: Some("no".into()),
+            }),
             counters: Counters { spanning: 2, ..Counters::default() },
             harvest: HarvestShare::default(),
         };

@@ -98,7 +98,7 @@ impl Args {
         };
         let (bytes, max_bytes) = (min.0, max.0);
         let (numa_node, balloon) = (self.numa, self.balloon);
-        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, balloon })
+        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, balloon, domain: None })
     }
 }
 
@@ -170,7 +170,7 @@ fn device_help(program: &Path, driver: &str) -> anyhow::Result<String> {
 }
 
 /// Also over the kill of a node: the next one is asked in its stead, and knows if this machine was admitted.
-fn wait_for_memory(mut client: NodeClient, wish: &CreateVm) -> anyhow::Result<Admitted> {
+pub(super) fn wait_for_memory(mut client: NodeClient, wish: &CreateVm) -> anyhow::Result<Admitted> {
     let socket = client.socket().to_owned();
     loop {
         match client.create_vm(wish.clone()) {

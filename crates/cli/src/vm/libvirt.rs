@@ -1,5 +1,5 @@
 //! `hecaton vm libvirt`: changes the XML of a libvirt domain, so that `virsh start` starts it on
-//! pool memory from then on; or changes it back.
+//! pool memory, or as a harvest VM, from then on; or changes it back.
 //!
 //! Through `virsh`, so that nothing of libvirt is linked and any connection that virsh knows works.
 //! What will be changed is shown first, and done only if that is agreed to.
@@ -14,7 +14,8 @@ use hecaton_node::NodePaths;
 use hecaton_node::message::{Request, StartVm};
 use hecaton_node::report::check_name;
 use hecaton_uffd::handover::{NODE_VARIABLE, REQUEST_VARIABLE};
-use hecaton_vm::domain::{self, Wish};
+use hecaton_vm::create::check_sizes;
+use hecaton_vm::domain::{self, DomainError, Wish};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
@@ -25,10 +26,20 @@ pub(crate) struct Args {
     /// The domain
     domain: String,
     /// The part of its memory that stays on this host
-    #[arg(long, value_name = "SIZE", required_unless_present = "remove")]
+    #[arg(long, value_name = "SIZE", required_unless_present_any = ["remove", "harvest"])]
     local: Option<Size>,
+    /// Makes it a harvest VM, which has its minimum, and up to its maximum what nobody else on its host needs, as the agent of
+    /// `hecaton node --libvirt` says
+    #[arg(long, requires_all = ["min", "max"], conflicts_with_all = ["local", "name", "PoolArgs", "RangeArgs"])]
+    harvest: bool,
+    /// The memory that a harvest VM has as long as it runs
+    #[arg(long, value_name = "SIZE", requires = "harvest")]
+    min: Option<Size>,
+    /// The most memory that a harvest VM has
+    #[arg(long, value_name = "SIZE", requires = "harvest")]
+    max: Option<Size>,
     /// Sets the domain back to what it was
-    #[arg(long, conflicts_with = "local")]
+    #[arg(long, conflicts_with_all = ["local", "harvest"])]
     remove: bool,
     /// The machine's name in the cluster [default: the domain's]
     #[arg(long)]
@@ -52,12 +63,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let before = dump(args)?;
-    let after = match args.local {
-        Some(local) => {
+    let after = match (args.local, args.min, args.max) {
+        (Some(local), ..) => {
             crate::run::check_local(local.0)?;
             changed(args, local, &before)?
         }
-        None => domain::restore(&before)
+        (None, Some(min), Some(max)) => harvest(args, min, max, &before)?,
+        (None, ..) => restored(&before)
             .with_context(|| format!("the domain `{}` stays as it is", args.domain))?,
     };
     if before == after {
@@ -74,6 +86,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     define(args, &after)?;
     println!("the domain `{}` is changed; it takes effect at its next start", args.domain);
+    if args.harvest {
+        println!("{}", domain::harvest::ADVICE);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -105,6 +120,33 @@ fn changed(args: &Args, local: Size, before: &str) -> anyhow::Result<String> {
     let wish = Wish { library: &library, monitor: &monitor, variables: &variables };
     domain::edit(before, wish)
         .with_context(|| format!("the domain `{}` cannot run on pool memory", args.domain))
+}
+
+/// Whichever of the two it was made.
+fn restored(before: &str) -> Result<String, DomainError> {
+    match domain::restore(before) {
+        Err(DomainError::NotOurs) => domain::harvest::restore(before),
+        restored => restored,
+    }
+}
+
+fn harvest(args: &Args, min: Size, max: Size, before: &str) -> anyhow::Result<String> {
+    if let Err(error) = check_sizes(min.0, max.0) {
+        usage!("{error}");
+    }
+    if min == max {
+        usage!(
+            "a harvest VM that has {min} at least and at most never grows; give more with --max"
+        );
+    }
+    if domain::restore(before).is_ok() {
+        bail!(
+            "the domain `{}` is set up for pool memory, and memory is harvested on its own host; take that away with --remove first",
+            args.domain
+        );
+    }
+    domain::harvest::make(before, min.0, max.0)
+        .with_context(|| format!("the domain `{}` cannot be made a harvest VM", args.domain))
 }
 
 fn agreed(domain: &str) -> anyhow::Result<bool> {

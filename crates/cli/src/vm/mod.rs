@@ -1,5 +1,6 @@
 //! `hecaton vm`: virtual machines, on pool memory or on what their host has unallocated.
 
+mod admit;
 mod attach;
 mod create;
 mod detach;
@@ -36,8 +37,13 @@ pub(crate) enum Vm {
     Place(PlaceArgs),
     /// Brings a machine's memory home, while it runs on
     Detach(detach::Args),
-    /// Sets a libvirt domain up for pool memory, or back
+    /// Sets a libvirt domain up for pool memory, or as a harvest VM, or back
     Libvirt(libvirt::Args),
+    /// Prints the script that has libvirt start a domain once this host's agent has room for it: for
+    /// /etc/libvirt/hooks/qemu
+    LibvirtHook(admit::HookArgs),
+    /// What that script runs: waits until a domain that libvirt is about to start is admitted
+    Admit(admit::Args),
 }
 
 /// Arguments of `hecaton vm resize-local`.
@@ -76,6 +82,8 @@ pub(crate) fn run(vm: Vm) -> anyhow::Result<ExitCode> {
         Vm::Place(args) => place(args),
         Vm::Detach(args) => detach::run(&args),
         Vm::Libvirt(args) => libvirt::run(&args),
+        Vm::LibvirtHook(args) => admit::print_hook(&args),
+        Vm::Admit(args) => admit::run(args),
     }
 }
 

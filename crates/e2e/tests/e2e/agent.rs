@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-const M: u64 = 1 << 20;
+pub(crate) const M: u64 = 1 << 20;
 
 /// The guest says when it is there, and when it has been given more than 800 MiB.
 const SCRIPT: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/meminfo; }
@@ -52,7 +52,10 @@ impl<'a> Host<'a> {
         Self::start_with(cluster, &[])
     }
 
-    fn start_with(cluster: &'a Cluster, arguments: &'a [&'a str]) -> anyhow::Result<Self> {
+    pub(crate) fn start_with(
+        cluster: &'a Cluster,
+        arguments: &'a [&'a str],
+    ) -> anyhow::Result<Self> {
         Self::start_by(cluster, arguments, Vec::new())
     }
 
@@ -229,7 +232,7 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until the harvest VM has so many MiB beyond its minimum, and others so many in all.
-    fn until(&self, what: &str, harvested: u64, regular: u64) -> anyhow::Result<()> {
+    pub(crate) fn until(&self, what: &str, harvested: u64, regular: u64) -> anyhow::Result<()> {
         self.eventually(what, GUEST_PATIENCE, |status| {
             let machines = status["machines"].as_array().context("no machines")?;
             let harvest = machines.iter().find(|machine| machine["kind"] == "harvest");

@@ -16,6 +16,7 @@ mod concurrent;
 mod crash;
 mod dashboard;
 mod disk;
+mod domains;
 mod drive;
 mod encrypted;
 mod file;
@@ -201,6 +202,8 @@ const TESTS: &[Test<Cluster>] = tests![
     agent::what_the_node_lends_gives_way,
     agent::a_quota_of_harvest_vms_is_kept,
     agent::what_cannot_be_is_refused,
+    domains::a_domain_is_a_harvest_vm,
+    domains::no_libvirt_stalls_nobody,
     numa_host::machines_stay_within_a_node,
     numa_host::what_is_lent_gives_way_on_its_node,
     numa_host::a_harvest_vm_gives_on_the_node_in_need,

@@ -116,6 +116,23 @@ pub(super) fn memory_files(pid: u32) -> Option<Vec<MemoryFile>> {
     Some(files.into_iter().map(|(_, file)| file).collect())
 }
 
+/// What a process has in memory that is no file's on a disk, huge pages included. None if it has ended.
+pub(super) fn resident_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parts = ["RssAnon", "RssShmem", "HugetlbPages"];
+    Some(parts.iter().filter_map(|name| field_bytes(&status, name)).sum())
+}
+
+/// The memory of a machine that is no file's of its own: in proportion to what its parts have.
+pub(super) fn spread_over_parts(memory: &Memory, held_bytes: u64) -> Vec<MemoryFile> {
+    let base_bytes = memory.base_bytes().max(1);
+    let part = |bytes: u64| {
+        let held = u128::from(held_bytes.min(base_bytes)) * u128::from(bytes);
+        MemoryFile { bytes, held_bytes: (held / u128::from(base_bytes)) as u64 }
+    };
+    memory.parts.iter().map(|one| part(one.base_bytes)).collect()
+}
+
 /// A machine's memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryFile {
@@ -182,6 +199,20 @@ mod tests {
         };
         assert_eq!(held(5 * M), (2 * M, 3 * M));
         assert_eq!(held(M), (M, 0), "less than its minimum");
+    }
+
+    #[test]
+    fn what_is_no_file_s_is_spread_over_the_parts() {
+        let part = |node, base_bytes| Part { host_node: Some(node), base_bytes, more_bytes: 0 };
+        let memory = Memory { parts: vec![part(0, 2 * M), part(1, 6 * M)], is_ballooned: false };
+        let held = |bytes| {
+            let held = held_by_part(&memory, &spread_over_parts(&memory, bytes));
+            held.iter().map(|one| one.base_bytes).collect::<Vec<_>>()
+        };
+        assert_eq!(held(4 * M), [M, 3 * M]);
+        assert_eq!(held(99 * M), [2 * M, 6 * M], "QEMU's own is not the machine's");
+        assert!(resident_bytes(std::process::id()).expect("this process") > 0);
+        assert_eq!(resident_bytes(u32::MAX), None);
     }
 
     #[test]

@@ -1,17 +1,22 @@
 //! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
 
 use super::divide::{Lender, divide};
+use super::domain_link::DomainLink;
+use super::domain_plan::plan;
+use super::domains::Domains;
 use super::guest_link::GuestLink;
 use super::host_memory::{
     self, Held, MemoryFile, NodeMemory, OtherUse, held_by_part, managed, memory_files,
+    resident_bytes, spread_over_parts,
 };
-use super::monitor::MachineMonitor;
+use super::monitor::{Heard, Link, MachineMonitor};
 use super::notices::Notices;
 use super::process::ProcessId;
-use super::record::{Directory, Record};
+use super::qmp_link::QmpLink;
+use super::record::{Directory, DomainRecord, Record};
 use super::report::{
-    AgentReport, GaveWayReport, HarvestShare, HarvestWord, MachinePartReport, MachineReport,
-    MachineState, NewcomerReport, NodeMemoryReport,
+    AgentReport, GaveWayReport, HarvestShare, HarvestWord, LibvirtReport, MachinePartReport,
+    MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
 };
 use super::{AgentConfig, AgentError, Arrival, Shared};
 use crate::donors::{DonorReport, DonorSpec};
@@ -24,6 +29,9 @@ use hecaton_broker::{
 };
 use hecaton_vm::balloon::Balloon;
 use hecaton_vm::create::{BLOCK_BYTES, Memory, Part, check_sizes};
+use hecaton_vm::domain::harvest::is_uuid;
+use hecaton_vm::memory_device::MemoryDevice;
+use hecaton_vm::virsh::Virsh;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
@@ -44,6 +52,9 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 /// How long QEMU may take to end when it is told to, before it is killed.
 const QUIT_PATIENCE: Duration = Duration::from_secs(3);
 
+/// How long a domain that was admitted may take to be seen after its hook has ended: libvirt starts it then, or fails to.
+const PROMISE: Duration = Duration::from_secs(60);
+
 /// Most machines of a host.
 const MAX_MACHINES: usize = 1024;
 
@@ -57,6 +68,8 @@ const MAX_GAVE_WAY: usize = MAX_MACHINES;
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     directory: Directory,
+    /// Of libvirt's, where they take part.
+    domains: Option<Domains>,
     manage_bytes: Option<u64>,
     settings: Settings,
     announces: bool,
@@ -81,13 +94,16 @@ pub(super) struct Keeper {
 #[derive(Debug)]
 struct Machine {
     record: Record,
-    monitor: MachineMonitor,
+    /// None for a domain that never changes its size.
+    monitor: Option<MachineMonitor>,
     /// Of a harvest VM, to the manager inside it.
     guest: Option<GuestLink>,
     /// By device: the size that it is asked for once the guest is ready for that.
     held: BTreeMap<String, (Order, u64)>,
     /// It was there before this agent, which may have to count it as large as it can be.
     was_found: bool,
+    /// When this agent has come to know it.
+    since: Instant,
     /// As of this look.
     files: Vec<MemoryFile>,
     is_shutting_down: bool,
@@ -147,9 +163,11 @@ impl Keeper {
         }
         let settings = config.settings.clone();
         settings.check_host(&managed(&totals, config.manage_bytes))?;
+        let domains = config.libvirt.clone().map(|uri| Domains::start(Virsh::new(uri)));
         Ok(Keeper {
             shared,
             directory,
+            domains: domains.transpose()?,
             manage_bytes: config.manage_bytes,
             broker: Broker::new(settings.clone())?,
             settings,
@@ -194,12 +212,14 @@ impl Keeper {
             Vec::new()
         });
         for record in records {
-            if !record.process.is_alive() {
+            // Of a domain that was promised something nobody knows how long ago that was.
+            let is_promised = record.domain.as_ref().is_some_and(|domain| domain.is_promised);
+            if !record.process.is_alive() && !is_promised {
                 self.bury(record);
                 continue;
             }
             let name = record.name.clone();
-            match self.enter(record, None) {
+            match self.enter(record, None, Vec::new()) {
                 // Warnings begin anew.
                 Ok(id) => self.gives_way(id, false),
                 Err(error) => {
@@ -212,23 +232,99 @@ impl Keeper {
             }
         }
         let begun = Instant::now();
-        let is_undecided = |machine: &Machine| !machine.monitor.heard().is_decided();
-        while self.machines.values().any(is_undecided) && begun.elapsed() < FIRST_PATIENCE {
+        let is_in_time = || {
             thread::sleep(Duration::from_millis(20));
+            begun.elapsed() < FIRST_PATIENCE
+        };
+        while self.domains.as_ref().is_some_and(|domains| !domains.is_decided()) && is_in_time() {}
+        self.find_domains();
+        let is_undecided = |machine: &Machine| {
+            machine.monitor.as_ref().is_some_and(|monitor| !monitor.heard().is_decided())
+        };
+        while self.machines.values().any(is_undecided) && is_in_time() {}
+    }
+
+    /// libvirt's domains as they are now, if they take part.
+    fn find_domains(&mut self) {
+        let Some(domains) = &self.domains else { return };
+        let nodes: Vec<_> = self.nodes.iter().copied().zip(self.totals()).collect();
+        for found in domains.found() {
+            let (mut record, unfit) = plan(&found.domain, found.process, &nodes);
+            let stem = record.stem();
+            let before = self.machines.iter().find(|(_, machine)| machine.record.stem() == stem);
+            let before = before.map(|(id, machine)| (*id, machine.record.clone()));
+            if let Some((_, before)) = &before {
+                record.gives_way = before.gives_way && before.process == record.process;
+                if *before == record {
+                    continue;
+                }
+            }
+            if let Some(reason) = unfit {
+                tracing::warn!(
+                    vm = record.name,
+                    reason,
+                    "it is no harvest VM, and counts as a regular one"
+                );
+            }
+            let before = before.and_then(|(id, _)| self.machines.remove(&id));
+            let devices = found
+                .domain
+                .harvest
+                .into_iter()
+                .map(|growing| MemoryDevice { id: Memory::device_id(0), ..growing.device });
+            if let Err(error) = self.directory.write(&record) {
+                tracing::warn!(vm = record.name, %error, "that it is there is not written down");
+            }
+            let name = record.name.clone();
+            match self.enter(record, None, devices.collect()) {
+                Ok(id) => {
+                    if let Some(machine) = self.machines.get_mut(&id) {
+                        machine.waited = before.and_then(|before| before.waited);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(
+                        vm = name,
+                        error,
+                        "a domain is left out, and counts as other use"
+                    );
+                }
+            }
         }
     }
 
-    /// `waited`: until it was admitted; none for one that was there before this agent.
-    fn enter(&mut self, record: Record, waited: Option<Duration>) -> Result<VmId, String> {
-        let socket = self.directory.socket(&record.name)?;
-        let balloon = record.memory.is_ballooned.then(|| {
-            let more: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
-            Balloon::new(Memory::device_id(0), record.memory.base_bytes(), more, BLOCK_BYTES)
-        });
-        let monitor = MachineMonitor::start(socket, record.process.pid, balloon);
+    /// How a machine is reached; none for a domain that has one size, or whose libvirt is not asked.
+    fn link(&self, record: &Record) -> Result<Option<Link>, String> {
+        let Some(domain) = &record.domain else {
+            let socket = self.directory.socket(&record.name)?;
+            let balloon = record.memory.is_ballooned.then(|| {
+                let more: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
+                Balloon::new(Memory::device_id(0), record.memory.base_bytes(), more, BLOCK_BYTES)
+            });
+            return Ok(Some(Link::Qmp(QmpLink::new(socket, record.process.pid, balloon))));
+        };
+        let changes = record.kind == NewcomerKind::Harvest && !domain.is_promised;
+        let virsh = self.domains.as_ref().filter(|_| changes).map(Domains::virsh);
+        Ok(virsh.map(|virsh| Link::Domain(DomainLink::new(virsh.clone(), domain.uuid.clone()))))
+    }
+
+    /// `waited`: until it was admitted; none for one that was there before this agent. `devices`: what is
+    /// known of them already.
+    fn enter(
+        &mut self,
+        record: Record,
+        waited: Option<Duration>,
+        devices: Vec<MemoryDevice>,
+    ) -> Result<VmId, String> {
+        let link = self.link(&record)?;
+        let monitor = link.map(|link| MachineMonitor::start(link, devices)).transpose();
         let monitor =
             monitor.map_err(|error| format!("its monitor cannot be followed: {error}"))?;
-        let guest = self.guest_socket(&record.name, record.kind)?.map(|socket| {
+        let port = match &record.domain {
+            Some(domain) => domain.guest_port.clone(),
+            None => self.guest_socket(&record.name, record.kind)?,
+        };
+        let guest = port.map(|socket| {
             let notices = Notices::new(self.settings.patience, self.announces);
             GuestLink::start(socket, notices, self.begun, Arc::clone(&self.shared))
         });
@@ -241,6 +337,7 @@ impl Keeper {
             guest,
             held: BTreeMap::new(),
             was_found: waited.is_none(),
+            since: Instant::now(),
             files: Vec::new(),
             is_shutting_down: false,
             evicted: None,
@@ -264,7 +361,11 @@ impl Keeper {
     fn step(&mut self, node: &Inner) {
         // First: whoever starts a machine again when it has ended comes by its name.
         self.forget_who_is_gone();
+        self.find_domains();
         self.take_arrivals();
+        if let Some(domains) = &self.domains {
+            domains.pause(self.a_domain_waits());
+        }
         match host_memory::read() {
             Ok(memory) => self.memory = memory,
             Err(error) => tracing::warn!(%error, "the host's memory cannot be read"),
@@ -282,6 +383,15 @@ impl Keeper {
         self.machines.values_mut().for_each(Machine::take_what_is_ready);
         let report = self.report(word);
         *self.shared.report() = Some(report);
+    }
+
+    /// Whether one is in libvirt's hook: its launcher runs.
+    fn a_domain_waits(&self) -> bool {
+        self.waiting.iter().any(|waiting| waiting.wish.domain.is_some())
+            || self
+                .machines
+                .values()
+                .any(|machine| machine.is_promised() && machine.record.process.is_alive())
     }
 
     /// Checks who came, and puts them into the queue.
@@ -308,9 +418,9 @@ impl Keeper {
     }
 
     fn receive(&mut self, wish: &CreateVm, process: ProcessId) -> Result<Received, String> {
-        check_name(&wish.name).map_err(|error| error.to_string())?;
-        let monitor = self.directory.socket(&wish.name)?;
-        let guest_port = self.guest_socket(&wish.name, wish.kind)?;
+        self.check_who(wish)?;
+        let (monitor, guest_port) = self.sockets(wish)?;
+        self.forget_promise(wish, process);
         check_sizes(wish.bytes, wish.max_bytes).map_err(|error| error.to_string())?;
         let known = self.machines.values().find(|machine| machine.record.name == wish.name);
         if let Some(machine) = known {
@@ -358,6 +468,42 @@ impl Keeper {
         }))
     }
 
+    fn check_who(&self, wish: &CreateVm) -> Result<(), String> {
+        let Some(uuid) = &wish.domain else {
+            return check_name(&wish.name).map_err(|error| error.to_string());
+        };
+        if self.domains.is_none() {
+            return Err("the node's agent does not ask libvirt; start it with --libvirt".to_owned());
+        }
+        match is_uuid(uuid) {
+            true => Ok(()),
+            false => Err(format!("`{uuid}` is no UUID of a domain")),
+        }
+    }
+
+    /// Where its monitor is to listen, and the port of the manager inside. Of a domain they are libvirt's matter.
+    fn sockets(&self, wish: &CreateVm) -> Result<(PathBuf, Option<PathBuf>), String> {
+        if wish.domain.is_some() {
+            return Ok((PathBuf::new(), None));
+        }
+        Ok((self.directory.socket(&wish.name)?, self.guest_socket(&wish.name, wish.kind)?))
+    }
+
+    /// A domain that asks anew was not started when it had been admitted.
+    fn forget_promise(&mut self, wish: &CreateVm, process: ProcessId) {
+        let is_older = |machine: &Machine| {
+            let domain = machine.record.domain.as_ref();
+            let uuid = domain.filter(|domain| domain.is_promised).map(|domain| &domain.uuid);
+            uuid.is_some() && uuid == wish.domain.as_ref() && machine.record.process != process
+        };
+        let older = self.machines.iter().find(|(_, machine)| is_older(machine));
+        if let Some(id) = older.map(|(id, _)| *id)
+            && let Some(machine) = self.machines.remove(&id)
+        {
+            self.bury(machine.record);
+        }
+    }
+
     fn taken(&self, name: &str) -> String {
         format!("there is a machine `{name}` already; choose another name")
     }
@@ -367,8 +513,7 @@ impl Keeper {
         let replace_after = self.settings.replace_after;
         self.evicted.retain(|_, (_, at)| at.elapsed() < replace_after);
         self.gave_way.retain(|one| one.at.elapsed() < GAVE_WAY_FOR);
-        let has_ended = |machine: &Machine| !machine.record.process.is_alive();
-        let ended = self.machines.iter().filter(|(_, machine)| has_ended(machine));
+        let ended = self.machines.iter().filter(|(_, machine)| machine.has_ended());
         let ended: Vec<VmId> = ended.map(|(id, _)| *id).collect();
         for id in ended {
             if let Some(machine) = self.machines.remove(&id) {
@@ -379,7 +524,7 @@ impl Keeper {
 
     /// Forgets a machine that has ended, but for why it has if that was for others.
     fn bury(&mut self, record: Record) {
-        self.directory.remove(&record.name);
+        self.directory.remove(&record);
         if record.gives_way {
             if self.gave_way.len() == MAX_GAVE_WAY {
                 self.gave_way.pop_front();
@@ -402,7 +547,7 @@ impl Keeper {
     /// The host as the broker is told of it.
     fn look(&mut self, donors: &[DonorReport], now: Duration) -> Host {
         for machine in self.machines.values_mut() {
-            machine.files = memory_files(machine.record.process.pid).unwrap_or_default();
+            machine.files = machine.files();
         }
         let places = Places(&self.nodes);
         let mut held = vec![0u64; self.nodes.len()];
@@ -489,7 +634,7 @@ impl Keeper {
                 if let Some(machine) = self.machines.get_mut(&vm)
                     && !std::mem::replace(&mut machine.is_shutting_down, true)
                 {
-                    machine.monitor.power_down();
+                    machine.monitor.iter().for_each(MachineMonitor::power_down);
                 }
             }
             Action::Evict { vm, why } => {
@@ -524,26 +669,30 @@ impl Keeper {
             }
         };
         let record = Record {
-            name: wish.name,
+            name: wish.name.clone(),
             kind: wish.kind,
             process,
             max_bytes,
             memory: memory.clone(),
             gives_way: false,
+            domain: wish.domain.clone().map(|uuid| DomainRecord {
+                uuid,
+                guest_port: None,
+                is_promised: true,
+            }),
         };
-        let entered = self.directory.socket(&record.name).and_then(|monitor| {
+        let entered = self.sockets(&wish).and_then(|(monitor, guest_port)| {
             let written = self.directory.write(&record);
             written.map_err(|error| {
                 let dir = self.directory.path().display();
                 format!("what it is cannot be written to {dir}: {error}; it is not admitted")
             })?;
-            let guest_port = self.guest_socket(&record.name, record.kind)?;
             // Left by one of this name that was killed: nobody listens there.
             for socket in guest_port.iter().chain([&monitor]) {
                 let _ = std::fs::remove_file(socket);
             }
-            let name = record.name.clone();
-            self.enter(record, Some(waited)).inspect_err(|_| self.directory.remove(&name))?;
+            let entered = self.enter(record.clone(), Some(waited), Vec::new());
+            entered.inspect_err(|_| self.directory.remove(&record))?;
             Ok(Admitted { memory, monitor, guest_port })
         });
         let _ = answer.send(entered);
@@ -563,7 +712,7 @@ impl Keeper {
                 let now = Instant::now();
                 machine.evicted = Some(now);
                 self.evicted.insert(name.clone(), (vm, now));
-                machine.monitor.quit();
+                machine.monitor.iter().for_each(MachineMonitor::quit);
             }
             Some(since) if since.elapsed() > QUIT_PATIENCE => machine.record.process.kill(),
             Some(_) => {}
@@ -640,6 +789,10 @@ impl Keeper {
             gave_way: gave_way.collect(),
             counters: *self.broker.counters(),
             harvest: HarvestShare { word, wanted: self.wanted_harvest_vms() },
+            libvirt: self.domains.as_ref().map(|domains| LibvirtReport {
+                uri: domains.virsh().uri().to_owned(),
+                failure: domains.failure(),
+            }),
         }
     }
 }
@@ -669,6 +822,37 @@ impl Places<'_> {
 }
 
 impl Machine {
+    /// What it has said; of one that nobody asks, nothing.
+    fn heard(&self) -> Heard {
+        self.monitor.as_ref().map(MachineMonitor::heard).unwrap_or_default()
+    }
+
+    /// A domain that was admitted, and has not been seen to run.
+    fn is_promised(&self) -> bool {
+        self.record.domain.as_ref().is_some_and(|domain| domain.is_promised)
+    }
+
+    fn has_ended(&self) -> bool {
+        let is_awaited = self.is_promised() && self.since.elapsed() < PROMISE;
+        !self.record.process.is_alive() && !is_awaited
+    }
+
+    /// What is in memory of it. A domain that keeps its size may have its memory in any way.
+    fn files(&self) -> Vec<MemoryFile> {
+        let pid = self.record.process.pid;
+        if self.is_promised() {
+            return Vec::new();
+        }
+        let keeps_its_size = self.record.kind != NewcomerKind::Harvest;
+        match &self.record.domain {
+            Some(_) if keeps_its_size => {
+                let held_bytes = resident_bytes(pid).unwrap_or_default();
+                spread_over_parts(&self.record.memory, held_bytes)
+            }
+            _ => memory_files(pid).unwrap_or_default(),
+        }
+    }
+
     /// What is in memory on each node.
     fn held_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
         let held = held_by_part(&self.record.memory, &self.files);
@@ -691,33 +875,39 @@ impl Machine {
             guest.grow(&device);
         }
         self.held.remove(&device);
-        self.monitor.resize(device, bytes, order);
+        self.resize(device, bytes, order);
+    }
+
+    fn resize(&self, device: String, bytes: u64, order: Order) {
+        if let Some(monitor) = &self.monitor {
+            monitor.resize(device, bytes, order);
+        }
     }
 
     /// Tells the guest the final size; the batch is taken when it is ready.
     fn shrink(&mut self, device: String, bytes: u64, target_bytes: u64, order: Order) {
         if let Some(guest) = &self.guest {
             let base_bytes = self.record.memory.base_bytes();
-            guest.shrink(&device, target_bytes, base_bytes, &self.monitor.heard().devices);
+            guest.shrink(&device, target_bytes, base_bytes, &self.heard().devices);
         }
         self.held.insert(device, (order, bytes));
     }
 
     fn take_what_is_ready(&mut self) {
         if let Some(guest) = &self.guest {
-            guest.look(self.record.memory.base_bytes(), &self.monitor.heard().devices);
+            guest.look(self.record.memory.base_bytes(), &self.heard().devices);
         }
         if self.held.is_empty() || self.guest.as_ref().is_some_and(|guest| !guest.may_take()) {
             return;
         }
         for (device, (order, bytes)) in std::mem::take(&mut self.held) {
-            self.monitor.resize(device, bytes, order);
+            self.resize(device, bytes, order);
         }
     }
 
     /// As the broker is told of it.
     fn look(&self, id: VmId, places: Places<'_>) -> Vm {
-        let heard = self.monitor.heard();
+        let heard = self.heard();
         let mut base_bytes = vec![0; places.0.len()];
         let mut devices = Vec::new();
         let most = self.record.max_bytes.saturating_sub(self.record.memory.base_bytes());
@@ -756,14 +946,18 @@ impl Machine {
     }
 
     fn report(&self, is_warned: bool) -> MachineReport {
-        let heard = self.monitor.heard();
+        let heard = self.heard();
+        let keeps_its_size =
+            self.record.domain.is_some() && self.record.kind != NewcomerKind::Harvest;
         let state = if self.evicted.is_some() {
             MachineState::Evicted
         } else if self.is_shutting_down {
             MachineState::ShuttingDown
         } else if is_warned {
             MachineState::Warned
-        } else if heard.is_fresh() {
+        } else if self.is_promised() {
+            MachineState::Starting
+        } else if heard.is_fresh() || keeps_its_size {
             MachineState::Running
         } else if heard.is_known() || self.was_found {
             MachineState::Silent
@@ -788,7 +982,7 @@ impl Machine {
     }
 
     fn part_reports(&self) -> Vec<MachinePartReport> {
-        let heard = self.monitor.heard();
+        let heard = self.heard();
         let held = held_by_part(&self.record.memory, &self.files);
         let parts = self.record.memory.parts.iter().zip(held).enumerate();
         let report = |(number, (part, held)): (usize, (&Part, Held))| {

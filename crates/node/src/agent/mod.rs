@@ -5,22 +5,29 @@
 //! Nothing is kept but one file for each machine, written before the machine is: an agent that is killed in the middle
 //! of anything leaves a host from which the next one goes on.
 //!
+//! Domains of libvirt's on this host take part, where that is wanted; the one thread that asks for them, and one for each harvest VM among
+//! them, run `virsh`.
+//!
 //! One thread looks and decides; each machine has a thread of its own that talks to its monitor, and a harvest VM another one
 //! for the manager inside it, so that one that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
 
 mod divide;
+mod domain_link;
+mod domain_plan;
+mod domains;
 mod guest_link;
 mod host_memory;
 mod keeper;
 mod monitor;
 mod notices;
 mod process;
+mod qmp_link;
 mod record;
 mod report;
 
 pub use report::{
-    AgentReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, MachinePartReport,
-    MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
+    AgentReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, LibvirtReport,
+    MachinePartReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
 };
 
 use crate::donors::DonorSpec;
@@ -45,6 +52,8 @@ pub struct AgentConfig {
     pub qmp_dir: PathBuf,
     /// The most that it gives to machines and donors, in bytes; none for all that the host has.
     pub manage_bytes: Option<u64>,
+    /// libvirt's connection, as virsh knows it, whose domains take part.
+    pub libvirt: Option<String>,
     /// Whether guests are told of the size that they will have before the first batch is taken.
     pub announces: bool,
     /// How it decides. What donors may have is the agent's own matter.
@@ -166,7 +175,10 @@ impl Agent {
 
     /// Waits until the machine is admitted, or refused; also without end, as long as `pid` lives, its
     /// launcher.
-    pub(crate) fn create(&self, wish: CreateVm, pid: u32) -> Result<Admitted, CreateError> {
+    pub(crate) fn create(&self, mut wish: CreateVm, pid: u32) -> Result<Admitted, CreateError> {
+        if wish.domain.is_some() {
+            wish.name = domain_plan::machine_name(&wish.name);
+        }
         let process = ProcessId::of(pid).ok_or(CreateError::Refused(format!(
             "process {pid}, which is to become the machine, cannot be seen from the node: start both in the same \
              process namespace"

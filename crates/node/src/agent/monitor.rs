@@ -1,14 +1,12 @@
-//! A machine's monitor, on a thread of its own: it waits for the machine, and nobody waits for it.
+//! What a machine says and is told, on a thread of its own: it waits for the machine, and nobody waits for it.
 
+use super::domain_link::DomainLink;
+use super::qmp_link::QmpLink;
 use crate::stop::{Bell, Stop};
 use hecaton_broker::Order;
-use hecaton_vm::balloon::Balloon;
-use hecaton_vm::memory_device::{MemoryDevice, ResizeError};
-use hecaton_vm::qmp::{Monitor, QmpError};
-use serde_json::json;
+use hecaton_vm::memory_device::MemoryDevice;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,30 +17,40 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How often while they change: QEMU's own event is throttled to one a second.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a monitor may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a machine may take to answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long an answer counts.
 const FRESH: Duration = Duration::from_secs(3);
+
+/// How a machine is reached.
+#[derive(Debug)]
+pub(super) enum Link {
+    /// By QEMU's own monitor.
+    Qmp(QmpLink),
+    /// Through libvirt.
+    Domain(DomainLink),
+}
 
 /// A machine's monitor. The thread ends with it, at the latest when the machine has had its time to answer.
 #[derive(Debug)]
 pub(super) struct MachineMonitor(Arc<Shared>);
 
-#[derive(Debug)]
-struct Shared {
-    socket: PathBuf,
-    pid: u32,
+#[derive(Debug, Default)]
+pub(super) struct Shared {
     desk: Mutex<Desk>,
     bell: Bell,
     stop: Stop,
 }
 
+/// By device: an order, and the size that the guest is to be asked for.
+pub(super) type Sizes = BTreeMap<String, (Order, u64)>;
+
 /// What is to be done, and what is known.
 #[derive(Debug, Default)]
 struct Desk {
     /// By device; each stays until it is carried out or refused.
-    sizes: BTreeMap<String, (Order, u64)>,
+    sizes: Sizes,
     power_down: bool,
     quit: bool,
     heard: Heard,
@@ -78,23 +86,14 @@ impl Heard {
 }
 
 impl MachineMonitor {
-    /// Of the machine that is this process, and listens there or will. Its virtio-mem devices are asked, or its balloon.
-    pub(super) fn start(
-        socket: PathBuf,
-        pid: u32,
-        balloon: Option<Balloon>,
-    ) -> io::Result<MachineMonitor> {
-        let shared = Arc::new(Shared {
-            socket,
-            pid,
-            desk: Mutex::default(),
-            bell: Bell::default(),
-            stop: Stop::default(),
-        });
+    /// Of the machine that is reached so. `devices`: what is known of them already.
+    pub(super) fn start(link: Link, devices: Vec<MemoryDevice>) -> io::Result<MachineMonitor> {
+        let shared = Arc::new(Shared::default());
+        shared.desk().heard.devices = devices;
         let thread = thread::Builder::new().name("agent-monitor".into());
         thread.spawn({
             let shared = Arc::clone(&shared);
-            move || shared.run(balloon)
+            move || shared.run(link)
         })?;
         Ok(MachineMonitor(shared))
     }
@@ -135,16 +134,13 @@ impl Shared {
         self.desk.lock().expect("no thread panics with the desk")
     }
 
-    fn run(&self, mut balloon: Option<Balloon>) {
-        let mut monitor = None;
+    fn run(&self, mut link: Link) {
         while !self.stop.is_set() {
-            let is_busy = match self.visit(&mut monitor, balloon.as_mut()) {
+            let is_busy = match self.visit(&mut link) {
                 Ok(is_busy) => is_busy,
                 Err(error) => {
-                    tracing::debug!(socket = %self.socket.display(), %error, "a machine says nothing");
-                    // What it has not answered it may answer later, to nobody.
-                    monitor = None;
-                    self.desk().heard.has_failed = true;
+                    tracing::debug!(error, "a machine says nothing");
+                    self.has_failed();
                     false
                 }
             };
@@ -153,43 +149,12 @@ impl Shared {
     }
 
     /// Does what is to be done, and asks for the sizes. Whether they are about to change.
-    fn visit(
-        &self,
-        connected: &mut Option<Monitor>,
-        mut balloon: Option<&mut Balloon>,
-    ) -> Result<bool, QmpError> {
-        if connected.is_none() {
-            *connected = Some(self.connect()?);
-        }
-        let Some(monitor) = connected else { return Ok(false) };
-        if std::mem::take(&mut self.desk().power_down) {
-            monitor.execute("system_powerdown", json!({}), PATIENCE)?;
-        }
-        if std::mem::take(&mut self.desk().quit) {
-            monitor.execute("quit", json!({}), PATIENCE)?;
-        }
-        let sizes = self.desk().sizes.clone();
-        for (device, (_, bytes)) in &sizes {
-            let (device, bytes) = (device.as_str(), *bytes);
-            let asked = match &mut balloon {
-                Some(balloon) => balloon.request_size(monitor, bytes, PATIENCE),
-                None => monitor.request_size(device, bytes, PATIENCE),
-            };
-            match asked {
-                Ok(()) => {}
-                // Whether it was asked is not known: once more, which does no harm.
-                Err(ResizeError::Monitor(
-                    error @ (QmpError::Silent { .. }
-                    | QmpError::Io { .. }
-                    | QmpError::Protocol { .. }),
-                )) => return Err(error),
-                Err(refused) => tracing::warn!(device, bytes, error = %refused, "not resized"),
-            }
-        }
-        let devices = match balloon {
-            Some(balloon) => vec![balloon.device(monitor, PATIENCE)?],
-            None => monitor.memory_devices(PATIENCE)?,
+    fn visit(&self, link: &mut Link) -> Result<bool, String> {
+        let asked = match link {
+            Link::Qmp(link) => link.visit(self).map_err(|error| error.to_string()),
+            Link::Domain(link) => link.visit(self),
         };
+        let (sizes, devices) = asked?;
         let mut desk = self.desk();
         let changing = devices.iter().any(|device| device.requested_bytes != device.plugged_bytes);
         desk.heard.devices = devices;
@@ -205,15 +170,33 @@ impl Shared {
         Ok(changing || !desk.sizes.is_empty())
     }
 
-    fn connect(&self) -> Result<Monitor, QmpError> {
-        let monitor = Monitor::connect(&self.socket, PATIENCE)?;
-        // None from another process namespace.
-        match monitor.peer_pid() {
-            Some(pid) if pid != self.pid => Err(QmpError::Protocol {
-                path: self.socket.clone(),
-                reason: format!("process {pid} listens there, and the machine is {}", self.pid),
-            }),
-            _ => Ok(monitor),
-        }
+    /// Whether the guest is to shut down: said once.
+    pub(super) fn takes_power_down(&self) -> bool {
+        std::mem::take(&mut self.desk().power_down)
+    }
+
+    /// Whether the machine is to end: said once.
+    pub(super) fn takes_quit(&self) -> bool {
+        std::mem::take(&mut self.desk().quit)
+    }
+
+    /// The sizes that are to be asked for, by device.
+    pub(super) fn sizes(&self) -> Sizes {
+        self.desk().sizes.clone()
+    }
+
+    /// The devices as they were when it last answered.
+    pub(super) fn devices(&self) -> Vec<MemoryDevice> {
+        self.desk().heard.devices.clone()
+    }
+
+    /// It does not answer, or not in time.
+    pub(super) fn has_failed(&self) {
+        self.desk().heard.has_failed = true;
+    }
+
+    /// Whether nobody needs the machine's answer any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.stop.is_set()
     }
 }

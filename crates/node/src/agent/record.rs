@@ -32,6 +32,30 @@ pub(super) struct Record {
     /// there.
     #[serde(default)]
     pub(super) gives_way: bool,
+    /// Of a domain of libvirt's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) domain: Option<DomainRecord>,
+}
+
+/// What makes a machine a domain of libvirt's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DomainRecord {
+    /// libvirt's name for it that stays.
+    pub(super) uuid: String,
+    /// Where the port of the manager inside it listens, if it has one.
+    pub(super) guest_port: Option<PathBuf>,
+    /// It was admitted and has not been seen to run: the process is the one that asked.
+    pub(super) is_promised: bool,
+}
+
+impl Record {
+    /// What its files' names begin with. No machine that is not libvirt's can have a name with a colon.
+    pub(super) fn stem(&self) -> String {
+        match &self.domain {
+            Some(domain) => format!("libvirt:{}", domain.uuid),
+            None => self.name.clone(),
+        }
+    }
 }
 
 /// The directory. Nobody else has it.
@@ -100,21 +124,22 @@ impl Directory {
         }
     }
 
-    fn file(&self, name: &str) -> PathBuf {
-        self.path.join(format!("{name}.{RECORD}"))
+    fn file(&self, stem: &str) -> PathBuf {
+        self.path.join(format!("{stem}.{RECORD}"))
     }
 
     /// Writes a record: whole, or not at all.
     pub(super) fn write(&self, record: &Record) -> io::Result<()> {
-        write_whole(&self.file(&record.name), record)
+        write_whole(&self.file(&record.stem()), record)
     }
 
-    /// Removes a machine's record and sockets.
-    pub(super) fn remove(&self, name: &str) {
+    /// Removes a machine's record and sockets; a domain's are libvirt's own matter.
+    pub(super) fn remove(&self, record: &Record) {
+        let stem = record.stem();
         // The sockets first: without a record nobody would look for them.
         let sockets =
-            ["qmp", "guest"].map(|extension| self.path.join(format!("{name}.{extension}")));
-        for path in sockets.into_iter().chain([self.file(name)]) {
+            ["qmp", "guest"].map(|extension| self.path.join(format!("{stem}.{extension}")));
+        for path in sockets.into_iter().chain([self.file(&stem)]) {
             if let Err(error) = fs::remove_file(&path)
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -148,6 +173,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_domain_may_have_any_name() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = Directory::claim(parent.path()).expect("claimed");
+        let uuid = "c658e799-9abf-47ea-9ca1-b129d4958fe3".to_owned();
+        let record = Record {
+            name: "libvirt:../my domain".into(),
+            kind: NewcomerKind::Regular,
+            process: ProcessId::of(std::process::id()).unwrap(),
+            max_bytes: 4 << 20,
+            memory: Memory::plan(&[0], &[4 << 20], 4 << 20),
+            gives_way: false,
+            domain: Some(DomainRecord { uuid, guest_port: None, is_promised: true }),
+        };
+        directory.write(&record).expect("written");
+        assert_eq!(directory.records().unwrap(), [record.clone()]);
+        directory.remove(&record);
+        assert_eq!(directory.records().unwrap(), []);
+    }
+
+    #[test]
     fn records_outlive_who_wrote_them_and_two_agents_do_not_share_a_directory() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("vms");
@@ -161,6 +206,7 @@ mod tests {
             max_bytes: 8 << 20,
             memory: Memory::plan(&[0], &[4 << 20], 8 << 20),
             gives_way: true,
+            domain: None,
         };
         directory.write(&record).expect("written");
         // Half of one, of an agent that was killed; and nobody's.
@@ -168,10 +214,10 @@ mod tests {
         fs::write(path.join("d.json"), "{").unwrap();
         drop(directory);
         let directory = Directory::claim(&path).expect("free again");
-        assert_eq!(directory.records().unwrap(), [record]);
+        assert_eq!(directory.records().unwrap(), [record.clone()]);
         let sockets = [directory.socket("a.b").unwrap(), directory.guest_socket("a.b").unwrap()];
         sockets.iter().for_each(|path| fs::write(path, "").unwrap());
-        directory.remove("a.b");
+        directory.remove(&record);
         assert_eq!(directory.records().unwrap(), []);
         assert!(!sockets.iter().any(|path| path.exists()));
         assert!(directory.socket(&"n".repeat(100)).unwrap_err().contains("shorter name"));

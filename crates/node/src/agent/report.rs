@@ -25,6 +25,18 @@ pub struct AgentReport {
     /// Its part of the cluster's quota of harvest VMs, which was in force when its machines were counted.
     #[serde(default)]
     pub harvest: HarvestShare,
+    /// libvirt, if its domains take part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<LibvirtReport>,
+}
+
+/// A libvirt whose domains take part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LibvirtReport {
+    /// Its connection.
+    pub uri: String,
+    /// Why it says nothing, if so.
+    pub failure: Option<String>,
 }
 
 impl AgentReport {

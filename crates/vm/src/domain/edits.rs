@@ -70,6 +70,13 @@ impl<'a> Edits<'a> {
         }
     }
 
+    /// Writes `lines` before `sibling`.
+    pub(super) fn insert_before(&mut self, sibling: Node<'_, '_>, lines: &[String]) {
+        let margin = self.margin(sibling.range().start);
+        let start = sibling.range().start - margin.len();
+        self.change(start..start, Self::lines(margin, lines));
+    }
+
     /// Writes `lines` as the last of `parent`.
     pub(super) fn append(&mut self, parent: Node<'_, '_>, lines: &[String]) {
         if lines.is_empty() {
@@ -118,6 +125,13 @@ impl<'a> Edits<'a> {
                 let at = node.range().start + 1 + self.name_length(node);
                 self.change(at..at, format!(" {name}=\"{}\"", escape(value)));
             }
+        }
+    }
+
+    /// Another text in an element that has one, and nothing else.
+    pub(super) fn set_text(&mut self, node: Node<'_, '_>, text: &str) {
+        if let Some(there) = node.first_child().filter(Node::is_text) {
+            self.change(there.range(), escape(text));
         }
     }
 

@@ -1,0 +1,83 @@
+//! A machine that is reached by QEMU's own monitor.
+
+use super::monitor::{PATIENCE, Shared, Sizes};
+use hecaton_vm::balloon::Balloon;
+use hecaton_vm::memory_device::{MemoryDevice, ResizeError};
+use hecaton_vm::qmp::{Monitor, QmpError};
+use serde_json::json;
+use std::path::PathBuf;
+
+/// The way to it.
+#[derive(Debug)]
+pub(super) struct QmpLink {
+    socket: PathBuf,
+    pid: u32,
+    balloon: Option<Balloon>,
+    connected: Option<Monitor>,
+}
+
+impl QmpLink {
+    /// To the machine that is this process, and listens there or will. Its virtio-mem devices are asked, or its balloon.
+    pub(super) fn new(socket: PathBuf, pid: u32, balloon: Option<Balloon>) -> QmpLink {
+        QmpLink { socket, pid, balloon, connected: None }
+    }
+
+    /// Does what is to be done. The sizes that were asked for, and the devices after that.
+    pub(super) fn visit(&mut self, desk: &Shared) -> Result<(Sizes, Vec<MemoryDevice>), QmpError> {
+        let visited = self.visit_connected(desk);
+        if visited.is_err() {
+            // What it has not answered it may answer later, to nobody.
+            self.connected = None;
+        }
+        visited
+    }
+
+    fn visit_connected(&mut self, desk: &Shared) -> Result<(Sizes, Vec<MemoryDevice>), QmpError> {
+        let mut monitor = match self.connected.take() {
+            Some(monitor) => monitor,
+            None => self.connect()?,
+        };
+        if desk.takes_power_down() {
+            monitor.execute("system_powerdown", json!({}), PATIENCE)?;
+        }
+        if desk.takes_quit() {
+            monitor.execute("quit", json!({}), PATIENCE)?;
+        }
+        let sizes = desk.sizes();
+        for (device, (_, bytes)) in &sizes {
+            let (device, bytes) = (device.as_str(), *bytes);
+            let asked = match &mut self.balloon {
+                Some(balloon) => balloon.request_size(&mut monitor, bytes, PATIENCE),
+                None => monitor.request_size(device, bytes, PATIENCE),
+            };
+            match asked {
+                Ok(()) => {}
+                // Whether it was asked is not known: once more, which does no harm.
+                Err(ResizeError::Monitor(
+                    error @ (QmpError::Silent { .. }
+                    | QmpError::Io { .. }
+                    | QmpError::Protocol { .. }),
+                )) => return Err(error),
+                Err(refused) => tracing::warn!(device, bytes, error = %refused, "not resized"),
+            }
+        }
+        let devices = match &mut self.balloon {
+            Some(balloon) => vec![balloon.device(&mut monitor, PATIENCE)?],
+            None => monitor.memory_devices(PATIENCE)?,
+        };
+        self.connected = Some(monitor);
+        Ok((sizes, devices))
+    }
+
+    fn connect(&self) -> Result<Monitor, QmpError> {
+        let monitor = Monitor::connect(&self.socket, PATIENCE)?;
+        // None from another process namespace.
+        match monitor.peer_pid() {
+            Some(pid) if pid != self.pid => Err(QmpError::Protocol {
+                path: self.socket.clone(),
+                reason: format!("process {pid} listens there, and the machine is {}", self.pid),
+            }),
+            _ => Ok(monitor),
+        }
+    }
+}

@@ -12,6 +12,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -103,6 +104,18 @@ impl Libvirtd {
         Ok(ended.text())
     }
 
+    /// Domains ask from now on, as the printed script does, and wait for so many seconds.
+    fn hook(&self, cluster: &Cluster, within: &str) -> anyhow::Result<()> {
+        let mut command = cluster.command("vm");
+        command.args(["libvirt-hook", "--within", within, "--dir"]).arg(cluster.file("agent-node"));
+        let printed = run(&mut command, PATIENCE)?;
+        printed.expect_success("hecaton vm libvirt-hook")?;
+        let new = self.dir.join("hook.new");
+        fs::write(&new, &printed.stdout)?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
+        Ok(fs::rename(new, self.dir.join("hook"))?)
+    }
+
     /// SIGKILL; the machines run on. Which process has its mounts is told, for the next one.
     fn kill(&mut self) -> anyhow::Result<u32> {
         let mounts = machine(HARVEST).context("no machine runs")?;
@@ -190,20 +203,10 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
     let made = hecaton(&["--harvest", "--min", "256M", "--max", "1G", "--yes"])?;
     made.expect_success("hecaton vm libvirt --harvest")?;
     ensure!(made.text().contains("+    <memory model=\"virtio-mem\">"), "{}", made.text());
-    let hook = |within: &str| {
-        let mut command = cluster.command("vm");
-        command.args(["libvirt-hook", "--within", within, "--dir"]).arg(cluster.file("agent-node"));
-        let printed = run(&mut command, PATIENCE)?;
-        printed.expect_success("hecaton vm libvirt-hook")?;
-        let new = libvirt.dir.join("hook.new");
-        fs::write(&new, &printed.stdout)?;
-        run(Command::new("chmod").arg("755").arg(&new), PATIENCE)?;
-        Ok::<_, anyhow::Error>(fs::rename(new, libvirt.dir.join("hook"))?)
-    };
-    hook("120")?;
+    libvirt.hook(cluster, "120")?;
     libvirt.ok(&["start", "db"])?;
-    let admitted = || Ok::<_, anyhow::Error>(host.status()?["counters"]["admitted"].clone());
-    ensure!(admitted()? == 1, "it was started without having been admitted");
+    let admitted = |host: &Host<'_>| anyhow::Ok(host.status()?["counters"]["admitted"].clone());
+    ensure!(admitted(&host)? == 1, "it was started without having been admitted");
     host.until("alone, it has its maximum", 768, 0)?;
     let console = libvirt.dir.join("db.console");
     let said = || Ok(fs::read_to_string(&console).unwrap_or_default().into());
@@ -211,22 +214,21 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
         Ok(said.as_str().is_some_and(|said| said.contains("has grown")))
     })?;
 
-    // As many machines as libvirt starts by itself, and nobody asked.
-    let silent = libvirt.dir.join("hook");
-    fs::remove_file(&silent)?;
+    // Without the hook nobody asks.
+    fs::remove_file(libvirt.dir.join("hook"))?;
     libvirt.ok(&["start", "plain"])?;
     host.until("a domain that did not ask is seen", 704, 256)?;
-    ensure!(admitted()? == 1, "it has asked");
-    let pid = host.status()?["machines"].to_string();
-    ensure!(pid.contains("libvirt:plain"), "it is not shown: {pid}");
+    ensure!(admitted(&host)? == 1, "it has asked");
+    let status = host.status()?;
+    ensure!(state(&status, "libvirt:plain") == Some("running"), "{status}");
     libvirt.ok(&["destroy", "plain"])?;
     host.until("it has ended", 768, 0)?;
 
-    let start = |name: &str, memory: &str| {
+    let start = |host: &Host<'_>, name: &str, memory: &str| {
         let mut command = host.create(&["--name", name, "--regular", "--memory", memory]);
         Running::spawn(command.arg(sleeping_qemu(cluster)?).stdout(Stdio::null()))
     };
-    let first = start("first", "512M")?;
+    let first = start(&host, "first", "512M")?;
     host.until("a regular VM has come", 448, 512)?;
     let said = libvirt.ok(&["dumpxml", "db"])?;
     ensure!(said.contains("<current unit='KiB'>458752<"), "libvirt says otherwise: {said}");
@@ -237,7 +239,7 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
     host.eventually("libvirt is known to hang", PATIENCE, |status| {
         Ok(failure(status).contains("no answer") && state(status, "libvirt:db") == Some("silent"))
     })?;
-    let small = start("small", "64M")?;
+    let small = start(&host, "small", "64M")?;
     host.eventually("the buffer is there for others", PATIENCE, |status| {
         Ok(state(status, "small").is_some())
     })?;
@@ -264,10 +266,17 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
     libvirt.start_again(cluster, mounts)?;
     host.until("there is a libvirt again", 448, 512)?;
 
+    // libvirt lists nothing while its hook waits for what the other domain is to give.
+    libvirt.hook(cluster, "120")?;
+    libvirt.ok(&["start", "plain"])?;
+    ensure!(admitted(&host)? == 1, "it was started without having been admitted");
+    host.until("a domain has asked, and has come", 192, 768)?;
+    libvirt.ok(&["destroy", "plain"])?;
+
     // Its minimum is needed, and its guest does not shut down by itself.
     drop(first);
     host.until("all have left", 768, 0)?;
-    let second = start("second", "1G")?;
+    let second = start(&host, "second", "1100M")?;
     host.eventually("it is warned", PATIENCE, |status| {
         Ok(state(status, "libvirt:db") == Some("warned"))
     })?;
@@ -280,25 +289,14 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
     ensure!(machine(HARVEST).is_none(), "its QEMU is still there");
     ensure!(libvirt.ok(&["domstate", "db"])?.trim() == "shut off", "libvirt does not know");
 
-    // There is no room for it.
-    hook("2")?;
-    let refused = libvirt.virsh(&["start", "db"])?;
-    let words = "was not admitted within 2 s";
-    ensure!(!refused.status.success() && refused.stderr.contains(words), "{}", refused.stderr);
-    // Libvirt's hook waits, and starts it as soon as there is.
-    hook("120")?;
-    let mut starting = Command::new("virsh");
-    starting.args(["--quiet", "--connect", &uri, "start", "plain"]);
-    let mut starting = Running::spawn(starting.stdin(Stdio::null()))?;
-    host.eventually("it waits", PATIENCE, |status| {
-        Ok(status["waiting"][0]["name"] == "libvirt:plain" && machine(PLAIN).is_none())
-    })?;
+    // There is no room.
+    libvirt.hook(cluster, "2")?;
+    for (name, words) in [("db", "was not admitted within 2 s"), ("plain", "choose another host")] {
+        let refused = libvirt.virsh(&["start", name])?;
+        ensure!(!refused.status.success(), "{name} is started");
+        ensure!(refused.stderr.contains(words), "{name}: {}", refused.stderr);
+    }
     drop(second);
-    ensure!(starting.wait(PATIENCE, || Ok(()))?.success(), "it is not started");
-    host.eventually("it runs", PATIENCE, |status| {
-        Ok(state(status, "libvirt:plain") == Some("running"))
-    })?;
-    libvirt.ok(&["destroy", "plain"])?;
     hecaton(&["--remove", "--yes"])?.expect_success("hecaton vm libvirt --remove")?;
     let left = libvirt.ok(&["dumpxml", "db"])?;
     ensure!(!left.contains("hecaton:vm") && !left.contains("virtio-mem"), "{left}");

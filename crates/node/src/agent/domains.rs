@@ -42,6 +42,9 @@ struct Desk {
     is_paused: bool,
 }
 
+/// At which look it is said that a domain's process is not there.
+const MISSED_LOOKS: u32 = 3;
+
 /// A domain that runs.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
@@ -105,7 +108,7 @@ impl Shared {
     }
 
     fn run(&self) {
-        let mut unseen = BTreeSet::new();
+        let mut unseen = BTreeMap::new();
         let mut last = String::new();
         while !self.stop.is_set() {
             let is_paused = self.desk().is_paused;
@@ -121,15 +124,13 @@ impl Shared {
         }
     }
 
-    /// Notes whether libvirt answers. What changes is said, once.
+    /// Notes whether libvirt answers. That it does not any more is said once, whatever reasons follow.
     fn answers(&self, failure: Option<String>) {
         let mut desk = self.desk();
         desk.is_decided = true;
-        if desk.failure == failure {
-            return;
-        }
         let uri = self.virsh.uri();
         match &failure {
+            _ if desk.failure.is_some() == failure.is_some() => {}
             Some(reason) => tracing::warn!(
                 uri,
                 reason,
@@ -141,13 +142,17 @@ impl Shared {
     }
 
     /// Which domains there are. Each that is new is read, and of the others one, as marks and memory may change.
-    fn look(&self, unseen: &mut BTreeSet<String>, last: &mut String) -> Result<(), VirshError> {
+    fn look(
+        &self,
+        unseen: &mut BTreeMap<String, u32>,
+        last: &mut String,
+    ) -> Result<(), VirshError> {
         let listed = self.ask(&["list", "--uuid"])?;
         let listed: Vec<&str> = listed.split_whitespace().take(MAX_DOMAINS).collect();
         let known: BTreeSet<String> = self.desk().found.keys().cloned().collect();
         let again = known.range(last.clone()..).find(|uuid| **uuid != *last);
         let again = again.or_else(|| known.first()).cloned().unwrap_or_default();
-        unseen.retain(|uuid| listed.contains(&uuid.as_str()));
+        unseen.retain(|uuid, _| listed.contains(&uuid.as_str()));
         for uuid in listed {
             if known.contains(uuid) && uuid != again {
                 continue;
@@ -160,10 +165,18 @@ impl Shared {
             };
             match Domain::read(&xml).map_err(|error| error.to_string()).and_then(seen) {
                 Ok(found) => drop(self.desk().found.insert(uuid.to_owned(), found)),
-                Err(reason) if unseen.insert(uuid.to_owned()) => {
-                    tracing::warn!(uuid, reason, "a domain is left out, and counts as other use");
+                Err(reason) => {
+                    // One that starts, or ends, has no process for a moment.
+                    let looks = unseen.entry(uuid.to_owned()).or_insert(0u32);
+                    *looks = looks.saturating_add(1);
+                    if *looks == MISSED_LOOKS {
+                        tracing::warn!(
+                            uuid,
+                            reason,
+                            "a domain is left out, and counts as other use"
+                        );
+                    }
                 }
-                Err(_) => {}
             }
         }
         *last = again;
@@ -172,8 +185,11 @@ impl Shared {
 
     fn ask(&self, words: &[&str]) -> Result<String, VirshError> {
         self.virsh.ask(words, PATIENCE, || {
-            let seconds = PATIENCE.as_secs();
-            self.answers(Some(format!("`virsh {}` has no answer after {seconds} s", words[0])));
+            // It was asked as a domain came to wait in a hook, and answers when that has ended.
+            if !self.desk().is_paused {
+                let seconds = PATIENCE.as_secs();
+                self.answers(Some(format!("`virsh {}` has no answer after {seconds} s", words[0])));
+            }
             !self.stop.is_set()
         })
     }

@@ -18,9 +18,14 @@ use std::{
     time::Duration,
 };
 
-/// What a harvest VM and a regular one are known by, also to whom has to end them.
-const HARVEST: &str = "5c1b8f0e-2f0c-4c52-9f0b-0f6b5f3a7a01";
-const PLAIN: &str = "5c1b8f0e-2f0c-4c52-9f0b-0f6b5f3a7a02";
+/// What a harvest VM and a regular one are known by, also to whom has to end them: this test's, and nobody else's.
+fn harvest() -> String {
+    format!("5c1b8f0e-2f0c-4c52-9f01-{:012x}", std::process::id())
+}
+
+fn plain() -> String {
+    format!("5c1b8f0e-2f0c-4c52-9f02-{:012x}", std::process::id())
+}
 
 /// What is plugged is movable, and the guest says when it has more than 800 MiB.
 const SCRIPT: &str = "echo online_movable >/sys/devices/system/memory/auto_online_blocks
@@ -118,7 +123,7 @@ impl Libvirtd {
 
     /// SIGKILL; the machines run on. Which process has its mounts is told, for the next one.
     fn kill(&mut self) -> anyhow::Result<u32> {
-        let mounts = machine(HARVEST).context("no machine runs")?;
+        let mounts = machine(&harvest()).context("no machine runs")?;
         let mut running = self.running.take().context("it does not run")?;
         kill_dead(running.id());
         running.wait(PATIENCE, || Ok(()))?;
@@ -155,8 +160,8 @@ impl Libvirtd {
 impl Drop for Libvirtd {
     /// The machines are no children of anybody's here.
     fn drop(&mut self) {
-        for uuid in [HARVEST, PLAIN] {
-            let _ = machine(uuid).map(kill_dead);
+        for uuid in [harvest(), plain()] {
+            let _ = machine(&uuid).map(kill_dead);
         }
     }
 }
@@ -196,8 +201,8 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
         let mut command = cluster.command("vm");
         run(command.args(["libvirt", "db", "--connect", &uri]).args(words), PATIENCE)
     };
-    libvirt.define(&guests, "db", HARVEST, 512)?;
-    libvirt.define(&guests, "plain", PLAIN, 256)?;
+    libvirt.define(&guests, "db", &harvest(), 512)?;
+    libvirt.define(&guests, "plain", &plain(), 256)?;
     let refused = hecaton(&["--harvest", "--min", "256M", "--max", "256M"])?;
     ensure!(refused.stderr.contains("never grows"), "{}", refused.stderr);
     let made = hecaton(&["--harvest", "--min", "256M", "--max", "1G", "--yes"])?;
@@ -286,7 +291,7 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
             && state(status, "libvirt:db").is_none()
             && *gave_way == "libvirt:db")
     })?;
-    ensure!(machine(HARVEST).is_none(), "its QEMU is still there");
+    ensure!(machine(&harvest()).is_none(), "its QEMU is still there");
     ensure!(libvirt.ok(&["domstate", "db"])?.trim() == "shut off", "libvirt does not know");
 
     // There is no room.

@@ -205,7 +205,7 @@ fn seen(domain: Domain) -> Result<Found, String> {
     Ok(Found { domain, process })
 }
 
-/// The process that has this UUID on its command line.
+/// The process that has this UUID on its command line. Of several the latest: the others are left of a libvirt that has lost them.
 fn process_of(uuid: &str) -> Option<ProcessId> {
     let has_uuid = |pid: &u32| {
         let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
@@ -213,8 +213,8 @@ fn process_of(uuid: &str) -> Option<ProcessId> {
         words.windows(2).any(|pair| pair == [b"-uuid".as_slice(), uuid.as_bytes()])
     };
     let entries = fs::read_dir("/proc").ok()?.flatten();
-    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.find(has_uuid).and_then(ProcessId::of)
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(has_uuid).filter_map(ProcessId::of).max_by_key(ProcessId::started)
 }
 
 #[cfg(test)]
@@ -236,7 +236,15 @@ mod tests {
             thread::yield_now();
         }
         assert_eq!(process_of(uuid), ProcessId::of(child.id()));
-        for child in [&mut child, &mut other] {
+        let mut later = Command::new("sh");
+        later.args(["-c", "read -r line", "qemu", "-uuid", uuid]).stdin(Stdio::piped());
+        // Not within the same tick of the clock.
+        thread::sleep(Duration::from_millis(50));
+        let mut later = later.spawn().expect("started");
+        while process_of(uuid) != ProcessId::of(later.id()) {
+            thread::yield_now();
+        }
+        for child in [&mut later, &mut child, &mut other] {
             child.kill().expect("killed");
             child.wait().expect("ended");
         }

@@ -29,6 +29,11 @@ impl ProcessId {
         (!matches!(state, "Z" | "X")).then_some(ProcessId { pid, started_ticks })
     }
 
+    /// When it was started, in ticks since boot.
+    pub(super) fn started(&self) -> u64 {
+        self.started_ticks
+    }
+
     /// Whether it runs.
     pub(super) fn is_alive(&self) -> bool {
         ProcessId::of(self.pid) == Some(*self)

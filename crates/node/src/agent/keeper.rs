@@ -1,22 +1,22 @@
 //! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
 
-use super::divide::{Lender, divide};
+use super::divide::divide;
 use super::domain_link::DomainLink;
 use super::domain_plan::plan;
 use super::domains::Domains;
 use super::guest_link::GuestLink;
-use super::host_memory::{
-    self, Held, MemoryFile, NodeMemory, OtherUse, held_by_part, managed, memory_files,
-    resident_bytes, spread_over_parts,
-};
-use super::monitor::{Heard, Link, MachineMonitor};
+use super::host_memory::{self, NodeMemory, OtherUse, managed};
+use super::lending::{Lending, committed_bytes, lenders, lending, shares_memory};
+use super::machine::Machine;
+use super::monitor::{Link, MachineMonitor};
 use super::notices::Notices;
+use super::places::Places;
 use super::process::ProcessId;
 use super::qmp_link::QmpLink;
 use super::record::{Directory, DomainRecord, Record};
 use super::report::{
-    AgentReport, GaveWayReport, HarvestShare, HarvestWord, LibvirtReport, MachinePartReport,
-    MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
+    AgentReport, GaveWayReport, HarvestShare, HarvestWord, LibvirtReport, MachineReport,
+    NewcomerReport, NodeMemoryReport,
 };
 use super::{AgentConfig, AgentError, Arrival, Shared};
 use crate::donors::{DonorReport, DonorSpec};
@@ -24,11 +24,11 @@ use crate::message::{Admitted, CreateVm};
 use crate::node::Inner;
 use crate::report::check_name;
 use hecaton_broker::{
-    Action, Broker, Device, Elastic, EvictWhy, Harvest, Host, Newcomer, NewcomerKind, NodeNo,
-    NumaNode, Order, Settings, Vm, VmId, Waits,
+    Action, Broker, Elastic, EvictWhy, Host, Newcomer, NewcomerKind, NodeNo, NumaNode, Settings,
+    VmId, Waits,
 };
 use hecaton_vm::balloon::Balloon;
-use hecaton_vm::create::{BLOCK_BYTES, Memory, Part, check_sizes};
+use hecaton_vm::create::{BLOCK_BYTES, Memory, check_sizes};
 use hecaton_vm::domain::harvest::is_uuid;
 use hecaton_vm::memory_device::MemoryDevice;
 use hecaton_vm::virsh::Virsh;
@@ -51,9 +51,6 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long QEMU may take to end when it is told to, before it is killed.
 const QUIT_PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long a domain that was admitted may take to be seen after its hook has ended: libvirt starts it then, or fails to.
-const PROMISE: Duration = Duration::from_secs(60);
 
 /// Most machines of a host.
 const MAX_MACHINES: usize = 1024;
@@ -90,29 +87,6 @@ pub(super) struct Keeper {
     lending: Vec<Lending>,
 }
 
-/// A machine that was admitted.
-#[derive(Debug)]
-struct Machine {
-    record: Record,
-    /// None for a domain that never changes its size.
-    monitor: Option<MachineMonitor>,
-    /// Of a harvest VM, to the manager inside it.
-    guest: Option<GuestLink>,
-    /// By device: the size that it is asked for once the guest is ready for that.
-    held: BTreeMap<String, (Order, u64)>,
-    /// It was there before this agent, which may have to count it as large as it can be.
-    was_found: bool,
-    /// When this agent has come to know it.
-    since: Instant,
-    /// As of this look.
-    files: Vec<MemoryFile>,
-    is_shutting_down: bool,
-    /// Since when it is to be gone.
-    evicted: Option<Instant>,
-    /// How long it waited to be admitted; not known of one that was found.
-    waited: Option<Duration>,
-}
-
 /// A harvest VM that has ended for others.
 #[derive(Debug)]
 struct GaveWay {
@@ -131,15 +105,6 @@ struct Waiting {
     /// It was looked at, and there was no memory for it.
     was_passed_over: bool,
     answer: Sender<Result<Admitted, String>>,
-}
-
-/// The limit of a NUMA node's donors: the one in force, and one that they have not all confirmed.
-#[derive(Debug, Default)]
-struct Lending {
-    limit_bytes: u64,
-    done: Order,
-    ordered: Option<(Order, u64, Vec<u64>)>,
-    ephemeral_done: Order,
 }
 
 impl Keeper {
@@ -805,240 +770,4 @@ enum Received {
     Waits(usize),
     /// It is new.
     Comes(Newcomer),
-}
-
-/// Where the kernel's NUMA nodes stand in the broker's list.
-#[derive(Clone, Copy)]
-struct Places<'a>(&'a [u32]);
-
-impl Places<'_> {
-    /// Of a part of a machine; none if its node is not there any more.
-    fn of(self, host_node: Option<u32>) -> Option<NodeNo> {
-        match host_node {
-            None => Some(0),
-            Some(number) => self.0.iter().position(|node| *node == number),
-        }
-    }
-}
-
-impl Machine {
-    /// What it has said; of one that nobody asks, nothing.
-    fn heard(&self) -> Heard {
-        self.monitor.as_ref().map(MachineMonitor::heard).unwrap_or_default()
-    }
-
-    /// A domain that was admitted, and has not been seen to run.
-    fn is_promised(&self) -> bool {
-        self.record.domain.as_ref().is_some_and(|domain| domain.is_promised)
-    }
-
-    fn has_ended(&self) -> bool {
-        let is_awaited = self.is_promised() && self.since.elapsed() < PROMISE;
-        !self.record.process.is_alive() && !is_awaited
-    }
-
-    /// What is in memory of it. A domain that keeps its size may have its memory in any way.
-    fn files(&self) -> Vec<MemoryFile> {
-        let pid = self.record.process.pid;
-        if self.is_promised() {
-            return Vec::new();
-        }
-        let keeps_its_size = self.record.kind != NewcomerKind::Harvest;
-        match &self.record.domain {
-            Some(_) if keeps_its_size => {
-                let held_bytes = resident_bytes(pid).unwrap_or_default();
-                spread_over_parts(&self.record.memory, held_bytes)
-            }
-            _ => memory_files(pid).unwrap_or_default(),
-        }
-    }
-
-    /// What is in memory on each node.
-    fn held_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
-        let held = held_by_part(&self.record.memory, &self.files);
-        let parts = self.record.memory.parts.iter().zip(held);
-        parts
-            .filter_map(|(part, held)| {
-                Some((places.of(part.host_node)?, held.base_bytes + held.more_bytes))
-            })
-            .collect()
-    }
-
-    /// Its part on a node of the broker's.
-    fn part_on(&self, node: NodeNo, places: Places<'_>) -> Option<usize> {
-        let mut parts = self.record.memory.parts.iter();
-        parts.position(|part| places.of(part.host_node) == Some(node))
-    }
-
-    fn grow(&mut self, device: String, bytes: u64, order: Order) {
-        if let Some(guest) = &self.guest {
-            guest.grow(&device);
-        }
-        self.held.remove(&device);
-        self.resize(device, bytes, order);
-    }
-
-    fn resize(&self, device: String, bytes: u64, order: Order) {
-        if let Some(monitor) = &self.monitor {
-            monitor.resize(device, bytes, order);
-        }
-    }
-
-    /// Tells the guest the final size; the batch is taken when it is ready.
-    fn shrink(&mut self, device: String, bytes: u64, target_bytes: u64, order: Order) {
-        if let Some(guest) = &self.guest {
-            let base_bytes = self.record.memory.base_bytes();
-            guest.shrink(&device, target_bytes, base_bytes, &self.heard().devices);
-        }
-        self.held.insert(device, (order, bytes));
-    }
-
-    fn take_what_is_ready(&mut self) {
-        if let Some(guest) = &self.guest {
-            guest.look(self.record.memory.base_bytes(), &self.heard().devices);
-        }
-        if self.held.is_empty() || self.guest.as_ref().is_some_and(|guest| !guest.may_take()) {
-            return;
-        }
-        for (device, (order, bytes)) in std::mem::take(&mut self.held) {
-            self.resize(device, bytes, order);
-        }
-    }
-
-    /// As the broker is told of it.
-    fn look(&self, id: VmId, places: Places<'_>) -> Vm {
-        let heard = self.heard();
-        let mut base_bytes = vec![0; places.0.len()];
-        let mut devices = Vec::new();
-        let most = self.record.max_bytes.saturating_sub(self.record.memory.base_bytes());
-        let held = held_by_part(&self.record.memory, &self.files);
-        for ((number, part), held) in self.record.memory.parts.iter().enumerate().zip(held) {
-            let Some(node) = places.of(part.host_node) else { continue };
-            base_bytes[node] += part.base_bytes;
-            if part.more_bytes == 0 {
-                continue;
-            }
-            let id = Memory::device_id(number);
-            let found = heard.devices.iter().find(|device| device.id == id);
-            // One that this agent has admitted begins with nothing, and with a balloon with all; one that was there may
-            // have all.
-            let may_have_all = self.was_found || self.record.memory.is_ballooned;
-            let unknown = if may_have_all { part.more_bytes } else { 0 };
-            let requested_bytes = found.map_or(unknown, |device| device.requested_bytes);
-            let plugged_bytes = found.map_or(unknown, |device| device.plugged_bytes);
-            let mut held_bytes = vec![0; places.0.len()];
-            held_bytes[node] = held.more_bytes.max(plugged_bytes);
-            devices.push(Device {
-                node,
-                block_bytes: found.map_or(BLOCK_BYTES, |device| device.block_bytes),
-                max_bytes: most.min(part.more_bytes),
-                requested_bytes,
-                plugged_bytes,
-                held_bytes,
-                scattered_bytes: 0,
-                done: heard.done.get(&id).copied().unwrap_or_default(),
-                is_heard: found.is_some() && heard.is_fresh(),
-            });
-        }
-        let harvest = (self.record.kind == NewcomerKind::Harvest)
-            .then_some(Harvest { max_bytes: self.record.max_bytes, devices });
-        Vm { id, base_bytes, harvest }
-    }
-
-    fn report(&self, is_warned: bool) -> MachineReport {
-        let heard = self.heard();
-        let keeps_its_size =
-            self.record.domain.is_some() && self.record.kind != NewcomerKind::Harvest;
-        let state = if self.evicted.is_some() {
-            MachineState::Evicted
-        } else if self.is_shutting_down {
-            MachineState::ShuttingDown
-        } else if is_warned {
-            MachineState::Warned
-        } else if self.is_promised() {
-            MachineState::Starting
-        } else if heard.is_fresh() || keeps_its_size {
-            MachineState::Running
-        } else if heard.is_known() || self.was_found {
-            MachineState::Silent
-        } else {
-            MachineState::Starting
-        };
-        MachineReport {
-            name: self.record.name.clone(),
-            kind: self.record.kind,
-            state,
-            pid: self.record.process.pid,
-            base_bytes: self.record.memory.base_bytes(),
-            max_bytes: self.record.max_bytes,
-            requested_bytes: heard.devices.iter().map(|device| device.requested_bytes).sum(),
-            harvested_bytes: heard.devices.iter().map(|device| device.plugged_bytes).sum(),
-            held_bytes: self.files.iter().map(|file| file.held_bytes).sum(),
-            nodes: self.part_reports(),
-            waited_ms: self
-                .waited
-                .map(|waited| u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)),
-        }
-    }
-
-    fn part_reports(&self) -> Vec<MachinePartReport> {
-        let heard = self.heard();
-        let held = held_by_part(&self.record.memory, &self.files);
-        let parts = self.record.memory.parts.iter().zip(held).enumerate();
-        let report = |(number, (part, held)): (usize, (&Part, Held))| {
-            let id = Memory::device_id(number);
-            let device = heard.devices.iter().find(|device| device.id == id);
-            Some(MachinePartReport {
-                node: part.host_node?,
-                base_bytes: part.base_bytes,
-                requested_bytes: device.map_or(0, |device| device.requested_bytes),
-                harvested_bytes: device.map_or(0, |device| device.plugged_bytes),
-                held_bytes: held.base_bytes + held.more_bytes,
-            })
-        };
-        parts.filter_map(report).collect()
-    }
-}
-
-impl Lending {
-    /// What these donors have. An order is carried out once each has said that it knows its part.
-    fn look(&mut self, donors: &[&DonorReport]) -> Elastic {
-        let is_told = |donor: &DonorReport, part: u64| {
-            let told = donor.stats.as_ref().and_then(|stats| stats.told_limit_bytes);
-            told.unwrap_or(donor.lend_bytes) <= part
-        };
-        if let Some((order, limit_bytes, parts)) = &self.ordered
-            && donors.iter().zip(parts).all(|(donor, part)| is_told(donor, *part))
-        {
-            (self.limit_bytes, self.done) = (*limit_bytes, *order);
-            self.ordered = None;
-        }
-        let used_bytes = lenders(donors).iter().map(|lender| lender.used_bytes).sum();
-        Elastic { limit_bytes: self.limit_bytes, used_bytes, done: self.done }
-    }
-}
-
-/// Whether it lends memory that machines have as well; huge pages were set aside for good.
-fn shares_memory(donor: &DonorReport) -> bool {
-    !donor.memory.huge_pages
-}
-
-/// Donors of that memory on a NUMA node. Always the same ones in the same order.
-fn lending<'a>(donors: &'a [DonorReport], at: NodeNo, places: Places<'_>) -> Vec<&'a DonorReport> {
-    let is_there = |donor: &&DonorReport| places.of(donor.memory.numa_node) == Some(at);
-    donors.iter().filter(|donor| shares_memory(donor)).filter(is_there).collect()
-}
-
-fn lenders(donors: &[&DonorReport]) -> Vec<Lender> {
-    let used = |donor: &DonorReport| donor.stats.as_ref().map_or(0, |stats| stats.in_use_bytes());
-    donors
-        .iter()
-        .map(|donor| Lender { lend_bytes: donor.lend_bytes, used_bytes: used(donor) })
-        .collect()
-}
-
-/// What donors really have in memory.
-fn committed_bytes(donors: &[&DonorReport]) -> u64 {
-    let stats = donors.iter().filter_map(|donor| donor.stats.as_ref());
-    stats.map(|stats| stats.committed_bytes).sum()
 }

@@ -1,0 +1,17 @@
+//! The broker counts a host's NUMA nodes from 0; the kernel's numbers may have gaps.
+
+use hecaton_broker::NodeNo;
+
+/// Where the kernel's NUMA nodes stand in the broker's list.
+#[derive(Clone, Copy)]
+pub(super) struct Places<'a>(pub(super) &'a [u32]);
+
+impl Places<'_> {
+    /// Of a part of a machine; none if its node is not there any more.
+    pub(super) fn of(self, host_node: Option<u32>) -> Option<NodeNo> {
+        match host_node {
+            None => Some(0),
+            Some(number) => self.0.iter().position(|node| *node == number),
+        }
+    }
+}

@@ -187,7 +187,7 @@ mod tests {
             domain: Some(DomainRecord { uuid, guest_port: None, is_promised: true }),
         };
         directory.write(&record).expect("written");
-        assert_eq!(directory.records().unwrap(), [record.clone()]);
+        assert_eq!(directory.records().unwrap(), std::slice::from_ref(&record));
         directory.remove(&record);
         assert_eq!(directory.records().unwrap(), []);
     }
@@ -214,7 +214,7 @@ mod tests {
         fs::write(path.join("d.json"), "{").unwrap();
         drop(directory);
         let directory = Directory::claim(&path).expect("free again");
-        assert_eq!(directory.records().unwrap(), [record.clone()]);
+        assert_eq!(directory.records().unwrap(), std::slice::from_ref(&record));
         let sockets = [directory.socket("a.b").unwrap(), directory.guest_socket("a.b").unwrap()];
         sockets.iter().for_each(|path| fs::write(path, "").unwrap());
         directory.remove(&record);

@@ -112,6 +112,19 @@ impl<'a> Edits<'a> {
         self.change(start..end, String::new());
     }
 
+    /// Takes an element out of another one, which is left without an end tag if nothing else is in it.
+    pub(super) fn remove_from(&mut self, parent: Node<'_, '_>, node: Node<'_, '_>) {
+        let is_blank = |other: Node<'_, '_>| {
+            other == node || other.is_text() && other.text().unwrap_or_default().trim().is_empty()
+        };
+        match parent.first_child() {
+            Some(first) if parent.children().all(is_blank) => {
+                self.change(first.range().start - 1..parent.range().end, "/>".to_owned());
+            }
+            _ => self.remove(node),
+        }
+    }
+
     pub(super) fn set_attribute(&mut self, node: Node<'_, '_>, name: &str, value: &str) {
         match node.attribute_node(name) {
             Some(attribute) => {

@@ -245,10 +245,11 @@ pub fn restore(xml: &str) -> Result<String, DomainError> {
             edits.remove(node);
         }
     }
-    if let Some(numa) = child(domain, "cpu").and_then(|cpu| child(cpu, "numa"))
+    if let Some(cpu) = child(domain, "cpu")
+        && let Some(numa) = child(cpu, "numa")
         && note.has("numa")
     {
-        edits.remove(numa);
+        edits.remove_from(cpu, numa);
     }
     for name in ["memory", "currentMemory"] {
         if let (Some(node), Some(was)) = (child(domain, name), note.was.get(name)) {

@@ -140,7 +140,11 @@ impl Volumes {
             .changed
             .wait_timeout_while(self.table(), STOP_GRACE, is_undecided)
             .expect("no thread panics with the table");
-        let Some(volume) = table.get_mut(name) else { return Err("it is gone".to_owned()) };
+        let Some(volume) = table.get_mut(name) else {
+            return Err(
+                "it is not here any more: another node has it, or it was deleted".to_owned()
+            );
+        };
         match &volume.handing {
             // What it answers later counts all the same.
             Handing::Asked => Err("its process does not answer; \

@@ -478,8 +478,10 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
 
     detach("b", Some("127.0.0.1:0"), false).unwrap();
     std::fs::write(&given, "").unwrap();
+    // It is forgotten when its process has ended, which may be before this is told.
     let refused = attach().unwrap_err().to_string();
-    assert!(refused.contains("node `b` has it"), "{refused}");
+    let either = ["node `b` has it", "another node has it"];
+    assert!(either.iter().any(|why| refused.contains(why)), "{refused}");
     let deadline = Instant::now() + PATIENCE;
     while !volumes.reports().is_empty() {
         assert!(Instant::now() < deadline, "it is not forgotten");

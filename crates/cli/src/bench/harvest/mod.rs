@@ -20,7 +20,7 @@ mod ways;
 
 use super::{
     Place, interrupt,
-    machine::kit::{Kit, PROCESSORS},
+    machine::kit::{Kit, KitArgs, PROCESSORS},
 };
 use crate::report::{self, plot::escape};
 use anyhow::ensure;
@@ -36,10 +36,8 @@ use std::{
 /// Arguments of `bench harvest`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where the guest is that `scripts/guest.sh qemu` builds [default: `guest` beside the directory of
-    /// this executable]
-    #[arg(long, value_name = "DIR")]
-    guest: Option<PathBuf>,
+    #[command(flatten)]
+    kit: KitArgs,
     /// What a guest has to give each time.
     #[arg(long, default_value = "1G")]
     reclaim: Size,
@@ -175,7 +173,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rounds > 0, "--rounds 0 would measure nothing");
     let sizes = Sizes::of(args.reclaim.0 / shrunk, args.batch.0 / shrunk)?;
     let scratch = args.place.scratch()?;
-    let kit = Kit::find(args.guest.as_deref(), scratch.path())?;
+    let kit = Kit::find(&args.kit, scratch.path())?;
     let limit = Duration::from_secs(args.limit_s);
     let bench = Bench { kit: &kit, loads: &args.load, sizes, rounds, limit, dir: scratch.path() };
     let is_wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);

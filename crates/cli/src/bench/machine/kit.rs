@@ -12,6 +12,15 @@ use std::{
 /// Processors of each guest.
 pub(in crate::bench) const PROCESSORS: u32 = 2;
 
+/// Where it is.
+#[derive(clap::Args)]
+pub(in crate::bench) struct KitArgs {
+    /// Where the guest is that `scripts/guest.sh qemu` builds [default: `guest` beside the directory of
+    /// this executable]
+    #[arg(long, value_name = "DIR")]
+    guest: Option<PathBuf>,
+}
+
 /// The parts, found and ready.
 pub(in crate::bench) struct Kit {
     kernel: PathBuf,
@@ -24,12 +33,12 @@ pub(in crate::bench) struct Kit {
 }
 
 impl Kit {
-    /// In `dir`, else where `scripts/guest.sh` leaves it beside a build; the archive for the guests goes
+    /// Where the arguments say, else where `scripts/guest.sh` leaves it beside a build; the archive for the guests goes
     /// to `scratch`.
-    pub(in crate::bench) fn find(dir: Option<&Path>, scratch: &Path) -> anyhow::Result<Self> {
+    pub(in crate::bench) fn find(args: &KitArgs, scratch: &Path) -> anyhow::Result<Self> {
         ensure!(cfg!(target_arch = "x86_64"), "the guest is one for x86-64, and this host is not");
-        let dir = match dir {
-            Some(dir) => dir.to_owned(),
+        let dir = match &args.guest {
+            Some(dir) => dir.clone(),
             None => beside_the_build()?,
         };
         let dir = std::path::absolute(dir)?;
@@ -133,7 +142,10 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_the_way_out() {
         let empty = tempfile::tempdir().unwrap();
-        let error = Kit::find(Some(empty.path()), empty.path()).err().unwrap().to_string();
+        let error = Kit::find(&KitArgs { guest: Some(empty.path().to_owned()) }, empty.path())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("vmlinuz is missing"), "{error}");
         assert!(error.contains("scripts/guest.sh qemu") && error.contains("--guest"), "{error}");
     }

@@ -19,26 +19,20 @@ use super::{
     interrupt,
     machine::{
         Machine, Memory,
-        kit::{Kit, PROCESSORS},
+        kit::{Kit, KitArgs, PROCESSORS},
     },
 };
 use anyhow::ensure;
 use clap::ValueEnum;
 use hecaton_memory::Size;
 use serde::Serialize;
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 /// Arguments of `bench vm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Where the guest is that `scripts/guest.sh qemu` builds [default: `guest` beside the directory of
-    /// this executable]
-    #[arg(long, value_name = "DIR")]
-    guest: Option<PathBuf>,
+    #[command(flatten)]
+    kit: KitArgs,
     /// Memory of each guest.
     #[arg(long, default_value = "768M")]
     memory: Size,
@@ -135,7 +129,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let rounds = if common.quick { 1 } else { args.rounds };
     ensure!(rounds > 0, "--rounds 0 would measure nothing");
     let scratch = common.scratch()?;
-    let kit = Kit::find(args.guest.as_deref(), scratch.path())?;
+    let kit = Kit::find(&args.kit, scratch.path())?;
     // At most four guests at a time have their memory in one of them, and what they had may still be on
     // its way back.
     let start = |name: &str, donors| Cluster::start(donors, memory * 4, &scratch.path().join(name));

@@ -218,7 +218,7 @@ impl<'a> Host<'a> {
         command.args(["--local", "16M", "--dir"]).arg(self.cluster.file("agent-node"));
         command.args(["--", "perl", "-e"]).arg(format!("$| = 1; {fills}"));
         let mut program = Running::spawn(command.stdout(Stdio::piped()))?;
-        let output = program.child_mut().stdout.take().context("no output")?;
+        let output = program.output()?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "full\n", "the program says {line:?}");

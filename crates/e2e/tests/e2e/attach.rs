@@ -46,7 +46,7 @@ impl Firecracker {
         command.arg(socket).arg(image).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
         let input = running.child_mut().stdin.take();
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         Ok(Self { running, input, output: BufReader::new(output) })
     }
 

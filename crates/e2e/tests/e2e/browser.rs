@@ -130,7 +130,7 @@ fn answer(
 
 /// The port that the driver says it listens on.
 fn port(driver: &mut Running) -> anyhow::Result<u16> {
-    let output = driver.child_mut().stdout.take().context("no output")?;
+    let output = driver.output()?;
     for line in BufReader::new(output).lines() {
         let line = line?;
         if let Some((_, port)) = line.split_once("successfully on port ") {

@@ -258,7 +258,7 @@ impl Cluster {
 /// The line of JSON by which a daemon says that it is ready.
 pub(crate) fn ready_line(daemon: &mut Running) -> anyhow::Result<Value> {
     let mut line = String::new();
-    let output = daemon.child_mut().stdout.take().context("no output")?;
+    let output = daemon.output()?;
     BufReader::new(output).read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("not ready, but `{line}`"))
 }

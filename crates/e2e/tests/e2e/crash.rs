@@ -8,7 +8,7 @@ use crate::{
     process::{Running, family, kill_dead, name_of, run_watched},
     programs::expect_verified,
 };
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use hecaton_e2e::Random;
 use std::{
     io::Read as _,
@@ -78,7 +78,7 @@ fn verifier(cluster: &Cluster) -> Command {
 /// Runs a program that verifies its memory, and kills its pager again and again.
 fn survives(cluster: &Cluster, mut command: Command) -> TestResult {
     let mut running = Running::spawn(command.stdout(Stdio::piped()))?;
-    let mut output = running.child_mut().stdout.take().context("no output")?;
+    let mut output = running.output()?;
     program_of(&running)?;
     let mut random = Random(KILLS as u64);
     let mut killed = 0;
@@ -114,7 +114,7 @@ pub(crate) fn of_the_launcher(cluster: &Cluster) -> TestResult {
 /// A donor's memory outlives the process that serves it.
 pub(crate) fn of_a_donor(cluster: &Cluster) -> TestResult {
     let mut running = Running::spawn(verifier(cluster).stdout(Stdio::piped()))?;
-    let mut output = running.child_mut().stdout.take().context("no output")?;
+    let mut output = running.output()?;
     program_of(&running)?;
     let mut random = Random(11);
     for _ in 0..4 {
@@ -193,7 +193,7 @@ fn with_its_own_node() -> anyhow::Result<(Cluster, Running, ChildStdout)> {
     let mut command = cluster.on_pool("256M", env!("CARGO_BIN_EXE_verify-threads"));
     command.args(["2", "3000", "4000"]).stdout(Stdio::piped());
     let mut running = Running::spawn(&mut command)?;
-    let output = running.child_mut().stdout.take().context("no output")?;
+    let output = running.output()?;
     program_of(&running)?;
     thread::sleep(Duration::from_millis(300));
     Ok((cluster, running, output))

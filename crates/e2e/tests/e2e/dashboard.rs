@@ -178,7 +178,7 @@ pub(crate) fn in_a_terminal(cluster: &Cluster) -> TestResult {
                 .stderr(Stdio::null()),
         )?;
         let mut keys = terminal.child_mut().stdin.take().context("no input")?;
-        let output = read_on(terminal.child_mut().stdout.take().context("no output")?);
+        let output = read_on(terminal.output()?);
         let mut said = String::new();
         read_until(&output, &mut said, "HOSTS")?;
         ensure!(said.contains("\x1b[?1049h"), "it has no screen of its own: {said:?}");

@@ -134,7 +134,7 @@ impl Hosts<'_> {
         command.args(["--", "python3", "-c", PROGRAM]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log_in(&self.scratch)?);
         let mut running = Running::spawn(&mut command)?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let mut output = BufReader::new(output);
         grown(&mut output)?;
         Ok((running, output))

@@ -291,7 +291,7 @@ impl Machine {
     ) -> anyhow::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut running = Running::spawn(&mut command)?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             // The kernel's messages are in the machine's own character set.
@@ -439,7 +439,7 @@ impl Attachment {
         command.arg(cluster.file("node"));
         with(&mut command);
         let mut running = Running::spawn(command.stdout(Stdio::piped()))?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         let needs = serde_json::from_str(&line)

@@ -123,7 +123,7 @@ impl Hosts {
         command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "12000"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let mut program = Program { running, output, name: name.to_owned() };
         let started = self.cluster.eventually("the program uses the pool", PATIENCE, |status| {
             Ok(program.pool(status)["extents_bytes"].as_u64() > Some(32 << 20))
@@ -444,7 +444,7 @@ pub(crate) fn programs_outlive_them(_: &Cluster) -> TestResult {
     sorting.env("LC_ALL", "C").args(["sh", "-c", script, "sh"]).args([&lines, &sorted]);
     let mut sorting = Running::spawn(sorting.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
     let asked = sorting.child_mut().stdin.take().context("no input")?;
-    let answers = sorting.child_mut().stdout.take().context("no output")?;
+    let answers = sorting.output()?;
 
     let mut redis_server = hosts.on_pool("redis");
     redis_server.arg("redis-server");

@@ -151,7 +151,7 @@ pub(crate) fn a_page_damaged_once_is_read_again(cluster: &Cluster) -> TestResult
     let path = cluster.file("once.json");
     let mut running = Running::spawn(&mut beside.on_pool(&path))?;
     let mut input = running.child_mut().stdin.take().context("no input")?;
-    let output = running.child_mut().stdout.take().context("no output")?;
+    let output = running.output()?;
     let mut lines = BufReader::new(output).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
     // What is damaged may be a request, or a frame's head, which costs a connection. Once more then,
@@ -182,7 +182,7 @@ pub(crate) fn a_page_damaged_twice_ends_the_program(cluster: &Cluster) -> TestRe
     let path = cluster.file("twice.json");
     let mut running = Running::spawn(&mut beside.on_pool(&path))?;
     let mut input = running.child_mut().stdin.take().context("no input")?;
-    let output = running.child_mut().stdout.take().context("no output")?;
+    let output = running.output()?;
     let mut lines = BufReader::new(output).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
     let good = Plan { spared_bytes: GREETINGS_BYTES, ..Plan::default() };

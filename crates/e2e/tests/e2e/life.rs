@@ -5,7 +5,7 @@ use crate::{
     harness::{Outcome, TestResult},
     process::{Running, family, kill_dead, name_of, run},
 };
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use hecaton_e2e::Random;
 use rustix::process::Signal;
 use std::{
@@ -34,7 +34,7 @@ pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
     let mut command = cluster.on_pool("64M", "sh");
     command.args(["-c", script]).stdout(Stdio::piped());
     let mut running = Running::spawn(&mut command)?;
-    let output = running.child_mut().stdout.take().context("no output")?;
+    let output = running.output()?;
     let mut lines = BufReader::new(output).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("ready"), "it does not get ready");
     running.signal(Signal::TERM);

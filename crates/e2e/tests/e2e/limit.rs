@@ -99,7 +99,7 @@ pub(crate) fn the_pager_stays_small(cluster: &Cluster) -> TestResult {
         command.args(["--local", local]).args(options).args(["--", "python3", "-c", FILL]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let line = BufReader::new(output).lines().next().transpose()?;
         ensure!(line.as_deref() == Some("filled"), "the program does not fill its memory");
         let taken = pager_bytes(cluster.pager_of_only_consumer()?)?;

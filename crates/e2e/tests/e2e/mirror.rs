@@ -43,7 +43,7 @@ fn verifier_for(time: Duration, cluster: &Cluster, arguments: &[&str]) -> Comman
 
 fn spawn(mut command: Command) -> anyhow::Result<(Running, ChildStdout)> {
     let mut running = Running::spawn(command.stdout(Stdio::piped()))?;
-    let output = running.child_mut().stdout.take().context("no output")?;
+    let output = running.output()?;
     program_of(&running)?;
     Ok((running, output))
 }
@@ -287,7 +287,7 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended(_: &Cluster) -> TestResult
         command.arg(PROGRAM).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
         let mut input = running.child_mut().stdin.take().context("no input")?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let mut output = BufReader::new(output).lines();
         let filled = output.next().context("the program said nothing")??;
         ensure!(filled == "filled", "the program said {filled:?}");

@@ -88,7 +88,7 @@ impl Hosts {
         command.args(["--", "python3", "-c", PROGRAM]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log_in(&self.scratch)?);
         let mut running = Running::spawn(&mut command)?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let mut output = BufReader::new(output);
         let mut line = String::new();
         output.read_line(&mut line)?;

@@ -7,7 +7,7 @@ use std::{
     io::Read,
     os::unix::process::CommandExt as _,
     path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -55,6 +55,11 @@ impl Running {
 
     pub(crate) const fn child_mut(&mut self) -> &mut Child {
         &mut self.child
+    }
+
+    /// What it writes, if that is piped and nobody has it yet.
+    pub(crate) fn output(&mut self) -> anyhow::Result<ChildStdout> {
+        self.child.stdout.take().context("its output is not piped, or somebody has it")
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -135,7 +140,7 @@ pub(crate) fn run_watched(
     mut watch: impl FnMut(u32) -> anyhow::Result<()>,
 ) -> anyhow::Result<Ended> {
     let mut running = Running::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
-    let stdout = collect(running.child.stdout.take().context("no output")?);
+    let stdout = collect(running.output()?);
     let stderr = collect(running.child.stderr.take().context("no output")?);
     let id = running.id();
     let status = running.wait(limit, || watch(id));

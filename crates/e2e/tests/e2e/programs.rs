@@ -127,6 +127,6 @@ pub(crate) fn end_verified(cluster: &Cluster, running: &mut Running) -> anyhow::
     let ended = running.child_mut().try_wait()?;
     ensure!(ended.is_none(), "the program ended with {ended:?}\n    {}", cluster.log_tail());
     drop(running.child_mut().stdin.take());
-    let mut output = running.child_mut().stdout.take().context("no output")?;
+    let mut output = running.output()?;
     expect_verified(cluster, running, &mut output)
 }

@@ -229,7 +229,7 @@ pub(crate) fn of_everything_in_any_order(cluster: &Cluster) -> TestResult {
     let mut command = daemons.on_pool(env!("CARGO_BIN_EXE_verify-threads"));
     command.args(["3", "6000", "16000"]).stdout(Stdio::piped());
     let mut running = Running::spawn(&mut command)?;
-    let mut output = running.child_mut().stdout.take().context("no output")?;
+    let mut output = running.output()?;
     program_of(&running)?;
     daemons.eventually("its memory is in the pool", |status| {
         let pages = |donor: &Value| donor["stats"]["lent_pages"].as_u64().unwrap_or(0);

@@ -161,6 +161,18 @@ fn three_nodes(
     Ok((cluster, (secure, others)))
 }
 
+/// Once nothing is stored any more, the others end when they are told to, and no key is in their log.
+fn all_end(cluster: &Cluster, others: [Running; 2]) -> TestResult {
+    cluster.wait_until_idle(PATIENCE)?;
+    let log = cluster.log_tail();
+    ensure!(!log.contains("PRIVATE"), "a key is in the log");
+    for mut other in others {
+        other.signal(rustix::process::Signal::TERM);
+        other.wait(PATIENCE, || Ok(()))?;
+    }
+    Ok(Outcome::Passed)
+}
+
 /// Three nodes with certificates, and an encrypted volume that one of them has at a time. Its process is killed on
 /// either side of the hand-over.
 pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
@@ -211,15 +223,8 @@ pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
     a.export()?;
     a.holds(&new)?;
     a.does(&["delete", "disk"])?;
-    cluster.wait_until_idle(PATIENCE)?;
-    let log = cluster.log_tail();
-    ensure!(!log.contains("PRIVATE"), "a key is in the log");
     let (_manager, others) = others;
-    for mut other in others {
-        other.signal(rustix::process::Signal::TERM);
-        other.wait(PATIENCE, || Ok(()))?;
-    }
-    Ok(Outcome::Passed)
+    all_end(&cluster, others)
 }
 
 /// A client of libnbd's shell, which is attached for as long as this is there. It reads a page for each line that it is sent, and says
@@ -307,7 +312,7 @@ pub(crate) fn nodes_read_one_volume_or_one_writes(_: &Cluster) -> TestResult {
     // The distribution's module is for its own Python, which need not be the first one.
     let mut shell = Running::spawn(shell.env("PATH", "/usr/bin:/bin:/usr/local/bin"))?;
     let mut asked = shell.child_mut().stdin.take().context("it has an input")?;
-    let said = shell.child_mut().stdout.take().context("it has an output")?;
+    let said = shell.output()?;
     let mut said = BufReader::new(said).lines();
     let mut says = |page: &str| -> anyhow::Result<String> {
         if !page.is_empty() {
@@ -333,13 +338,6 @@ pub(crate) fn nodes_read_one_volume_or_one_writes(_: &Cluster) -> TestResult {
     b.does(&["detach", "disk"])?;
     a.holds(&old)?;
     a.does(&["delete", "disk"])?;
-    cluster.wait_until_idle(PATIENCE)?;
-    let log = cluster.log_tail();
-    ensure!(!log.contains("PRIVATE"), "a key is in the log");
     let (_manager, others) = others;
-    for mut other in others {
-        other.signal(rustix::process::Signal::TERM);
-        other.wait(PATIENCE, || Ok(()))?;
-    }
-    Ok(Outcome::Passed)
+    all_end(&cluster, others)
 }

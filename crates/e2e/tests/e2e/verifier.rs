@@ -19,7 +19,7 @@ impl Verifier {
     pub(crate) fn start(command: &mut Command) -> anyhow::Result<Verifier> {
         let mut running = Running::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let input = running.child_mut().stdin.take().context("no input")?;
-        let output = running.child_mut().stdout.take().context("no output")?;
+        let output = running.output()?;
         let mut verifier = Verifier { running, input, lines: BufReader::new(output).lines() };
         verifier.expect("filled")?;
         Ok(verifier)

@@ -1,5 +1,6 @@
 //! What the broker wants done.
 
+use crate::cores::Words;
 use crate::host::{NodeNo, Order, VmId};
 use hecaton_memory::Size;
 use serde::Serialize;
@@ -184,6 +185,28 @@ pub enum RefuseWhy {
         reachable_bytes: u64,
         /// What it could have on the node with most of it.
         elsewhere_bytes: u64,
+    },
+    /// The host has never so many cores.
+    #[error(
+        "it asks for {}, and the host has {} for virtual machines; ask for fewer, or choose another host",
+        Words(u64::from(*.cores)), Words(*.total_cores)
+    )]
+    TooManyCores {
+        /// What it asked for.
+        cores: u32,
+        /// What there is.
+        total_cores: u64,
+    },
+    /// The regular VMs that are there leave too few cores, whoever is evicted.
+    #[error(
+        "it asks for {}, and the host's regular VMs leave {}; choose another host",
+        Words(u64::from(*.cores)), Words(*.reachable_cores)
+    )]
+    NoCores {
+        /// What it asked for.
+        cores: u32,
+        /// What it could have.
+        reachable_cores: u64,
     },
     /// Too many wait.
     #[error("{most} newcomers wait for memory already; try again when some of them have it")]

@@ -21,14 +21,18 @@ pub(crate) struct Waiting {
     pub(crate) state: Waits,
 }
 
-/// What newcomers that wait are to have of each node.
+/// What newcomers that wait are to have of each node, and of the cores.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
     /// Regular and spot VMs: others are evicted for it.
     pub(crate) urgent: Vec<u64>,
     /// Harvest VMs' minima: nobody is evicted for it.
     pub(crate) other: Vec<u64>,
-    /// Those that wait, and count as urgent.
+    /// Cores of regular and spot VMs: others are evicted for them.
+    pub(crate) urgent_cores: u64,
+    /// Cores of harvest VMs: they are free, and the memory is not yet.
+    pub(crate) other_cores: u64,
+    /// Those that wait for memory, and count as urgent.
     pub(crate) who: Vec<Urgent>,
 }
 
@@ -44,6 +48,11 @@ impl Needs {
     /// All that is set aside on a node.
     pub(crate) fn of(&self, node: usize) -> u64 {
         self.urgent[node].saturating_add(self.other[node])
+    }
+
+    /// All cores that are set aside.
+    pub(crate) fn cores(&self) -> u64 {
+        self.urgent_cores + self.other_cores
     }
 }
 
@@ -64,7 +73,13 @@ pub(crate) struct Admission<'a> {
 impl Admission<'_> {
     pub(crate) fn run(mut self) -> Needs {
         let nodes = self.books.nodes();
-        let mut needs = Needs { urgent: vec![0; nodes], other: vec![0; nodes], who: Vec::new() };
+        let mut needs = Needs {
+            urgent: vec![0; nodes],
+            other: vec![0; nodes],
+            urgent_cores: 0,
+            other_cores: 0,
+            who: Vec::new(),
+        };
         let exists = |id: VmId| self.host.vms.iter().any(|vm| vm.id == id);
         let mut newcomers: Vec<&Newcomer> =
             self.host.waiting.iter().filter(|newcomer| !exists(newcomer.id)).collect();
@@ -105,6 +120,10 @@ impl Admission<'_> {
         if let Some(node) = newcomer.node.filter(|node| *node >= nodes) {
             return Some(RefuseWhy::NoSuchNode { node, nodes });
         }
+        let (cores, total_cores) = (newcomer.cores, self.books.cores.total);
+        if u64::from(cores) > total_cores {
+            return Some(RefuseWhy::TooManyCores { cores, total_cores });
+        }
         if !self.waiting.contains_key(&newcomer.id) && self.waiting.len() >= MAX_WAITING {
             return Some(RefuseWhy::TooManyWait { most: MAX_WAITING });
         }
@@ -126,21 +145,32 @@ impl Admission<'_> {
         let nodes = self.books.nodes();
         let free: Vec<u64> =
             (0..nodes).map(|n| self.books.free(n).saturating_sub(needs.of(n))).collect();
+        let missing_cores = self.missing_cores(newcomer, needs);
+        let reachable_cores = self.books.cores.reach().saturating_sub(needs.urgent_cores);
+        if u64::from(newcomer.cores) > reachable_cores {
+            let why = RefuseWhy::NoCores { cores: newcomer.cores, reachable_cores };
+            return self.refuse(newcomer, why);
+        }
         let allowed = self.allowed(newcomer);
         let single = |node: usize| {
             let mut parts = vec![0; nodes];
             parts[node] = bytes;
             parts
         };
+        let before = self.waiting.get(&newcomer.id).and_then(|waiting| waiting.parts.clone());
+        let before = before.filter(|parts| is_within_one(parts));
         if let Some(node) = placement::at_once(bytes, allowed.clone(), &free, self.buffer) {
-            return self.admit(newcomer, single(node), false);
+            if missing_cores == 0 {
+                return self.admit(newcomer, single(node), false);
+            }
+            // Its memory stays where it was set aside.
+            let still = before.filter(|parts| fits(parts, &free));
+            let parts = still.unwrap_or_else(|| single(node));
+            return self.set_aside(newcomer, parts, &free, missing_cores, needs);
         }
         let reach: Vec<u64> =
             (0..nodes).map(|n| self.books.reach(n).saturating_sub(needs.urgent[n])).collect();
-        let before = self.waiting.get(&newcomer.id).and_then(|waiting| waiting.parts.clone());
-        let still = before.filter(|parts| {
-            is_within_one(parts) && parts.iter().zip(&reach).all(|(part, reach)| part <= reach)
-        });
+        let still = before.filter(|parts| fits(parts, &reach));
         let layers: Vec<Layers> = (0..nodes).map(|n| self.layers(n)).collect();
         let waited_for: Vec<u64> = (0..nodes).map(|n| needs.of(n)).collect();
         let one = still.or_else(|| {
@@ -171,23 +201,47 @@ impl Admission<'_> {
                 parts
             }
         };
-        if parts.iter().zip(&free).all(|(part, free)| part <= free) {
+        if fits(&parts, &free) && missing_cores == 0 {
             return self.admit(newcomer, parts, spans);
         }
+        self.set_aside(newcomer, parts, &free, missing_cores, needs);
+    }
+
+    /// How many of the cores that it needs are not free for it.
+    fn missing_cores(&self, newcomer: &Newcomer, needs: &Needs) -> u64 {
+        let free = self.books.cores.free().saturating_sub(needs.cores());
+        u64::from(newcomer.cores).saturating_sub(free)
+    }
+
+    /// Has a regular or spot VM wait for what is missing, and keeps from others what is not.
+    fn set_aside(
+        &mut self,
+        newcomer: &Newcomer,
+        parts: Vec<u64>,
+        free: &[u64],
+        missing_cores: u64,
+        needs: &mut Needs,
+    ) {
         for (need, part) in needs.urgent.iter_mut().zip(&parts) {
             *need = need.saturating_add(*part);
         }
-        let missing = parts.iter().zip(&free).map(|(part, free)| part.saturating_sub(*free)).sum();
-        if let Some(waiting) = self.waiting.get_mut(&newcomer.id) {
-            waiting.state = Waits::ForMemory { missing_bytes: missing };
-            waiting.parts = Some(parts.clone());
+        needs.urgent_cores += u64::from(newcomer.cores);
+        let missing_bytes =
+            parts.iter().zip(free).map(|(part, free)| part.saturating_sub(*free)).sum();
+        let Some(waiting) = self.waiting.get_mut(&newcomer.id) else { return };
+        waiting.parts = Some(parts.clone());
+        waiting.state = match missing_bytes {
+            0 => Waits::ForCores { missing_cores },
+            _ => Waits::ForMemory { missing_bytes },
+        };
+        if missing_bytes > 0 {
             let is_spot = newcomer.kind == NewcomerKind::Spot;
             needs.who.push(Urgent { since: waiting.since, is_spot, parts });
         }
     }
 
     /// A harvest VM's minimum: out of what other harvest VMs have beyond theirs, and never out of the
-    /// buffer. Whether it is admitted, or has a place set aside.
+    /// buffer; and cores that nobody has. Whether it is admitted, or has a place set aside.
     fn harvest(&mut self, newcomer: &Newcomer, is_within_quota: bool, needs: &mut Needs) -> bool {
         let bytes = self.chunks(newcomer);
         let nodes = self.books.nodes();
@@ -206,6 +260,11 @@ impl Admission<'_> {
             self.hold(newcomer, Waits::ForRoom);
             return false;
         };
+        let missing_cores = self.missing_cores(newcomer, needs);
+        if missing_cores > 0 {
+            self.hold(newcomer, Waits::ForCores { missing_cores });
+            return false;
+        }
         // Last: who says that it waits for this could be there but for this.
         if !is_within_quota {
             self.hold(newcomer, Waits::ForQuota);
@@ -223,6 +282,7 @@ impl Admission<'_> {
         for (need, part) in needs.other.iter_mut().zip(&parts) {
             *need = need.saturating_add(*part);
         }
+        needs.other_cores += u64::from(newcomer.cores);
         if let Some(waiting) = self.waiting.get_mut(&newcomer.id) {
             waiting.state = Waits::ForMemory { missing_bytes: missing };
             waiting.parts = Some(parts);
@@ -256,6 +316,11 @@ impl Admission<'_> {
         for (sum, part) in class.iter_mut().zip(&parts) {
             *sum += part;
         }
+        let class = match newcomer.kind {
+            NewcomerKind::Harvest => &mut self.books.cores.minimum,
+            NewcomerKind::Regular | NewcomerKind::Spot => &mut self.books.cores.regular,
+        };
+        *class += u64::from(newcomer.cores);
         if let Some(waiting) = self.waiting.remove(&newcomer.id) {
             let waited = self.now.saturating_sub(waiting.since);
             if newcomer.kind == NewcomerKind::Regular {
@@ -273,6 +338,10 @@ impl Admission<'_> {
         self.counters.refused += 1;
         self.actions.push(Action::Refuse { vm: newcomer.id, why });
     }
+}
+
+fn fits(parts: &[u64], room: &[u64]) -> bool {
+    parts.iter().zip(room).all(|(part, room)| part <= room)
 }
 
 fn is_within_one(parts: &[u64]) -> bool {

@@ -1,5 +1,6 @@
 //! What is counted to whom on each node, as one step sees it.
 
+use crate::cores::Cores;
 use crate::host::{Host, NodeNo, Order, VmId};
 use std::collections::BTreeMap;
 
@@ -52,7 +53,7 @@ impl Orders {
     }
 }
 
-/// Bytes of each node, by class.
+/// Bytes of each node, by class; and cores.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Books {
     pub(crate) total: Vec<u64>,
@@ -63,6 +64,7 @@ pub(crate) struct Books {
     pub(crate) lent_used: Vec<u64>,
     pub(crate) lent_free: Vec<u64>,
     pub(crate) ephemeral: Vec<u64>,
+    pub(crate) cores: Cores,
 }
 
 impl Books {
@@ -77,6 +79,7 @@ impl Books {
             lent_used: host.nodes.iter().map(|node| node.lent.used_bytes).collect(),
             lent_free: vec![0; nodes],
             ephemeral: vec![0; nodes],
+            cores: Cores::open(host),
         };
         for (n, node) in host.nodes.iter().enumerate() {
             let may_lend = orders.under_way(Key::Lent(n)).unwrap_or(0).max(node.lent.limit_bytes);

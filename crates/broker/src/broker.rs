@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Most evictions that are remembered, to keep those machines away for a while.
 const MAX_EVICTED: usize = 1024;
 
-/// Decides who has which part of a host's memory.
+/// Decides who has which part of a host's memory, and how many of its cores.
 #[derive(Clone, Debug)]
 pub struct Broker {
     settings: Settings,
@@ -37,6 +37,12 @@ pub enum Waits {
     ForMemory {
         /// What is not free yet.
         missing_bytes: u64,
+    },
+    /// There is memory, and too few cores. Harvest VMs whose minimum they are go for a regular VM; a harvest VM waits until
+    /// somebody leaves.
+    ForCores {
+        /// How many are not free yet.
+        missing_cores: u64,
     },
     /// There is no room, and nobody is evicted for a harvest VM.
     ForRoom,
@@ -163,8 +169,7 @@ impl Broker {
         self.order(host, &mut books, &needs, &targets, &buffer, now, &mut actions);
         // Once more: whoever was asked just now owes from now on.
         self.note_debts(host, &targets, now);
-        let reserved: Vec<u64> = (0..books.nodes()).map(|n| needs.of(n)).collect();
-        self.ledger = Ledger::close(&books, &reserved, &buffer);
+        self.ledger = Ledger::close(&books, &needs, &buffer);
         actions
     }
 
@@ -190,7 +195,7 @@ impl Broker {
         now: Duration,
         actions: &mut Vec<Action>,
     ) {
-        let missing: Vec<u64> = (0..books.nodes())
+        let mut missing: Vec<u64> = (0..books.nodes())
             .map(|n| {
                 let is_stuck = self.debts.is_stuck(Key::Lent(n), self.settings.reclaim_time, now);
                 let lent = if is_stuck { books.lent_used[n] } else { 0 };
@@ -199,15 +204,20 @@ impl Broker {
                 wanted.saturating_sub(books.reach(n)).min(needs.urgent[n])
             })
             .collect();
+        let cores = needs.urgent_cores.saturating_add(books.cores.minimum);
+        missing.push(cores.saturating_sub(books.cores.reach()).min(needs.urgent_cores));
         let candidates: Vec<Candidate> = host
             .vms
             .iter()
             .filter(|vm| vm.harvest.is_some())
             .map(|vm| {
                 let stage = self.dooms.get(&vm.id).map(|doom| doom.stage);
+                let base = |n: usize| vm.base_bytes.get(n).copied().unwrap_or(0);
+                let mut gives: Vec<u64> = (0..books.nodes()).map(base).collect();
+                gives.push(u64::from(vm.cores));
                 Candidate {
                     vm: vm.id,
-                    base_bytes: vm.base_bytes.clone(),
+                    gives,
                     is_going: stage.is_some_and(|stage| stage != Stage::Warned),
                     is_warned: stage == Some(Stage::Warned),
                 }

@@ -20,6 +20,8 @@ pub struct Order(pub u64);
 pub struct Host {
     /// Its NUMA nodes; one for a host without NUMA.
     pub nodes: Vec<NumaNode>,
+    /// The cores that virtual machines may have, of all nodes together.
+    pub cores: u32,
     /// The virtual machines that exist, or were admitted and are being started.
     pub vms: Vec<Vm>,
     /// Those that want to exist, in the order in which they came. A harvest VM that was evicted is among
@@ -61,6 +63,8 @@ pub struct Vm {
     /// Memory that it has as long as it exists, on each node, in bytes: all of a regular VM, the
     /// minimum of a harvest VM.
     pub base_bytes: Vec<u64>,
+    /// Cores that it has as long as it exists; 0 for one that takes no part in their division.
+    pub cores: u32,
     /// None for a regular VM.
     pub harvest: Option<Harvest>,
 }
@@ -139,6 +143,8 @@ pub struct Newcomer {
     pub kind: NewcomerKind,
     /// Memory that it must have from its start; a harvest VM's minimum.
     pub bytes: u64,
+    /// Cores that it must have from its start, in the same way; 0 for one that takes no part in their division.
+    pub cores: u32,
     /// The node that it has to be on; none if it is all the same to it.
     pub node: Option<NodeNo>,
 }

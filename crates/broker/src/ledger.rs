@@ -1,13 +1,17 @@
-//! Whose every byte of the host is.
+//! Whose every byte of the host is, and every core.
 
+use crate::admission::Needs;
 use crate::books::Books;
+use crate::cores::CoreLedger;
 use serde::{Deserialize, Serialize};
 
-/// A host's memory, by NUMA node and class. Every byte of a node is in exactly one class.
+/// A host's memory, by NUMA node and class, and its cores by class. Every byte of a node is in exactly one class.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Ledger {
     /// Its nodes.
     pub nodes: Vec<NodeLedger>,
+    /// Its cores.
+    pub cores: CoreLedger,
 }
 
 /// A node's memory, in bytes. The classes stand in the order in which they give back: the buffer first.
@@ -62,11 +66,11 @@ impl NodeLedger {
 }
 
 impl Ledger {
-    /// `reserved`: what newcomers wait for. `buffer`: what the buffer is to be.
-    pub(crate) fn close(books: &Books, reserved: &[u64], buffer: &[u64]) -> Ledger {
+    /// `needs`: what newcomers wait for. `buffer`: what the buffer is to be.
+    pub(crate) fn close(books: &Books, needs: &Needs, buffer: &[u64]) -> Ledger {
         let node = |n: usize| {
             let free = books.free(n);
-            let reserved_bytes = free.min(reserved[n]);
+            let reserved_bytes = free.min(needs.of(n));
             let buffer_bytes = (free - reserved_bytes).min(buffer[n]);
             NodeLedger {
                 total_bytes: books.total[n],
@@ -83,7 +87,8 @@ impl Ledger {
                 overdrawn_bytes: books.overdrawn(n),
             }
         };
-        let ledger = Ledger { nodes: (0..books.nodes()).map(node).collect() };
+        let cores = books.cores.close(needs.cores());
+        let ledger = Ledger { nodes: (0..books.nodes()).map(node).collect(), cores };
         for node in &ledger.nodes {
             debug_assert_eq!(node.sum_bytes(), node.total_bytes + node.overdrawn_bytes);
         }

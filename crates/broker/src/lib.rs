@@ -1,4 +1,4 @@
-//! One broker for all of a host's memory that no regular virtual machine has.
+//! One broker for all of a host's memory, and cores, that no regular virtual machine has.
 //!
 //! After "Memory-Harvesting VMs in Cloud Platforms" (2022), sections 4.3 and 4.4. Harvest VMs, lent
 //! extents and ephemeral pools use what is unallocated, and give it back before a regular VM misses
@@ -19,6 +19,7 @@ mod action;
 mod admission;
 mod books;
 mod broker;
+mod cores;
 mod eviction;
 mod host;
 mod ledger;
@@ -30,6 +31,7 @@ mod targets;
 
 pub use action::{Action, EvictWhy, RefuseWhy};
 pub use broker::{Broker, Counters, Waits};
+pub use cores::CoreLedger;
 pub use host::{
     Device, Elastic, Harvest, Host, Newcomer, NewcomerKind, NodeNo, NumaNode, Order, Vm, VmId,
 };

@@ -69,11 +69,17 @@ fn any_device(nodes: usize, node: usize) -> impl Strategy<Value = Device> {
 fn any_vm(nodes: usize, id: u64) -> impl Strategy<Value = Vm> {
     let devices: Vec<_> = (0..nodes).map(|node| any_device(nodes, node).boxed()).collect();
     let base = prop::collection::vec(prop_oneof![Just(0), blocks(20)], nodes);
-    (base, prop::option::of((blocks(80), devices))).prop_map(move |(base_bytes, harvest)| {
+    let harvest = prop::option::of((blocks(80), devices));
+    (base, any_cores(), harvest).prop_map(move |(base_bytes, cores, harvest)| {
         let base: u64 = base_bytes.iter().sum();
         let harvest = harvest.map(|(more, devices)| Harvest { max_bytes: base + more, devices });
-        Vm { id: VmId(id), base_bytes, harvest }
+        Vm { id: VmId(id), base_bytes, cores, harvest }
     })
+}
+
+/// Half of them take no part in the division of cores.
+fn any_cores() -> impl Strategy<Value = u32> {
+    prop_oneof![Just(0), 1u32..6]
 }
 
 prop_compose! {
@@ -98,11 +104,13 @@ prop_compose! {
 fn any_newcomer(nodes: usize, id: u64) -> impl Strategy<Value = Newcomer> {
     const KINDS: [NewcomerKind; 3] =
         [NewcomerKind::Regular, NewcomerKind::Spot, NewcomerKind::Harvest];
-    (prop::sample::select(&KINDS[..]), 0u64..200, prop::option::of(0..nodes + 1)).prop_map(
-        move |(kind, halves, node)| Newcomer {
+    let node = prop::option::of(0..nodes + 1);
+    (prop::sample::select(&KINDS[..]), 0u64..200, any_cores(), node).prop_map(
+        move |(kind, halves, cores, node)| Newcomer {
             id: VmId(1000 + id),
             kind,
             bytes: halves * BLOCK / 2,
+            cores,
             node: node.filter(|_| id.is_multiple_of(3)),
         },
     )
@@ -113,7 +121,12 @@ fn any_host() -> impl Strategy<Value = Host> {
         let vms: Vec<_> = (0..vms).map(|id| any_vm(nodes, id).boxed()).collect();
         let waiting: Vec<_> = (0..waiting).map(|id| any_newcomer(nodes, id).boxed()).collect();
         let nodes = prop::collection::vec(any_node(), nodes);
-        (nodes, vms, waiting).prop_map(|(nodes, vms, waiting)| Host { nodes, vms, waiting })
+        (nodes, 0u32..20, vms, waiting).prop_map(|(nodes, cores, vms, waiting)| Host {
+            nodes,
+            cores,
+            vms,
+            waiting,
+        })
     })
 }
 
@@ -138,6 +151,11 @@ fn promised(host: &Host, node: usize, allowed: &Allowed) -> u64 {
         }
     }
     sum + allowed.admitted.iter().map(|parts| parts[node]).sum::<u64>()
+}
+
+/// Cores of all machines that there are.
+fn promised_cores(host: &Host) -> u64 {
+    host.vms.iter().map(|vm| u64::from(vm.cores)).sum()
 }
 
 /// The most that anybody was allowed, by orders that may be carried out at any time.
@@ -175,8 +193,9 @@ impl Allowed {
 fn admit(host: &mut Host, actions: &[Action], allowed: &mut Allowed) {
     for action in actions {
         if let Action::Admit { vm, base_bytes } = action {
-            host.waiting.retain(|waiting| waiting.id != *vm);
-            host.vms.push(Vm { id: *vm, base_bytes: base_bytes.clone(), harvest: None });
+            let at = host.waiting.iter().position(|waiting| waiting.id == *vm).expect("it waits");
+            let cores = host.waiting.remove(at).cores;
+            host.vms.push(Vm { id: *vm, base_bytes: base_bytes.clone(), cores, harvest: None });
             allowed.admitted.clear();
         }
     }
@@ -196,6 +215,7 @@ proptest! {
         let mut allowed = Allowed::default();
         let before: Vec<u64> =
             (0..host.nodes.len()).map(|n| promised(&host, n, &allowed)).collect();
+        let cores_before = promised_cores(&host);
         let mut now = Duration::ZERO;
         for step in seconds {
             let actions = broker.step(&host, now);
@@ -207,6 +227,13 @@ proptest! {
                 prop_assert_eq!(now.saturating_sub(node.total_bytes), node.overdrawn_bytes);
             }
             admit(&mut host, &actions, &mut allowed);
+            let cores = broker.ledger().cores;
+            let total = u64::from(host.cores);
+            let promised = promised_cores(&host);
+            prop_assert_eq!((cores.total, cores.sum()), (total, total + cores.overdrawn));
+            prop_assert_eq!(cores.regular + cores.minimum, promised);
+            prop_assert!(promised <= total.max(cores_before), "{:?}", actions);
+            prop_assert_eq!(promised.saturating_sub(total), cores.overdrawn);
             now += Duration::from_secs(step);
         }
     }

@@ -41,6 +41,9 @@ pub(crate) struct AgentArgs {
     /// [default: all that those do not have]
     #[arg(long, value_name = "SIZE", requires = "agent")]
     manage: Option<Size>,
+    /// The most of this host's cores that machines have together [default: those that this node may run on]
+    #[arg(long, value_name = "NUMBER", requires = "agent")]
+    manage_cores: Option<u32>,
     /// The most that a machine is asked to give back at once; 0 for all at once
     #[arg(long, value_name = "SIZE", default_value = "1G", requires = "agent")]
     batch: Size,
@@ -91,6 +94,7 @@ impl AgentArgs {
             qmp_dir,
             libvirt: self.libvirt.clone(),
             manage_bytes: self.manage.map(|Size(bytes)| bytes),
+            manage_cores: self.manage_cores,
             announces: !self.unannounced,
             settings,
         }))

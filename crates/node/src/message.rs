@@ -142,12 +142,20 @@ pub struct CreateVm {
     /// The host's NUMA node that it is to be on from its start, by the kernel's number; any if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
+    /// Cores that it has as long as it exists, a harvest VM's minimum; 0 for one that takes no part in their division.
+    #[serde(default, skip_serializing_if = "takes_no_part")]
+    pub cores: u32,
     /// A harvest VM that has its maximum from its start, and gives back by a balloon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balloon: bool,
     /// The UUID of libvirt's domain that it will be: this process only asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+}
+
+/// For serde: whether a machine that is to have so many cores takes no part in their division.
+pub(crate) fn takes_no_part(cores: &u32) -> bool {
+    *cores == 0
 }
 
 /// A machine's memory, which is its own from now on.

@@ -387,6 +387,7 @@ impl Collector for Nodes {
             .collect();
         encode_all(&mut encoder, VOLUME_TARGET, &targets)?;
         encode_host_memory(&mut encoder, &self.0)?;
+        encode_host_cores(&mut encoder, &self.0)?;
         encode_latencies(&mut encoder, &pagers)
     }
 }
@@ -452,6 +453,37 @@ fn encode_host_memory(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeReport])
     Ok(())
 }
 
+/// Of nodes with an agent, every core of their hosts, and the machines that have some.
+fn encode_host_cores(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeReport]) -> fmt::Result {
+    let agents = nodes.iter().filter_map(|node| Some((node.name.as_str(), node.agent.as_ref()?)));
+    let agents: Vec<_> = agents.collect();
+    let mut family = encoder.encode_descriptor(
+        "hecaton_host_cores",
+        "Cores of the host, by who has them",
+        None,
+        MetricType::Gauge,
+    )?;
+    for (name, agent) in &agents {
+        for (class, number) in agent.cores.classes() {
+            let labels = vec![("node", *name), ("class", class)];
+            family.encode_family(&labels)?.encode_gauge(&(number as f64))?;
+        }
+    }
+    let mut family = encoder.encode_descriptor(
+        "hecaton_host_machine_cores",
+        "Cores that a machine has as long as it exists",
+        None,
+        MetricType::Gauge,
+    )?;
+    for (name, agent) in &agents {
+        for machine in agent.machines.iter().filter(|machine| machine.cores > 0) {
+            let labels = vec![("node", *name), ("machine", machine.name.as_str())];
+            family.encode_family(&labels)?.encode_gauge(&f64::from(machine.cores))?;
+        }
+    }
+    Ok(())
+}
+
 fn encode_latencies(
     encoder: &mut DescriptorEncoder<'_>,
     pagers: &[(Labels<'_>, &Stats)],
@@ -481,10 +513,10 @@ fn encode_latencies(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::{AgentReport, NodeMemoryReport};
+    use crate::agent::{AgentReport, CoreReport, MachineReport, MachineState, NodeMemoryReport};
     use crate::pagers::PagerState;
     use crate::processes::{ProcessUse, Role};
-    use hecaton_broker::{Counters, NodeLedger};
+    use hecaton_broker::{CoreLedger, Counters, NewcomerKind, NodeLedger};
     use hecaton_donor::{Snapshot, SpaceSnapshot};
     use hecaton_memory::{Epoch, SpaceId};
 
@@ -534,7 +566,26 @@ mod tests {
                         ..Default::default()
                     },
                 }],
-                machines: Vec::new(),
+                cores: CoreReport {
+                    host: 4,
+                    ledger: CoreLedger { total: 4, regular: 3, ..Default::default() },
+                    ..Default::default()
+                },
+                machines: vec![MachineReport {
+                    name: "vm".to_owned(),
+                    kind: NewcomerKind::Regular,
+                    state: MachineState::Running,
+                    pid: 7,
+                    base_bytes: 0,
+                    max_bytes: 0,
+                    requested_bytes: 0,
+                    harvested_bytes: 0,
+                    held_bytes: 0,
+                    cores: 3,
+                    cores_failure: None,
+                    waited_ms: None,
+                    nodes: Vec::new(),
+                }],
                 waiting: Vec::new(),
                 gave_way: Vec::new(),
                 counters: Counters::default(),
@@ -556,6 +607,8 @@ mod tests {
             "hecaton_pager_faults_total{node=\"a\",consumer=\"sort\"} 12.0",
             "hecaton_volume_restarts_total{node=\"a\",volume=\"disk\"} 0.0",
             "hecaton_host_memory_bytes{node=\"a\",numa_node=\"1\",class=\"harvested\"} 8192.0",
+            "hecaton_host_cores{node=\"a\",class=\"regular\"} 3.0",
+            "hecaton_host_machine_cores{node=\"a\",machine=\"vm\"} 3.0",
             "hecaton_node_consumers{node=\"a\"} 1.0",
             "# TYPE hecaton_process_cpu_seconds counter",
             "hecaton_process_cpu_seconds_total{node=\"a\",role=\"pager\",name=\"sort\"} 1.5",

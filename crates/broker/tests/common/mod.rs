@@ -17,7 +17,7 @@ pub(crate) fn host(nodes: usize, bytes: u64) -> Host {
 }
 
 pub(crate) fn newcomer(id: u64, kind: NewcomerKind, bytes: u64) -> Newcomer {
-    Newcomer { id: VmId(id), kind, bytes, node: None }
+    Newcomer { id: VmId(id), kind, bytes, cores: 0, node: None }
 }
 
 /// A harvest VM with its minimum on one node, which can grow on all of them.
@@ -35,7 +35,7 @@ pub(crate) fn harvest_vm(id: u64, nodes: usize, base_bytes: Vec<u64>, max_bytes:
         is_heard: true,
     };
     let devices = (0..nodes).map(device).collect();
-    Vm { id: VmId(id), base_bytes, harvest: Some(Harvest { max_bytes, devices }) }
+    Vm { id: VmId(id), base_bytes, cores: 0, harvest: Some(Harvest { max_bytes, devices }) }
 }
 
 pub(crate) fn device_mut(host: &mut Host, vm: VmId, node: usize) -> &mut Device {
@@ -56,9 +56,10 @@ pub(crate) fn carry_out(host: &mut Host, actions: &[Action], max_bytes: u64) {
             Action::Admit { vm, ref base_bytes } => {
                 let at =
                     host.waiting.iter().position(|waiting| waiting.id == vm).expect("it waits");
-                let is_harvest = host.waiting.remove(at).kind == NewcomerKind::Harvest;
+                let newcomer = host.waiting.remove(at);
                 let mut new = harvest_vm(vm.0, host.nodes.len(), base_bytes.clone(), max_bytes);
-                if !is_harvest {
+                new.cores = newcomer.cores;
+                if newcomer.kind != NewcomerKind::Harvest {
                     new.harvest = None;
                 }
                 host.vms.push(new);

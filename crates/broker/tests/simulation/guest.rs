@@ -40,6 +40,7 @@ pub(crate) struct Plug {
 pub(crate) struct Guest {
     pub(crate) id: VmId,
     pub(crate) base: Vec<u64>,
+    pub(crate) cores: u32,
     pub(crate) max: u64,
     pub(crate) plugs: Vec<Plug>,
     pub(crate) mood: Mood,
@@ -54,7 +55,14 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    pub(crate) fn new(id: VmId, base: Vec<u64>, more: u64, now: u64, dice: &mut Dice) -> Guest {
+    pub(crate) fn new(
+        id: VmId,
+        base: Vec<u64>,
+        cores: u32,
+        more: u64,
+        now: u64,
+        dice: &mut Dice,
+    ) -> Guest {
         let nodes = base.len();
         let plug = |node| Plug {
             node,
@@ -72,6 +80,7 @@ impl Guest {
             id,
             max: base.iter().sum::<u64>() + more,
             base,
+            cores,
             plugs: (0..nodes).map(plug).collect(),
             mood: Mood::Good,
             deaf_until: 0,
@@ -151,7 +160,7 @@ impl Guest {
         };
         let devices = self.plugs.iter_mut().map(device).collect();
         let harvest = hecaton_broker::Harvest { max_bytes: self.max, devices };
-        Vm { id: self.id, base_bytes: self.base.clone(), harvest: Some(harvest) }
+        Vm { id: self.id, base_bytes: self.base.clone(), cores: self.cores, harvest: Some(harvest) }
     }
 
     /// The agent was killed. What it had sent is done, or is not; the next one has a record of what

@@ -13,7 +13,7 @@ mod guest;
 use guest::{Guest, Mood};
 use hecaton_broker::{
     Action, Broker, Counters, Elastic, EvictWhy, Host, Newcomer, NewcomerKind, NumaNode, Order,
-    Settings, Vm, VmId,
+    Settings, Vm, VmId, Waits,
 };
 use hecaton_memory::SplitMix;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,6 +49,7 @@ impl Dice {
 struct Fixed {
     id: VmId,
     base: Vec<u64>,
+    cores: u32,
     /// It takes its memory then.
     starts_at: u64,
 }
@@ -70,6 +71,7 @@ struct Tally {
     replaced: u64,
     recalls: u64,
     moved_to_another_node: u64,
+    waited_for_cores: u64,
     longest_wait: Duration,
 }
 
@@ -82,6 +84,7 @@ struct World {
     before: Counters,
     restarted_at: u64,
     nodes: Vec<(u64, u64)>,
+    cores: u32,
     /// What donors of each node could lend.
     lend_caps: Vec<u64>,
     lent: Vec<Holder>,
@@ -124,6 +127,7 @@ impl World {
             lent: nodes.iter().map(|_| Holder::default()).collect(),
             ephemeral: nodes.iter().map(|_| Holder::default()).collect(),
             nodes,
+            cores: 4 + dice.below(20) as u32,
             lend_caps,
             fixed: Vec::new(),
             guests: Vec::new(),
@@ -147,7 +151,7 @@ impl World {
         let count = self.nodes.len();
         let mut base = vec![0; count];
         base[0] = 8 * BLOCK;
-        let mut guest = Guest::new(id, base, 100 * BLOCK, 0, &mut self.dice);
+        let mut guest = Guest::new(id, base, 1, 100 * BLOCK, 0, &mut self.dice);
         guest.mood = Mood::Good;
         guest.is_to_blame = true;
         let plug = &mut guest.plugs[0];
@@ -195,6 +199,8 @@ impl World {
         let actions = self.broker.step(&host, TICK * now as u32);
         self.check_ledger();
         self.check_waits();
+        let for_cores = |(_, _, waits): &(_, _, Waits)| matches!(waits, Waits::ForCores { .. });
+        self.tally.waited_for_cores += self.broker.waiting().filter(for_cores).count() as u64;
         for action in actions {
             self.carry_out(action, &host);
         }
@@ -222,11 +228,16 @@ impl World {
             ephemeral: self.ephemeral[n].elastic,
         };
         let nodes = (0..self.nodes.len()).map(node).collect();
-        let fixed = |vm: &Fixed| Vm { id: vm.id, base_bytes: vm.base.clone(), harvest: None };
+        let fixed = |vm: &Fixed| Vm {
+            id: vm.id,
+            base_bytes: vm.base.clone(),
+            cores: vm.cores,
+            harvest: None,
+        };
         let mut vms: Vec<Vm> = self.fixed.iter().map(fixed).collect();
         vms.extend(self.guests.iter_mut().map(|guest| guest.seen(self.now)));
         let waiting = self.waiting.iter().map(|(newcomer, _)| *newcomer).collect();
-        Host { nodes, vms, waiting }
+        Host { nodes, cores: self.cores, vms, waiting }
     }
 
     fn carry_out(&mut self, action: Action, host: &Host) {
@@ -300,7 +311,8 @@ impl World {
             assert!(count < self.settings.harvest_quota, "more harvest VMs than may be");
             self.tally.replaced += u64::from(self.evicted.contains(&vm));
             let more = self.dice.below(120) * BLOCK;
-            let mut guest = Guest::new(vm, base, more, self.now, &mut self.dice);
+            let cores = newcomer.cores;
+            let mut guest = Guest::new(vm, base, cores, more, self.now, &mut self.dice);
             if !self.is_wild {
                 guest.mood = Mood::Good;
             }
@@ -315,7 +327,7 @@ impl World {
             self.tally.longest_wait = self.tally.longest_wait.max(waited);
         }
         let starts_at = self.now + self.dice.below(5);
-        self.fixed.push(Fixed { id: vm, base, starts_at });
+        self.fixed.push(Fixed { id: vm, base, cores: newcomer.cores, starts_at });
     }
 
     /// No node could have had it, whoever had given what.
@@ -347,7 +359,9 @@ impl World {
             if self.dice.below(4) > 0 {
                 let bytes = guest.base.iter().sum();
                 let kind = NewcomerKind::Harvest;
-                self.waiting.push((Newcomer { id: guest.id, kind, bytes, node: None }, now));
+                let cores = guest.cores;
+                let newcomer = Newcomer { id: guest.id, kind, bytes, cores, node: None };
+                self.waiting.push((newcomer, now));
             }
         }
     }
@@ -362,7 +376,8 @@ impl World {
             let bytes = (1 + self.dice.below(most)) * BLOCK - self.dice.below(2) * 4096;
             let node = self.dice.below(4 * self.nodes.len() as u64) as usize;
             let node = Some(node).filter(|node| *node < self.nodes.len());
-            self.waiting.push((Newcomer { id, kind, bytes, node }, now));
+            let cores = (self.dice.below(2) * self.dice.below(9)) as u32;
+            self.waiting.push((Newcomer { id, kind, bytes, cores, node }, now));
         }
         if self.dice.permille(25) && !self.fixed.is_empty() {
             let at = self.dice.below(self.fixed.len() as u64) as usize;
@@ -463,6 +478,9 @@ impl World {
                 + self.ephemeral[n].elastic.used_bytes;
             assert!(sum <= *total, "node {n} has {} blocks too few", (sum - total) / BLOCK);
         }
+        let cores = self.fixed.iter().map(|vm| vm.cores);
+        let cores: u32 = cores.chain(self.guests.iter().map(|guest| guest.cores)).sum();
+        assert!(cores <= self.cores, "machines have {cores} of {} cores", self.cores);
     }
 
     fn check_ledger(&self) {
@@ -470,6 +488,8 @@ impl World {
             assert_eq!(node.sum_bytes(), node.total_bytes + node.overdrawn_bytes);
             assert_eq!(node.overdrawn_bytes, 0, "node {n} is promised twice: {node:?}");
         }
+        let cores = self.broker.ledger().cores;
+        assert_eq!((cores.sum(), cores.overdrawn), (u64::from(self.cores), 0), "{cores:?}");
     }
 
     fn check_waits(&self) {
@@ -570,6 +590,7 @@ fn nothing_is_given_twice_and_all_are_served() {
         sum.replaced += tally.replaced;
         sum.recalls += tally.recalls;
         sum.moved_to_another_node += tally.moved_to_another_node;
+        sum.waited_for_cores += tally.waited_for_cores;
         sum.longest_wait = sum.longest_wait.max(tally.longest_wait);
     }
     println!("{seeds} seeds: {sum:?}");
@@ -578,7 +599,7 @@ fn nothing_is_given_twice_and_all_are_served() {
         let Counters { spanning, refused, regular_that_waited, warned, spared, .. } = sum.counters;
         let reached = [spanning, refused, regular_that_waited, warned, spared];
         let others = [sum.restarts, sum.deaths, sum.reboots, sum.replaced, sum.recalls];
-        let others = others.into_iter().chain([sum.moved_to_another_node]);
+        let others = others.into_iter().chain([sum.moved_to_another_node, sum.waited_for_cores]);
         for reached in reached.into_iter().chain(others).chain(sum.counters.evicted) {
             assert!(reached > 0, "the seeds do not reach everything: {sum:?}");
         }

@@ -197,6 +197,8 @@ pub(super) mod tests {
             requested_bytes: 0,
             harvested_bytes: 0,
             held_bytes: 0,
+            cores: 0,
+            cores_failure: None,
             nodes: Vec::new(),
             waited_ms: None,
         }
@@ -207,6 +209,7 @@ pub(super) mod tests {
             name: name.into(),
             kind: NewcomerKind::Regular,
             bytes: 3 << 30,
+            cores: 0,
             waiting_ms: 0,
             waits: None,
         }
@@ -227,6 +230,7 @@ pub(super) mod tests {
                 qmp_dir: "/run/vms".into(),
                 buffer_bytes: 0,
                 nodes: vec![node],
+                cores: Default::default(),
                 machines,
                 waiting,
                 gave_way: Vec::new(),

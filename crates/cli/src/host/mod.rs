@@ -130,6 +130,7 @@ fn text(report: &AgentReport) -> String {
     }
     row("all", report.nodes.iter().map(|node| node.host_bytes).collect());
     let mut text = table.to_string();
+    let _ = writeln!(text, "\n{}", cores(report));
     if report.counters.spanning > 0 {
         let _ = writeln!(text, "\nspread over NUMA nodes: {}", report.counters.spanning);
     }
@@ -143,6 +144,7 @@ fn text(report: &AgentReport) -> String {
             ">ASKED",
             ">MAX",
             ">IN MEMORY",
+            ">CORES",
             "OF NUMA NODES",
         ]);
         for machine in &report.machines {
@@ -156,6 +158,7 @@ fn text(report: &AgentReport) -> String {
                 size(machine.requested_bytes),
                 size(machine.max_bytes),
                 size(machine.held_bytes),
+                some(machine.cores),
                 of_nodes(machine),
             ]);
         }
@@ -167,12 +170,13 @@ fn text(report: &AgentReport) -> String {
         let _ = writeln!(text, "\nlibvirt at {} says nothing: {failure}", libvirt.uri);
     }
     if !report.waiting.is_empty() {
-        let mut table = Table::new(["WAITING", "KIND", ">SIZE", ">SECONDS", "FOR"]);
+        let mut table = Table::new(["WAITING", "KIND", ">SIZE", ">CORES", ">SECONDS", "FOR"]);
         for newcomer in &report.waiting {
             table.row([
                 newcomer.name.clone(),
                 kind(newcomer.kind).to_owned(),
                 Size(newcomer.bytes).to_string(),
+                some(newcomer.cores),
                 (newcomer.waiting_ms / 1000).to_string(),
                 waits(newcomer.waits, report.harvest.word),
             ]);
@@ -187,6 +191,27 @@ fn text(report: &AgentReport) -> String {
         let _ = write!(text, "\n{table}");
     }
     text
+}
+
+/// Whose the cores are, in a line, and what is wrong with that.
+fn cores(report: &AgentReport) -> String {
+    let cores = &report.cores;
+    let classes = cores.classes().map(|(class, number)| format!("{number} {class}"));
+    let mut text = format!("cores: {} of the host: {}", cores.host, classes.join(", "));
+    if cores.ledger.overdrawn > 0 {
+        let _ = write!(text, "\ncores that are counted twice: {}", cores.ledger.overdrawn);
+    }
+    for machine in &report.machines {
+        if let Some(failure) = &machine.cores_failure {
+            let _ = write!(text, "\nnothing enforces the cores of {}: {failure}", machine.name);
+        }
+    }
+    text
+}
+
+/// Cores of one that takes part in their division.
+fn some(cores: u32) -> String {
+    if cores == 0 { "-".to_owned() } else { cores.to_string() }
 }
 
 /// What it has of each NUMA node, where there are several.
@@ -220,6 +245,8 @@ fn state(state: MachineState) -> &'static str {
 fn waits(waits: Option<Waits>, word: HarvestWord) -> String {
     match waits {
         Some(Waits::ForMemory { missing_bytes }) => format!("{} of others", Size(missing_bytes)),
+        Some(Waits::ForCores { missing_cores: 1 }) => "1 core".to_owned(),
+        Some(Waits::ForCores { missing_cores }) => format!("{missing_cores} cores"),
         Some(Waits::ForRoom) => "room".to_owned(),
         Some(Waits::ForQuota) if word == HarvestWord::Nothing => {
             "the manager, which knows how many harvest VMs there may be".to_owned()
@@ -233,9 +260,9 @@ fn waits(waits: Option<Waits>, word: HarvestWord) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hecaton_broker::{Counters, NodeLedger};
+    use hecaton_broker::{CoreLedger, Counters, NodeLedger};
     use hecaton_node::agent::{
-        GaveWayReport, HarvestShare, LibvirtReport, NewcomerReport, NodeMemoryReport,
+        CoreReport, GaveWayReport, HarvestShare, LibvirtReport, NewcomerReport, NodeMemoryReport,
     };
 
     #[test]
@@ -260,6 +287,12 @@ mod tests {
             qmp_dir: "/run/vms".into(),
             buffer_bytes: 2 << 30,
             nodes: vec![node(0), node(1)],
+            cores: CoreReport {
+                host: 8,
+                unmanaged: 3,
+                ledger: CoreLedger { total: 5, minimum: 2, reserved: 3, ..CoreLedger::default() },
+                group: None,
+            },
             machines: vec![MachineReport {
                 name: "h".into(),
                 kind: NewcomerKind::Harvest,
@@ -270,16 +303,29 @@ mod tests {
                 requested_bytes: 1 << 30,
                 harvested_bytes: 2 << 30,
                 held_bytes: 3 << 30,
+                cores: 2,
+                cores_failure: Some("no cpu controller".into()),
                 nodes: vec![part(0, 1 << 30, 512 << 20), part(1, 0, 1536 << 20)],
                 waited_ms: Some(1500),
             }],
-            waiting: vec![NewcomerReport {
-                name: "r".into(),
-                kind: NewcomerKind::Regular,
-                bytes: 2 << 30,
-                waiting_ms: 1500,
-                waits: Some(Waits::ForMemory { missing_bytes: 1 << 30 }),
-            }],
+            waiting: vec![
+                NewcomerReport {
+                    name: "r".into(),
+                    kind: NewcomerKind::Regular,
+                    bytes: 2 << 30,
+                    cores: 0,
+                    waiting_ms: 1500,
+                    waits: Some(Waits::ForMemory { missing_bytes: 1 << 30 }),
+                },
+                NewcomerReport {
+                    name: "s".into(),
+                    kind: NewcomerKind::Spot,
+                    bytes: 2 << 30,
+                    cores: 4,
+                    waiting_ms: 2500,
+                    waits: Some(Waits::ForCores { missing_cores: 3 }),
+                },
+            ],
             gave_way: vec![GaveWayReport { name: "e".into(), pid: 9, since_ms: 61_000 }],
             libvirt: Some(LibvirtReport {
                 uri: "qemu:///system".into(),
@@ -300,8 +346,11 @@ mod tests {
         line("MEMORY NUMA 0 NUMA 1 HOST");
         line("unmanaged 2G 2G 4G");
         line("all 8G 8G 16G");
-        line("h harvest shutting down 1G 2G 1G 4G 3G 0: 1.5G, 1: 1.5G");
-        line("r regular 2G 1 1G of others");
+        line("h harvest shutting down 1G 2G 1G 4G 3G 2 0: 1.5G, 1: 1.5G");
+        line("r regular 2G - 1 1G of others");
+        line("s spot 2G 4 2 3 cores");
+        line("cores: 8 of the host: 3 unmanaged, 0 regular, 2 minimum, 3 reserved, 0 unallocated");
+        line("nothing enforces the cores of h: no cpu controller");
         line("e 9 61");
         line("spread over NUMA nodes: 2");
         assert!(!text.contains("counted twice"));

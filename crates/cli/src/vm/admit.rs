@@ -105,6 +105,7 @@ fn wish(domain: Domain) -> CreateVm {
         max_bytes: domain.max_bytes(),
         name: domain.name,
         numa_node: domain.host_node,
+        cores: 0,
         balloon: false,
         domain: Some(domain.uuid),
     }

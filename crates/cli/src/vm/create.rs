@@ -50,6 +50,14 @@ pub(crate) struct Args {
     /// The most memory that a harvest VM has
     #[arg(long, value_name = "SIZE", requires = "harvest")]
     max: Option<Size>,
+    /// The cores that a regular or spot machine has as long as it runs; without it, it takes no part in the division of
+    /// the host's cores
+    #[arg(long, value_name = "NUMBER")]
+    cores: Option<u32>,
+    /// The cores that a harvest VM has as long as it runs, beside those that nobody else uses at the moment; without it, it
+    /// takes no part in the division of the host's cores
+    #[arg(long, value_name = "NUMBER")]
+    min_cores: Option<u32>,
     /// For a guest, or a QEMU, without virtio-mem: the harvest VM begins with its maximum, once there is room for that,
     /// and gives back by virtio-balloon and free-page reporting. A reboot ends it
     #[arg(long)]
@@ -97,8 +105,29 @@ impl Args {
             (false, false) => NewcomerKind::Regular,
         };
         let (bytes, max_bytes) = (min.0, max.0);
-        let (numa_node, balloon) = (self.numa, self.balloon);
-        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, balloon, domain: None })
+        let (numa_node, cores, balloon) = (self.numa, self.wanted_cores()?, self.balloon);
+        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, cores, balloon, domain: None })
+    }
+
+    /// None is 0: it takes no part in their division.
+    fn wanted_cores(&self) -> anyhow::Result<u32> {
+        let (option, wanted) = match (self.harvest, self.cores, self.min_cores) {
+            (true, Some(cores), _) => usage!(
+                "--cores {cores} is for machines that always have the same; give --min-cores {cores}: a harvest VM has more \
+                 when nobody else uses it"
+            ),
+            (false, _, Some(cores)) => usage!(
+                "--min-cores {cores} is for harvest VMs; give --cores {cores}: a regular or spot machine always has the same"
+            ),
+            (true, None, wanted) => ("--min-cores", wanted),
+            (false, wanted, None) => ("--cores", wanted),
+        };
+        if wanted == Some(0) {
+            usage!(
+                "{option} 0: a machine has 1 at least; leave it out for one that takes no part in the division of cores"
+            );
+        }
+        Ok(wanted.unwrap_or(0))
     }
 }
 

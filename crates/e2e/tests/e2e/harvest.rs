@@ -354,7 +354,7 @@ impl<'a> Figure<'a> {
 
     fn come(&mut self, vm: u64, mib: u64) {
         let kind = NewcomerKind::Regular;
-        self.waiting.push(Newcomer { id: VmId(vm), kind, bytes: mib * M, node: None });
+        self.waiting.push(Newcomer { id: VmId(vm), kind, bytes: mib * M, cores: 0, node: None });
     }
 
     /// Steps until the harvest VM has so many MiB beyond its minimum, and nobody waits.
@@ -378,6 +378,7 @@ impl<'a> Figure<'a> {
         let regular = self.regular.iter().map(|(id, (_, bytes))| Vm {
             id: *id,
             base_bytes: vec![*bytes],
+            cores: 0,
             harvest: None,
         });
         let mut vms: Vec<Vm> = regular.collect();
@@ -399,9 +400,10 @@ impl<'a> Figure<'a> {
                 is_heard: true,
             };
             let harvest = Harvest { max_bytes: MINIMUM + DEVICE_MAX, devices: vec![device] };
-            vms.push(Vm { id: HARVEST, base_bytes: vec![MINIMUM], harvest: Some(harvest) });
+            let base_bytes = vec![MINIMUM];
+            vms.push(Vm { id: HARVEST, base_bytes, cores: 0, harvest: Some(harvest) });
         }
-        let host = Host { nodes: vec![node], vms, waiting: self.waiting.clone() };
+        let host = Host { nodes: vec![node], cores: 0, vms, waiting: self.waiting.clone() };
         for action in self.broker.step(&host, self.begun.elapsed()) {
             self.carry_out(action)?;
         }

@@ -50,6 +50,7 @@ pub(super) fn plan(
         process,
         max_bytes: domain.max_bytes(),
         memory: Memory { parts, is_ballooned: false },
+        cores: 0,
         gives_way: false,
         domain: Some(DomainRecord {
             uuid: domain.uuid.clone(),

@@ -1,5 +1,6 @@
 //! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
 
+use super::cores::{Cores, CpuPlace};
 use super::divide::divide;
 use super::domain_link::DomainLink;
 use super::domain_plan::plan;
@@ -75,6 +76,7 @@ pub(super) struct Keeper {
     /// The kernel's numbers of the NUMA nodes; the broker's are their places here.
     nodes: Vec<u32>,
     memory: Vec<NodeMemory>,
+    cores: Cores,
     other_use: Vec<OtherUse>,
     last_id: u64,
     machines: BTreeMap<VmId, Machine>,
@@ -131,6 +133,7 @@ impl Keeper {
         let domains = config.libvirt.clone().map(|uri| Domains::start(Virsh::new(uri)));
         Ok(Keeper {
             shared,
+            cores: Cores::new(config.manage_cores, directory.path())?,
             directory,
             domains: domains.transpose()?,
             manage_bytes: config.manage_bytes,
@@ -196,6 +199,8 @@ impl Keeper {
                 }
             }
         }
+        // Before a launcher among them hears that it was admitted.
+        self.cores.keep(&mut self.machines);
         let begun = Instant::now();
         let is_in_time = || {
             thread::sleep(Duration::from_millis(20));
@@ -306,6 +311,7 @@ impl Keeper {
             files: Vec::new(),
             is_shutting_down: false,
             evicted: None,
+            cpu_place: CpuPlace::default(),
             waited,
         };
         self.machines.insert(id, machine);
@@ -346,6 +352,7 @@ impl Keeper {
         }
         self.waiting.iter_mut().for_each(|waiting| waiting.was_passed_over = true);
         self.machines.values_mut().for_each(Machine::take_what_is_ready);
+        self.cores.keep(&mut self.machines);
         let report = self.report(word);
         *self.shared.report() = Some(report);
     }
@@ -429,6 +436,7 @@ impl Keeper {
             kind: wish.kind,
             // Nothing keeps a guest from using all before its balloon is there.
             bytes: if wish.balloon { wish.max_bytes } else { wish.bytes },
+            cores: wish.cores,
             node,
         }))
     }
@@ -542,7 +550,7 @@ impl Keeper {
         }
         let vms = self.machines.iter().map(|(id, machine)| machine.look(*id, places)).collect();
         let waiting = self.waiting.iter().map(|waiting| waiting.newcomer).collect();
-        Host { nodes, vms, waiting }
+        Host { nodes, cores: self.cores.managed(), vms, waiting }
     }
 
     /// What each node has, also one that is not there at the moment.
@@ -639,6 +647,7 @@ impl Keeper {
             process,
             max_bytes,
             memory: memory.clone(),
+            cores: wish.cores,
             gives_way: false,
             domain: wish.domain.clone().map(|uuid| DomainRecord {
                 uuid,
@@ -658,6 +667,8 @@ impl Keeper {
             }
             let entered = self.enter(record.clone(), Some(waited), Vec::new());
             entered.inspect_err(|_| self.directory.remove(&record))?;
+            // Its launcher, and all that it will be.
+            self.cores.keep(&mut self.machines);
             Ok(Admitted { memory, monitor, guest_port })
         });
         let _ = answer.send(entered);
@@ -737,6 +748,7 @@ impl Keeper {
             name: waiting.wish.name.clone(),
             kind: waiting.wish.kind,
             bytes: waiting.newcomer.bytes,
+            cores: waiting.newcomer.cores,
             waiting_ms: u64::try_from(waiting.since.elapsed().as_millis()).unwrap_or(u64::MAX),
             waits: states.get(&waiting.newcomer.id).copied(),
         });
@@ -749,6 +761,7 @@ impl Keeper {
             qmp_dir: self.directory.path().to_owned(),
             buffer_bytes: self.settings.buffer_bytes,
             nodes: nodes.collect(),
+            cores: self.cores.report(self.broker.ledger().cores),
             machines,
             waiting: waiting.collect(),
             gave_way: gave_way.collect(),

@@ -1,5 +1,6 @@
 //! A machine as the agent knows it: what was promised to it, what it has said, and what is in memory of it.
 
+use super::cores::CpuPlace;
 use super::guest_link::GuestLink;
 use super::host_memory::{
     Held, MemoryFile, held_by_part, memory_files, resident_bytes, spread_over_parts,
@@ -35,6 +36,7 @@ pub(super) struct Machine {
     pub(super) is_shutting_down: bool,
     /// Since when it is to be gone.
     pub(super) evicted: Option<Instant>,
+    pub(super) cpu_place: CpuPlace,
     /// How long it waited to be admitted; not known of one that was found.
     pub(super) waited: Option<Duration>,
 }
@@ -160,7 +162,7 @@ impl Machine {
         }
         let harvest = (self.record.kind == NewcomerKind::Harvest)
             .then_some(Harvest { max_bytes: self.record.max_bytes, devices });
-        Vm { id, base_bytes, harvest }
+        Vm { id, base_bytes, cores: self.record.cores, harvest }
     }
 
     pub(super) fn report(&self, is_warned: bool) -> MachineReport {
@@ -192,6 +194,11 @@ impl Machine {
             requested_bytes: heard.devices.iter().map(|device| device.requested_bytes).sum(),
             harvested_bytes: heard.devices.iter().map(|device| device.plugged_bytes).sum(),
             held_bytes: self.files.iter().map(|file| file.held_bytes).sum(),
+            cores: self.record.cores,
+            cores_failure: match &self.cpu_place {
+                CpuPlace::Failed(reason) => Some(reason.clone()),
+                CpuPlace::Unplaced | CpuPlace::Placed => None,
+            },
             nodes: self.part_reports(),
             waited_ms: self
                 .waited

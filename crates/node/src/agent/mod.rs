@@ -11,6 +11,8 @@
 //! One thread looks and decides; each machine has a thread of its own that talks to its monitor, and a harvest VM another one
 //! for the manager inside it, so that one that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
 
+mod cores;
+mod cpu_groups;
 mod divide;
 mod domain_link;
 mod domain_plan;
@@ -29,7 +31,7 @@ mod record;
 mod report;
 
 pub use report::{
-    AgentReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, LibvirtReport,
+    AgentReport, CoreReport, GaveWayReport, HarvestGrant, HarvestShare, HarvestWord, LibvirtReport,
     MachinePartReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
 };
 
@@ -55,6 +57,8 @@ pub struct AgentConfig {
     pub qmp_dir: PathBuf,
     /// The most that it gives to machines and donors, in bytes; none for all that the host has.
     pub manage_bytes: Option<u64>,
+    /// The most cores that it gives to machines; none for as many as the node may run on.
+    pub manage_cores: Option<u32>,
     /// libvirt's connection, as virsh knows it, whose domains take part.
     pub libvirt: Option<String>,
     /// Whether guests are told of the size that they will have before the first batch is taken.
@@ -79,6 +83,14 @@ pub enum AgentError {
         manage: u64,
         /// What there is.
         host: u64,
+    },
+    /// The same of cores, or none at all.
+    #[error("--manage-cores {manage} cannot be: give 1 to {host}, which this host has")]
+    ManageCores {
+        /// What was given.
+        manage: u32,
+        /// What there is.
+        host: u32,
     },
     /// It could not be limited with the node that it is on.
     #[error(

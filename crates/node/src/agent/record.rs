@@ -28,6 +28,9 @@ pub(super) struct Record {
     /// The most that it may have; what it has from its start, if it does not grow.
     pub(super) max_bytes: u64,
     pub(super) memory: Memory,
+    /// Cores that it has as long as it exists; 0 if it takes no part in their division.
+    #[serde(default, skip_serializing_if = "crate::message::takes_no_part")]
+    pub(super) cores: u32,
     /// It is warned, shut down or killed for others: when it has ended, that was why, also to an agent that was not
     /// there.
     #[serde(default)]
@@ -183,6 +186,7 @@ mod tests {
             process: ProcessId::of(std::process::id()).unwrap(),
             max_bytes: 4 << 20,
             memory: Memory::plan(&[0], &[4 << 20], 4 << 20),
+            cores: 0,
             gives_way: false,
             domain: Some(DomainRecord { uuid, guest_port: None, is_promised: true }),
         };
@@ -205,6 +209,7 @@ mod tests {
             process: ProcessId::of(std::process::id()).unwrap(),
             max_bytes: 8 << 20,
             memory: Memory::plan(&[0], &[4 << 20], 8 << 20),
+            cores: 3,
             gives_way: true,
             domain: None,
         };

@@ -1,6 +1,6 @@
 //! What the agent says of its host.
 
-use hecaton_broker::{Counters, NewcomerKind, NodeLedger, Waits};
+use hecaton_broker::{CoreLedger, Counters, NewcomerKind, NodeLedger, Waits};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -13,6 +13,9 @@ pub struct AgentReport {
     pub buffer_bytes: u64,
     /// The NUMA nodes. Every byte of each is in one class.
     pub nodes: Vec<NodeMemoryReport>,
+    /// The cores. Each is in one class.
+    #[serde(default)]
+    pub cores: CoreReport,
     /// The machines, in the order of their names.
     pub machines: Vec<MachineReport>,
     /// Those that are to be created and wait, in the order in which they came.
@@ -126,6 +129,35 @@ impl NodeMemoryReport {
     }
 }
 
+/// The host's cores, as far as machines take part in their division.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreReport {
+    /// All that the host has: processors as the kernel counts them.
+    pub host: u64,
+    /// What of them the agent leaves to others.
+    pub unmanaged: u64,
+    /// Whose the rest is.
+    #[serde(flatten)]
+    pub ledger: CoreLedger,
+    /// The cgroup in which the machines' are, which is there as long as one of them has cores. None if the kernel has no
+    /// cpu controller.
+    pub group: Option<PathBuf>,
+}
+
+impl CoreReport {
+    /// Every core, by class, in the same order as [the memory](NodeMemoryReport::classes).
+    pub fn classes(&self) -> [(&'static str, u64); 5] {
+        let ledger = &self.ledger;
+        [
+            ("unmanaged", self.unmanaged),
+            ("regular", ledger.regular),
+            ("minimum", ledger.minimum),
+            ("reserved", ledger.reserved),
+            ("unallocated", ledger.unallocated),
+        ]
+    }
+}
+
 /// What a machine is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -165,6 +197,12 @@ pub struct MachineReport {
     pub harvested_bytes: u64,
     /// What of all this is really in memory.
     pub held_bytes: u64,
+    /// Cores that it has as long as it exists, a harvest VM's minimum; 0 if it takes no part in their division.
+    #[serde(default)]
+    pub cores: u32,
+    /// Why it has no cpu cgroup with the weight of its cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores_failure: Option<String>,
     /// How long it waited for memory, in milliseconds: 0 if the agent had it when it first looked. None for a machine that
     /// was there before this agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,6 +247,9 @@ pub struct NewcomerReport {
     pub kind: NewcomerKind,
     /// What it will have from its start.
     pub bytes: u64,
+    /// Cores that it will have from its start.
+    #[serde(default)]
+    pub cores: u32,
     /// For how long.
     pub waiting_ms: u64,
     /// What for; none before it was looked at.

@@ -121,13 +121,17 @@ fn host(hour: &Hour) -> Host {
         is_heard: true,
     };
     let harvest = Some(Harvest { max_bytes: most, devices: vec![device] });
-    let harvest_vm = Vm { id: HARVEST_VM, base_bytes: vec![whole(MIN_GIB)], harvest };
+    let harvest_vm = Vm { id: HARVEST_VM, base_bytes: vec![whole(MIN_GIB)], cores: 0, harvest };
     let there = hour.machines.iter().enumerate().filter(|(_, one)| one.arrives_s.is_none());
-    let there =
-        there.map(|(at, one)| Vm { id: id(at), base_bytes: vec![whole(one.gib)], harvest: None });
+    let there = there.map(|(at, one)| Vm {
+        id: id(at),
+        base_bytes: vec![whole(one.gib)],
+        cores: 0,
+        harvest: None,
+    });
     let vms = std::iter::once(harvest_vm).chain(there).collect();
     let node = NumaNode { total_bytes, ..NumaNode::default() };
-    Host { nodes: vec![node], vms, waiting: Vec::new() }
+    Host { nodes: vec![node], cores: 0, vms, waiting: Vec::new() }
 }
 
 impl Model {
@@ -139,7 +143,7 @@ impl Model {
             if is_due && self.arrived[at].is_none() {
                 self.arrived[at] = Some(self.clock);
                 let (kind, bytes) = (NewcomerKind::Regular, whole(machine.gib));
-                self.host.waiting.push(Newcomer { id: id(at), kind, bytes, node: None });
+                self.host.waiting.push(Newcomer { id: id(at), kind, bytes, cores: 0, node: None });
                 has_rung = true;
             }
             if machine.leaves_s.is_some_and(|leaves| second >= leaves) {
@@ -171,7 +175,7 @@ impl Model {
 
     fn admit(&mut self, vm: VmId, base_bytes: Vec<u64>) {
         self.host.waiting.retain(|newcomer| newcomer.id != vm);
-        self.host.vms.push(Vm { id: vm, base_bytes, harvest: None });
+        self.host.vms.push(Vm { id: vm, base_bytes, cores: 0, harvest: None });
         let arrived = self.arrived[vm.0 as usize - 1].unwrap_or(self.clock);
         self.delays_s.push((self.clock - arrived).as_secs_f64());
     }

@@ -1,0 +1,268 @@
+//! Cpu cgroups, of either version of the kernel's interface: a machine's part of the processors' time.
+//!
+//! Each machine has a group of its own, all of them under one of the agent's, with weights in proportion to their cores: what is
+//! wanted by several at a time is divided by weight, and what nobody else wants anybody may use. So a harvest VM has what
+//! others leave from one tick of the scheduler to the next, and nobody has to decide it, least of all an agent that may be killed. The
+//! alternatives both take time away that nobody else wants: processors of a machine's own (cpusets) stand idle when it does, and a quota stops
+//! all of a machine's processors for the rest of a period.
+
+use rustix::io::Errno;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where control groups are.
+pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// What machines' groups begin with: no interface file of the kernel's does.
+const PREFIX: &str = "vm-";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl Version {
+    fn file(self) -> &'static str {
+        match self {
+            Version::V1 => "cpu.shares",
+            Version::V2 => "cpu.weight",
+        }
+    }
+
+    /// The weight of a group of which nobody has said anything; in version 1 also that of a process beside groups.
+    fn usual_weight(self) -> u64 {
+        match self {
+            Version::V1 => 1024,
+            Version::V2 => 100,
+        }
+    }
+
+    fn weights(self) -> std::ops::RangeInclusive<u64> {
+        match self {
+            Version::V1 => 2..=262_144,
+            Version::V2 => 1..=10_000,
+        }
+    }
+}
+
+/// The groups of an agent's machines.
+#[derive(Debug)]
+pub(super) struct CpuGroups {
+    version: Version,
+    /// The agent's own, and the one that it is in.
+    path: PathBuf,
+    root: PathBuf,
+    cores: u32,
+}
+
+impl CpuGroups {
+    /// Those under a group of this name, for machines that together have so many cores at the most. `cgroups` is [`CGROUPS`] on a
+    /// real host. Nothing is made yet; the reason if there is no controller.
+    pub(super) fn find(cgroups: &Path, name: &str, cores: u32) -> Result<CpuGroups, String> {
+        let (version, root) = if cgroups.join("cpu").join(Version::V1.file()).exists() {
+            (Version::V1, cgroups.join("cpu"))
+        } else if has_word(&cgroups.join("cgroup.controllers"), "cpu") {
+            (Version::V2, cgroups.to_owned())
+        } else {
+            return Err(format!("there is no cpu controller under {}", cgroups.display()));
+        };
+        Ok(CpuGroups { version, path: root.join(name), root, cores })
+    }
+
+    /// The agent's own group.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Has a machine's process in its group, with the weight of its cores, whatever was there before. A process that has ended is in
+    /// none.
+    pub(super) fn enter(&self, machine: &str, cores: u32, pid: u32) -> Result<(), String> {
+        if self.version == Version::V2 {
+            allow_cpu(&self.root)?;
+        }
+        make(&self.path)?;
+        if self.version == Version::V2 {
+            allow_cpu(&self.path)?;
+        }
+        write(&self.path.join(self.version.file()), self.own_weight())?;
+        let group = self.path.join(group_name(machine));
+        make(&group)?;
+        write(&group.join(self.version.file()), self.weight(cores))?;
+        let procs = group.join("cgroup.procs");
+        match fs::write(&procs, pid.to_string()) {
+            Err(error) if Errno::from_io_error(&error) != Some(Errno::SRCH) => {
+                Err(format!("cannot move process {pid} into {}: {error}", procs.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes groups of machines that are not there any more, and with the last one the agent's own. One that has processes
+    /// stays until they have ended.
+    pub(super) fn sweep(&self, is_there: impl Fn(&str) -> bool) {
+        // There is none before the first machine with cores.
+        let Ok(entries) = fs::read_dir(&self.path) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let machine = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+            if machine.is_some_and(|machine| !is_there(machine)) {
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+        // Refused as long as there is a group in it.
+        let _ = fs::remove_dir(&self.path);
+    }
+
+    /// Of a machine. All machines' weights together are no more than the most that one can have, so that proportions are kept.
+    fn weight(&self, cores: u32) -> u64 {
+        let weights = self.version.weights();
+        let per_core = weights.end() / u64::from(self.cores.max(1));
+        let per_core = per_core.clamp(1, self.version.usual_weight());
+        (per_core * u64::from(cores)).clamp(*weights.start(), *weights.end())
+    }
+
+    /// Of all machines together: each core counts as much as another group beside, so that they have what they were promised as long as no
+    /// more of those are busy than the host has cores that are not theirs.
+    fn own_weight(&self) -> u64 {
+        (self.version.usual_weight() * u64::from(self.cores)).min(*self.version.weights().end())
+    }
+}
+
+fn group_name(machine: &str) -> String {
+    format!("{PREFIX}{machine}")
+}
+
+fn has_word(file: &Path, word: &str) -> bool {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.split_whitespace().any(|one| one == word)
+}
+
+/// Lets groups in this one have weights: version 2.
+fn allow_cpu(group: &Path) -> Result<(), String> {
+    let file = group.join("cgroup.subtree_control");
+    if has_word(&file, "cpu") { Ok(()) } else { write(&file, "+cpu") }
+}
+
+fn make(group: &Path) -> Result<(), String> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(format!("cannot make the cgroup {}: {error}", group.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn write(file: &Path, value: impl ToString) -> Result<(), String> {
+    let value = value.to_string();
+    fs::write(file, &value)
+        .map_err(|error| format!("cannot set {} to {value}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    struct Sleeps(Child);
+
+    impl Sleeps {
+        fn start() -> Sleeps {
+            Sleeps(Command::new("sleep").arg("600").spawn().expect("started"))
+        }
+    }
+
+    impl Drop for Sleeps {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn read(path: &Path) -> String {
+        fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// With the controller that this host has, whichever it is.
+    #[test]
+    fn machines_are_in_groups_of_the_kernel() {
+        let name = format!("hecaton-test-{}", std::process::id());
+        let find = |cores| CpuGroups::find(Path::new(CGROUPS), &name, cores);
+        let (groups, machine) = match find(3) {
+            Ok(groups) => (groups, Sleeps::start()),
+            Err(reason) => {
+                return println!("skipped: machines_are_in_groups_of_the_kernel: {reason}");
+            }
+        };
+        let pid = machine.0.id();
+        if let Err(reason) = groups.enter("a.b", 2, pid) {
+            return println!("skipped: machines_are_in_groups_of_the_kernel: {reason}");
+        }
+        let (file, usual) = (groups.version.file(), groups.version.usual_weight());
+        let group = groups.path().join("vm-a.b");
+        assert_eq!(read(&group.join("cgroup.procs")), format!("{pid}\n"));
+        assert_eq!(read(&group.join(file)), format!("{}\n", 2 * usual));
+        assert_eq!(read(&groups.path().join(file)), format!("{}\n", 3 * usual));
+        // The next agent, which finds it, and then another machine of that name.
+        let groups = find(2).expect("as before");
+        groups.enter("a.b", 1, pid).expect("again");
+        assert_eq!(read(&group.join(file)), format!("{usual}\n"));
+        assert_eq!(read(&groups.path().join(file)), format!("{}\n", 2 * usual));
+        groups.sweep(|name| name == "a.b");
+        groups.sweep(|_| false);
+        assert!(group.exists(), "it has a process still");
+        drop(machine);
+        assert_eq!(groups.enter("a.b", 1, pid), Ok(()), "who has ended is in no group");
+        groups.sweep(|name| name == "a.b");
+        assert!(group.exists());
+        groups.sweep(|_| false);
+        assert!(!groups.path().exists(), "nothing is left");
+    }
+
+    /// What is written, on plain directories: there are hosts with either version, and each has but one.
+    #[test]
+    fn both_versions_are_spoken() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroups = root.path();
+        let missing = CpuGroups::find(cgroups, "h", 4).unwrap_err();
+        assert!(missing.starts_with("there is no cpu controller under"), "{missing}");
+        fs::write(cgroups.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
+        let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
+        groups.enter("a", 3, 7).unwrap();
+        for (file, text) in [
+            ("cgroup.subtree_control", "+cpu"),
+            ("h/cgroup.subtree_control", "+cpu"),
+            ("h/cpu.weight", "400"),
+            ("h/vm-a/cpu.weight", "300"),
+            ("h/vm-a/cgroup.procs", "7"),
+        ] {
+            assert_eq!(read(&cgroups.join(file)), text, "{file}");
+        }
+        // Where both are there, the controller is version 1's.
+        fs::create_dir(cgroups.join("cpu")).unwrap();
+        fs::write(cgroups.join("cpu/cpu.shares"), "1024\n").unwrap();
+        let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
+        groups.enter("a", 3, 7).unwrap();
+        assert_eq!(read(&cgroups.join("cpu/h/cpu.shares")), "4096");
+        assert_eq!(read(&cgroups.join("cpu/h/vm-a/cpu.shares")), "3072");
+        assert!(!cgroups.join("cpu/cgroup.subtree_control").exists());
+    }
+
+    #[test]
+    fn weights_are_in_proportion_on_large_hosts() {
+        for version in [Version::V1, Version::V2] {
+            let (path, root) = (PathBuf::new(), PathBuf::new());
+            let groups =
+                |cores| CpuGroups { version, path: path.clone(), root: root.clone(), cores };
+            for cores in [1, 2, 100, 256, 500, 4096] {
+                let groups = groups(cores);
+                let all = groups.weight(cores);
+                assert!(version.weights().contains(&all), "{all}");
+                assert!(version.weights().contains(&groups.own_weight()));
+                let one = groups.weight(1).max(1);
+                assert_eq!(groups.weight(cores / 2 + 1), one * u64::from(cores / 2 + 1));
+            }
+        }
+    }
+}

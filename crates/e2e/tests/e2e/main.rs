@@ -13,6 +13,7 @@ mod browser;
 mod cluster;
 mod cold;
 mod concurrent;
+mod cores;
 mod crash;
 mod dashboard;
 mod disk;
@@ -202,6 +203,9 @@ const TESTS: &[Test<Cluster>] = tests![
     agent::what_the_node_lends_gives_way,
     agent::a_quota_of_harvest_vms_is_kept,
     agent::what_cannot_be_is_refused,
+    cores::they_are_divided_and_the_agent_is_killed,
+    cores::busy_machines_share_by_weight,
+    cores::without_a_controller_they_count_all_the_same,
     domains::a_domain_is_a_harvest_vm,
     domains::no_libvirt_stalls_nobody,
     numa_host::machines_stay_within_a_node,

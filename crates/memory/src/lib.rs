@@ -1,12 +1,13 @@
 //! Pages, extents and ids: the words that every other crate speaks.
 //!
 //! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
-//! network, and only [`memfd`], [`meminfo`], [`numa`], [`huge_pages`] and [`random_u64`] talk to the
+//! network, and only [`cgroup`], [`memfd`], [`meminfo`], [`numa`], [`huge_pages`] and [`random_u64`] talk to the
 //! kernel.
 
 pub mod arena;
 mod bitmap;
 pub mod buddy;
+pub mod cgroup;
 pub mod checksum;
 pub mod huge_pages;
 pub mod ids;

@@ -71,12 +71,32 @@ fn malformed(root: &Path, file: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("cannot make sense of {}", path.display()))
 }
 
-/// Binds a byte range of a shared mapping that begins at `base`.
-pub(crate) fn bind(base: NonNull<u8>, range: Range<u64>, node: u32) -> io::Result<()> {
-    const WORD_BITS: usize = libc::c_ulong::BITS as usize;
-    let mut mask = [0 as libc::c_ulong; MAX_NODES / WORD_BITS];
+const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+
+/// One bit for each node.
+type NodeMask = [libc::c_ulong; MAX_NODES / WORD_BITS];
+
+fn mask_of(node: u32) -> io::Result<NodeMask> {
+    let mut mask: NodeMask = [0; MAX_NODES / WORD_BITS];
     let word = mask.get_mut(node as usize / WORD_BITS).ok_or(io::ErrorKind::InvalidInput)?;
     *word = 1 << (node as usize % WORD_BITS);
+    Ok(mask)
+}
+
+/// Has this thread, what it forks, and the program that it becomes take their memory from one node.
+pub fn bind_thread(node: u32) -> io::Result<()> {
+    let mask = mask_of(node)?;
+    // SAFETY: the mask is read for MAX_NODES bits, which it has. The kernel counts one bit less
+    // than it is told (mbind(2), notes). A policy changes no contents.
+    let bound = unsafe {
+        libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), MAX_NODES + 1)
+    };
+    if bound == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Binds a byte range of a shared mapping that begins at `base`.
+pub(crate) fn bind(base: NonNull<u8>, range: Range<u64>, node: u32) -> io::Result<()> {
+    let mask = mask_of(node)?;
     let start = base.as_ptr().wrapping_add(range.start as usize);
     // SAFETY: the mask is read for MAX_NODES bits, which it has. The kernel counts one bit less
     // than it is told (mbind(2), notes). A policy changes no contents.
@@ -162,6 +182,31 @@ mod tests {
                 bound.unwrap();
                 assert!(memory.bind(0..4096, MAX_NODES as u32 - 1).is_err());
                 assert!(memory.bind(0..4096, u32::MAX).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_thread_starts_takes_its_memory_from_the_node() {
+        let Some(node) = nodes(Path::new(SYSFS_NODES)).unwrap().first().copied() else {
+            println!("skipped: what_a_thread_starts: this kernel knows no NUMA");
+            return;
+        };
+        // The policy is the thread's own, and ends with it.
+        let bound = std::thread::spawn(move || {
+            assert!(bind_thread(MAX_NODES as u32 - 1).is_err());
+            assert!(bind_thread(u32::MAX).is_err());
+            bind_thread(node.node)?;
+            std::process::Command::new("cat").arg("/proc/self/numa_maps").output()
+        });
+        match bound.join().unwrap() {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                println!("skipped: what_a_thread_starts: set_mempolicy is forbidden here");
+            }
+            output => {
+                let maps = String::from_utf8(output.unwrap().stdout).unwrap();
+                let stack = maps.lines().find(|line| line.contains("stack")).expect("a stack");
+                assert!(stack.contains(&format!("bind:{}", node.node)), "{stack}");
             }
         }
     }

@@ -148,6 +148,9 @@ pub struct CreateVm {
     /// A harvest VM that has its maximum from its start, and gives back by a balloon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balloon: bool,
+    /// No machine but a memory cgroup, which this process enters.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub container: bool,
     /// The UUID of libvirt's domain that it will be: this process only asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
@@ -163,7 +166,7 @@ pub(crate) fn takes_no_part(cores: &u32) -> bool {
 pub struct Admitted {
     /// What it is to be started with.
     pub memory: Memory,
-    /// Where its QMP monitor is to listen. A domain's is libvirt's own.
+    /// Where its QMP monitor is to listen. A domain's is libvirt's own, and a container has none.
     pub monitor: PathBuf,
     /// Where the port of the manager inside it is to listen; none for a machine that does not shrink.
     #[serde(default)]

@@ -582,6 +582,7 @@ mod tests {
                     harvested_bytes: 0,
                     held_bytes: 0,
                     cores: 3,
+                    cgroup: None,
                     cores_failure: None,
                     waited_ms: None,
                     nodes: Vec::new(),

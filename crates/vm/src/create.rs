@@ -95,6 +95,12 @@ impl Memory {
         Memory { parts: vec![part], is_ballooned: true }
     }
 
+    /// Of a container, which begins with `min_bytes` and may grow to `max_bytes` on one node.
+    /// `host_node` is none on a host with one node.
+    pub fn of_container(host_node: Option<u32>, min_bytes: u64, max_bytes: u64) -> Memory {
+        Memory { is_ballooned: false, ..Memory::with_balloon(host_node, min_bytes, max_bytes) }
+    }
+
     /// The sizes of a part's memory files: of the one that is there from the start, and of a virtio-mem device's.
     /// Zero for none.
     pub fn files(&self, part: &Part) -> [u64; 2] {

@@ -192,6 +192,7 @@ pub(super) mod tests {
             kind: NewcomerKind::Harvest,
             state,
             pid,
+            cgroup: None,
             base_bytes: 1 << 30,
             max_bytes: 2 << 30,
             requested_bytes: 0,

@@ -151,7 +151,10 @@ fn text(report: &AgentReport) -> String {
             let size = |bytes| Size(bytes).to_string();
             table.row([
                 machine.name.clone(),
-                kind(machine.kind).to_owned(),
+                match machine.cgroup {
+                    Some(_) => format!("{} container", kind(machine.kind)),
+                    None => kind(machine.kind).to_owned(),
+                },
                 state(machine.state).to_owned(),
                 size(machine.base_bytes),
                 size(machine.harvested_bytes),
@@ -298,6 +301,7 @@ mod tests {
                 kind: NewcomerKind::Harvest,
                 state: MachineState::ShuttingDown,
                 pid: 7,
+                cgroup: Some("/sys/fs/cgroup/hecaton-vm-h".into()),
                 base_bytes: 1 << 30,
                 max_bytes: 4 << 30,
                 requested_bytes: 1 << 30,
@@ -346,7 +350,7 @@ mod tests {
         line("MEMORY NUMA 0 NUMA 1 HOST");
         line("unmanaged 2G 2G 4G");
         line("all 8G 8G 16G");
-        line("h harvest shutting down 1G 2G 1G 4G 3G 2 0: 1.5G, 1: 1.5G");
+        line("h harvest container shutting down 1G 2G 1G 4G 3G 2 0: 1.5G, 1: 1.5G");
         line("r regular 2G - 1 1G of others");
         line("s spot 2G 4 2 3 cores");
         line("cores: 8 of the host: 3 unmanaged, 0 regular, 2 minimum, 3 reserved, 0 unallocated");

@@ -107,6 +107,7 @@ fn wish(domain: Domain) -> CreateVm {
         numa_node: domain.host_node,
         cores: 0,
         balloon: false,
+        container: false,
         domain: Some(domain.uuid),
     }
 }

@@ -1,10 +1,10 @@
-//! `hecaton vm create`: a virtual machine on this host's own memory, once the node's agent has room for it.
+//! `hecaton vm create`: a virtual machine, or a container, on this host's own memory, once the node's agent has room for it.
 //!
 //! This process asks, and becomes QEMU when it is admitted: so the agent knows the machine by its process from the
 //! moment it is promised memory, and nobody has to live beside it. Its exit status, terminal and signals
 //! are QEMU's.
 
-use super::restart;
+use super::{container, restart};
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
 use crate::run::find_program;
@@ -41,6 +41,10 @@ pub(crate) struct Args {
     /// memhp_default_state=online_movable on its command line
     #[arg(long, group = "kind", required = true)]
     harvest: bool,
+    /// No machine: COMMAND is any program, which with all that it starts is in a memory cgroup whose limit is --memory, or is moved
+    /// between --min and --max
+    #[arg(long)]
+    container: bool,
     /// The memory of a regular or spot machine
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["harvest", "min", "max"])]
     memory: Option<Size>,
@@ -74,13 +78,18 @@ pub(crate) struct Args {
     pub(super) name: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
-    /// QEMU and its arguments, without those about its memory
+    /// QEMU and its arguments, without those about its memory; with --container any program and its own
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
+    pub(super) command: Vec<OsString>,
 }
 
 impl Args {
     fn wish(&self) -> anyhow::Result<CreateVm> {
+        if self.balloon && self.container {
+            usage!(
+                "--balloon is how a machine's guest gives memory back, and a container gives by its limit; leave it out"
+            );
+        }
         if self.balloon && !self.harvest {
             usage!(
                 "--balloon is how a harvest VM gives memory back, and others give none; leave it out, or give --harvest"
@@ -105,8 +114,9 @@ impl Args {
             (false, false) => NewcomerKind::Regular,
         };
         let (bytes, max_bytes) = (min.0, max.0);
-        let (numa_node, cores, balloon) = (self.numa, self.wanted_cores()?, self.balloon);
-        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, cores, balloon, domain: None })
+        let (numa_node, cores) = (self.numa, self.wanted_cores()?);
+        let (balloon, container, domain) = (self.balloon, self.container, None);
+        Ok(CreateVm { name, kind, bytes, max_bytes, numa_node, cores, balloon, container, domain })
     }
 
     /// None is 0: it takes no part in their division.
@@ -137,6 +147,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         return restart::run(&args, &wish.name);
     }
     let program = find_program(&args.command[0])?;
+    if wish.container {
+        return container::run(&args, &wish, &program);
+    }
     // What is wrong with the command line is said before anybody gives memory for it.
     let memory = match wish.balloon {
         true => Memory::with_balloon(None, wish.bytes, wish.max_bytes),

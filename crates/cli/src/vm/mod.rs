@@ -2,6 +2,7 @@
 
 mod admit;
 mod attach;
+mod container;
 mod create;
 mod detach;
 mod libvirt;
@@ -23,7 +24,7 @@ pub(crate) enum Vm {
     #[command(after_help = crate::run::access::help())]
     Run(machine::Args),
     /// Starts a virtual machine on this host's own memory, once there is room for it: a regular one that always has
-    /// all of its memory, or a harvest VM that grows and shrinks with what others leave
+    /// all of its memory, or a harvest VM that grows and shrinks with what others leave. With --container, any program
     Create(create::Args),
     /// Waits for a virtual machine that somebody else starts
     Attach(attach::Args),

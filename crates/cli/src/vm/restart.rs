@@ -52,13 +52,17 @@ fn wait(machine: &mut Child, signals: &Signals) -> anyhow::Result<(ExitStatus, b
 
 /// Asks the agent, or the next one, why the machine has ended.
 fn gave_way(args: &Args, name: &str, pid: u32, signals: &Signals) -> anyhow::Result<bool> {
-    let lost = Instant::now();
+    let mut lost = Instant::now();
     loop {
         let report = args.cluster.need_local_node().and_then(|mut node| Ok(node.status()?));
         let error = match report.map(|report| report.agent) {
             Ok(Some(agent)) => match why(&agent, name, pid) {
                 Some(gave_way) => return Ok(gave_way),
-                None => None,
+                // Of a container others may run on.
+                None => {
+                    lost = Instant::now();
+                    None
+                }
             },
             // It has not looked yet.
             Ok(None) => None,

@@ -57,6 +57,7 @@ pub(super) fn plan(
             guest_port: growing.and_then(|growing| growing.guest_port.clone()),
             is_promised: false,
         }),
+        cgroup: None,
     };
     (record, unfit)
 }

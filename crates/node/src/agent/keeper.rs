@@ -1,5 +1,7 @@
 //! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
 
+use super::container::{self, Container};
+use super::container_link::ContainerLink;
 use super::cores::{Cores, CpuPlace};
 use super::divide::divide;
 use super::domain_link::DomainLink;
@@ -182,7 +184,9 @@ impl Keeper {
         for record in records {
             // Of a domain that was promised something nobody knows how long ago that was.
             let is_promised = record.domain.as_ref().is_some_and(|domain| domain.is_promised);
-            if !record.process.is_alive() && !is_promised {
+            let runs = record.process.is_alive()
+                || record.cgroup.as_deref().is_some_and(container::runs_at);
+            if !runs && !is_promised {
                 self.bury(record);
                 continue;
             }
@@ -264,12 +268,17 @@ impl Keeper {
     }
 
     /// How a machine is reached; none for a domain that has one size, or whose libvirt is not asked.
-    fn link(&self, record: &Record) -> Result<Option<Link>, String> {
+    fn link(&self, record: &Record, container: Option<&Container>) -> Result<Option<Link>, String> {
+        let more_bytes: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
+        if let Some(container) = container {
+            let (group, base_bytes) = (container.group().clone(), record.memory.base_bytes());
+            return Ok(Some(Link::Container(ContainerLink::new(group, base_bytes, more_bytes))));
+        }
         let Some(domain) = &record.domain else {
             let socket = self.directory.socket(&record.name)?;
             let balloon = record.memory.is_ballooned.then(|| {
-                let more: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
-                Balloon::new(Memory::device_id(0), record.memory.base_bytes(), more, BLOCK_BYTES)
+                let base_bytes = record.memory.base_bytes();
+                Balloon::new(Memory::device_id(0), base_bytes, more_bytes, BLOCK_BYTES)
             });
             return Ok(Some(Link::Qmp(QmpLink::new(socket, record.process.pid, balloon))));
         };
@@ -286,7 +295,10 @@ impl Keeper {
         waited: Option<Duration>,
         devices: Vec<MemoryDevice>,
     ) -> Result<VmId, String> {
-        let link = self.link(&record)?;
+        let container = record.cgroup.as_deref();
+        let container = container.map(|path| Container::open(path, record.memory.base_bytes()));
+        let container = container.transpose()?;
+        let link = self.link(&record, container.as_ref())?;
         let monitor = link.map(|link| MachineMonitor::start(link, devices)).transpose();
         let monitor =
             monitor.map_err(|error| format!("its monitor cannot be followed: {error}"))?;
@@ -308,6 +320,7 @@ impl Keeper {
             held: BTreeMap::new(),
             was_found: waited.is_none(),
             since: Instant::now(),
+            container,
             files: Vec::new(),
             is_shutting_down: false,
             evicted: None,
@@ -397,14 +410,12 @@ impl Keeper {
         let known = self.machines.values().find(|machine| machine.record.name == wish.name);
         if let Some(machine) = known {
             // Its launcher has lost the agent that admitted it before it heard so.
-            return match machine.record.process == process {
-                true => Ok(Received::IsThere(Admitted {
-                    memory: machine.record.memory.clone(),
-                    monitor,
-                    guest_port,
-                })),
-                false => Err(self.taken(&wish.name)),
-            };
+            if machine.record.process != process {
+                return Err(self.taken(&wish.name));
+            }
+            machine.container.iter().try_for_each(|container| container.take_in(process))?;
+            let memory = machine.record.memory.clone();
+            return Ok(Received::IsThere(Admitted { memory, monitor, guest_port }));
         }
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.wish.name == wish.name) {
             return match self.waiting[at].process == process {
@@ -423,12 +434,16 @@ impl Keeper {
             })
         });
         let node = node.transpose()?;
-        if wish.balloon && node.is_none() && self.nodes.len() > 1 {
+        if (wish.balloon || wish.container) && node.is_none() && self.nodes.len() > 1 {
             let there: Vec<_> = self.nodes.iter().map(u32::to_string).collect();
+            let what = if wish.container { "a container" } else { "a machine with a balloon" };
             return Err(format!(
-                "a machine with a balloon has memory of one NUMA node, and the host has {}; name one with --numa",
+                "{what} has memory of one NUMA node, and the host has {}; name one with --numa",
                 there.join(", ")
             ));
+        }
+        if wish.container {
+            Container::place(&wish.name)?;
         }
         let before = self.evicted.get(&wish.name).map(|(id, _)| *id);
         Ok(Received::Comes(Newcomer {
@@ -454,12 +469,17 @@ impl Keeper {
         }
     }
 
-    /// Where its monitor is to listen, and the port of the manager inside. Of a domain they are libvirt's matter.
+    /// Where its monitor is to listen, and the port of the manager inside. Of a domain they are libvirt's matter, and a container has no
+    /// monitor.
     fn sockets(&self, wish: &CreateVm) -> Result<(PathBuf, Option<PathBuf>), String> {
         if wish.domain.is_some() {
             return Ok((PathBuf::new(), None));
         }
-        Ok((self.directory.socket(&wish.name)?, self.guest_socket(&wish.name, wish.kind)?))
+        let monitor = match wish.container {
+            true => PathBuf::new(),
+            false => self.directory.socket(&wish.name)?,
+        };
+        Ok((monitor, self.guest_socket(&wish.name, wish.kind)?))
     }
 
     /// A domain that asks anew was not started when it had been admitted.
@@ -497,6 +517,8 @@ impl Keeper {
 
     /// Forgets a machine that has ended, but for why it has if that was for others.
     fn bury(&mut self, record: Record) {
+        // The group first: without a record nobody would look for it.
+        record.cgroup.iter().for_each(|path| container::remove(path));
         self.directory.remove(&record);
         if record.gives_way {
             if self.gave_way.len() == MAX_GAVE_WAY {
@@ -519,14 +541,12 @@ impl Keeper {
 
     /// The host as the broker is told of it.
     fn look(&mut self, donors: &[DonorReport], now: Duration) -> Host {
-        for machine in self.machines.values_mut() {
-            machine.files = machine.files();
-        }
+        self.machines.values_mut().for_each(Machine::look_into_memory);
         let places = Places(&self.nodes);
-        let mut held = vec![0u64; self.nodes.len()];
+        let mut machines_have = vec![0u64; self.nodes.len()];
         for machine in self.machines.values() {
-            for (node, bytes) in machine.held_by_node(places) {
-                held[node] += bytes;
+            for (node, bytes) in machine.in_use_by_node(places) {
+                machines_have[node] += bytes;
             }
         }
         let totals = self.totals();
@@ -538,7 +558,7 @@ impl Keeper {
                 .map_or(0, |node| node.total_bytes - node.available_bytes.min(node.total_bytes));
             let donors = lending(donors, at, places);
             // What is lent is in memory of the node that it is bound to.
-            let ours = held[at] + committed_bytes(&donors);
+            let ours = machines_have[at] + committed_bytes(&donors);
             let other = self.other_use[at].note(totals[at], in_use.saturating_sub(ours), now);
             nodes.push(NumaNode {
                 total_bytes: managed[at],
@@ -626,19 +646,26 @@ impl Keeper {
             NewcomerKind::Harvest => wish.max_bytes,
             NewcomerKind::Regular | NewcomerKind::Spot => wish.bytes,
         };
-        let memory = match wish.balloon {
-            true => {
-                let node = self.nodes.iter().zip(base_bytes).find(|(_, bytes)| **bytes > 0);
-                let host_node = node.map(|(node, _)| *node).filter(|_| self.nodes.len() > 1);
-                Memory::with_balloon(host_node, wish.bytes, max_bytes)
-            }
-            false => {
+        let node = self.nodes.iter().zip(base_bytes).find(|(_, bytes)| **bytes > 0);
+        let host_node = node.map(|(node, _)| *node).filter(|_| self.nodes.len() > 1);
+        let memory = match (wish.balloon, wish.container) {
+            (true, _) => Memory::with_balloon(host_node, wish.bytes, max_bytes),
+            (false, true) => Memory::of_container(host_node, wish.bytes, max_bytes),
+            (false, false) => {
                 let mut memory = Memory::plan(&self.nodes, base_bytes, max_bytes);
                 if self.nodes.len() > 1 && wish.numa_node.is_some() {
                     // It grows there as well, and nowhere else.
                     memory.parts.retain(|part| part.host_node == wish.numa_node);
                 }
                 memory
+            }
+        };
+        let cgroup = wish.container.then(|| Container::place(&wish.name)).transpose();
+        let cgroup = match cgroup {
+            Ok(cgroup) => cgroup,
+            Err(reason) => {
+                let _ = answer.send(Err(reason));
+                return;
             }
         };
         let record = Record {
@@ -649,6 +676,7 @@ impl Keeper {
             memory: memory.clone(),
             cores: wish.cores,
             gives_way: false,
+            cgroup,
             domain: wish.domain.clone().map(|uuid| DomainRecord {
                 uuid,
                 guest_port: None,
@@ -666,12 +694,23 @@ impl Keeper {
                 let _ = std::fs::remove_file(socket);
             }
             let entered = self.enter(record.clone(), Some(waited), Vec::new());
-            entered.inspect_err(|_| self.directory.remove(&record))?;
+            let entered = entered.and_then(|id| self.take_in(id));
+            entered.inspect_err(|_| self.bury(record))?;
             // Its launcher, and all that it will be.
             self.cores.keep(&mut self.machines);
             Ok(Admitted { memory, monitor, guest_port })
         });
         let _ = answer.send(entered);
+    }
+
+    /// Has a container's launcher enter it. It is none if it cannot.
+    fn take_in(&mut self, vm: VmId) -> Result<(), String> {
+        let Some(machine) = self.machines.get(&vm) else { return Ok(()) };
+        let taken = machine
+            .container
+            .iter()
+            .try_for_each(|container| container.take_in(machine.record.process));
+        taken.inspect_err(|_| drop(self.machines.remove(&vm)))
     }
 
     fn leave_queue(&mut self, vm: VmId) -> Option<Waiting> {
@@ -690,7 +729,7 @@ impl Keeper {
                 self.evicted.insert(name.clone(), (vm, now));
                 machine.monitor.iter().for_each(MachineMonitor::quit);
             }
-            Some(since) if since.elapsed() > QUIT_PATIENCE => machine.record.process.kill(),
+            Some(since) if since.elapsed() > QUIT_PATIENCE => machine.kill(),
             Some(_) => {}
         }
     }

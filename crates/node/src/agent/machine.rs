@@ -1,5 +1,6 @@
 //! A machine as the agent knows it: what was promised to it, what it has said, and what is in memory of it.
 
+use super::container::Container;
 use super::cores::CpuPlace;
 use super::guest_link::GuestLink;
 use super::host_memory::{
@@ -31,7 +32,9 @@ pub(super) struct Machine {
     pub(super) was_found: bool,
     /// When this agent has come to know it.
     pub(super) since: Instant,
-    /// As of this look.
+    /// Of a container.
+    pub(super) container: Option<Container>,
+    /// As of this look, of one that is no container.
     pub(super) files: Vec<MemoryFile>,
     pub(super) is_shutting_down: bool,
     /// Since when it is to be gone.
@@ -54,11 +57,21 @@ impl Machine {
 
     pub(super) fn has_ended(&self) -> bool {
         let is_awaited = self.is_promised() && self.since.elapsed() < PROMISE;
-        !self.record.process.is_alive() && !is_awaited
+        // Others of a container's processes may outlive the first.
+        let runs =
+            self.record.process.is_alive() || self.container.as_ref().is_some_and(Container::runs);
+        !runs && !is_awaited
+    }
+
+    pub(super) fn look_into_memory(&mut self) {
+        match &mut self.container {
+            Some(container) => container.look(),
+            None => self.files = self.files(),
+        }
     }
 
     /// What is in memory of it. A domain that keeps its size may have its memory in any way.
-    pub(super) fn files(&self) -> Vec<MemoryFile> {
+    fn files(&self) -> Vec<MemoryFile> {
         let pid = self.record.process.pid;
         if self.is_promised() {
             return Vec::new();
@@ -73,9 +86,22 @@ impl Machine {
         }
     }
 
-    /// What is in memory on each node.
-    pub(super) fn held_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
-        let held = held_by_part(&self.record.memory, &self.files);
+    /// What is in memory of each of its parts.
+    fn held(&self) -> Vec<Held> {
+        match &self.container {
+            Some(container) => vec![container.held(self.record.memory.base_bytes())],
+            None => held_by_part(&self.record.memory, &self.files),
+        }
+    }
+
+    /// What is in use on each node, as the host counts it: what a container has of files is there for anybody.
+    pub(super) fn in_use_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
+        if let Some(container) = &self.container {
+            let part = self.record.memory.parts.first();
+            let node = part.and_then(|part| places.of(part.host_node));
+            return node.map(|node| (node, container.charged().in_use_bytes)).into_iter().collect();
+        }
+        let held = self.held();
         let parts = self.record.memory.parts.iter().zip(held);
         parts
             .filter_map(|(part, held)| {
@@ -88,6 +114,14 @@ impl Machine {
     pub(super) fn part_on(&self, node: NodeNo, places: Places<'_>) -> Option<usize> {
         let mut parts = self.record.memory.parts.iter();
         parts.position(|part| places.of(part.host_node) == Some(node))
+    }
+
+    /// Kills it, with all of a container's processes.
+    pub(super) fn kill(&self) {
+        match &self.container {
+            Some(container) => container.kill(),
+            None => self.record.process.kill(),
+        }
     }
 
     pub(super) fn grow(&mut self, device: String, bytes: u64, order: Order) {
@@ -131,7 +165,7 @@ impl Machine {
         let mut base_bytes = vec![0; places.0.len()];
         let mut devices = Vec::new();
         let most = self.record.max_bytes.saturating_sub(self.record.memory.base_bytes());
-        let held = held_by_part(&self.record.memory, &self.files);
+        let held = self.held();
         for ((number, part), held) in self.record.memory.parts.iter().enumerate().zip(held) {
             let Some(node) = places.of(part.host_node) else { continue };
             base_bytes[node] += part.base_bytes;
@@ -189,11 +223,15 @@ impl Machine {
             kind: self.record.kind,
             state,
             pid: self.record.process.pid,
+            cgroup: self.record.cgroup.clone(),
             base_bytes: self.record.memory.base_bytes(),
             max_bytes: self.record.max_bytes,
             requested_bytes: heard.devices.iter().map(|device| device.requested_bytes).sum(),
             harvested_bytes: heard.devices.iter().map(|device| device.plugged_bytes).sum(),
-            held_bytes: self.files.iter().map(|file| file.held_bytes).sum(),
+            held_bytes: match &self.container {
+                Some(container) => container.charged().all_bytes,
+                None => self.files.iter().map(|file| file.held_bytes).sum(),
+            },
             cores: self.record.cores,
             cores_failure: match &self.cpu_place {
                 CpuPlace::Failed(reason) => Some(reason.clone()),
@@ -208,8 +246,7 @@ impl Machine {
 
     fn part_reports(&self) -> Vec<MachinePartReport> {
         let heard = self.heard();
-        let held = held_by_part(&self.record.memory, &self.files);
-        let parts = self.record.memory.parts.iter().zip(held).enumerate();
+        let parts = self.record.memory.parts.iter().zip(self.held()).enumerate();
         let report = |(number, (part, held)): (usize, (&Part, Held))| {
             let id = Memory::device_id(number);
             let device = heard.devices.iter().find(|device| device.id == id);

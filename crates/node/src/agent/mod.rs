@@ -5,12 +5,16 @@
 //! Nothing is kept but one file for each machine, written before the machine is: an agent that is killed in the middle
 //! of anything leaves a host from which the next one goes on.
 //!
+//! Containers take part as machines do: memory cgroups whose limit is moved.
+//!
 //! Domains of libvirt's on this host take part, where that is wanted; the one thread that asks for them, and one for each harvest VM among
 //! them, run `virsh`.
 //!
 //! One thread looks and decides; each machine has a thread of its own that talks to its monitor, and a harvest VM another one
 //! for the manager inside it, so that one that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
 
+mod container;
+mod container_link;
 mod cores;
 mod cpu_groups;
 mod divide;

@@ -1,7 +1,9 @@
 //! What a machine says and is told, on a thread of its own: it waits for the machine, and nobody waits for it.
 
+use super::container_link::ContainerLink;
 use super::domain_link::DomainLink;
 use super::qmp_link::QmpLink;
+use crate::causes::with_causes;
 use crate::stop::{Bell, Stop};
 use hecaton_broker::Order;
 use hecaton_vm::memory_device::MemoryDevice;
@@ -30,6 +32,8 @@ pub(super) enum Link {
     Qmp(QmpLink),
     /// Through libvirt.
     Domain(DomainLink),
+    /// By its memory cgroup.
+    Container(ContainerLink),
 }
 
 /// A machine's monitor. The thread ends with it, at the latest when the machine has had its time to answer.
@@ -153,6 +157,7 @@ impl Shared {
         let asked = match link {
             Link::Qmp(link) => link.visit(self).map_err(|error| error.to_string()),
             Link::Domain(link) => link.visit(self),
+            Link::Container(link) => link.visit(self).map_err(|error| with_causes(&error)),
         };
         let (sizes, devices) = asked?;
         let mut desk = self.desk();

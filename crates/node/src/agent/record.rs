@@ -2,7 +2,7 @@
 //!
 //! The file is written when the machine is admitted and before its launcher is told, so that what was promised is
 //! known to the next agent, also of a machine whose QEMU has not opened its monitor yet. It counts as long as the
-//! process runs that it names: the launcher, which becomes QEMU.
+//! process runs that it names: the launcher, which becomes QEMU; of a container, as long as any process of its group does.
 
 use super::process::ProcessId;
 use crate::node_dir::{MAX_SOCKET_PATH, write_whole};
@@ -38,6 +38,9 @@ pub(super) struct Record {
     /// Of a domain of libvirt's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) domain: Option<DomainRecord>,
+    /// Of a container, whose process is the first one: the directory of its memory cgroup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cgroup: Option<PathBuf>,
 }
 
 /// What makes a machine a domain of libvirt's.
@@ -189,6 +192,7 @@ mod tests {
             cores: 0,
             gives_way: false,
             domain: Some(DomainRecord { uuid, guest_port: None, is_promised: true }),
+            cgroup: None,
         };
         directory.write(&record).expect("written");
         assert_eq!(directory.records().unwrap(), std::slice::from_ref(&record));
@@ -212,6 +216,7 @@ mod tests {
             cores: 3,
             gives_way: true,
             domain: None,
+            cgroup: Some("/sys/fs/cgroup/hecaton-vm-a.b".into()),
         };
         directory.write(&record).expect("written");
         // Half of one, of an agent that was killed; and nobody's.

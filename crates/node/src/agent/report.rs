@@ -185,8 +185,11 @@ pub struct MachineReport {
     pub kind: NewcomerKind,
     /// What it is doing.
     pub state: MachineState,
-    /// Its process.
+    /// Its process; a container's first.
     pub pid: u32,
+    /// Of a container: its memory cgroup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
     /// What it has as long as it exists: a harvest VM's minimum.
     pub base_bytes: u64,
     /// The most that it may have.

@@ -89,15 +89,17 @@ impl<'a> Host<'a> {
             "--qmp-dir",
         ]);
         command.arg(self.vms()).args(["--buffer", "64M", "--batch", "128M"]);
-        // Emulated guests on a busy machine are slow, and are not to be evicted for it.
-        command.args(["--reclaim-patience", "400", "--reclaim-time", "400"]);
+        if !self.arguments.contains(&"--reclaim-patience") {
+            // Emulated guests on a busy machine are slow, and are not to be evicted for it.
+            command.args(["--reclaim-patience", "400", "--reclaim-time", "400"]);
+        }
         // No longer than a failed test leaves its donor.
         command.args(["--adopt-within", "120"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(self.cluster.log()?);
         Ok(command)
     }
 
-    fn vms(&self) -> PathBuf {
+    pub(crate) fn vms(&self) -> PathBuf {
         self.cluster.file("vms")
     }
 

@@ -13,6 +13,7 @@ mod browser;
 mod cluster;
 mod cold;
 mod concurrent;
+mod containers;
 mod cores;
 mod crash;
 mod dashboard;
@@ -203,6 +204,10 @@ const TESTS: &[Test<Cluster>] = tests![
     agent::what_the_node_lends_gives_way,
     agent::a_quota_of_harvest_vms_is_kept,
     agent::what_cannot_be_is_refused,
+    containers::one_takes_what_is_free_and_gives_it,
+    containers::one_that_cannot_give_is_evicted,
+    containers::what_cannot_be_is_refused,
+    containers::on_two_nodes_and_cgroup_version_2,
     cores::they_are_divided_and_the_agent_is_killed,
     cores::busy_machines_share_by_weight,
     cores::without_a_controller_they_count_all_the_same,

@@ -16,7 +16,7 @@ use std::{
     ffi::OsString,
     fs,
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -103,18 +103,24 @@ create spans regular starting --memory 300M -- idle
 hecaton host status --dir /tmp/n | grep -q "spread over NUMA nodes: 1" || die spread
 "#;
 
-/// The guest that is the host, with these programs and scripts. Its kernel line has no room for them.
-fn host(cluster: &Cluster, name: &str, script: &str) -> anyhow::Result<Result<Machine, String>> {
+/// The guest that is the host, with these programs and scripts. Its kernel line has no room for them. `program`: what the script starts besides;
+/// QEMU without it.
+pub(crate) fn host(
+    cluster: &Cluster,
+    name: &str,
+    script: &str,
+    program: Option<&Path>,
+) -> anyhow::Result<Result<Machine, String>> {
     let guests = match Guests::find_with("qemu")? {
         Ok(guests) => guests,
         Err(reason) => return Ok(Err(reason)),
     };
-    let line = guests.command_line(Qemu::Backports, "");
+    let qemu = PathBuf::from(&guests.command_line(Qemu::Backports, "")[0]);
     let script = format!("{HOST}{script}");
     let files = [("bin/idle", "#!/bin/sh\nexec sleep 3600\n"), ("bin/numa-host", &script)];
     let guests = guests.with(cluster.dir(name)?, &cluster.hecaton, &files)?;
-    let dir = cluster.dir(&format!("{name}-qemu"))?;
-    let guests = guests.with(dir, Path::new(&line[0]), &[("tmp/.is", "")])?;
+    let dir = cluster.dir(&format!("{name}-program"))?;
+    let guests = guests.with(dir, program.unwrap_or(&qemu), &[("tmp/.is", "")])?;
     let spec = Spec { name, script: "sh /bin/numa-host", arguments: TWO_NODES, ..Spec::default() };
     Ok(Ok(Machine::start_with_its_memory(cluster, &guests, &spec)?))
 }
@@ -122,7 +128,7 @@ fn host(cluster: &Cluster, name: &str, script: &str) -> anyhow::Result<Result<Ma
 /// A machine's memory is on the node that is named, or within one wherever that can be; one for which no node is large
 /// enough spans them, and is counted. Each node keeps its part of the buffer.
 pub(crate) fn machines_stay_within_a_node(cluster: &Cluster) -> TestResult {
-    let mut host = match host(cluster, "numa-host", MACHINES)? {
+    let mut host = match host(cluster, "numa-host", MACHINES, None)? {
         Ok(host) => host,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
@@ -221,7 +227,7 @@ hecaton node drain host-numa0 --cancel --manager http://127.0.0.1:7070 || die ca
 /// has what that one has lent moved to the other, and not more, also when the node is killed meanwhile. The manager's
 /// orders go on working. Where the memory is, the kernel says.
 pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster) -> TestResult {
-    let mut host = match host(cluster, "numa-lends", LENDS)? {
+    let mut host = match host(cluster, "numa-lends", LENDS, None)? {
         Ok(host) => host,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };

@@ -59,6 +59,11 @@ impl Cores {
         self.managed
     }
 
+    /// Whether a process that enters a machine's group would leave this one, of the same hierarchy: version 2 has one for all.
+    pub(super) fn takes_from(&self, group: &Path) -> bool {
+        self.groups.as_ref().is_ok_and(|groups| groups.are_beside(group))
+    }
+
     /// Has each machine's process in its group, tries again where that has failed, and removes the groups of those that have ended.
     pub(super) fn keep(&self, machines: &mut BTreeMap<VmId, Machine>) {
         let mut there = BTreeSet::new();

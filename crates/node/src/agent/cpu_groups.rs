@@ -76,6 +76,11 @@ impl CpuGroups {
         &self.path
     }
 
+    /// Whether this group is of the same hierarchy: a process is in one group of it only.
+    pub(super) fn are_beside(&self, group: &Path) -> bool {
+        group.starts_with(&self.root)
+    }
+
     /// Has a machine's process in its group, with the weight of its cores, whatever was there before. A process that has ended is in
     /// none.
     pub(super) fn enter(&self, machine: &str, cores: u32, pid: u32) -> Result<(), String> {
@@ -239,6 +244,7 @@ mod tests {
         ] {
             assert_eq!(read(&cgroups.join(file)), text, "{file}");
         }
+        assert!(groups.are_beside(&cgroups.join("hecaton-vm-a")));
         // Where both are there, the controller is version 1's.
         fs::create_dir(cgroups.join("cpu")).unwrap();
         fs::write(cgroups.join("cpu/cpu.shares"), "1024\n").unwrap();
@@ -247,6 +253,7 @@ mod tests {
         assert_eq!(read(&cgroups.join("cpu/h/cpu.shares")), "4096");
         assert_eq!(read(&cgroups.join("cpu/h/vm-a/cpu.shares")), "3072");
         assert!(!cgroups.join("cpu/cgroup.subtree_control").exists());
+        assert!(!groups.are_beside(&cgroups.join("memory/hecaton-vm-a")));
     }
 
     #[test]

@@ -443,7 +443,14 @@ impl Keeper {
             ));
         }
         if wish.container {
-            Container::place(&wish.name)?;
+            let group = Container::place(&wish.name)?;
+            if wish.cores > 0 && self.cores.takes_from(&group) {
+                return Err(format!(
+                    "a container's cores cannot be kept on this host: a process is in one cgroup of version 2 only, and a container's is \
+                     {}; leave its cores out",
+                    group.display()
+                ));
+            }
         }
         let before = self.evicted.get(&wish.name).map(|(id, _)| *id);
         Ok(Received::Comes(Newcomer {

@@ -439,7 +439,9 @@ impl Core {
         self.fetching -= 1;
         let out = entry.with_place(Place::Out).with_dirty(false);
         self.set(key, out.with_tag(fetch.stamps[index]));
-        let Some(slot) = self.take_slot() else {
+        // Another process that shares the page has asked for it as well: it is in one slot.
+        let is_staged = self.pages.record(&self.state, page).slot().is_some();
+        let Some(slot) = (!is_staged).then(|| self.take_slot()).flatten() else {
             return self.prefetcher.on_window_dead(key.0);
         };
         // SAFETY: the slot was taken, so nothing else uses its 4096 bytes.
@@ -489,4 +491,45 @@ pub(crate) enum Content {
 /// Looks at a page that was copied out of the program.
 pub(crate) fn examine(page: &[u8]) -> Content {
     if is_zero(page) { Content::Zero } else { Content::Sum(page_sum(page)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inherit::tests::{PARENT, connection, pager, put_out};
+    use crate::state::STAGING_SLOTS;
+
+    /// What is in two slots and named by one record would leave the other slot to somebody else's page.
+    #[test]
+    fn a_page_that_two_processes_have_fetched_ahead_is_in_one_slot() {
+        let mut core = pager();
+        let key = Key::new(PARENT, 1 << 20);
+        let page = put_out(&mut core, key);
+        let data = [7; PAGE_SIZE];
+        let record = core.pages.record(&core.state, page).with_sum(page_sum(&data));
+        core.pages.set_record(&core.state, page, record);
+        let child = core.copy_for_child(PARENT, connection()).unwrap();
+        let mut fetches = Vec::new();
+        for key in [key, Key::new(child, key.vpn())] {
+            let first = fetches.len();
+            core.fetch_ahead(key, page, false, &mut fetches, first).trigger = Some(key);
+            core.coming_triggers.insert(key);
+        }
+        let mut slots = Vec::new();
+        for fetch in &fetches {
+            let came = Arrival { from: 0, data: &data, opened: None };
+            let mut damaged = Vec::new();
+            core.arrived(fetch, &came, &mut damaged);
+            assert!(damaged.is_empty());
+            assert_eq!(core.get(fetch.keys[0]).place(), Place::Out);
+            slots.push(core.pages.record(&core.state, page).slot());
+        }
+        assert!(slots[0].is_some() && slots[0] == slots[1], "{slots:?}");
+        // Who takes a slot finds the page in it that names it.
+        for _ in 0..STAGING_SLOTS {
+            core.take_slot().expect("none holds what is not at a donor");
+        }
+        assert_eq!(core.pages.record(&core.state, page).slot(), None);
+        core.spaces[child].as_mut().unwrap().helper = None;
+    }
 }

@@ -230,7 +230,7 @@ pub(crate) mod tests {
     }
 
     /// An entry of a page that is in the pool.
-    fn put_out(core: &mut Core, key: Key) -> u64 {
+    pub(crate) fn put_out(core: &mut Core, key: Key) -> u64 {
         let page = core.pages.allocate(&core.state, key, None);
         core.pages.set_record(&core.state, page, Record::FREE.with_refs(1).with_stored(true));
         core.set(key, Entry::ZERO.with_place(Place::Out).with_space_page(Some(page)));

@@ -224,7 +224,9 @@ impl SpacePages {
         self.leaving.append(&mut self.kept_back);
     }
 
-    /// For a successor: counts a page that an entry names, and remembers its slot for the chunk.
+    /// For a successor: counts a page that an entry names, and remembers its slot for the chunk, unless it is another
+    /// chunk's: of one that two processes share, each may be the only one that names some pages. The slot would stay
+    /// the first one's when it has been emptied and given to others.
     pub(crate) fn recount(&mut self, state: &State, page: u64, key: Key) {
         let slot = (page / CHUNK_PAGES) as usize;
         self.know(slot);
@@ -233,9 +235,12 @@ impl SpacePages {
             self.free.remove(&(slot as u32));
             self.live[slot] += 1;
             self.in_use += 1;
-            if page % CHUNK_PAGES == key.0 % CHUNK_PAGES {
-                self.slot_of_chunk.insert(key.0 / CHUNK_PAGES, slot as u32);
-                self.chunk_of_slot[slot] = key.0 / CHUNK_PAGES;
+            let chunk = key.0 / CHUNK_PAGES;
+            let is_taken =
+                self.slot_of_chunk.get(&self.chunk_of_slot[slot]) == Some(&(slot as u32));
+            if page % CHUNK_PAGES == key.0 % CHUNK_PAGES && !is_taken {
+                self.slot_of_chunk.insert(chunk, slot as u32);
+                self.chunk_of_slot[slot] = chunk;
             }
         }
         self.set_record(state, page, record.with_refs(record.refs() + 1));
@@ -307,6 +312,23 @@ mod tests {
         assert_eq!(asked(&mut pages, 5, 3), 3);
         assert_eq!(pages.next_to_give_back(), None, "it is in use again");
         assert_eq!(asked(&mut pages, 6, u32::MAX), 43, "beyond the end");
+    }
+
+    #[test]
+    fn a_successor_finds_one_chunk_for_each_slot() {
+        let state = state();
+        let mut pages = SpacePages::new();
+        // Two processes that share a slot; each has one page of it for itself.
+        let (parent, child) = (Key::new(0, 7 * CHUNK_PAGES), Key::new(1, 7 * CHUNK_PAGES));
+        pages.recount(&state, 0, parent);
+        pages.recount(&state, 1, child.plus(1));
+        empty(&mut pages, &state, &[0, 1]);
+        let what = pages.next_to_give_back().unwrap();
+        for key in [parent, child] {
+            let page = pages.allocate(&state, key, None);
+            assert!(!what.pages().contains(&page), "{page} is being given back");
+        }
+        pages.gave_back(&what, true);
     }
 
     #[test]

@@ -63,6 +63,17 @@ pub struct Bounds {
     pub hears_of_evictions: bool,
 }
 
+/// What the host has said that it will take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// The host's number of the notice.
+    pub id: u64,
+    /// What the machine will have in the end, as the host counts it, in bytes.
+    pub target_bytes: u64,
+    /// What has to go still, in bytes.
+    pub owed_bytes: u64,
+}
+
 /// Something that is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -233,9 +244,13 @@ impl Governor {
         self.rests_since.is_none() || self.target.as_ref().is_some_and(|target| !target.is_answered)
     }
 
-    /// What the host has announced that it will take still; none if it has announced nothing.
-    pub fn announced_bytes(&self) -> Option<u64> {
-        self.target.as_ref().map(|_| self.owed_bytes())
+    /// What the host has announced that it will take; none if it has announced nothing.
+    pub fn announced(&self) -> Option<Announcement> {
+        self.target.as_ref().map(|target| Announcement {
+            id: target.id,
+            target_bytes: target.target_bytes,
+            owed_bytes: self.owed_bytes(),
+        })
     }
 
     /// What is to be available all the time, in bytes.

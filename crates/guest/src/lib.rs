@@ -8,6 +8,7 @@
 //! What is decided stands in [`Governor`], which does no I/O and has no clock and no threads; the rest carries it
 //! out. Nothing is kept on disk: a manager that was killed asks the host anew, and tells every application again.
 
+mod answers;
 mod api;
 mod bounded;
 mod config;
@@ -19,11 +20,10 @@ mod serve;
 mod share;
 mod sink;
 mod state;
-mod withheld;
 mod worker;
 
 pub use config::{Config, ConfigError};
-pub use governor::{Action, Bounds, Governor, Memory, Order, Reason, Settings};
+pub use governor::{Action, Announcement, Bounds, Governor, Memory, Order, Reason, Settings};
 pub use manager::{Manager, kernel_memory};
 pub use serve::{ApiServer, ServeError};
 pub use share::limits;

@@ -1,5 +1,6 @@
 //! The manager's thread: looks at the memory, has the governor decide, and carries out what it says.
 
+use crate::answers::{Answers, View};
 use crate::api::{self, Api};
 use crate::config::{Application, Config};
 use crate::governor::{Action, Governor, Memory};
@@ -7,7 +8,6 @@ use crate::port::Port;
 use crate::pre_reclaim::{Owed, PreReclaimer};
 use crate::sink::Ending;
 use crate::state::State;
-use crate::withheld::Withheld;
 use crate::worker::{Outcome, Worker};
 use axum::Router;
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const BUSY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often while the host could be answered, but for memory that is being readied.
-const WITHHELD_INTERVAL: Duration = Duration::from_millis(20);
+const AWAITED_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What others tell the manager's thread.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Manager {
             workers,
             port: port.transpose()?.unwrap_or_default(),
             pre_reclaimer: pre_reclaimer.transpose()?,
-            withheld: Withheld::default(),
+            answers: Answers::default(),
             begun: Instant::now(),
             publish,
         };
@@ -137,7 +137,7 @@ struct Keeper {
     workers: Vec<Option<Worker>>,
     port: Port,
     pre_reclaimer: Option<PreReclaimer>,
-    withheld: Withheld,
+    answers: Answers,
     begun: Instant,
     publish: watch::Sender<State>,
 }
@@ -153,8 +153,8 @@ impl Keeper {
                 Ok((memory, readied_bytes)) => self.step(memory, readied_bytes),
                 Err(error) => tracing::error!(%error, "the memory cannot be read"),
             }
-            let wait = if self.withheld.is_some() {
-                WITHHELD_INTERVAL
+            let wait = if self.answers.are_awaited() {
+                AWAITED_INTERVAL
             } else if self.governor.is_busy() {
                 BUSY_INTERVAL
             } else {
@@ -203,18 +203,25 @@ impl Keeper {
                         worker.tell(order);
                     }
                 }
-                Action::Answer(message) => self.withheld.keep(message, now),
+                Action::Answer(message) => self.answers.keep(message, now),
             }
         }
-        if let Some(pre_reclaimer) = &self.pre_reclaimer {
-            pre_reclaimer.owes(Owed {
-                announced_bytes: self.governor.announced_bytes(),
-                free_bytes: self.governor.free_bytes(),
-            });
-        }
-        let is_readied = self.pre_reclaimer.as_ref().is_none_or(PreReclaimer::is_done);
-        for message in self.withheld.due(is_readied, now) {
-            tracing::info!(?message, "the host is answered");
+        let (announced, free_bytes) = (self.governor.announced(), self.governor.free_bytes());
+        let view = match &self.pre_reclaimer {
+            Some(pre_reclaimer) => {
+                let announced_bytes = announced.map(|announced| announced.owed_bytes);
+                pre_reclaimer.owes(Owed { announced_bytes, free_bytes });
+                // For more than that the driver would work itself, and hold up the readying.
+                let takeable_bytes = readied_bytes;
+                View { announced, takeable_bytes, is_readied: pre_reclaimer.is_done() }
+            }
+            None => {
+                let takeable_bytes = memory.available_bytes.saturating_sub(free_bytes);
+                View { announced, takeable_bytes, is_readied: true }
+            }
+        };
+        for message in self.answers.due(&view, now) {
+            tracing::info!(?message, "the host is told");
             self.port.say(&message);
         }
         let (governor, kinds) = (&self.governor, &self.kinds);

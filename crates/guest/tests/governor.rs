@@ -340,7 +340,7 @@ proptest! {
                     Action::Answer(GuestMessage::Ready { id, .. }) => {
                         prop_assert!(*id < next_id && answered.insert(*id), "{id} was answered");
                     }
-                    Action::Answer(GuestMessage::Hello) => prop_assert!(false, "not the governor's"),
+                    Action::Answer(other) => prop_assert!(false, "{other:?} is not the governor's"),
                 }
             }
             let state = run.governor.state(0, &kinds, run.now);

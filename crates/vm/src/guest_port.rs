@@ -56,6 +56,13 @@ pub enum Notice {
 pub enum GuestMessage {
     /// It listens from now on, and knows nothing of what was said before.
     Hello,
+    /// Its applications give back still, and what they have given so far can be taken.
+    Giving {
+        /// The notice that it is about, a [`HostMessage::Target`].
+        id: u64,
+        /// The size that the machine can have already, in bytes; less each time that it is said.
+        size_bytes: u64,
+    },
     /// Its applications have given back what they can, or know that the machine ends.
     Ready {
         /// The notice that it answers.
@@ -132,10 +139,12 @@ mod tests {
             heard.extend(lines.next_message::<HostMessage>().map(Result::unwrap));
         }
         assert_eq!(heard, told);
+        let giving = GuestMessage::Giving { id: 1, size_bytes: 6 };
         let ready = GuestMessage::Ready { id: 1, available_bytes: 5, late: vec!["a".into()] };
         assert_eq!(
-            line(&GuestMessage::Hello) + &line(&ready),
+            line(&GuestMessage::Hello) + &line(&giving) + &line(&ready),
             "{\"message\":\"hello\"}\n\
+             {\"message\":\"giving\",\"id\":1,\"size_bytes\":6}\n\
              {\"message\":\"ready\",\"id\":1,\"available_bytes\":5,\"late\":[\"a\"]}\n"
         );
     }

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long blocks that are readied together may take to go offline. The kernel itself would try for ever, and keep the driver waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -89,11 +89,13 @@ impl Blocks {
         let mut command = Command::new("sh");
         command.args(["-c", "for state; do echo offline >\"$state\" || exit; done", "sh"]);
         command.args(found.iter().map(|block| self.path(*block, "state")));
+        let begun = Instant::now();
         let result = run_program(&mut command, PATIENCE, ending);
         // Whoever was killed, or refused, may have been when the kernel was done with a block already; and the driver may
         // have taken some meanwhile.
         let (went, others): (Vec<u64>, Vec<u64>) =
             found.into_iter().partition(|block| self.is_offline(*block));
+        tracing::debug!(tried = count, blocks = went.len(), took = ?begun.elapsed(), "memory is readied");
         self.readied.extend(went);
         let stays = others.into_iter().find(|block| self.path(*block, "state").exists());
         if let Some(block) = stays {

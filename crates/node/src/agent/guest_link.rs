@@ -100,9 +100,9 @@ impl GuestLink {
     }
 
     /// See [`Notices::may_take`].
-    pub(super) fn may_take(&self) -> bool {
+    pub(super) fn may_take(&self, size_bytes: u64) -> bool {
         let now = self.0.begun.elapsed();
-        self.0.desk().notices.may_take(now)
+        self.0.desk().notices.may_take(size_bytes, now)
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
         guest.get_ref().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         link.spare();
         link.shrink("d", 4, 10, &[]);
-        assert!(link.may_take(), "nobody is there");
+        assert!(link.may_take(0), "nobody is there");
         guest.get_mut().write_all(b"nonsense\n").unwrap();
         guest.get_mut().write_all(line(&GuestMessage::Hello).as_bytes()).unwrap();
         let target = HostMessage::Target { id: 2, size_bytes: 10, target_bytes: 10 };
@@ -233,7 +233,7 @@ mod tests {
         let ready = |id| GuestMessage::Ready { id, available_bytes: 0, late: Vec::new() };
         guest.get_mut().write_all(line(&ready(2)).as_bytes()).unwrap();
         agent.bell.wait(LONG);
-        assert!(link.may_take(), "it is ready");
+        assert!(link.may_take(0), "it is ready");
         link.grow("d");
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
         drop(guest);

@@ -12,6 +12,7 @@ use super::record::Record;
 use super::report::{MachinePartReport, MachineReport, MachineState};
 use hecaton_broker::{Device, Harvest, NewcomerKind, NodeNo, Order, Vm, VmId};
 use hecaton_vm::create::{BLOCK_BYTES, Memory, Part};
+use hecaton_vm::memory_device::MemoryDevice;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -149,10 +150,15 @@ impl Machine {
 
     pub(super) fn take_what_is_ready(&mut self) {
         if let Some(guest) = &self.guest {
-            guest.look(self.record.memory.base_bytes(), &self.heard().devices);
-        }
-        if self.held.is_empty() || self.guest.as_ref().is_some_and(|guest| !guest.may_take()) {
-            return;
+            let (base_bytes, devices) = (self.record.memory.base_bytes(), self.heard().devices);
+            guest.look(base_bytes, &devices);
+            let asked = |device: &MemoryDevice| {
+                self.held.get(&device.id).map_or(device.requested_bytes, |(_, bytes)| *bytes)
+            };
+            let size_bytes = base_bytes + devices.iter().map(asked).sum::<u64>();
+            if self.held.is_empty() || !guest.may_take(size_bytes) {
+                return;
+            }
         }
         for (device, (order, bytes)) in std::mem::take(&mut self.held) {
             self.resize(device, bytes, order);

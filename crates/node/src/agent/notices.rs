@@ -28,6 +28,8 @@ pub(super) struct Notices {
 struct Announced {
     id: u64,
     target_bytes: u64,
+    /// The least size that the guest has said it can have already, in bytes.
+    least_bytes: u64,
     /// When it is waited for no more.
     until: Duration,
     is_answered: bool,
@@ -90,6 +92,7 @@ impl Notices {
         self.announced = Some(Announced {
             id: self.next_id(),
             target_bytes,
+            least_bytes: u64::MAX,
             until,
             is_answered: before.is_some_and(is_done),
         });
@@ -131,8 +134,14 @@ impl Notices {
                     self.eviction_message(now).unwrap_or(void(Notice::Evict)),
                 ]
             }
+            GuestMessage::Giving { id, size_bytes } => {
+                if let Some(announced) = self.announced_as(*id) {
+                    announced.least_bytes = announced.least_bytes.min(*size_bytes);
+                }
+                Vec::new()
+            }
             GuestMessage::Ready { id, .. } => {
-                if let Some(announced) = self.announced.as_mut().filter(|known| known.id == *id) {
+                if let Some(announced) = self.announced_as(*id) {
                     announced.is_answered = true;
                 }
                 Vec::new()
@@ -142,8 +151,20 @@ impl Notices {
 
     /// Whether the guest says what is waited for.
     pub(super) fn is_awaited(&self, message: &GuestMessage) -> bool {
-        let GuestMessage::Ready { id, .. } = message else { return false };
-        self.announced.is_some_and(|announced| announced.id == *id && !announced.is_answered)
+        let Some(announced) = self.announced.filter(|announced| !announced.is_answered) else {
+            return false;
+        };
+        match message {
+            GuestMessage::Hello => false,
+            GuestMessage::Giving { id, size_bytes } => {
+                *id == announced.id && *size_bytes < announced.least_bytes
+            }
+            GuestMessage::Ready { id, .. } => *id == announced.id,
+        }
+    }
+
+    fn announced_as(&mut self, id: u64) -> Option<&mut Announced> {
+        self.announced.as_mut().filter(|announced| announced.id == id)
     }
 
     /// The guest's end of the port is not there any more.
@@ -151,10 +172,16 @@ impl Notices {
         self.listens = false;
     }
 
-    /// Whether memory may be taken: the guest is ready, or has had its time, or nobody in it listens.
-    pub(super) fn may_take(&mut self, now: Duration) -> bool {
-        let Some(announced) = self.announced else { return true };
+    /// Whether so much may be taken that the machine has `size_bytes` after it: the guest is ready, or as far as that, or has had
+    /// its time, or nobody in it listens. Who is on the way has its time anew for what is left.
+    pub(super) fn may_take(&mut self, size_bytes: u64, now: Duration) -> bool {
+        let patience = self.patience;
+        let Some(announced) = &mut self.announced else { return true };
         if announced.is_answered || !self.listens {
+            return true;
+        }
+        if size_bytes >= announced.least_bytes {
+            announced.until = now + patience;
             return true;
         }
         if now >= announced.until {
@@ -217,27 +244,27 @@ mod tests {
     fn the_final_size_of_the_machine_is_told_once_and_waited_for() {
         let mut notices = Notices::new(S(5), true);
         notices.hear(&GuestMessage::Hello, S(0));
-        assert!(notices.may_take(S(0)), "nothing is to be taken");
+        assert!(notices.may_take(0, S(0)), "nothing is to be taken");
         let told = notices.shrink("d0", 4, 10, &devices([8, 6]), S(1));
         assert_eq!(told, Some(target(1, 24, 20)));
-        assert!(!notices.may_take(S(2)));
+        assert!(!notices.may_take(0, S(2)));
         let told = notices.shrink("d1", 2, 10, &devices([8, 6]), S(2));
         assert_eq!(told, Some(target(2, 24, 16)));
         notices.hear(&ready(1), S(2));
-        assert!(!notices.may_take(S(2)), "what is answered is not in force any more");
+        assert!(!notices.may_take(0, S(2)), "what is answered is not in force any more");
         notices.hear(&ready(2), S(2));
-        assert!(notices.may_take(S(2)));
+        assert!(notices.may_take(0, S(2)));
         let batches = devices([6, 2]);
         assert_eq!(notices.shrink("d0", 4, 10, &batches, S(3)), None, "as it was");
         let told = notices.shrink("d0", 5, 10, &batches, S(3));
         assert_eq!(told, Some(target(3, 18, 17)));
-        assert!(notices.may_take(S(3)), "it has given more than that");
+        assert!(notices.may_take(0, S(3)), "it has given more than that");
         assert!(notices.shrink("d0", 0, 10, &batches, S(4)).is_some());
-        assert!(!notices.may_take(S(4)), "it is to give more");
+        assert!(!notices.may_take(0, S(4)), "it is to give more");
         assert_eq!(notices.grow("d1"), None);
         let void = HostMessage::Cancelled { what: Notice::Target };
         assert_eq!(notices.grow("d0"), Some(void));
-        assert!(notices.may_take(S(4)));
+        assert!(notices.may_take(0, S(4)));
     }
 
     #[test]
@@ -255,13 +282,39 @@ mod tests {
         notices.hear(&GuestMessage::Hello, S(0));
         for (second, wanted) in [(0, 6), (1, 4)] {
             notices.shrink("d0", wanted, 10, &devices([8, 6]), S(second));
-            assert!(!notices.may_take(S(second)));
+            assert!(!notices.may_take(0, S(second)));
         }
-        assert!(notices.may_take(S(2)), "since it was told first");
+        assert!(notices.may_take(0, S(2)), "since it was told first");
         // What comes after an answer is another matter.
         notices.hear(&ready(2), S(3));
         notices.shrink("d0", 2, 10, &devices([8, 6]), S(4));
-        assert!(!notices.may_take(S(5)));
+        assert!(!notices.may_take(0, S(5)));
+    }
+
+    #[test]
+    fn what_is_given_is_taken_while_the_rest_is_being_given() {
+        let mut notices = Notices::new(S(5), true);
+        notices.hear(&GuestMessage::Hello, S(0));
+        notices.shrink("d0", 0, 10, &devices([8, 6]), S(0));
+        let giving = |id, size_bytes| GuestMessage::Giving { id, size_bytes };
+        assert!(!notices.is_awaited(&giving(2, 20)) && notices.is_awaited(&giving(1, 20)));
+        notices.hear(&giving(2, 17), S(1));
+        notices.hear(&giving(1, 20), S(1));
+        assert!(!notices.is_awaited(&giving(1, 20)), "it is known");
+        assert!(!notices.may_take(19, S(1)), "not all of it is there");
+        assert!(notices.may_take(20, S(1)));
+        assert!(!notices.may_take(16, S(2)), "it has its time for what is left");
+        notices.hear(&giving(1, 21), S(2));
+        assert!(notices.may_take(20, S(2)), "what was said holds");
+        assert!(!notices.may_take(16, S(3)) && notices.may_take(16, S(4)), "it has had its time");
+        // Another size begins anew.
+        notices.hear(&ready(1), S(5));
+        notices.shrink("d1", 0, 10, &devices([0, 6]), S(5));
+        assert!(!notices.may_take(20, S(5)));
+        notices.hear(&giving(2, 18), S(5));
+        assert!(notices.may_take(20, S(5)));
+        notices.hear(&ready(2), S(5));
+        assert!(!notices.is_awaited(&giving(2, 11)) && notices.may_take(10, S(5)), "all is");
     }
 
     #[test]
@@ -278,17 +331,17 @@ mod tests {
     fn who_does_not_answer_is_waited_for_once() {
         let mut notices = Notices::new(S(2), true);
         notices.shrink("d0", 4, 10, &devices([8, 0]), S(0));
-        assert!(notices.may_take(S(0)), "nobody is there");
+        assert!(notices.may_take(0, S(0)), "nobody is there");
         let told = notices.hear(&GuestMessage::Hello, S(0));
         assert_eq!(told, [target(1, 18, 14), HostMessage::Cancelled { what: Notice::Evict }]);
-        assert!(!notices.may_take(Duration::from_millis(999)));
-        assert!(notices.may_take(S(1)), "half of what it may take before it is evicted");
+        assert!(!notices.may_take(0, Duration::from_millis(999)));
+        assert!(notices.may_take(0, S(1)), "half of what it may take before it is evicted");
         notices.shrink("d0", 2, 10, &devices([8, 0]), S(9));
-        assert!(notices.may_take(S(9)));
+        assert!(notices.may_take(0, S(9)));
         notices.hear(&ready(1), S(9));
-        assert!(!notices.may_take(S(9)), "it is there after all");
+        assert!(!notices.may_take(0, S(9)), "it is there after all");
         notices.is_lost();
-        assert!(notices.may_take(S(9)));
+        assert!(notices.may_take(0, S(9)));
     }
 
     #[test]
@@ -309,7 +362,7 @@ mod tests {
         let mut notices = Notices::new(S(5), false);
         notices.hear(&GuestMessage::Hello, S(0));
         assert_eq!(notices.shrink("vm0", 0, 8, &[], S(1)), None);
-        assert!(notices.may_take(S(1)), "nothing is waited for");
+        assert!(notices.may_take(0, S(1)), "nothing is waited for");
         assert!(notices.warn(S(31), S(1)).is_some(), "evictions are");
     }
 }

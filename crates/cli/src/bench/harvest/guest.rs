@@ -252,6 +252,11 @@ while kill -0 $pid 2>/dev/null; do sleep 0.1; done",
         Ok(self.notices)
     }
 
+    /// What the device has when the machine is so large, in bytes.
+    pub(super) fn device_of(&self, size_bytes: u64) -> u64 {
+        size_bytes.saturating_sub(self.sizes.base)
+    }
+
     /// Nothing more will be taken.
     pub(super) fn cancel(&mut self) -> anyhow::Result<()> {
         self.say(&HostMessage::Cancelled { what: Notice::Target })

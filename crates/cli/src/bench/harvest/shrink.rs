@@ -27,13 +27,22 @@ pub(super) struct Wish {
     pub(super) limit: Duration,
 }
 
+/// The guest was told, and has not answered.
+struct Told {
+    /// With this number.
+    id: u64,
+    /// The least that the device can have already, as the guest has said, in bytes.
+    least: u64,
+    /// Since when it has its time.
+    since: Instant,
+}
+
 /// One that is under way.
 pub(super) struct Shrink {
     wish: Wish,
     before: u64,
     begun: Instant,
-    /// The guest was told with this number, and has not answered.
-    waits_for: Option<u64>,
+    told: Option<Told>,
     ready_seconds: Option<f64>,
     requested: Option<u64>,
     given: Option<Given>,
@@ -43,16 +52,9 @@ impl Shrink {
     pub(super) fn begin(guest: &mut Guest<'_>, wish: Wish) -> anyhow::Result<Self> {
         let before = guest.device()?.plugged_bytes;
         let begun = Instant::now();
-        let waits_for = wish.way.is_told().then(|| guest.announce(wish.target)).transpose()?;
-        Ok(Self {
-            wish,
-            before,
-            begun,
-            waits_for,
-            ready_seconds: None,
-            requested: None,
-            given: None,
-        })
+        let id = wish.way.is_told().then(|| guest.announce(wish.target)).transpose()?;
+        let told = id.map(|id| Told { id, least: before, since: begun });
+        Ok(Self { wish, before, begun, told, ready_seconds: None, requested: None, given: None })
     }
 
     /// Goes on; what was given, once all is, or it is given up.
@@ -60,15 +62,7 @@ impl Shrink {
         if self.given.is_some() {
             return Ok(self.given);
         }
-        if let Some(id) = self.waits_for {
-            let is_ready =
-                matches!(guest.hear()?, Some(GuestMessage::Ready { id: of, .. }) if of == id);
-            if !is_ready && self.begun.elapsed() < READY {
-                return Ok(None);
-            }
-            self.waits_for = None;
-            self.ready_seconds = Some(self.begun.elapsed().as_secs_f64());
-        }
+        self.hear(guest)?;
         let plugged = guest.device()?.plugged_bytes;
         let elapsed = self.begun.elapsed();
         let end = match plugged <= self.wish.target {
@@ -89,10 +83,46 @@ impl Shrink {
         } else if self.requested.is_none_or(|requested| plugged <= requested) {
             let batch = self.wish.way.has_batches().then_some(self.wish.batch);
             let bytes = next_request(plugged, self.wish.target, batch);
-            guest.request(bytes)?;
-            self.requested = Some(bytes);
+            if self.may_ask_for(bytes) {
+                guest.request(bytes)?;
+                self.requested = Some(bytes);
+            }
         }
         Ok(self.given)
+    }
+
+    /// What the guest says of its being ready.
+    fn hear(&mut self, guest: &mut Guest<'_>) -> anyhow::Result<()> {
+        while let Some(message) = guest.hear()? {
+            let Some(told) = &mut self.told else { continue };
+            match message {
+                GuestMessage::Giving { id, size_bytes } if id == told.id => {
+                    told.least = told.least.min(guest.device_of(size_bytes));
+                }
+                GuestMessage::Ready { id, .. } if id == told.id => self.is_ready(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// As the agent does it: at once what the guest has given, the rest when it is ready or has had its time.
+    fn may_ask_for(&mut self, bytes: u64) -> bool {
+        let Some(told) = &mut self.told else { return true };
+        if bytes >= told.least {
+            told.since = Instant::now();
+            return true;
+        }
+        if told.since.elapsed() >= READY {
+            self.is_ready();
+            return true;
+        }
+        false
+    }
+
+    fn is_ready(&mut self) {
+        self.told = None;
+        self.ready_seconds = Some(self.begun.elapsed().as_secs_f64());
     }
 }
 

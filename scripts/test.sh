@@ -21,6 +21,9 @@ trap 'rm -f "$log"' EXIT
 # A log is easier to read without bars and colours, and the parsing below needs it so.
 export CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never
 
+# Of each failure, at the end: only that may be left of a long log.
+LINES_SHOWN=16
+
 title() { printf '\n== %s\n' "$1"; }
 
 skip() {
@@ -29,17 +32,27 @@ skip() {
     echo "skipped: $1: $2"
 }
 
+# What the log ends with, under the last failure.
+last_lines() {
+    local line
+    while IFS= read -r line; do
+        failures+=("    $line")
+    done < <(grep -v '^[[:space:]]*$' "$log" | tail -n "$LINES_SHOWN" | cut -c 1-500)
+}
+
 single() {
     local name=$1
     shift
     title "$name"
     local start=$SECONDS
-    if "$@"; then
+    "$@" 2>&1 | tee "$log"
+    if [ "${PIPESTATUS[0]}" -eq 0 ]; then
         passed=$((passed + 1))
         echo "$name: ok ($((SECONDS - start)) s)"
     else
         failed=$((failed + 1))
         failures+=("$name")
+        last_lines
         echo "$name: FAILED ($((SECONDS - start)) s)"
     fi
 }
@@ -67,17 +80,38 @@ suite() {
     done < <(sed -n -e 's/^skipped: //p' \
         -e 's/^test \(.*\) \.\.\. ignored, \(.*\)$/\1: \2/p' \
         -e 's/^test \(.*\) \.\.\. ignored$/\1: ignored in the source/p' "$log")
-    while read -r line; do
-        failures+=("$name: $line")
-    done < <(awk '
-        # With what the end-to-end suite says below it, or where a unit test panicked.
-        name != "" && /^ +[^ ]/ { sub(/^ +/, ""); print name ": " $0; name = ""; next }
-        name != "" { print name; name = "" }
-        /^test .* \.\.\. FAILED$/ { name = $2 }
-        END { if (name != "") print name }' "$log")
+    while IFS= read -r line; do
+        case $line in
+        ' '*) failures+=("$line") ;;
+        *) failures+=("$name: $line") ;;
+        esac
+    done < <(awk -v most="$LINES_SHOWN" '
+        # With what stands below its heading further down: its output, or how it failed end to end. The first
+        # line is kept, for it may be the cause, and as many of the last ones, where panics are.
+        function show(    i) {
+            if (title in failed && !(title in shown)) {
+                print title
+                shown[title] = 1
+                for (i = 1; i <= lines; i++)
+                    if (i == 1 || i > lines - most + 1) print "    " substr(line[i], 1, 500)
+            }
+            title = ""
+            lines = 0
+        }
+        /^test .* \.\.\. FAILED$/ {
+            name = substr($0, 6, length($0) - 16)
+            sub(/ - should panic$/, "", name)
+            failed[name] = 1
+            order[++count] = name
+        }
+        /^---- .* stdout ----$/ { show(); title = substr($0, 6, length($0) - 17); next }
+        /^(failures|successes):$/ || /^test result: / { show() }
+        title != "" && NF { line[++lines] = $0 }
+        END { show(); for (i = 1; i <= count; i++) { title = order[i]; show() } }' "$log")
     if [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1
-        failures+=("$name: ended with status $status and no failed test: see its output above")
+        failures+=("$name: ended with status $status and no failed test:")
+        last_lines
     fi
     if [ "$status" -eq 0 ] && [ $((ok + ignored)) -eq 0 ]; then
         bad=1

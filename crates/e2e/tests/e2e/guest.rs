@@ -5,7 +5,7 @@ use crate::{
     cluster::{Cluster, PATIENCE},
     process::{Running, kill_dead, run},
 };
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use hecaton_vm::qmp::Monitor;
 use serde_json::Value;
 use std::{
@@ -26,6 +26,10 @@ pub(crate) const GUEST_PATIENCE: Duration = Duration::from_secs(400);
 /// A processor feature that QEMU 7.2 emulates wrongly (CMPXCHG16B spoils the flags), so that a kernel
 /// that uses it crashes now and then, with plain memory too.
 const BROKEN: &str = "cx16";
+
+/// What of a console tells why a guest is of no more use.
+const TELLING: [&str; 6] =
+    ["Out of memory:", "Kernel panic", "BUG:", "detected stall", "blocked for more", "guest: exit"];
 
 /// What guests are made of.
 #[derive(Clone, Debug)]
@@ -318,26 +322,23 @@ impl Machine {
                     if line.contains(text) {
                         return Ok(line);
                     }
-                    ensure!(
-                        !line.contains("Kernel panic") && !line.contains("guest: exit 1"),
-                        "{} says `{line}`: {}",
-                        self.name,
-                        self.tail()
-                    );
+                    let exit = line.split_once("guest: exit ").map(|(_, status)| status);
+                    if line.contains("Kernel panic")
+                        || exit.is_some_and(|status| !status.starts_with('0'))
+                    {
+                        return Err(self.failed(format!("it says no `{text}` any more")));
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("{} ended before it said `{text}`: {}", self.name, self.tail())
+                    return Err(self.failed(format!("its console ended before it said `{text}`")));
                 }
             }
             watch()?;
-            ensure!(
-                Instant::now() < until,
-                "{} has not said `{text}` after {} s: {}",
-                self.name,
-                GUEST_PATIENCE.as_secs(),
-                self.tail()
-            );
+            if Instant::now() > until {
+                let seconds = GUEST_PATIENCE.as_secs();
+                return Err(self.failed(format!("it has not said `{text}` after {seconds} s")));
+            }
         }
     }
 
@@ -349,7 +350,8 @@ impl Machine {
     /// Writes a line to the guest's serial port.
     pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
         let input = self.running.child_mut().stdin.as_mut().context("the machine has no input")?;
-        Ok(writeln!(input, "{line}")?)
+        let said = writeln!(input, "{line}").context("it cannot be told anything");
+        self.explained(said)
     }
 
     /// Waits for a line of the console with `text` in it.
@@ -365,8 +367,11 @@ impl Machine {
 
     /// Waits for the machine's end. To power off is work of the guest's, too.
     pub(crate) fn end(&mut self) -> anyhow::Result<()> {
-        let status = self.running.wait(GUEST_PATIENCE, || Ok(()))?;
-        ensure!(status.success(), "{} ended with {status}: {}", self.name, self.tail());
+        let ended = self.running.wait(GUEST_PATIENCE, || Ok(()));
+        let status = self.explained(ended)?;
+        if !status.success() {
+            return Err(self.failed("it did not end well".to_owned()));
+        }
         Ok(())
     }
 
@@ -402,21 +407,34 @@ impl Machine {
     }
 
     /// What came of asking it something, with what its console said if that failed.
-    pub(crate) fn explained<T>(&mut self, asked: anyhow::Result<T>) -> anyhow::Result<T> {
-        asked.with_context(|| {
-            self.said.extend(self.lines.try_iter());
-            let panic = self.said.iter().find(|line| line.contains("Kernel panic"));
-            let panic = panic.map(|line| format!(", which says `{line}`")).unwrap_or_default();
-            format!("{}{panic} does not answer: {}", self.name, self.tail())
-        })
+    pub(crate) fn explained<T, E: Into<anyhow::Error>>(
+        &mut self,
+        asked: Result<T, E>,
+    ) -> anyhow::Result<T> {
+        asked.map_err(|error| self.failed(format!("{:#}", error.into())))
     }
 
-    fn tail(&self) -> String {
-        let mut text = String::new();
+    /// A failure of this machine's: what it is and what seems to be its cause in one line, and the console's last ones.
+    pub(crate) fn failed(&mut self, what: String) -> anyhow::Error {
+        // A kernel that dies has more to say, and a process takes its time to end.
+        let until = Instant::now() + Duration::from_secs(2);
+        let left = || until.saturating_duration_since(Instant::now());
+        while let Ok(line) = self.lines.recv_timeout(left()) {
+            self.said.push(line);
+        }
+        let mut text = format!("{}: {what}", self.name);
+        if let Ok(status) = self.running.wait(left(), || Ok(())) {
+            let _ = write!(text, ", its process has ended ({status})");
+        }
+        for telling in TELLING {
+            if let Some(line) = self.said.iter().find(|line| line.contains(telling)) {
+                let _ = write!(text, ", it says `{line}`");
+            }
+        }
         for line in &self.said[self.said.len().saturating_sub(15)..] {
             let _ = write!(text, "\n    | {line}");
         }
-        text
+        anyhow::Error::msg(text)
     }
 }
 

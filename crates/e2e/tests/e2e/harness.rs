@@ -70,12 +70,19 @@ pub(crate) fn run<C>(
                 println!("test {} ... ignored, {reason}", test.name);
             }
             Err(error) => {
-                println!("test {} ... FAILED", test.name);
-                println!("    {error:#}");
-                failed.push(test.name);
+                let error = format!("{error:#}");
+                println!("test {} ... FAILED\n    {error}", test.name);
+                failed.push((test.name, error));
                 shared = None;
             }
         }
+    }
+    if !failed.is_empty() {
+        // All that failed in one place, and in libtest's words, which are looked for.
+        println!("\nfailures:\n");
+    }
+    for (name, error) in &failed {
+        println!("---- {name} stdout ----\n{error}\n");
     }
     let verdict = if failed.is_empty() { "ok" } else { "FAILED" };
     println!(

@@ -199,12 +199,12 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
     resize(&mut monitor, "vm1", 384 * M)?;
     machine.wait_for("guest: full")?;
     for id in ["vm0", "vm1"] {
-        machine.explained(monitor.request_size(id, 0, PATIENCE).map_err(Into::into))?;
+        machine.explained(monitor.request_size(id, 0, PATIENCE))?;
     }
     // It gives what it does not need; then nothing changes any more, and the request stands.
     let (mut kept, mut since) = (u64::MAX, Instant::now());
     while since.elapsed() < Duration::from_secs(10) {
-        let devices = machine.explained(monitor.memory_devices(PATIENCE).map_err(Into::into))?;
+        let devices = machine.explained(monitor.memory_devices(PATIENCE))?;
         ensure!(devices.iter().all(|device| device.requested_bytes == 0), "{devices:?}");
         let plugged = devices.iter().map(|device| device.plugged_bytes).sum();
         if plugged != kept {
@@ -218,7 +218,7 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
     machine.wait_for("guest: empty")?;
     let emptied = Instant::now();
     loop {
-        let devices = machine.explained(monitor.memory_devices(PATIENCE).map_err(Into::into))?;
+        let devices = machine.explained(monitor.memory_devices(PATIENCE))?;
         if devices.iter().all(|device| device.plugged_bytes == 0) {
             break;
         }

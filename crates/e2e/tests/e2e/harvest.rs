@@ -1,6 +1,7 @@
 //! Harvest VMs: stock QEMU whose guest grows and shrinks through virtio-mem, on each of its NUMA nodes.
 //!
-//! The machines are emulated, and so how long things take is printed and not judged.
+//! The machines are emulated, and so how long things take is printed and not judged. What a guest sees of its size
+//! and what QEMU says of it change one after the other: a guest ends when it is told to, and not by what it sees.
 
 use crate::{
     cluster::{Cluster, PATIENCE},
@@ -30,6 +31,8 @@ const M: u64 = 1 << 20;
 /// Two nodes with 256 MiB each, which can have 512 and 384 MiB more.
 const TWO_NODES: &[&str] = &[
     "-no-reboot",
+    "-smp",
+    "1",
     "-m",
     "size=512M,maxmem=4G",
     "-object",
@@ -39,7 +42,7 @@ const TWO_NODES: &[&str] = &[
     "-numa",
     "node,nodeid=0,memdev=base0,cpus=0",
     "-numa",
-    "node,nodeid=1,memdev=base1,cpus=1",
+    "node,nodeid=1,memdev=base1",
     "-object",
     "memory-backend-memfd,id=more0,size=512M,share=on",
     "-object",
@@ -50,10 +53,12 @@ const TWO_NODES: &[&str] = &[
     "virtio-mem-pci,id=vm1,memdev=more1,node=1,block-size=2M,requested-size=0",
 ];
 
-/// What is plugged is movable; `nodes A B` waits until the nodes have more or less than so many MiB.
+/// What is plugged is movable; `until_has NODE gt|lt MIB` waits until a node has more or less; `told` until the test
+/// says something, and is no process, for which a full guest may have no memory.
 const PRELUDE: &str = "echo online_movable > /sys/devices/system/memory/auto_online_blocks
     has() { awk '/MemTotal/ {print int($4/1024)}' /sys/devices/system/node/node$1/meminfo; }
     until_has() { while ! [ $(has $1) -$2 $3 ]; do sleep 1; done; echo guest: node $1 has $(has $1); }
+    told() { read -r word </dev/ttyS0; }
 ";
 
 fn device(monitor: &mut Monitor, id: &str) -> anyhow::Result<MemoryDevice> {
@@ -63,7 +68,16 @@ fn device(monitor: &mut Monitor, id: &str) -> anyhow::Result<MemoryDevice> {
 }
 
 /// Asks for a size, polls until the guest has it, and prints how fast that was.
-fn resize(monitor: &mut Monitor, id: &str, bytes: u64) -> anyhow::Result<()> {
+fn resize(
+    machine: &mut Machine,
+    monitor: &mut Monitor,
+    id: &str,
+    bytes: u64,
+) -> anyhow::Result<()> {
+    machine.explained(comes_to_size(monitor, id, bytes))
+}
+
+fn comes_to_size(monitor: &mut Monitor, id: &str, bytes: u64) -> anyhow::Result<()> {
     let before = device(monitor, id)?.plugged_bytes;
     monitor.request_size(id, bytes, PATIENCE)?;
     let asked = Instant::now();
@@ -120,7 +134,8 @@ fn grows_and_shrinks(cluster: &Cluster, qemu: Qemu) -> TestResult {
         stress-ng --vm 2 --vm-bytes 600M --verify -t 8 || exit 1
         echo guest: used
         until_has 1 lt 300; until_has 0 lt 400
-        stress-ng --vm 1 --vm-bytes 150M --verify -t 5"
+        stress-ng --vm 1 --vm-bytes 150M --verify -t 5 || exit 1
+        told"
     );
     let spec = Spec { script: &script, qemu, arguments: TWO_NODES, ..Spec::default() };
     let mut machine = Machine::start_with_its_memory(cluster, &guests, &spec)?;
@@ -146,18 +161,18 @@ fn grows_and_shrinks(cluster: &Cluster, qemu: Qemu) -> TestResult {
     ensure!(matches!(error, ResizeError::TooLarge { .. }), "{error}");
     ensure!(device(&mut monitor, "vm0")?.requested_bytes == 0, "it was asked for all that");
 
-    resize(&mut monitor, "vm0", 512 * M)?;
-    resize(&mut monitor, "vm1", 256 * M)?;
+    resize(&mut machine, &mut monitor, "vm0", 512 * M)?;
+    resize(&mut machine, &mut monitor, "vm1", 256 * M)?;
     machine.wait_for("guest: used")?;
     let used = host_bytes(&monitor)?;
     // From the node that is named, and from no other.
-    resize(&mut monitor, "vm1", 0)?;
+    resize(&mut machine, &mut monitor, "vm1", 0)?;
     ensure!(device(&mut monitor, "vm0")?.plugged_bytes == 512 * M, "the other node gave as well");
     // Not a page of it is left to be read by whoever has the memory next: the kernel gives out zeroed ones.
     let files = memory_files(&monitor)?;
     ensure!(files.contains(&(384 * M, 0)), "what was given back is still in memory: {files:?}");
     machine.wait_for("guest: node 1 has")?;
-    resize(&mut monitor, "vm0", 64 * M)?;
+    resize(&mut machine, &mut monitor, "vm0", 64 * M)?;
     let left = host_bytes(&monitor)?;
     println!("    on this host: {} MiB before, {} MiB after", used / M, left / M);
     // 448 and 256 MiB were given back, which the guest had filled more than half.
@@ -165,6 +180,7 @@ fn grows_and_shrinks(cluster: &Cluster, qemu: Qemu) -> TestResult {
         left + 256 * M < used,
         "{used} bytes before, {left} after: the host has too little back"
     );
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }
@@ -186,17 +202,17 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
         until_has 0 gt 600; until_has 1 gt 500
         mount -o remount,size=1000M /tmp
         dd if=/dev/zero of=/tmp/full bs=1M count=900 2>/dev/null
-        echo guest: full; read -r word </dev/ttyS0
-        rm /tmp/full
+        echo guest: full; told
+        : >/tmp/full
         echo guest: empty
-        until_has 0 lt 300; until_has 1 lt 300"
+        until_has 0 lt 300; until_has 1 lt 300; told"
     );
     let spec = Spec { script: &script, arguments: TWO_NODES, ..Spec::default() };
     let mut machine = Machine::start_with_its_memory(cluster, &guests, &spec)?;
     machine.wait_for("guest: waits")?;
     let mut monitor = machine.monitor()?;
-    resize(&mut monitor, "vm0", 512 * M)?;
-    resize(&mut monitor, "vm1", 384 * M)?;
+    resize(&mut machine, &mut monitor, "vm0", 512 * M)?;
+    resize(&mut machine, &mut monitor, "vm1", 384 * M)?;
     machine.wait_for("guest: full")?;
     for id in ["vm0", "vm1"] {
         machine.explained(monitor.request_size(id, 0, PATIENCE))?;
@@ -213,7 +229,9 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
         thread::sleep(Duration::from_millis(50));
     }
     println!("    of 896 MiB the full guest kept {} MiB", kept / M);
-    ensure!(kept > 450 * M, "a full guest has given {} MiB", 896 - kept / M);
+    if kept <= 450 * M {
+        return Err(machine.failed(format!("full, it has given {} MiB", 896 - kept / M)));
+    }
     machine.say("")?;
     machine.wait_for("guest: empty")?;
     let emptied = Instant::now();
@@ -222,10 +240,13 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
         if devices.iter().all(|device| device.plugged_bytes == 0) {
             break;
         }
-        ensure!(emptied.elapsed() < GUEST_PATIENCE, "it never goes on: {devices:?}");
+        if emptied.elapsed() > GUEST_PATIENCE {
+            return Err(machine.failed(format!("it never goes on: {devices:?}")));
+        }
         thread::sleep(Duration::from_millis(50));
     }
     println!("    given back {:.1} s after it was free", emptied.elapsed().as_secs_f64());
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }
@@ -237,15 +258,19 @@ pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster) -> TestResult {
     let guests = guests!().with(cluster.file("readies"), &cluster.hecaton, &files)?;
     let script = format!(
         "{PRELUDE} hecaton guest --config /guest.toml >/tmp/log 2>&1 &
-        offline() {{ grep -l offline /sys/devices/system/memory/memory*/state | wc -l; }}
+        offline() {{ for file in /sys/devices/system/memory/memory*/state; do
+            read -r state <$file; [ \"$state\" != offline ] || return 0
+        done; return 1; }}
         echo guest: waits
         until_has 0 gt 700; sleep 2; echo guest: has grown
-        while [ $(offline) = 0 ]; do sleep 0.05; done; echo guest: readied
-        while [ $(offline) != 0 ]; do sleep 0.05; done; echo guest: used again
-        until_has 0 gt 500; until_has 0 lt 660"
+        until offline; do sleep 0.05; done; echo guest: readied
+        while offline; do sleep 0.05; done; echo guest: used again
+        until_has 0 gt 500; until_has 0 lt 660; told"
     );
     let arguments = &[
         "-no-reboot",
+        "-smp",
+        "1",
         "-m",
         "size=512M,maxmem=4G",
         "-object",
@@ -257,12 +282,14 @@ pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster) -> TestResult {
     let mut machine = Machine::start_with_its_memory(cluster, &guests, &spec)?;
     machine.wait_for("guest: waits")?;
     let mut monitor = machine.monitor()?;
-    resize(&mut monitor, "vm0", 512 * M)?;
+    resize(&mut machine, &mut monitor, "vm0", 512 * M)?;
     machine.wait_for("guest: has grown")?;
-    resize(&mut monitor, "vm0", 256 * M)?;
+    resize(&mut machine, &mut monitor, "vm0", 256 * M)?;
     machine.wait_for("guest: readied")?;
     machine.wait_for("guest: used again")?;
-    ensure!(device(&mut monitor, "vm0")?.plugged_bytes == 256 * M, "it gave what nobody asked for");
+    let plugged = machine.explained(device(&mut monitor, "vm0"))?.plugged_bytes;
+    ensure!(plugged == 256 * M, "it gave what nobody asked for");
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }
@@ -326,6 +353,8 @@ impl<'a> Figure<'a> {
         let script = format!("{PRELUDE} echo guest: waits; sleep 3600");
         let arguments = &[
             "-no-reboot",
+            "-smp",
+            "1",
             "-m",
             "size=512M,maxmem=4G",
             "-object",
@@ -383,8 +412,8 @@ impl<'a> Figure<'a> {
         });
         let mut vms: Vec<Vm> = regular.collect();
         let mut plugged = 0;
-        if let Some((_, monitor, done)) = &mut self.harvest {
-            let device = device(monitor, "vm0")?;
+        if let Some((machine, monitor, done)) = &mut self.harvest {
+            let device = machine.explained(device(monitor, "vm0"))?;
             let held = memory_files(monitor)?;
             let held = held.iter().find(|(size, _)| *size == DEVICE_MAX).context("no file")?.1;
             plugged = device.plugged_bytes;
@@ -418,14 +447,15 @@ impl<'a> Figure<'a> {
                 let at = self.waiting.iter().position(|newcomer| newcomer.id == vm);
                 let newcomer = self.waiting.remove(at.context("nobody waits by that name")?);
                 let (name, memory) = (format!("vm{}", vm.0), format!("{}M", newcomer.bytes / M));
-                let spec = Spec { name: &name, memory: &memory, ..Spec::default() };
+                let arguments = &["-no-reboot", "-smp", "1"];
+                let spec = Spec { name: &name, memory: &memory, arguments, ..Spec::default() };
                 let machine = Machine::start_alone(self.cluster, self.guests, &spec)?;
                 self.regular.insert(vm, (machine, newcomer.bytes));
             }
             Action::Grow { requested_bytes, order, .. }
             | Action::Shrink { requested_bytes, order, .. } => {
-                let (_, monitor, done) = self.harvest.as_mut().context("it is gone")?;
-                monitor.request_size("vm0", requested_bytes, PATIENCE)?;
+                let (machine, monitor, done) = self.harvest.as_mut().context("it is gone")?;
+                machine.explained(monitor.request_size("vm0", requested_bytes, PATIENCE))?;
                 *done = order;
             }
             Action::ShutDown { .. } => {

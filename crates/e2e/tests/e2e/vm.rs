@@ -280,7 +280,8 @@ pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
             sleep 1
         done
         echo guest: plugged
-        stress-ng --vm 2 --vm-bytes 700M --verify -t 15";
+        stress-ng --vm 2 --vm-bytes 700M --verify -t 15 || exit 1
+        read -r word </dev/ttyS0";
     let spec = Spec {
         script,
         arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
@@ -299,6 +300,7 @@ pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
     cluster.eventually("the node sees the plugged memory", PATIENCE, |_| {
         Ok(report(cluster, "guest")?["memory_bytes"].as_u64() == Some(1 << 30))
     })?;
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }
@@ -314,7 +316,8 @@ pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster) -> TestResult {
         echo guest: grown
         while [ $(has) -gt 600 ]; do sleep 1; done
         echo guest: shrunk
-        stress-ng --vm 1 --vm-bytes 250M --verify -t 15";
+        stress-ng --vm 1 --vm-bytes 250M --verify -t 15 || exit 1
+        read -r word </dev/ttyS0";
     let spec = Spec {
         script,
         arguments: &[
@@ -348,6 +351,7 @@ pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster) -> TestResult {
         // What 600 MiB take beyond the memory that the guest was started with is more than this.
         Ok(discarded >= before + (100 << 20) / 4096)
     })?;
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }

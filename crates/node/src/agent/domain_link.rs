@@ -4,6 +4,7 @@
 //! libvirt would mark the domain for. Nothing here needs libvirt's list of domains, which stands still while one of them waits in a hook.
 
 use super::monitor::{PATIENCE, Shared, Sizes};
+use super::reminders::Reminders;
 use hecaton_vm::create::Memory;
 use hecaton_vm::domain::harvest::Domain;
 use hecaton_vm::memory_device::MemoryDevice;
@@ -16,11 +17,12 @@ pub(super) struct DomainLink {
     uuid: String,
     /// libvirt's name for its device, once it is known.
     alias: String,
+    reminders: Reminders,
 }
 
 impl DomainLink {
     pub(super) fn new(virsh: Virsh, uuid: String) -> DomainLink {
-        DomainLink { virsh, uuid, alias: String::new() }
+        DomainLink { virsh, uuid, alias: String::new(), reminders: Reminders::default() }
     }
 
     /// Does what is to be done. The sizes that were asked for, and the device after that.
@@ -39,25 +41,40 @@ impl DomainLink {
             // Before anything can be asked of it.
             self.device(desk)?;
         }
+        if desk.takes_remind() {
+            let device = self.device(desk)?;
+            self.reminders.note(&[device]);
+        }
         let sizes = desk.sizes();
         for (device, (_, bytes)) in &sizes {
+            self.reminders.forget(device);
             let known = desk.devices().into_iter().find(|known| known.id == *device);
-            if let Some(refused) = known.and_then(|known| known.check(*bytes).err()) {
-                tracing::warn!(uuid = self.uuid, bytes, error = %refused, "not resized");
-                continue;
-            }
-            let kib = (bytes >> 10).to_string();
-            let more = ["--live", "--alias", self.alias.as_str(), "--requested-size", kib.as_str()];
-            match self.ask(desk, "update-memory-device", &more) {
-                Ok(_) => {}
-                Err(error @ VirshError::Failed { .. }) if self.device(desk).is_ok() => {
-                    // It is there, and so is libvirt: this was refused.
-                    tracing::warn!(uuid = self.uuid, bytes, %error, "not resized");
+            match known.and_then(|known| known.check(*bytes).err()) {
+                Some(refused) => {
+                    tracing::warn!(uuid = self.uuid, bytes, error = %refused, "not resized");
                 }
-                Err(error) => return Err(error.into()),
+                None => self.request_size(desk, *bytes)?,
             }
         }
+        let mut reminders = std::mem::take(&mut self.reminders);
+        let said = reminders.say(|_, bytes| self.request_size(desk, bytes));
+        self.reminders = reminders;
+        said?;
         Ok((sizes, vec![self.device(desk)?]))
+    }
+
+    fn request_size(&mut self, desk: &Shared, bytes: u64) -> Result<(), LinkError> {
+        let kib = (bytes >> 10).to_string();
+        let more = ["--live", "--alias", self.alias.as_str(), "--requested-size", kib.as_str()];
+        match self.ask(desk, "update-memory-device", &more) {
+            Ok(_) => Ok(()),
+            Err(error @ VirshError::Failed { .. }) if self.device(desk).is_ok() => {
+                // It is there, and so is libvirt: this was refused.
+                tracing::warn!(uuid = self.uuid, bytes, %error, "not resized");
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn device(&mut self, desk: &Shared) -> Result<MemoryDevice, LinkError> {

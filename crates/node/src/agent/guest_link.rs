@@ -104,6 +104,12 @@ impl GuestLink {
         let now = self.0.begun.elapsed();
         self.0.desk().notices.may_take(size_bytes, now)
     }
+
+    /// See [`Notices::takes_reminder`].
+    pub(super) fn takes_reminder(&self) -> bool {
+        let now = self.0.begun.elapsed();
+        self.0.desk().notices.takes_reminder(now)
+    }
 }
 
 impl Drop for GuestLink {

@@ -156,6 +156,11 @@ impl Machine {
                 self.held.get(&device.id).map_or(device.requested_bytes, |(_, bytes)| *bytes)
             };
             let size_bytes = base_bytes + devices.iter().map(asked).sum::<u64>();
+            if guest.takes_reminder()
+                && let Some(monitor) = &self.monitor
+            {
+                monitor.remind();
+            }
             if self.held.is_empty() || !guest.may_take(size_bytes) {
                 return;
             }

@@ -32,6 +32,7 @@ mod places;
 mod process;
 mod qmp_link;
 mod record;
+mod reminders;
 mod report;
 
 pub use report::{

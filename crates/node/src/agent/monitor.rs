@@ -57,6 +57,7 @@ struct Desk {
     sizes: Sizes,
     power_down: bool,
     quit: bool,
+    remind: bool,
     heard: Heard,
 }
 
@@ -110,6 +111,12 @@ impl MachineMonitor {
     /// Has the guest asked for a size.
     pub(super) fn resize(&self, device: String, bytes: u64, order: Order) {
         self.0.desk().sizes.insert(device, (order, bytes));
+        self.0.bell.ring();
+    }
+
+    /// Has the guest asked once more for what it was asked for, as far as it has not given that.
+    pub(super) fn remind(&self) {
+        self.0.desk().remind = true;
         self.0.bell.ring();
     }
 
@@ -183,6 +190,11 @@ impl Shared {
     /// Whether the machine is to end: said once.
     pub(super) fn takes_quit(&self) -> bool {
         std::mem::take(&mut self.desk().quit)
+    }
+
+    /// Whether the guest is to be asked once more: said once.
+    pub(super) fn takes_remind(&self) -> bool {
+        std::mem::take(&mut self.desk().remind)
     }
 
     /// The sizes that are to be asked for, by device.

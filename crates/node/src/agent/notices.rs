@@ -8,6 +8,9 @@ use std::time::Duration;
 /// How long a guest may take to have its applications give back before the first batch is taken.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How often a guest is asked once more at the most, whatever it says.
+const BETWEEN_REMINDERS: Duration = Duration::from_secs(1);
+
 /// What is so, and what the guest knows of it.
 #[derive(Debug)]
 pub(super) struct Notices {
@@ -22,6 +25,9 @@ pub(super) struct Notices {
     eviction: Option<Eviction>,
     /// Somebody in the guest has said something, and has not left a notice without an answer since.
     listens: bool,
+    /// There is something for who was asked before it was there.
+    is_to_be_reminded: bool,
+    reminded_at: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +38,8 @@ struct Announced {
     least_bytes: u64,
     /// When it is waited for no more.
     until: Duration,
+    /// It has had its time: it was asked for what it had not given.
+    is_overdue: bool,
     is_answered: bool,
 }
 
@@ -54,6 +62,8 @@ impl Notices {
             announced: None,
             eviction: None,
             listens: false,
+            is_to_be_reminded: false,
+            reminded_at: None,
         }
     }
 
@@ -94,6 +104,7 @@ impl Notices {
             target_bytes,
             least_bytes: u64::MAX,
             until,
+            is_overdue: false,
             is_answered: before.is_some_and(is_done),
         });
         self.target_message()
@@ -125,6 +136,8 @@ impl Notices {
     /// Takes what the guest says; what it is to be told.
     pub(super) fn hear(&mut self, message: &GuestMessage, now: Duration) -> Vec<HostMessage> {
         self.listens = true;
+        let is_overdue = self.announced.is_some_and(|announced| announced.is_overdue);
+        self.is_to_be_reminded |= is_overdue && self.is_awaited(message);
         match message {
             // It may know what an agent before this one has said, too.
             GuestMessage::Hello => {
@@ -185,10 +198,22 @@ impl Notices {
             return true;
         }
         if now >= announced.until {
+            announced.is_overdue = true;
             self.listens = false;
             return true;
         }
         false
+    }
+
+    /// Whether the guest is to be asked once more for what it was asked for before it was there.
+    pub(super) fn takes_reminder(&mut self, now: Duration) -> bool {
+        let is_soon = |at: Duration| now.saturating_sub(at) < BETWEEN_REMINDERS;
+        if !self.is_to_be_reminded || self.reminded_at.is_some_and(is_soon) {
+            return false;
+        }
+        self.is_to_be_reminded = false;
+        self.reminded_at = Some(now);
+        true
     }
 
     fn next_id(&mut self) -> u64 {
@@ -315,6 +340,27 @@ mod tests {
         assert!(notices.may_take(20, S(5)));
         notices.hear(&ready(2), S(5));
         assert!(!notices.is_awaited(&giving(2, 11)) && notices.may_take(10, S(5)), "all is");
+    }
+
+    #[test]
+    fn who_gives_late_is_asked_once_more() {
+        let mut notices = Notices::new(S(5), true);
+        notices.hear(&GuestMessage::Hello, S(0));
+        notices.shrink("d0", 0, 10, &devices([8, 6]), S(0));
+        let giving = |size_bytes| GuestMessage::Giving { id: 1, size_bytes };
+        notices.hear(&giving(23), S(1));
+        assert!(!notices.takes_reminder(S(1)), "nothing was asked for");
+        assert!(notices.may_take(16, S(2)) && !notices.takes_reminder(S(2)), "nothing is there");
+        notices.hear(&giving(20), S(3));
+        assert!(notices.takes_reminder(S(3)) && !notices.takes_reminder(S(3)), "once");
+        notices.hear(&giving(18), S(3));
+        assert!(!notices.takes_reminder(S(3)) && notices.takes_reminder(S(4)), "not so soon");
+        notices.hear(&giving(18), S(5));
+        assert!(!notices.takes_reminder(S(5)), "it is known");
+        notices.hear(&ready(1), S(6));
+        assert!(notices.takes_reminder(S(6)));
+        notices.hear(&ready(1), S(7));
+        assert!(!notices.takes_reminder(S(7)));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A machine that is reached by QEMU's own monitor.
 
 use super::monitor::{PATIENCE, Shared, Sizes};
+use super::reminders::Reminders;
 use hecaton_vm::balloon::Balloon;
 use hecaton_vm::memory_device::{MemoryDevice, ResizeError};
 use hecaton_vm::qmp::{Monitor, QmpError};
@@ -13,13 +14,14 @@ pub(super) struct QmpLink {
     socket: PathBuf,
     pid: u32,
     balloon: Option<Balloon>,
+    reminders: Reminders,
     connected: Option<Monitor>,
 }
 
 impl QmpLink {
     /// To the machine that is this process, and listens there or will. Its virtio-mem devices are asked, or its balloon.
     pub(super) fn new(socket: PathBuf, pid: u32, balloon: Option<Balloon>) -> QmpLink {
-        QmpLink { socket, pid, balloon, connected: None }
+        QmpLink { socket, pid, balloon, reminders: Reminders::default(), connected: None }
     }
 
     /// Does what is to be done. The sizes that were asked for, and the devices after that.
@@ -43,24 +45,16 @@ impl QmpLink {
         if desk.takes_quit() {
             monitor.execute("quit", json!({}), PATIENCE)?;
         }
+        // A balloon's driver goes on by itself.
+        if desk.takes_remind() && self.balloon.is_none() {
+            self.reminders.note(&monitor.memory_devices(PATIENCE)?);
+        }
         let sizes = desk.sizes();
         for (device, (_, bytes)) in &sizes {
-            let (device, bytes) = (device.as_str(), *bytes);
-            let asked = match &mut self.balloon {
-                Some(balloon) => balloon.request_size(&mut monitor, bytes, PATIENCE),
-                None => monitor.request_size(device, bytes, PATIENCE),
-            };
-            match asked {
-                Ok(()) => {}
-                // Whether it was asked is not known: once more, which does no harm.
-                Err(ResizeError::Monitor(
-                    error @ (QmpError::Silent { .. }
-                    | QmpError::Io { .. }
-                    | QmpError::Protocol { .. }),
-                )) => return Err(error),
-                Err(refused) => tracing::warn!(device, bytes, error = %refused, "not resized"),
-            }
+            self.reminders.forget(device);
+            ask(&mut monitor, self.balloon.as_mut(), device, *bytes)?;
         }
+        self.reminders.say(|device, bytes| ask(&mut monitor, None, device, bytes))?;
         let devices = match &mut self.balloon {
             Some(balloon) => vec![balloon.device(&mut monitor, PATIENCE)?],
             None => monitor.memory_devices(PATIENCE)?,
@@ -78,6 +72,30 @@ impl QmpLink {
                 reason: format!("process {pid} listens there, and the machine is {}", self.pid),
             }),
             _ => Ok(monitor),
+        }
+    }
+}
+
+/// Asks the guest for a size. One that is refused is said to be, and that is all; an error is that whether it was asked is not
+/// known: it is once more, which does no harm.
+fn ask(
+    monitor: &mut Monitor,
+    balloon: Option<&mut Balloon>,
+    device: &str,
+    bytes: u64,
+) -> Result<(), QmpError> {
+    let asked = match balloon {
+        Some(balloon) => balloon.request_size(monitor, bytes, PATIENCE),
+        None => monitor.request_size(device, bytes, PATIENCE),
+    };
+    match asked {
+        Ok(()) => Ok(()),
+        Err(ResizeError::Monitor(
+            error @ (QmpError::Silent { .. } | QmpError::Io { .. } | QmpError::Protocol { .. }),
+        )) => Err(error),
+        Err(refused) => {
+            tracing::warn!(device, bytes, error = %refused, "not resized");
+            Ok(())
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A harvest VM of the bench: a machine with a virtio-mem device, its monitor, and the port to the manager inside.
 
-use super::{Sizes, loads::Load, ways::Way};
+use super::{BLOCK, Sizes, loads::Load, ways::Way};
 use crate::bench::{
     interrupt,
     machine::{Machine, Memory, kit::Kit, program_in_guest},
@@ -167,6 +167,12 @@ impl Guest<'_> {
 
     pub(super) fn request(&mut self, bytes: u64) -> anyhow::Result<()> {
         Ok(self.monitor.request_size(DEVICE, bytes, PATIENCE)?)
+    }
+
+    /// Asks once more for what it was asked for: its driver has perhaps given up for now.
+    pub(super) fn remind(&mut self, bytes: u64) -> anyhow::Result<()> {
+        self.request(bytes + BLOCK)?;
+        self.request(bytes)
     }
 
     /// QEMU's process.

@@ -27,7 +27,10 @@ pub(super) struct Wish {
     pub(super) limit: Duration,
 }
 
-/// The guest was told, and has not answered.
+/// How often a guest is asked once more at the most.
+const BETWEEN_REMINDERS: Duration = Duration::from_secs(1);
+
+/// What the guest was told, and has not answered.
 struct Told {
     /// With this number.
     id: u64,
@@ -35,6 +38,8 @@ struct Told {
     least: u64,
     /// Since when it has its time.
     since: Instant,
+    /// When it was last asked for what it had not given; none before it has had its time.
+    overdue: Option<Instant>,
 }
 
 /// One that is under way.
@@ -53,7 +58,7 @@ impl Shrink {
         let before = guest.device()?.plugged_bytes;
         let begun = Instant::now();
         let id = wish.way.is_told().then(|| guest.announce(wish.target)).transpose()?;
-        let told = id.map(|id| Told { id, least: before, since: begun });
+        let told = id.map(|id| Told { id, least: before, since: begun, overdue: None });
         Ok(Self { wish, before, begun, told, ready_seconds: None, requested: None, given: None })
     }
 
@@ -91,7 +96,7 @@ impl Shrink {
         Ok(self.given)
     }
 
-    /// What the guest says of its being ready.
+    /// What the guest says of its being ready. As the agent does it, one that gives late is asked once more.
     fn hear(&mut self, guest: &mut Guest<'_>) -> anyhow::Result<()> {
         while let Some(message) = guest.hear()? {
             let Some(told) = &mut self.told else { continue };
@@ -99,8 +104,19 @@ impl Shrink {
                 GuestMessage::Giving { id, size_bytes } if id == told.id => {
                     told.least = told.least.min(guest.device_of(size_bytes));
                 }
-                GuestMessage::Ready { id, .. } if id == told.id => self.is_ready(),
-                _ => {}
+                GuestMessage::Ready { id, .. } if id == told.id => told.least = 0,
+                _ => continue,
+            }
+            let is_ready = told.least == 0;
+            if let (Some(at), Some(requested)) = (&mut told.overdue, self.requested)
+                && (is_ready || at.elapsed() >= BETWEEN_REMINDERS)
+            {
+                *at = Instant::now();
+                guest.remind(requested)?;
+            }
+            if is_ready {
+                self.told = None;
+                self.ready_seconds = Some(self.begun.elapsed().as_secs_f64());
             }
         }
         Ok(())
@@ -109,20 +125,16 @@ impl Shrink {
     /// As the agent does it: at once what the guest has given, the rest when it is ready or has had its time.
     fn may_ask_for(&mut self, bytes: u64) -> bool {
         let Some(told) = &mut self.told else { return true };
+        if told.overdue.is_some() {
+            return true;
+        }
         if bytes >= told.least {
             told.since = Instant::now();
             return true;
         }
-        if told.since.elapsed() >= READY {
-            self.is_ready();
-            return true;
-        }
-        false
-    }
-
-    fn is_ready(&mut self) {
-        self.told = None;
-        self.ready_seconds = Some(self.begun.elapsed().as_secs_f64());
+        let is_overdue = told.since.elapsed() >= READY;
+        told.overdue = is_overdue.then(Instant::now);
+        is_overdue
     }
 }
 

@@ -36,11 +36,13 @@ pub enum CgroupError {
          cgroup_disable=memory"
     )]
     NoController(PathBuf),
-    /// Version 2, and not for groups below its root.
-    #[error("cannot enable the memory controller in {path}")]
+    /// Version 2, and not for the groups in this one.
+    #[error("cannot enable the {controller} controller in {path}{}", way_out(source))]
     Enable {
-        /// The root of the file system.
+        /// The group that they are in.
         path: PathBuf,
+        /// The controller.
+        controller: &'static str,
         /// What the kernel said.
         source: io::Error,
     },
@@ -118,7 +120,7 @@ impl Hierarchy {
     fn find_in(mounts: &Path) -> Result<Hierarchy, CgroupError> {
         // Of a host with both, version 2 has what version 1 leaves.
         for root in [mounts.to_owned(), mounts.join("unified")] {
-            if lists_memory(&root.join("cgroup.controllers")) {
+            if lists(&root.join("cgroup.controllers"), "memory") {
                 return Ok(Hierarchy { root, version: Version::V2 });
             }
         }
@@ -129,17 +131,33 @@ impl Hierarchy {
         }
     }
 
+    /// The group that all others are in.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The directory of the group of this name, whether it is there or not.
-    pub fn path_of(&self, name: &str) -> PathBuf {
+    pub fn path_of(&self, name: impl AsRef<Path>) -> PathBuf {
         self.root.join(name)
     }
 
-    /// A new group that may have so many bytes, and as much swap as there is.
-    pub fn make(&self, name: &str, limit_bytes: u64) -> Result<Group, CgroupError> {
-        if self.version == Version::V2 {
-            self.enable()?;
-        }
+    /// A new group that may have so many bytes, and as much swap as there is. The groups that it is in, if its name has several parts, are made
+    /// where they are missing, without a limit, and stay.
+    pub fn make(&self, name: impl AsRef<Path>, limit_bytes: u64) -> Result<Group, CgroupError> {
         let path = self.path_of(name);
+        let within = path.ancestors().skip(1).take_while(|group| group.starts_with(&self.root));
+        let within: Vec<&Path> = within.collect();
+        for group in within.into_iter().rev() {
+            match fs::create_dir(group) {
+                Err(source) if !group.is_dir() => {
+                    return Err(CgroupError::Make { path: group.to_owned(), source });
+                }
+                _ => {}
+            }
+            if self.version == Version::V2 {
+                enable(group, "memory")?;
+            }
+        }
         fs::create_dir(&path).map_err(|source| CgroupError::Make { path: path.clone(), source })?;
         let group = Group { path, version: self.version };
         match group.limit(limit_bytes) {
@@ -150,20 +168,43 @@ impl Hierarchy {
             }
         }
     }
+}
 
-    fn enable(&self) -> Result<(), CgroupError> {
-        let path = self.root.join("cgroup.subtree_control");
-        if lists_memory(&path) {
-            return Ok(());
+/// Lets the groups in this one, of version 2, have a controller.
+///
+/// One with processes of its own is refused, but for the root of all, as the kernel does for the memory controller. The cpu
+/// controller it may enable there, and takes no process into the groups below from then on.
+pub fn enable(group: &Path, controller: &'static str) -> Result<(), CgroupError> {
+    let file = group.join("cgroup.subtree_control");
+    if lists(&file, controller) {
+        return Ok(());
+    }
+    let enabled = match has_processes_beside_groups(group) {
+        true => Err(Errno::BUSY.into()),
+        false => write(&file, &format!("+{controller}")),
+    };
+    enabled.map_err(|source| CgroupError::Enable { path: group.to_owned(), controller, source })
+}
+
+/// Not of the root of all, which alone has no type: that of a cgroup namespace has one.
+fn has_processes_beside_groups(group: &Path) -> bool {
+    let procs = || fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    group.join("cgroup.type").exists() && !procs().trim().is_empty()
+}
+
+fn way_out(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::BUSY) => {
+            "; it has processes of its own, as the root of a container's cgroup namespace has, and version 2 divides nothing \
+             between processes and groups beside them: move them into a group below it, or run Hecaton outside of the container"
         }
-        write(&path, "+memory")
-            .map_err(|source| CgroupError::Enable { path: self.root.clone(), source })
+        _ => "",
     }
 }
 
-fn lists_memory(file: &Path) -> bool {
+fn lists(file: &Path, controller: &str) -> bool {
     let text = fs::read_to_string(file).unwrap_or_default();
-    text.split_whitespace().any(|name| name == "memory")
+    text.split_whitespace().any(|name| name == controller)
 }
 
 /// What a group has, in bytes.
@@ -457,6 +498,49 @@ mod tests {
         fs::create_dir(dir.path().join("a")).unwrap();
         let error = hierarchy.make("a", M).expect_err("somebody else's").to_string();
         assert!(error.contains("cannot make the memory cgroup"), "{error}");
+    }
+
+    #[test]
+    fn a_new_group_below_others_of_version_2_has_its_controller() {
+        let dir = tempfile::tempdir().unwrap();
+        let hierarchy = Hierarchy { root: dir.path().join("root"), version: Version::V2 };
+        let controls = ["root", "root/a"].map(|group| dir.path().join(group));
+        for group in &controls {
+            fs::create_dir(group).unwrap();
+            fs::write(group.join("cgroup.subtree_control"), "cpu\n").unwrap();
+        }
+        let error = hierarchy.make("a/b", M).expect_err("no limit").to_string();
+        assert!(error.contains("root/a/b/memory.max"), "{error}");
+        for group in &controls {
+            let control = fs::read_to_string(group.join("cgroup.subtree_control")).unwrap();
+            assert_eq!(control, "+memory", "{}", group.display());
+        }
+        let left: Vec<_> = fs::read_dir(&controls[1]).unwrap().collect();
+        assert_eq!(left.len(), 1, "half of it is left");
+        // What it is in is made, too.
+        let error = hierarchy.make("c/d", M).expect_err("no cgroup file system").to_string();
+        assert!(error.contains("cannot enable the memory controller in"), "{error}");
+        assert!(dir.path().join("root/c").is_dir());
+    }
+
+    #[test]
+    fn a_group_with_processes_of_its_own_divides_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = dir.path().join("cgroup.subtree_control");
+        fs::write(&control, "\n").unwrap();
+        fs::write(dir.path().join("cgroup.procs"), "7\n").unwrap();
+        fs::write(dir.path().join("cgroup.type"), "domain\n").unwrap();
+        let error = enable(dir.path(), "cpu").expect_err("it has a process");
+        assert!(error.to_string().contains("cannot enable the cpu controller in"), "{error}");
+        assert!(error.to_string().contains("it has processes of its own"), "{error}");
+        assert_eq!(fs::read_to_string(&control).unwrap(), "\n", "it is left as it was");
+        // The root of all has any.
+        fs::remove_file(dir.path().join("cgroup.type")).unwrap();
+        enable(dir.path(), "cpu").unwrap();
+        assert_eq!(fs::read_to_string(&control).unwrap(), "+cpu");
+        fs::write(dir.path().join("cgroup.type"), "domain\n").unwrap();
+        fs::write(&control, "memory cpu\n").unwrap();
+        enable(dir.path(), "cpu").expect("it is enabled already");
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl Container {
     /// The directory that the group of a new one is to have; the reason if there can be none.
     pub(super) fn place(name: &str) -> Result<PathBuf, String> {
         let hierarchy = Hierarchy::find().map_err(|error| with_causes(&error))?;
-        let path = hierarchy.path_of(&format!("{PREFIX}{name}"));
+        let path = hierarchy.path_of(format!("{PREFIX}{name}"));
         if path.exists() {
             return Err(format!(
                 "the memory cgroup {} is there already, and no machine's of this agent; remove it (rmdir) if it has no \
@@ -48,10 +48,7 @@ impl Container {
         let opened = || {
             let group = match Group::at(path) {
                 Some(group) => group,
-                None => {
-                    let name = path.file_name().unwrap_or_default().to_string_lossy();
-                    Hierarchy::find()?.make(&name, base_bytes)?
-                }
+                None => Hierarchy::find()?.make(path, base_bytes)?,
             };
             // An agent before this one may have been killed as it made it.
             if group.members()?.is_empty() {

@@ -6,6 +6,8 @@
 //! alternatives both take time away that nobody else wants: processors of a machine's own (cpusets) stand idle when it does, and a quota stops
 //! all of a machine's processors for the rest of a period.
 
+use crate::causes::with_causes;
+use hecaton_memory::cgroup::enable;
 use rustix::io::Errno;
 use std::fs;
 use std::io;
@@ -61,10 +63,13 @@ impl CpuGroups {
     /// Those under a group of this name, for machines that together have so many cores at the most. `cgroups` is [`CGROUPS`] on a
     /// real host. Nothing is made yet; the reason if there is no controller.
     pub(super) fn find(cgroups: &Path, name: &str, cores: u32) -> Result<CpuGroups, String> {
+        // Of a host with both, version 2 has what version 1 leaves.
+        let unified = [cgroups.to_owned(), cgroups.join("unified")];
+        let is_here = |root: &PathBuf| has_word(&root.join("cgroup.controllers"), "cpu");
         let (version, root) = if cgroups.join("cpu").join(Version::V1.file()).exists() {
             (Version::V1, cgroups.join("cpu"))
-        } else if has_word(&cgroups.join("cgroup.controllers"), "cpu") {
-            (Version::V2, cgroups.to_owned())
+        } else if let Some(root) = unified.into_iter().find(is_here) {
+            (Version::V2, root)
         } else {
             return Err(format!("there is no cpu controller under {}", cgroups.display()));
         };
@@ -81,18 +86,16 @@ impl CpuGroups {
         group.starts_with(&self.root)
     }
 
+    /// A machine's group, whether it is there or not.
+    fn group_of(&self, machine: &str) -> PathBuf {
+        self.path.join(format!("{PREFIX}{machine}"))
+    }
+
     /// Has a machine's process in its group, with the weight of its cores, whatever was there before. A process that has ended is in
     /// none.
     pub(super) fn enter(&self, machine: &str, cores: u32, pid: u32) -> Result<(), String> {
-        if self.version == Version::V2 {
-            allow_cpu(&self.root)?;
-        }
-        make(&self.path)?;
-        if self.version == Version::V2 {
-            allow_cpu(&self.path)?;
-        }
-        write(&self.path.join(self.version.file()), self.own_weight())?;
-        let group = self.path.join(group_name(machine));
+        self.make_own()?;
+        let group = self.group_of(machine);
         make(&group)?;
         write(&group.join(self.version.file()), self.weight(cores))?;
         let procs = group.join("cgroup.procs");
@@ -101,6 +104,21 @@ impl CpuGroups {
                 Err(format!("cannot move process {pid} into {}: {error}", procs.display()))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn make_own(&self) -> Result<(), String> {
+        self.divide(&self.root)?;
+        make(&self.path)?;
+        self.divide(&self.path)?;
+        write(&self.path.join(self.version.file()), self.own_weight())
+    }
+
+    /// Lets the groups in this one have weights; those of version 1 always have.
+    fn divide(&self, group: &Path) -> Result<(), String> {
+        match self.version {
+            Version::V1 => Ok(()),
+            Version::V2 => enable(group, "cpu").map_err(|error| with_causes(&error)),
         }
     }
 
@@ -135,19 +153,9 @@ impl CpuGroups {
     }
 }
 
-fn group_name(machine: &str) -> String {
-    format!("{PREFIX}{machine}")
-}
-
 fn has_word(file: &Path, word: &str) -> bool {
     let text = fs::read_to_string(file).unwrap_or_default();
     text.split_whitespace().any(|one| one == word)
-}
-
-/// Lets groups in this one have weights: version 2.
-fn allow_cpu(group: &Path) -> Result<(), String> {
-    let file = group.join("cgroup.subtree_control");
-    if has_word(&file, "cpu") { Ok(()) } else { write(&file, "+cpu") }
 }
 
 fn make(group: &Path) -> Result<(), String> {
@@ -232,19 +240,30 @@ mod tests {
         let cgroups = root.path();
         let missing = CpuGroups::find(cgroups, "h", 4).unwrap_err();
         assert!(missing.starts_with("there is no cpu controller under"), "{missing}");
-        fs::write(cgroups.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
-        let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
-        groups.enter("a", 3, 7).unwrap();
-        for (file, text) in [
-            ("cgroup.subtree_control", "+cpu"),
-            ("h/cgroup.subtree_control", "+cpu"),
-            ("h/cpu.weight", "400"),
-            ("h/vm-a/cpu.weight", "300"),
-            ("h/vm-a/cgroup.procs", "7"),
-        ] {
-            assert_eq!(read(&cgroups.join(file)), text, "{file}");
+        for mount in [cgroups.join("unified"), cgroups.to_owned()] {
+            fs::create_dir_all(mount.join("h")).unwrap();
+            fs::write(mount.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
+            for group in [&mount, &mount.join("h")] {
+                fs::write(group.join("cgroup.subtree_control"), "memory\n").unwrap();
+            }
+            let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
+            groups.enter("a", 3, 7).unwrap();
+            for (file, text) in [
+                ("cgroup.subtree_control", "+cpu"),
+                ("h/cgroup.subtree_control", "+cpu"),
+                ("h/cpu.weight", "400"),
+                ("h/vm-a/cpu.weight", "300"),
+                ("h/vm-a/cgroup.procs", "7"),
+            ] {
+                assert_eq!(read(&mount.join(file)), text, "{file}");
+            }
+            assert!(groups.are_beside(&mount.join("hecaton-vm-a")));
+            fs::write(mount.join("cgroup.subtree_control"), "").unwrap();
+            fs::write(mount.join("cgroup.type"), "domain\n").unwrap();
+            fs::write(mount.join("cgroup.procs"), "8\n").unwrap();
+            let busy = groups.enter("a", 3, 7).unwrap_err();
+            assert!(busy.contains("it has processes of its own"), "{busy}");
         }
-        assert!(groups.are_beside(&cgroups.join("hecaton-vm-a")));
         // Where both are there, the controller is version 1's.
         fs::create_dir(cgroups.join("cpu")).unwrap();
         fs::write(cgroups.join("cpu/cpu.shares"), "1024\n").unwrap();

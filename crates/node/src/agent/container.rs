@@ -3,11 +3,13 @@
 //! The group is the agent's: it makes it, moves the launcher into it before that becomes the container's program, and removes it when the last process
 //! has ended. A launcher that entered by itself would have to be root's.
 
+use super::cores::Cores;
 use super::host_memory::Held;
 use super::process::ProcessId;
 use crate::causes::with_causes;
 use hecaton_memory::cgroup::{CgroupError, Charged, Group, Hierarchy};
 use rustix::fs::{Access, access};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What the names of the groups begin with.
@@ -22,10 +24,19 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// The directory that the group of a new one is to have; the reason if there can be none.
-    pub(super) fn place(name: &str) -> Result<PathBuf, String> {
+    /// The directory that the group of a new one is to have; the reason if there can be none. `cores`: those of the host, if it has some of
+    /// them; where memory and cpu have one hierarchy, it has one group for both.
+    pub(super) fn place(name: &str, cores: Option<&Cores>) -> Result<PathBuf, String> {
         let hierarchy = Hierarchy::find().map_err(|error| with_causes(&error))?;
-        let path = hierarchy.path_of(format!("{PREFIX}{name}"));
+        let alone = hierarchy.path_of(format!("{PREFIX}{name}"));
+        let path = match cores.and_then(|cores| cores.group_instead(name, &alone)) {
+            Some(path) => {
+                // The agent's own, and perhaps that of a machine that has just ended.
+                let _ = fs::remove_dir(&path);
+                path
+            }
+            None => alone,
+        };
         if path.exists() {
             return Err(format!(
                 "the memory cgroup {} is there already, and no machine's of this agent; remove it (rmdir) if it has no \
@@ -33,7 +44,7 @@ impl Container {
                 path.display()
             ));
         }
-        let root = path.parent().unwrap_or(&path);
+        let root = hierarchy.root();
         access(root, Access::WRITE_OK).map_err(|error| {
             format!(
                 "the node cannot make memory cgroups in {}: {error}; run it as root",

@@ -9,7 +9,7 @@ use rustix::thread::sched_getaffinity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The kernel's counters, with a line for each processor that is online.
 const STAT: &str = "/proc/stat";
@@ -59,9 +59,10 @@ impl Cores {
         self.managed
     }
 
-    /// Whether a process that enters a machine's group would leave this one, of the same hierarchy: version 2 has one for all.
-    pub(super) fn takes_from(&self, group: &Path) -> bool {
-        self.groups.as_ref().is_ok_and(|groups| groups.are_beside(group))
+    /// The group that has a machine's processes for its cores, if they cannot be in `group` as well: version 2 has one hierarchy for all.
+    pub(super) fn group_instead(&self, machine: &str, group: &Path) -> Option<PathBuf> {
+        let groups = self.groups.as_ref().ok().filter(|groups| groups.are_beside(group))?;
+        Some(groups.group_of(machine))
     }
 
     /// Has each machine's process in its group, tries again where that has failed, and removes the groups of those that have ended.
@@ -74,8 +75,13 @@ impl Cores {
                 continue;
             }
             let entered = self.groups.as_ref().map_err(String::clone);
-            let entered =
-                entered.and_then(|groups| groups.enter(name, cores, machine.record.process.pid));
+            let entered = entered.and_then(|groups| {
+                let its = machine.record.cgroup.as_deref();
+                match its.filter(|group| groups.are_beside(group)) {
+                    Some(group) => groups.weigh(group, cores),
+                    None => groups.enter(name, cores, machine.record.process.pid),
+                }
+            });
             machine.cpu_place = match entered {
                 Ok(()) => CpuPlace::Placed,
                 Err(reason) => {

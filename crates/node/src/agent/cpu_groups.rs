@@ -5,6 +5,9 @@
 //! others leave from one tick of the scheduler to the next, and nobody has to decide it, least of all an agent that may be killed. The
 //! alternatives both take time away that nobody else wants: processors of a machine's own (cpusets) stand idle when it does, and a quota stops
 //! all of a machine's processors for the rest of a period.
+//!
+//! Version 2 has one hierarchy for all controllers, so that a container with cores has one group for its memory and its weight. That is here and not
+//! at the root, where the weight would be beside that of all machines together.
 
 use crate::causes::with_causes;
 use hecaton_memory::cgroup::enable;
@@ -87,7 +90,7 @@ impl CpuGroups {
     }
 
     /// A machine's group, whether it is there or not.
-    fn group_of(&self, machine: &str) -> PathBuf {
+    pub(super) fn group_of(&self, machine: &str) -> PathBuf {
         self.path.join(format!("{PREFIX}{machine}"))
     }
 
@@ -105,6 +108,12 @@ impl CpuGroups {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Gives a group that is made for a machine otherwise, and has its processes, the weight of its cores.
+    pub(super) fn weigh(&self, group: &Path, cores: u32) -> Result<(), String> {
+        self.make_own()?;
+        write(&group.join(self.version.file()), self.weight(cores))
     }
 
     fn make_own(&self) -> Result<(), String> {
@@ -241,19 +250,25 @@ mod tests {
         let missing = CpuGroups::find(cgroups, "h", 4).unwrap_err();
         assert!(missing.starts_with("there is no cpu controller under"), "{missing}");
         for mount in [cgroups.join("unified"), cgroups.to_owned()] {
-            fs::create_dir_all(mount.join("h")).unwrap();
+            fs::create_dir_all(mount.join("h/vm-b")).unwrap();
             fs::write(mount.join("cgroup.controllers"), "cpuset cpu memory\n").unwrap();
             for group in [&mount, &mount.join("h")] {
                 fs::write(group.join("cgroup.subtree_control"), "memory\n").unwrap();
             }
             let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
             groups.enter("a", 3, 7).unwrap();
+            // Its processes are there already.
+            let other = groups.group_of("b");
+            assert!(groups.are_beside(&other));
+            groups.weigh(&other, 1).unwrap();
+            assert!(!other.join("cgroup.procs").exists(), "somebody was moved");
             for (file, text) in [
                 ("cgroup.subtree_control", "+cpu"),
                 ("h/cgroup.subtree_control", "+cpu"),
                 ("h/cpu.weight", "400"),
                 ("h/vm-a/cpu.weight", "300"),
                 ("h/vm-a/cgroup.procs", "7"),
+                ("h/vm-b/cpu.weight", "100"),
             ] {
                 assert_eq!(read(&mount.join(file)), text, "{file}");
             }

@@ -443,14 +443,7 @@ impl Keeper {
             ));
         }
         if wish.container {
-            let group = Container::place(&wish.name)?;
-            if wish.cores > 0 && self.cores.takes_from(&group) {
-                return Err(format!(
-                    "a container's cores cannot be kept on this host: a process is in one cgroup of version 2 only, and a container's is \
-                     {}; leave its cores out",
-                    group.display()
-                ));
-            }
+            self.place(wish)?;
         }
         let before = self.evicted.get(&wish.name).map(|(id, _)| *id);
         Ok(Received::Comes(Newcomer {
@@ -667,7 +660,7 @@ impl Keeper {
                 memory
             }
         };
-        let cgroup = wish.container.then(|| Container::place(&wish.name)).transpose();
+        let cgroup = wish.container.then(|| self.place(&wish)).transpose();
         let cgroup = match cgroup {
             Ok(cgroup) => cgroup,
             Err(reason) => {
@@ -708,6 +701,11 @@ impl Keeper {
             Ok(Admitted { memory, monitor, guest_port })
         });
         let _ = answer.send(entered);
+    }
+
+    /// Where a container's group is to be.
+    fn place(&self, wish: &CreateVm) -> Result<PathBuf, String> {
+        Container::place(&wish.name, (wish.cores > 0).then_some(&self.cores))
     }
 
     /// Has a container's launcher enter it. It is none if it cannot.

@@ -79,7 +79,7 @@ impl Cores {
                 let its = machine.record.cgroup.as_deref();
                 match its.filter(|group| groups.are_beside(group)) {
                     Some(group) => groups.weigh(group, cores),
-                    None => groups.enter(name, cores, machine.record.process.pid),
+                    None => groups.enter(name, cores, machine.record.process),
                 }
             });
             machine.cpu_place = match entered {

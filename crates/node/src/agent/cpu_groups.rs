@@ -9,6 +9,7 @@
 //! Version 2 has one hierarchy for all controllers, so that a container with cores has one group for its memory and its weight. That is here and not
 //! at the root, where the weight would be beside that of all machines together.
 
+use super::process::ProcessId;
 use crate::causes::with_causes;
 use hecaton_memory::cgroup::enable;
 use rustix::io::Errno;
@@ -95,13 +96,22 @@ impl CpuGroups {
     }
 
     /// Has a machine's process in its group, with the weight of its cores, whatever was there before. A process that has ended is in
-    /// none.
-    pub(super) fn enter(&self, machine: &str, cores: u32, pid: u32) -> Result<(), String> {
+    /// none, and what it has left stays where it is.
+    pub(super) fn enter(
+        &self,
+        machine: &str,
+        cores: u32,
+        process: ProcessId,
+    ) -> Result<(), String> {
         self.make_own()?;
         let group = self.group_of(machine);
         make(&group)?;
         write(&group.join(self.version.file()), self.weight(cores))?;
-        let procs = group.join("cgroup.procs");
+        if !process.is_alive() {
+            // Its number may be another's.
+            return Ok(());
+        }
+        let (procs, pid) = (group.join("cgroup.procs"), process.pid);
         match fs::write(&procs, pid.to_string()) {
             Err(error) if Errno::from_io_error(&error) != Some(Errno::SRCH) => {
                 Err(format!("cannot move process {pid} into {}: {error}", procs.display()))
@@ -218,7 +228,8 @@ mod tests {
             }
         };
         let pid = machine.0.id();
-        if let Err(reason) = groups.enter("a.b", 2, pid) {
+        let process = ProcessId::of(pid).expect("it runs");
+        if let Err(reason) = groups.enter("a.b", 2, process) {
             return println!("skipped: machines_are_in_groups_of_the_kernel: {reason}");
         }
         let (file, usual) = (groups.version.file(), groups.version.usual_weight());
@@ -228,14 +239,14 @@ mod tests {
         assert_eq!(read(&groups.path().join(file)), format!("{}\n", 3 * usual));
         // The next agent, which finds it, and then another machine of that name.
         let groups = find(2).expect("as before");
-        groups.enter("a.b", 1, pid).expect("again");
+        groups.enter("a.b", 1, process).expect("again");
         assert_eq!(read(&group.join(file)), format!("{usual}\n"));
         assert_eq!(read(&groups.path().join(file)), format!("{}\n", 2 * usual));
         groups.sweep(|name| name == "a.b");
         groups.sweep(|_| false);
         assert!(group.exists(), "it has a process still");
         drop(machine);
-        assert_eq!(groups.enter("a.b", 1, pid), Ok(()), "who has ended is in no group");
+        assert_eq!(groups.enter("a.b", 1, process), Ok(()), "who has ended is in no group");
         groups.sweep(|name| name == "a.b");
         assert!(group.exists());
         groups.sweep(|_| false);
@@ -247,6 +258,9 @@ mod tests {
     fn both_versions_are_spoken() {
         let root = tempfile::tempdir().unwrap();
         let cgroups = root.path();
+        let process = ProcessId::of(std::process::id()).expect("it runs");
+        let of_its_number = serde_json::json!({ "pid": process.pid, "started_ticks": 1 });
+        let ended = serde_json::from_value(of_its_number).expect("a process");
         let missing = CpuGroups::find(cgroups, "h", 4).unwrap_err();
         assert!(missing.starts_with("there is no cpu controller under"), "{missing}");
         for mount in [cgroups.join("unified"), cgroups.to_owned()] {
@@ -256,7 +270,9 @@ mod tests {
                 fs::write(group.join("cgroup.subtree_control"), "memory\n").unwrap();
             }
             let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
-            groups.enter("a", 3, 7).unwrap();
+            groups.enter("a", 3, process).unwrap();
+            groups.enter("c", 1, ended).unwrap();
+            assert!(!groups.group_of("c").join("cgroup.procs").exists(), "another one was moved");
             // Its processes are there already.
             let other = groups.group_of("b");
             assert!(groups.are_beside(&other));
@@ -267,7 +283,7 @@ mod tests {
                 ("h/cgroup.subtree_control", "+cpu"),
                 ("h/cpu.weight", "400"),
                 ("h/vm-a/cpu.weight", "300"),
-                ("h/vm-a/cgroup.procs", "7"),
+                ("h/vm-a/cgroup.procs", &process.pid.to_string()),
                 ("h/vm-b/cpu.weight", "100"),
             ] {
                 assert_eq!(read(&mount.join(file)), text, "{file}");
@@ -276,14 +292,14 @@ mod tests {
             fs::write(mount.join("cgroup.subtree_control"), "").unwrap();
             fs::write(mount.join("cgroup.type"), "domain\n").unwrap();
             fs::write(mount.join("cgroup.procs"), "8\n").unwrap();
-            let busy = groups.enter("a", 3, 7).unwrap_err();
+            let busy = groups.enter("a", 3, process).unwrap_err();
             assert!(busy.contains("it has processes of its own"), "{busy}");
         }
         // Where both are there, the controller is version 1's.
         fs::create_dir(cgroups.join("cpu")).unwrap();
         fs::write(cgroups.join("cpu/cpu.shares"), "1024\n").unwrap();
         let groups = CpuGroups::find(cgroups, "h", 4).unwrap();
-        groups.enter("a", 3, 7).unwrap();
+        groups.enter("a", 3, process).unwrap();
         assert_eq!(read(&cgroups.join("cpu/h/cpu.shares")), "4096");
         assert_eq!(read(&cgroups.join("cpu/h/vm-a/cpu.shares")), "3072");
         assert!(!cgroups.join("cpu/cgroup.subtree_control").exists());

@@ -279,31 +279,56 @@ pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// In a guest that has two NUMA nodes and cgroups of version 2.
+/// In a guest that has two NUMA nodes, two processors and cgroups of version 2. A machine and a container of one core each want the same
+/// processor; then they are idle, and it is about memory. In the end the agent finds a hierarchy that is as in a container's namespace.
 const TWO_NODES: &str = r#"
-mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || die cgroup
+cgroups=/sys/fs/cgroup
+mkdir -p $cgroups && mount -t cgroup2 none $cgroups || die cgroup
 die() { echo "guest: at $*"; cat /tmp/log /tmp/said; status; cat $group/cgroup.procs $group/memory.max $group/memory.high; exit 1; }
 agent() { start --manage 512M --buffer 64M --numa-balance --reclaim-patience 12; }
 agent
 refused "a container has memory of one NUMA node" --regular --container --memory 16M -- idle
-group=/sys/fs/cgroup/hecaton-vm-grows
+groups=$(status | sed 's/.*"group":"\([^"]*\)".*/\1/')
+group=$groups/vm-grows
+cat >/bin/busy <<'EOF'
+for program in $(seq $programs); do taskset 1 sh -c 'while [ -e /tmp/busy ]; do :; done' & done
+EOF
+touch /tmp/busy
+create machine regular starting --cores 1 --memory 16M --numa 0 -- sh -c 'programs=4; . /bin/busy; wait; exec sleep 3600'
 # All that node 1 has beside the others is what is left.
 is_asked() { [ $(cat $group/memory.high) -lt $((112 << 20)) ]; }
 gave() { is_asked && [ $(cat $group/memory.max) = $(cat $group/memory.high) ]; }
 limit() { [ $(cat $group/memory.max) = $(($1 << 20)) ] && [ $(cat $group/memory.high) = $(($1 << 20)) ]; }
 none_killed() { grep -q '^oom_kill 0' $group/memory.events || die killed $(cat $group/memory.events); }
+weights() { [ "$(echo $(cat $groups/cpu.weight $groups/vm-machine/cpu.weight $group/cpu.weight))" = "200 100 $1" ]; }
+used() { sed -n 's/usage_usec //p' $groups/vm-$1/cpu.stat; }
+has_had() { [ $(($(used $1) - $2)) -gt 1000000 ]; }
 mkfifo /tmp/in; exec 8<>/tmp/in
 does() { : >/tmp/said; echo "$*" >&8; until_true grep -q "$*" /tmp/said; }
-(hecaton vm create --container --harvest --min 32M --max 192M --numa 1 --name grows --dir /tmp/n -- \
-  sh -c 'exec 3<&0; elastic-memory <&3 & wait' </tmp/in >>/tmp/said 2>>/tmp/log 8>&-; echo "ended $?" >>/tmp/said) &
+(hecaton vm create --container --harvest --min-cores 1 --min 32M --max 192M --numa 1 --name grows --dir /tmp/n -- \
+  sh -c 'exec 3<&0; programs=1; . /bin/busy; elastic-memory <&3 & wait' </tmp/in >>/tmp/said 2>>/tmp/log 8>&-; echo "ended $?" >>/tmp/said) &
 until_true limit 192
+weights 100 || die weights
+grep -qx $(pid machine) $groups/vm-machine/cgroup.procs && [ ! -s $groups/cgroup.procs ] || die places
+isnt cores_failure || die $(status)
+# As systemd would, of a controller that none of its own groups needs.
+for taken in cpu memory; do ! echo -$taken 2>/dev/null >$cgroups/cgroup.subtree_control || die taken $taken; done
+until_true has_had grows 0
+until_true has_had machine 0
+four=$(used machine) one=$(used grows)
+until_true has_had grows $one
+four=$(($(used machine) - four)) one=$(($(used grows) - one))
+echo "guest: shared one program had $one us of a processor, and four had $four us"
+[ $four -lt $((2 * one)) ] && [ $one -lt $((2 * four)) ] || die shared
+rm /tmp/busy
 does hold 120
-program=$(sed -n '$p' $group/cgroup.procs)
-grep -q 'bind:1 .*N1=[0-9][0-9][0-9][0-9][0-9]' /proc/$program/numa_maps || die placed $(cat /proc/$program/numa_maps)
+grep -q 'bind:1 .*N1=[0-9][0-9][0-9][0-9][0-9]' /proc/$(pidof elastic-memory)/numa_maps || die placed
 does hold 40
 create fixed regular running --container --memory 128M --numa 1 -- idle
+[ -e $cgroups/hecaton-vm-fixed/memory.max ] || die fixed
 until_true gave
-kill -9 $node; agent
+kill -9 $node; echo 7 >$group/cpu.weight; agent
+until_true weights 100
 does hold 60
 kill $(pid fixed)
 until_true limit 192
@@ -321,15 +346,31 @@ until_true is '"name":"last","kind":"regular","state":"running"'
 is '"evicted":\[[0-9,]*[1-9]' || die $(status)
 kill $(pid last)
 until_true isnt '"name":"last"'
-ls -d /sys/fs/cgroup/hecaton* && die left
+machine=$(pid machine)
+kill -9 $node; kill $machine; agent
+none_left() { ! ls -d $cgroups/hecaton*; }
+until_true none_left
+
+kill -9 $node
+mkdir $cgroups/box && echo $$ >$cgroups/box/cgroup.procs && mount --bind $cgroups/box $cgroups || die box
+agent
+beside="controller in $cgroups; it has processes of its own"
+create counted regular starting --cores 1 --memory 16M --numa 0 -- idle
+is "cores_failure\":\"cannot enable the cpu $beside" || die $(status)
+refused "cannot enable the memory $beside" --container --regular --memory 16M --cores 1 --numa 0 -- idle
+[ -z "$(cat $cgroups/cgroup.subtree_control)" ] || die enabled
+none_left || die left
 true
 "#;
 
-/// With cgroup version 2, and on the node that is named.
+/// With cgroup version 2, on the node that is named; and with cores, of which a machine has some as well.
 pub(crate) fn on_two_nodes_and_cgroup_version_2(cluster: &Cluster) -> TestResult {
     let elastic = Some(Path::new(ELASTIC));
     match numa_host::host(cluster, "containers", TWO_NODES, elastic)? {
-        Ok(mut host) => host.succeed()?,
+        Ok(mut host) => {
+            println!("    {}", host.wait_for("guest: shared ")?);
+            host.succeed()?;
+        }
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     }
     Ok(Outcome::Passed)

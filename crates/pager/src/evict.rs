@@ -134,7 +134,7 @@ impl Evictor {
                 victim.content = Some(examine(self.shared.slot_bytes(slot)));
             }
         }
-        let written = self.settle(&victims);
+        let written = settle(&mut self.shared.lock(), &victims);
         for (page, sum, slot) in written {
             self.writer.stage(page, sum, slot);
         }
@@ -207,32 +207,6 @@ impl Evictor {
             .collect()
     }
 
-    /// Step 4. Returns what is to be written: space page, sum, slot.
-    fn settle(&mut self, victims: &[Victim]) -> Vec<(u64, PageSum, u32)> {
-        let mut guard = self.shared.lock();
-        let core = &mut *guard;
-        let mut written = Vec::new();
-        let batch = std::mem::take(&mut core.batch);
-        let mut evicted = 0;
-        for (victim, item) in victims.iter().zip(&batch) {
-            if item.now_at != item.key {
-                let old = core.get(item.key);
-                core.set(item.key, old.with_busy(false));
-            }
-            let writes = settle_one(core, victim, item.now_at);
-            evicted += u64::from(victim.taken);
-            written.extend(writes);
-        }
-        core.clock.advance(evicted);
-        core.stats.pages_evicted += evicted;
-        core.state.batch.end();
-        core.tear_down_gone();
-        core.close_files();
-        core.wake_waiting();
-        core.note_peaks();
-        written
-    }
-
     /// The pages in the area are in staging: the host can have their memory back.
     fn clear_areas(&self, victims: &[Victim]) {
         let mut cleared = usize::MAX;
@@ -267,6 +241,30 @@ impl Evictor {
         quiet.into_iter().for_each(|slot| core.pages.may_leave(slot));
         self.shared.give_back.notify_one();
     }
+}
+
+/// Step 4. Returns what is to be written: space page, sum, slot.
+pub(crate) fn settle(core: &mut Core, victims: &[Victim]) -> Vec<(u64, PageSum, u32)> {
+    let mut written = Vec::new();
+    let batch = std::mem::take(&mut core.batch);
+    let mut evicted = 0;
+    for (victim, item) in victims.iter().zip(&batch) {
+        if item.now_at != item.key {
+            let old = core.get(item.key);
+            core.set(item.key, old.with_busy(false));
+        }
+        let writes = settle_one(core, victim, item.now_at);
+        evicted += u64::from(victim.taken);
+        written.extend(writes);
+    }
+    core.clock.advance(evicted);
+    core.stats.pages_evicted += evicted;
+    core.state.batch.end();
+    core.tear_down_gone();
+    core.close_files();
+    core.wake_waiting();
+    core.note_peaks();
+    written
 }
 
 /// One page of a batch comes to its new place.

@@ -33,6 +33,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Staged pages that no donor has acknowledged: space page, sum, slot.
 pub(crate) type Unwritten = Vec<(u64, PageSum, u32)>;
 
+/// What the kernel says of the pages of a chunk.
+type Look<'a> = dyn FnMut(&mut AddressSpace, Key) -> std::io::Result<Vec<Mapped>> + 'a;
+
 impl Core {
     /// Address spaces of the predecessor, so that what it read from them can be acted upon.
     pub(crate) fn load_spaces(&mut self) {
@@ -59,6 +62,10 @@ impl Core {
             self.state.slot_pages.iter().filter_map(|page| page.load(Relaxed).checked_sub(1));
         for page in named.iter().map(|&(_, page)| page).chain(staged) {
             let record = self.pages.record(&self.state, page);
+            // Nor is what a record says of a slot true until the slot says the same: it is free, and others' next.
+            let holds =
+                |slot: &u32| self.state.slot_pages[*slot as usize].load(Relaxed) == page + 1;
+            let record = record.with_slot(record.slot().filter(holds));
             self.pages.set_record(&self.state, page, record.with_refs(0));
         }
         for (key, page) in named {
@@ -159,6 +166,11 @@ impl Core {
     /// Brings tables and truth together. After the journal, and after every helper has done what it
     /// was told; before anything else is served.
     pub(crate) fn reconcile(&mut self) -> Unwritten {
+        self.reconcile_with(&mut |space, first| space.mapped(first.vpn(), CHUNK_PAGES as usize))
+    }
+
+    /// The same, by what `look` sees of a chunk in memory.
+    fn reconcile_with(&mut self, look: &mut Look<'_>) -> Unwritten {
         self.finish_own_drop();
         self.give_image();
         let mut contents = self.batch_contents();
@@ -167,7 +179,7 @@ impl Core {
             let Some(space) = self.spaces[index].as_mut() else { continue };
             // Who was being made ready has not been told so, and asks again.
             space.gone |= space.stage == Stage::Preparing;
-            self.reconcile_space(index, &mut contents);
+            self.reconcile_space(index, look, &mut contents);
         }
         self.state.batch.end();
         for slot in contents.into_values() {
@@ -220,7 +232,12 @@ impl Core {
         read.then_some(slot)
     }
 
-    fn reconcile_space(&mut self, index: usize, contents: &mut HashMap<Key, u32>) {
+    fn reconcile_space(
+        &mut self,
+        index: usize,
+        look: &mut Look<'_>,
+        contents: &mut HashMap<Key, u32>,
+    ) {
         for first in self.tables.chunks_in(index, ALL_PAGES) {
             let space = self.spaces[index].as_mut().expect("checked by the caller");
             // A child that has not attached is compared with its memory when it does. What has
@@ -229,7 +246,7 @@ impl Core {
             let known = if space.gone || is_child {
                 Vec::new()
             } else {
-                space.mapped(first.vpn(), CHUNK_PAGES as usize).unwrap_or_default()
+                look(space, first).unwrap_or_default()
             };
             space.gone |= known.is_empty() && !is_child;
             for i in 0..CHUNK_PAGES {
@@ -327,3 +344,6 @@ const LOWEST: u64 = 64 << 10;
 const HIGHEST: u64 = (1 << 47) - PAGE_SIZE as u64;
 #[cfg(not(target_arch = "x86_64"))]
 const HIGHEST: u64 = 1 << 48;
+
+#[cfg(test)]
+mod tests;

@@ -164,6 +164,26 @@ impl SpacePages {
         Some(record)
     }
 
+    /// `named` are all pages that entries name: they are counted, and no slot of one is free, leaves or is two chunks'.
+    #[cfg(test)]
+    pub(crate) fn assert_sound(&self, named: impl Iterator<Item = u64>) {
+        let mut live = vec![0; self.live.len()];
+        named.for_each(|page| live[(page / CHUNK_PAGES) as usize] += 1);
+        assert_eq!(live, self.live, "pages in use, by slot");
+        assert_eq!(live.iter().map(|&pages| u64::from(pages)).sum::<u64>(), self.in_use);
+        let empty = [&self.free, &self.leaving, &self.kept_back].into_iter().flatten();
+        for &slot in empty.chain(&self.emptied) {
+            assert_eq!(
+                live[slot as usize], 0,
+                "slot {slot} is in use, and is to be another chunk's"
+            );
+        }
+        for (chunk, &slot) in &self.slot_of_chunk {
+            assert_eq!(self.chunk_of_slot[slot as usize], *chunk, "slot {slot} is two chunks'");
+            assert_ne!(live[slot as usize], 0, "slot {slot} is empty, and a chunk's");
+        }
+    }
+
     fn forget(&mut self, page: u64) {
         let slot = (page / CHUNK_PAGES) as usize;
         self.live[slot] -= 1;

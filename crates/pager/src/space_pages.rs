@@ -86,7 +86,7 @@ impl SpacePages {
     /// A page for the contents of `key`, with one reference: in the slot `wanted`, if that is free.
     ///
     /// # Panics
-    /// When all 4 TiB of the space are in use.
+    /// When all 4 TiB of the space are in use. If a slot was taken for empty and is not: a successor counts anew.
     pub(crate) fn allocate(&mut self, state: &State, key: Key, wanted: Option<u32>) -> u64 {
         let (chunk, offset) = (key.0 / CHUNK_PAGES, key.0 % CHUNK_PAGES);
         let usable = self.slot_of_chunk.get(&chunk).copied().filter(|&slot| {
@@ -100,6 +100,8 @@ impl SpacePages {
                 Some(_) => self.another_slot(),
                 None => self.free.pop_first().unwrap_or_else(|| self.another_slot()),
             };
+            // Else two chunks would have one page, and each find what the other wrote.
+            assert_eq!(self.live[slot as usize], 0, "slot {slot} is given out twice");
             self.slot_of_chunk.insert(chunk, slot);
             self.chunk_of_slot[slot as usize] = chunk;
             slot
@@ -204,7 +206,11 @@ impl SpacePages {
     }
 
     /// No write to the emptied slot is under way any more.
+    ///
+    /// # Panics
+    /// If something is in it, which the donors are not to discard.
     pub(crate) fn may_leave(&mut self, slot: u32) {
+        assert_eq!(self.live[slot as usize], 0, "slot {slot} leaves with pages in it");
         self.leaving.insert(slot);
     }
 

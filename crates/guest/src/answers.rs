@@ -80,12 +80,14 @@ impl Answers {
     }
 
     fn advance(&mut self, view: &View, now: Duration) -> Option<GuestMessage> {
-        let Some(Announcement { id, target_bytes, owed_bytes }) = view.announced else {
+        let Some(Announcement { id, target_bytes, owed_bytes, is_under_way }) = view.announced
+        else {
             self.progress = None;
             return None;
         };
         let whole_bytes = target_bytes.saturating_add(owed_bytes);
-        let size_bytes = whole_bytes - view.takeable_bytes.min(owed_bytes);
+        let takeable_bytes = if is_under_way { view.takeable_bytes.min(owed_bytes) } else { 0 };
+        let size_bytes = whole_bytes - takeable_bytes;
         let begun = Progress { id, least_bytes: whole_bytes, said_bytes: whole_bytes };
         let progress = match &mut self.progress {
             Some(progress) if progress.id == id => progress,
@@ -123,7 +125,7 @@ mod tests {
     fn view(id: u64, owed: u64, takeable: u64) -> View {
         let (target_bytes, owed_bytes) = (1024 * M, owed * M);
         View {
-            announced: Some(Announcement { id, target_bytes, owed_bytes }),
+            announced: Some(Announcement { id, target_bytes, owed_bytes, is_under_way: true }),
             takeable_bytes: takeable * M,
             is_readied: true,
         }
@@ -181,6 +183,15 @@ mod tests {
         assert_eq!(answers.due(&view(2, 300, 100), at(0)), [giving(2, 1224)]);
         assert_eq!(answers.due(&NOTHING, at(0)), []);
         assert_eq!(answers.due(&view(2, 300, 100), at(0)), [giving(2, 1224)]);
+    }
+
+    #[test]
+    fn nothing_is_taken_of_what_nobody_has_given_yet() {
+        let mut answers = Answers::default();
+        let mut early = view(1, 300, 300);
+        early.announced.as_mut().unwrap().is_under_way = false;
+        assert_eq!(answers.due(&early, at(0)), []);
+        assert_eq!(answers.due(&view(1, 300, 300), at(0)), [giving(1, 1024)]);
     }
 
     #[test]

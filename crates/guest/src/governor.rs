@@ -72,6 +72,9 @@ pub struct Announcement {
     pub target_bytes: u64,
     /// What has to go still, in bytes.
     pub owed_bytes: u64,
+    /// An application has given back for it, or has had its time, or none has to: what is there now was left over for the host.
+    /// Before that it may be what those who are just being told are about to use.
+    pub is_under_way: bool,
 }
 
 /// Something that is to be done.
@@ -163,6 +166,8 @@ struct Announced {
     heard_at: Duration,
     /// What the kernel will count; once it is known what it counts now.
     total_bytes: Option<u64>,
+    /// See [`Announcement`].
+    is_under_way: bool,
     /// When all applications had given back, or had had their time, for the first time since.
     drained_at: Option<Duration>,
     is_answered: bool,
@@ -205,6 +210,7 @@ impl Governor {
                     target_bytes,
                     heard_at: now,
                     total_bytes: None,
+                    is_under_way: false,
                     drained_at: None,
                     is_answered: false,
                     is_reached: false,
@@ -224,6 +230,11 @@ impl Governor {
         if let Some(one) = self.applications.get_mut(application)
             && one.order == order
         {
+            if one.status != ApplicationStatus::Settled
+                && let Some(target) = &mut self.target
+            {
+                target.is_under_way = true;
+            }
             one.status = ApplicationStatus::Settled;
             one.knows = one.told;
             one.failure = None;
@@ -250,6 +261,7 @@ impl Governor {
             id: target.id,
             target_bytes: target.target_bytes,
             owed_bytes: self.owed_bytes(),
+            is_under_way: target.is_under_way,
         })
     }
 
@@ -266,6 +278,9 @@ impl Governor {
             let is_over = now.saturating_sub(one.since) >= self.settings.patience;
             if one.status == ApplicationStatus::Draining && is_over {
                 one.status = ApplicationStatus::Late;
+                if let Some(target) = &mut self.target {
+                    target.is_under_way = true;
+                }
             }
         }
         self.squeezed_bytes = self.squeezed_bytes.min(self.most_squeezed());
@@ -429,6 +444,7 @@ impl Governor {
         let mut id = None;
         if let Some(target) = self.target.as_mut().filter(|target| !target.is_answered) {
             if rests {
+                target.is_under_way = true;
                 target.drained_at.get_or_insert(now);
             }
             let is_over = target.drained_at.is_some_and(|at| now.saturating_sub(at) >= patience);

@@ -99,7 +99,10 @@ fn applications_give_back_one_after_the_other_and_then_the_host_is_answered() {
     let actions = run.step();
     assert_eq!(told(&actions), [(0, G, Reason::Shrink)]);
     assert_eq!(run.later(TICK), [], "the second waits for the first");
+    let is_under_way = |run: &Run| run.governor.announced().expect("a size").is_under_way;
+    assert!(!is_under_way(&run), "nobody has given anything");
     run.governor.settled(0, 2);
+    assert!(is_under_way(&run));
     assert_eq!(told(&run.later(TICK)), [(1, 2 * G, Reason::Shrink)]);
     run.governor.settled(1, 2);
     assert_eq!(run.later(TICK), [], "what they gave is not available yet");
@@ -143,7 +146,9 @@ fn who_does_not_give_in_time_is_named_and_holds_up_nobody() {
     run.settle();
     run.hear(HostMessage::Target { id: 1, size_bytes: 9 * G, target_bytes: 3 * G });
     assert_eq!(told(&run.step()), [(0, 0, Reason::Shrink)]);
+    assert!(!run.governor.announced().expect("a size").is_under_way);
     assert_eq!(told(&run.later(PATIENCE)), [(1, 2 * G, Reason::Shrink)]);
+    assert!(run.governor.announced().expect("a size").is_under_way, "it has had its time");
     run.governor.failed(1, 2, "no".into());
     run.later(PATIENCE);
     let answered = answers(&run.later(PATIENCE));

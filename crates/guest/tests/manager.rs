@@ -244,7 +244,7 @@ fn a_hook_and_a_caller_of_the_api_are_told_in_order_before_the_host_is_answered(
         guest.until("the second is told", |state| drains(state) && second(state).order == 2);
     assert_eq!(second(&state).limit_bytes, 2 * G);
     let available = GuestMessage::Giving { id: 5, size_bytes: 4 * G };
-    assert_eq!(host.hear(), available, "nobody uses it");
+    assert_eq!(host.hear(), available, "the first has given back");
     assert!(host.is_silent(), "the second has not given back");
     assert_eq!([ready("nobody", 2), ready("first", 2), ready("second", 1)], [404, 409, 409]);
     assert_eq!(ready("second", 2), 204);
@@ -314,7 +314,6 @@ fn a_hook_that_hangs_is_ended_and_holds_up_neither_the_host_nor_the_end() {
     let mut host = guest.greeted();
     host.say(&HostMessage::Target { id: 1, size_bytes: 4 * G, target_bytes: 3 * G });
     let late = vec!["slow".to_owned()];
-    assert_eq!(host.hear(), GuestMessage::Giving { id: 1, size_bytes: 3 * G });
     let ready = GuestMessage::Ready { id: 1, available_bytes: 4 * G, late };
     assert_eq!(host.hear(), ready);
     let state = guest.until("failed", |state| state.applications[0].failure.is_some());
@@ -378,7 +377,6 @@ fn redis_drops_keys_until_it_fits() {
 
     let mut host = guest.greeted();
     host.say(&HostMessage::Target { id: 1, size_bytes: 1200 * M, target_bytes: 1064 * M });
-    assert_eq!(host.hear(), GuestMessage::Giving { id: 1, size_bytes: 1064 * M });
     let GuestMessage::Ready { id: 1, late, .. } = host.hear() else { panic!("no answer") };
     assert_eq!(late, [""; 0]);
     let (left, limit) = used(&mut client);

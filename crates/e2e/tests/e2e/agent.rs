@@ -155,8 +155,7 @@ impl<'a> Host<'a> {
         let mut command = self.create(&[&["--name", name], arguments].concat());
         let append = words.iter().position(|word| word == "-append");
         words[append.context("QEMU has no kernel line")? + 1].push(KERNEL);
-        // With two emulated processors a kernel hangs now and then as it boots: the second one's timer stands still.
-        command.args(words).args(["-smp", "1", "-no-reboot"]).args(own);
+        command.args(words).arg("-no-reboot").args(own);
         Machine::spawn(name, command, self.vms().join(format!("{name}.qmp")))
     }
 

@@ -124,7 +124,9 @@ impl Guests {
                 words.extend(["-L".into(), unpacked.join(firmware).into()]);
             }
         }
-        let fixed = "-accel tcg -M q35 -nodefaults -display none -serial stdio -smp 2";
+        // With two emulated processors a guest hangs now and then, both of them halted: the second one's timer stands still. Tests
+        // in which two are to be in memory at once add `-smp 2`.
+        let fixed = "-accel tcg -M q35 -nodefaults -display none -serial stdio -smp 1";
         words.extend(fixed.split(' ').map(OsString::from));
         if qemu == Qemu::Installed {
             words.extend(["-cpu".into(), format!("qemu64,-{BROKEN}").into()]);

@@ -31,8 +31,6 @@ const M: u64 = 1 << 20;
 /// Two nodes with 256 MiB each, which can have 512 and 384 MiB more.
 const TWO_NODES: &[&str] = &[
     "-no-reboot",
-    "-smp",
-    "1",
     "-m",
     "size=512M,maxmem=4G",
     "-object",
@@ -276,8 +274,6 @@ pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster) -> TestResult {
     );
     let arguments = &[
         "-no-reboot",
-        "-smp",
-        "1",
         "-m",
         "size=512M,maxmem=4G",
         "-object",
@@ -360,8 +356,6 @@ impl<'a> Figure<'a> {
         let script = format!("{PRELUDE} echo guest: waits; sleep 3600");
         let arguments = &[
             "-no-reboot",
-            "-smp",
-            "1",
             "-m",
             "size=512M,maxmem=4G",
             "-object",
@@ -454,8 +448,7 @@ impl<'a> Figure<'a> {
                 let at = self.waiting.iter().position(|newcomer| newcomer.id == vm);
                 let newcomer = self.waiting.remove(at.context("nobody waits by that name")?);
                 let (name, memory) = (format!("vm{}", vm.0), format!("{}M", newcomer.bytes / M));
-                let arguments = &["-no-reboot", "-smp", "1"];
-                let spec = Spec { name: &name, memory: &memory, arguments, ..Spec::default() };
+                let spec = Spec { name: &name, memory: &memory, ..Spec::default() };
                 let machine = Machine::start_alone(self.cluster, self.guests, &spec)?;
                 self.regular.insert(vm, (machine, newcomer.bytes));
             }

@@ -26,6 +26,8 @@ const M: u64 = 1 << 20;
 /// A host of two nodes of 768 MiB.
 const TWO_NODES: &[&str] = &[
     "-no-reboot",
+    "-smp",
+    "2",
     "-m",
     "1536M",
     "-object",

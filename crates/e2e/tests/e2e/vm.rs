@@ -39,9 +39,12 @@ fn stays_local(cluster: &Cluster, name: &str, limit: u64) -> anyhow::Result<()> 
     Ok(())
 }
 
+/// Both of them are in the pager at once.
+const TWO_PROCESSORS: &[&str] = &["-no-reboot", "-smp", "2"];
+
 pub(crate) fn a_guest_verifies_its_memory(cluster: &Cluster) -> TestResult {
     let guests = guests!();
-    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let spec = Spec { script: VERIFY, arguments: TWO_PROCESSORS, ..Spec::default() };
     let mut machine = Machine::start(cluster, &guests, &spec)?;
     let mut looked = Instant::now();
     machine.wait_for_watching("guest: exit 0", || {
@@ -66,14 +69,15 @@ pub(crate) fn debians_own_qemu(cluster: &Cluster) -> TestResult {
 pub(crate) fn four_gib_with_128_mib(cluster: &Cluster) -> TestResult {
     let guests = guests!();
     let script = "stress-ng --vm 2 --vm-bytes 1200M --vm-keep --verify -t 30";
-    let spec = Spec { memory: "4G", local: "128M", script, ..Spec::default() };
+    let (memory, local, arguments) = ("4G", "128M", TWO_PROCESSORS);
+    let spec = Spec { memory, local, script, arguments, ..Spec::default() };
     Machine::start(cluster, &guests, &spec)?.succeed()?;
     Ok(Outcome::Passed)
 }
 
 pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
     let guests = guests!();
-    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let spec = Spec { script: VERIFY, arguments: TWO_PROCESSORS, ..Spec::default() };
     let mut machine = Machine::start(cluster, &guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     let mut random = Random(3);
@@ -395,10 +399,7 @@ pub(crate) fn eight_small_ones_at_once(cluster: &Cluster) -> TestResult {
     let names: Vec<_> = (1..=8).map(|number| format!("small-{number}")).collect();
     let mut machines = Vec::new();
     for name in &names {
-        // With two processors each they starve one another on a host that has two.
-        let arguments = &["-no-reboot", "-smp", "1"];
-        let spec =
-            Spec { name, memory: "256M", local: "32M", script, arguments, ..Spec::default() };
+        let spec = Spec { name, memory: "256M", local: "32M", script, ..Spec::default() };
         machines.push(Machine::start(cluster, &guests, &spec)?);
     }
     for machine in &mut machines {

@@ -67,15 +67,17 @@ impl Answers {
         if ready.is_empty() {
             return giving.into_iter().collect();
         }
-        // Whoever hears that all is done need not hear of a part.
-        let is_done = |answer: &GuestMessage| matches!((answer, self.progress), (GuestMessage::Ready { id, .. }, Some(progress)) if *id == progress.id);
-        match ready.iter().any(is_done) {
-            true => {
-                self.progress =
-                    self.progress.map(|progress| Progress { said_bytes: 0, ..progress });
+        let answers = |id| {
+            let mut ready = ready.iter();
+            ready.any(|answer| matches!(answer, GuestMessage::Ready { id: of, .. } if *of == id))
+        };
+        match &mut self.progress {
+            // Whoever hears that all is done need not hear of a part, now or later.
+            Some(progress) if answers(progress.id) => {
+                progress.said_bytes = 0;
                 ready
             }
-            false => giving.into_iter().chain(ready).collect(),
+            _ => giving.into_iter().chain(ready).collect(),
         }
     }
 

@@ -42,8 +42,7 @@ impl DomainLink {
             self.device(desk)?;
         }
         if desk.takes_remind() {
-            let device = self.device(desk)?;
-            self.reminders.note(&[device]);
+            self.reminders.note(&desk.devices());
         }
         let sizes = desk.sizes();
         for (device, (_, bytes)) in &sizes {

@@ -47,7 +47,7 @@ impl QmpLink {
         }
         // A balloon's driver goes on by itself.
         if desk.takes_remind() && self.balloon.is_none() {
-            self.reminders.note(&monitor.memory_devices(PATIENCE)?);
+            self.reminders.note(&desk.devices());
         }
         let sizes = desk.sizes();
         for (device, (_, bytes)) in &sizes {

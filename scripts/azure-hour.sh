@@ -2,7 +2,7 @@
 # The hour of arrivals that `hecaton bench harvest` replays, from Azure Public Dataset V1 (CC-BY 4.0) as prepared by
 # huaweicloud/trace_generation_rnn: one CSV of `vm,split,batch,arrival_s,vcpu,mem_gib,life_lo_s,life_hi_s,censored`.
 #
-#   scripts/azure-hour.sh azure_v1_2017_vms.csv.gz >crates/cli/src/bench/harvest/arrivals/azure-v1-hour.csv
+#   scripts/azure-hour.sh azure_v1_2017_vms.csv.gz >crates/hecaton/src/bench/harvest/arrivals/azure-v1-hour.csv
 #
 # Nothing in it is random: the same file gives the same hour.
 set -euo pipefail

@@ -68,7 +68,7 @@ impl Guests {
         if let Some(reason) = crate::process::missing("qemu-system-x86_64") {
             return Ok(Err(reason));
         }
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/guest.sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/guest.sh");
         let test = env::current_exe()?;
         let target = test.ancestors().nth(3).context("the test is in no target directory")?;
         let built = Command::new(script)
@@ -99,7 +99,7 @@ impl Guests {
         for same in ["vmlinuz", "qemu-10"] {
             std::os::unix::fs::symlink(self.dir.join(same), dir.join(same))?;
         }
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/guest-with.sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/guest-with.sh");
         let mut command = Command::new(script);
         command.arg(self.dir.join("initramfs")).arg(program).arg(root).arg(dir.join("initramfs"));
         run(&mut command, PATIENCE)?.expect_success("an archive for the guest")?;

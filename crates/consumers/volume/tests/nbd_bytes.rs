@@ -1,6 +1,6 @@
 //! What the fuzz target `nbd` checks, with bytes that are drawn and not searched for: it runs wherever the tests do.
 
-#[path = "../../../fuzz/checks/nbd.rs"]
+#[path = "../../../../fuzz/checks/nbd.rs"]
 mod check;
 
 use check::check;

@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_file_of_the_documentation_is_taken() {
-        let docs = include_str!("../../../docs/harvesting.md");
+        let docs = include_str!("../../../../docs/harvesting.md");
         let begin = docs.find("```toml\n").expect("there is one") + "```toml\n".len();
         let text = &docs[begin..begin + docs[begin..].find("```").expect("it ends")];
         let config = parse(text).expect("taken");

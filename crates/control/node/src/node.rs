@@ -330,6 +330,11 @@ impl Node {
         credentials: Option<Arc<Credentials>>,
         network: Option<announce::Network>,
     ) -> Result<(), NodeError> {
+        // Before the first heartbeat: whoever reads in the manager's status that this node serves may
+        // come at once.
+        let path = self.inner.dir.paths().control_socket();
+        let listener = UnixListener::bind(&path);
+        let listener = listener.map_err(|source| NodeError::ControlSocket { path, source })?;
         let link = manager_url.map(|url| ManagerLink::new(url, credentials));
         if let (Some(link), Some(url)) = (&link, manager_url) {
             for _ in 0..FIRST_BEATS {
@@ -358,10 +363,7 @@ impl Node {
             self.inner.lock_donors().iter().for_each(|donor| donor.wait_obeyed(TO_OBEY));
             self.inner.dir.write_manager_file(url)?;
         }
-        let path = self.inner.dir.paths().control_socket();
-        let listener = UnixListener::bind(&path);
-        let listener = listener.map_err(|source| NodeError::ControlSocket { path, source })?;
-        // With the socket bound, whose launchers wait there, and before any of them is answered.
+        // With the socket bound, where launchers wait, and before any of them is answered.
         self.inner.volumes.adopt_left(&self.inner.dir);
         for machine in self.inner.pagers.adopt_left(&self.inner.dir) {
             self.inner.vms.adopt(machine);

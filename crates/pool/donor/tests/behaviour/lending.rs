@@ -1,8 +1,6 @@
 //! What borrowers get from a donor over real sockets, and what it refuses them.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, StopHandle, listen, prometheus_text, run};
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, Size, page_sum};
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};

@@ -1,8 +1,6 @@
 //! A donor that is to have memory back which nobody can take, and parks it in a file.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, ParkConfig, ParkSnapshot, Serving, listen};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, Size, page_sum};
 use hecaton_transport::client::{Connection, Event, Options, Outcome};

@@ -1,8 +1,6 @@
 //! Cores: who has them, who waits for them, and who goes for them.
 
-mod common;
-
-use common::{G, harvest_vm, harvested, host, newcomer, settle};
+use crate::common::{G, harvest_vm, harvested, host, newcomer, settle};
 use hecaton_broker::{
     Action, Broker, CoreLedger, EvictWhy, Host, Newcomer, NewcomerKind, RefuseWhy, Settings, VmId,
     Waits,

@@ -1,8 +1,6 @@
 //! A space on real donors over real sockets, in one process.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_memory::{Epoch, Generation, PageNo, page_sum};
 use hecaton_space::{Completion, Expected, Lane, Space, SpaceError};
 use hecaton_transport::fault::{Chaos, Plan};

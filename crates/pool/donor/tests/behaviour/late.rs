@@ -1,8 +1,6 @@
 //! Requests under way while their extent is freed, its space fenced or its pages discarded.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_memory::Generation;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_transport::client::{Connection, Event, Options, Outcome};

@@ -1,8 +1,6 @@
 //! A donor looks whether its pages still are what was stored, and mends them from another one.
 
-mod common;
-
-use common::{Borrower, Page, page, start};
+use crate::common::{Borrower, Page, page, start};
 use hecaton_donor::{Donor, Serving};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
 use hecaton_transport::client::Outcome;

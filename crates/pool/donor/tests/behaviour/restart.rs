@@ -1,8 +1,6 @@
 //! A donor process that dies, and another that takes over its memory from a supervisor.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, DonorFds, LedgerError, ParkConfig, listen};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, Size, page_sum};
 use hecaton_transport::client::{Connection, Options, Outcome};
@@ -128,7 +126,7 @@ fn killed_at_any_moment_loses_nothing_answered() {
     let mut known = [Known::default(), Known::default(), Known::default()];
     for round in 0..8u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "donor_process", "--nocapture"])
+            .args(["--exact", "restart::donor_process", "--nocapture"])
             .env(CHILD, &paths)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

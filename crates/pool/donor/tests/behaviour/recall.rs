@@ -1,8 +1,6 @@
 //! A donor that lends less than it has lent asks for what is above its limit, and serves it meanwhile.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, listen};
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_transport::client::Outcome;

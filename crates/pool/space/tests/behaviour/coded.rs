@@ -1,9 +1,7 @@
 //! Cold memory that is coded, on real donors over real sockets: as many donors may be lost as there are
 //! parities, a successor finds all of it, and what is written is kept in copies again.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_memory::{Epoch, Generation, PageSum, page_sum};
 use hecaton_space::code::FIRST_PARITY;
 use hecaton_space::{

@@ -1,8 +1,6 @@
 //! Donors that want a part of their memory back, on real sockets: who reads and writes does not notice.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
 use hecaton_transport::client::{Connection, Options};

@@ -1,8 +1,6 @@
 //! Whatever the host looks like: the ledger adds up, and nothing is promised twice.
 
-mod common;
-
-use common::{BLOCK, carry_out};
+use crate::common::{BLOCK, carry_out};
 use hecaton_broker::{
     Action, Broker, Device, Elastic, Harvest, Host, Newcomer, NewcomerKind, NumaNode, Order,
     Settings, Vm, VmId,

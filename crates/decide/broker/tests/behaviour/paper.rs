@@ -1,8 +1,6 @@
 //! What the paper describes: figure 5, and sections 4.3 and 4.4.
 
-mod common;
-
-use common::{G, carry_out, device_mut, harvest_vm, harvested, host, newcomer, settle};
+use crate::common::{G, carry_out, device_mut, harvest_vm, harvested, host, newcomer, settle};
 use hecaton_broker::{
     Action, Broker, EvictWhy, Host, Newcomer, NewcomerKind, NodeLedger, RefuseWhy, Settings, VmId,
     Waits,
@@ -320,8 +318,8 @@ fn who_fails_a_newcomer_is_evicted_at_once() {
                 }
                 if why == EvictWhy::TooSlow {
                     let device = device_mut(&mut host, VmId(9), 1);
-                    device.plugged_bytes -= common::BLOCK;
-                    device.held_bytes[1] -= common::BLOCK;
+                    device.plugged_bytes -= crate::common::BLOCK;
+                    device.held_bytes[1] -= crate::common::BLOCK;
                 }
             }
             assert_eq!(killed, Some((why, seconds * factor)), "{kind:?}");

@@ -1,8 +1,6 @@
 //! An extent is filled from another donor's while its borrower goes on writing to it.
 
-mod common;
-
-use common::{Borrower, start};
+use crate::common::{Borrower, start};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{FillSource, Refusal, Request};

@@ -1,8 +1,6 @@
 //! Whose a space is, where nodes have certificates: the node's that has fenced it first, and nobody else's.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, Size};
 use hecaton_pki::Role;

@@ -1,9 +1,7 @@
 //! Spaces with copies, on real donors over real sockets: donors die, are cut off, drain and come back,
 //! and nobody who reads or writes notices.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_memory::{Epoch, PAGE_SIZE, PageSum, Size, page_sum};
 use hecaton_space::group::DonorIndex;
 use hecaton_space::{

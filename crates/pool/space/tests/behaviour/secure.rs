@@ -1,9 +1,7 @@
 //! A space whose connections are protected: pages go to donors of the nodes that the directory names, by way of
 //! TLS, and so do copies from donor to donor.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hecaton_memory::{Epoch, Generation, Size, page_sum};
 use hecaton_pki::Role;
 use hecaton_pki::testing::TestAuthority;

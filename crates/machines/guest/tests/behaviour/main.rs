@@ -1,0 +1,4 @@
+//! The behaviour of the manager inside a guest.
+
+mod governor;
+mod manager;

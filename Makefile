@@ -4,9 +4,10 @@ CARGO ?= cargo
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
 SEEDS ?= 10000
+ROUNDS ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-vm demo-harvest test check bench fuzz simulate
+.PHONY: help setup build demo demo-vm demo-harvest test check tidy bench fuzz soak simulate
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,8 +34,11 @@ test: ## set-up, then every check and test; ends with what was skipped and the c
 	@scripts/setup.sh test
 	@scripts/test.sh full
 
-check: ## the quick ones, before a commit: format, clippy, unit tests, licences
+check: ## the quick ones, before a commit: format, clippy, all but end-to-end tests, licences
 	@scripts/test.sh quick
+
+tidy: ## check the structure: circles, floors, sizes, headers; a ratchet over today's counts
+	@$(CARGO) test --locked -p hecaton-tidy
 
 bench: ## bench fault, stream and app; BENCH_ARGS=--quick for small sizes
 	@scripts/setup.sh bench
@@ -42,6 +46,12 @@ bench: ## bench fault, stream and app; BENCH_ARGS=--quick for small sizes
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+soak: ## campaigns that take hours: the suite ROUNDS times over (default 10), half of them under load; fuzzing; many seeds
+	@scripts/setup.sh all
+	@scripts/soak.sh $(ROUNDS)
+	@scripts/fuzz.sh 600
+	@$(MAKE) --no-print-directory simulate SEEDS=100000
 
 simulate: ## whole clusters, spaces alone, and a host's memory, under simulated failures, SEEDS runs of each (default 10000); says how a failure is repeated
 	@HECATON_SEEDS=$(SEEDS) $(CARGO) test --release --locked -p hecaton-simulation --test simulation -- --nocapture

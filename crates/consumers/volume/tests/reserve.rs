@@ -6,10 +6,11 @@ use hecaton_block::{State, Volume, VolumeConfig};
 use hecaton_donor::{Donor, DonorConfig};
 use hecaton_memory::{PAGE_SIZE, Size, random_u64};
 use hecaton_space::{Directory, DonorAddress, Site};
+use libtest_mimic::{Arguments, Trial};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -115,10 +116,21 @@ impl Drop for Lender {
     }
 }
 
-fn main() {
+fn main() -> ExitCode {
     if env::args().any(|argument| argument == LEND) {
-        return lend();
+        lend();
+        return ExitCode::SUCCESS;
     }
+    let test = Trial::test("writers_never_ask_the_kernel_for_memory", || {
+        writers_never_ask_the_kernel_for_memory();
+        Ok(())
+    });
+    // On this thread, whose heap is the one that was reserved.
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    libtest_mimic::run(&arguments, vec![test]).exit_code()
+}
+
+fn writers_never_ask_the_kernel_for_memory() {
     reserve_heap();
     // Processes of their own: what they allocate is not the volume's.
     let donors: Vec<Lender> = (0..DONORS).map(|_| Lender::start()).collect();

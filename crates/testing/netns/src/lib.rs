@@ -297,7 +297,7 @@ mod tests {
     fn a_host_is_cut_off_as_asked_and_healed() {
         let network = match Network::new(3) {
             Ok(network) => network,
-            Err(error) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => return eprintln!("skipped: {error}"),
         };
         let [first, second] = sockets(&network);
         let ways = || (reaches(&first, &second), reaches(&second, &first));
@@ -319,7 +319,7 @@ mod tests {
         const BYTES: usize = 60_000_000;
         let network = match Network::new(2) {
             Ok(network) => network,
-            Err(error) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => return eprintln!("skipped: {error}"),
         };
         network.limit(1).expect("limited");
         let (from, to) = (network.host(0), network.host(1));

@@ -1,8 +1,8 @@
 //! A pager and a machine, both processes of their own, and a donor: guest RAM with an eighth of it
 //! local, under threads that check every word they wrote, while the pager is killed.
 //!
-//! The test program is also the pager and the machine, by its first argument; so nothing here runs
-//! under libtest, which has arguments of its own.
+//! The test program is also the pager and the machine, by its first argument, before the runner reads
+//! any.
 
 mod firecracker;
 mod machine;
@@ -10,6 +10,7 @@ mod malformed;
 mod qemu;
 mod world;
 
+use libtest_mimic::{Arguments, Completion, Trial};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -237,25 +238,27 @@ fn main() -> ExitCode {
             firecracker::run(Path::new(socket));
             ExitCode::SUCCESS
         }
-        _ => run_tests(&words),
+        _ => run_tests(),
     }
 }
 
-fn run_tests(words: &[&str]) -> ExitCode {
-    if let Err(errno) = world::userfaultfd_is_usable() {
-        println!(
-            "test result: ok. 0 passed; 0 failed; all ignored: no userfaultfd here ({errno:?})"
-        );
-        return ExitCode::SUCCESS;
-    }
-    let filters: Vec<&&str> = words.iter().filter(|word| !word.starts_with('-')).collect();
-    let is_chosen = |name: &str| filters.is_empty() || filters.iter().any(|f| name.contains(**f));
-    let mut failed = 0;
-    for (name, test) in TESTS.iter().filter(|(name, _)| is_chosen(name)) {
-        let passed = std::panic::catch_unwind(test).is_ok();
-        failed += u32::from(!passed);
-        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
-    }
-    println!("test result: {}. {failed} failed", if failed == 0 { "ok" } else { "FAILED" });
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+/// One at a time: each has processes of its own, and checks what is left of them.
+fn run_tests() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let trial = |(name, test): &(&'static str, fn())| {
+        let (name, test) = (*name, *test);
+        Trial::ignorable_test(name, move || match world::userfaultfd_is_usable() {
+            Ok(_) => {
+                test();
+                Ok(Completion::Completed)
+            }
+            Err(errno) => {
+                let reason = format!("no userfaultfd here ({errno:?})");
+                println!("skipped: {name}: {reason}");
+                Ok(Completion::ignored_with(reason))
+            }
+        })
+    };
+    libtest_mimic::run(&arguments, TESTS.iter().map(trial).collect()).exit_code()
 }

@@ -57,7 +57,7 @@ fn library() -> Option<PathBuf> {
         (false, _) => "libhecaton.so is not built (cargo build -p hecaton-preload)",
         (_, Err(_)) => "there is no qemu-system-x86_64",
     };
-    println!("  skipped: {missing}");
+    println!("skipped: qemu: {missing}");
     None
 }
 

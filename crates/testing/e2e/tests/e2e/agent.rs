@@ -4,10 +4,12 @@
 //! The machines are emulated, and so nobody is evicted for being slow, and nothing is timed.
 
 use crate::{
-    cluster::{Cluster, PATIENCE, all, eventually},
-    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, guests},
-    harness::{Outcome, TestResult},
-    process::{Running, kill_dead, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE, all, eventually},
+        guest::{GUEST_PATIENCE, Guests, Machine, Qemu},
+        process::{Running, kill_dead, run},
+    },
     restart::start_manager,
 };
 use anyhow::{Context as _, ensure};
@@ -336,23 +338,22 @@ pub(crate) fn adds_up(status: &Value) -> anyhow::Result<()> {
 
 /// A harvest VM grows into what is free; regular ones come, and start when it has given what they need; they
 /// leave, and it grows. An agent that is killed while one waits, or between, is the next one's matter alone.
-pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = Host::start(cluster)?;
     let mut harvest =
-        host.machine(&guests, "harvest", &["--harvest", "--min", "256M", "--max", "1G"])?;
+        host.machine(guests, "harvest", &["--harvest", "--min", "256M", "--max", "1G"])?;
     harvest.wait_for("guest: waits")?;
     host.until("alone, it has its maximum", 768, 0)?;
     harvest.wait_for("guest: has grown")?;
 
-    let mut first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
+    let mut first = host.machine(guests, "first", &["--regular", "--memory", "512M"])?;
     first.wait_for("guest: waits")?;
     host.until("a regular VM has come", 448, 512)?;
     let waited = (host.waited_ms("harvest")?, host.waited_ms("first")?);
     ensure!(waited.0 == Some(0) && waited.1 > Some(0), "they waited {waited:?} ms");
 
     // Nobody is there to hear of it, and then somebody else.
-    let mut second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
+    let mut second = host.machine(guests, "second", &["--regular", "--memory", "256M"])?;
     host.eventually("it has asked", PATIENCE, |status| {
         Ok(status.to_string().contains("\"second\""))
     })?;
@@ -405,8 +406,8 @@ fn managed(cluster: &Cluster, guests: &Guests, name: &str) -> anyhow::Result<Gue
 
 /// A guest that shrinks is told how far before its first block goes, and has its applications give back first; the
 /// next agent goes on with it.
-pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster) -> TestResult {
-    let guests = managed(cluster, &guests!(), "managed")?;
+pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster, guests: &Guests) -> TestResult {
+    let guests = managed(cluster, guests, "managed")?;
     let mut host = Host::start(cluster)?;
     let arguments = ["--harvest", "--min", "384M", "--max", "1G"];
     let mut harvest = host.machine_with(&guests, "harvest", &arguments, MANAGED)?;
@@ -432,7 +433,8 @@ pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster) -> TestResult
 /// Waits until the guest's application is told of a shrink to so many MiB, as its kernel will count them, and
 /// looks whether that was before.
 fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
-    let line = harvest.wait_for("guest: told shrink")?;
+    // An order that overtakes the first one is the application's first, whose reason is `start`.
+    let line = harvest.wait_for("guest: told s")?;
     let mut numbers = line.split(' ').rev().map(str::parse::<u64>);
     let (has, target) = (numbers.next(), numbers.next());
     let (has, target) = (has.context("no size")??, target.context("no target")??);
@@ -449,8 +451,8 @@ fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
 ///
 /// Who is killed leaves its memory full of a pattern: neither the machine that comes nor what the node lends then
 /// has a page of it.
-pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster) -> TestResult {
-    let guests = managed(cluster, &guests!(), "evicted")?;
+pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> TestResult {
+    let guests = managed(cluster, guests, "evicted")?;
     let host = Host::start_with(cluster, &["--eviction-warning", "15", "--lend", "1G"])?;
     let recording = cluster.file("host.jsonl");
     let mut watch = cluster.command("host");
@@ -547,8 +549,7 @@ const BALLOONED: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/
 
 /// Without virtio-mem: a machine that begins with its maximum, when there is room for that, gives back by its balloon.
 /// What counts is what is in memory of its file on the host.
-pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = Host::start(cluster)?;
     let disk = cluster.file("balloon.img");
     fs::File::create(&disk)?.set_len(700 * M)?;
@@ -560,7 +561,7 @@ pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster) -> TestResult 
     })?;
     let arguments = ["--harvest", "--balloon", "--min", "256M", "--max", "1G"];
     let own = ["-drive", &drive];
-    let mut harvest = host.machine_of(&guests, "harvest", &arguments, BALLOONED, &own)?;
+    let mut harvest = host.machine_of(guests, "harvest", &arguments, BALLOONED, &own)?;
     host.eventually("there is no room for its maximum", PATIENCE, |status| {
         let waiting = &status["waiting"][0];
         Ok(waiting["bytes"] == 1024 * M && waiting["waits"]["waits"] == "for-room")
@@ -584,7 +585,7 @@ pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster) -> TestResult 
     let cached = held(pid)?;
     ensure!(cached > 704 * M, "it uses no more than {cached} bytes");
 
-    let mut first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
+    let mut first = host.machine(guests, "first", &["--regular", "--memory", "512M"])?;
     host.until("a regular VM has come", 448, 512)?;
     let left = held(pid)?;
     println!("    on this host: {} MiB before, {} MiB after", cached / M, left / M);
@@ -613,20 +614,19 @@ pub(crate) fn sleeping_qemu(cluster: &Cluster) -> anyhow::Result<PathBuf> {
 }
 
 /// A machine whose monitor says nothing stalls nobody else: its memory stays its own, and others are admitted.
-pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster, guests: &Guests) -> TestResult {
     let host = Host::start(cluster)?;
     let mut harvest =
-        host.machine(&guests, "harvest", &["--harvest", "--min", "256M", "--max", "512M"])?;
+        host.machine(guests, "harvest", &["--harvest", "--min", "256M", "--max", "512M"])?;
     harvest.wait_for("guest: waits")?;
     host.until("it has its maximum", 256, 0)?;
     let status = host.status()?;
     let pid = status["machines"][0]["pid"].as_u64().context("it has no process")?;
-    let stopped = crate::process::Stopped::stop(u32::try_from(pid)?);
+    let stopped = crate::harness::process::Stopped::stop(u32::try_from(pid)?);
     host.eventually("it is known to be silent", PATIENCE, |status| {
         Ok(status["machines"][0]["state"] == "silent")
     })?;
-    let mut other = host.machine(&guests, "other", &["--regular", "--memory", "512M"])?;
+    let mut other = host.machine(guests, "other", &["--regular", "--memory", "512M"])?;
     other.wait_for("guest: waits")?;
     let status = host.status()?;
     ensure!(status["nodes"][0]["harvested_bytes"] == 256 * M, "it counts no longer: {status}");

@@ -1,8 +1,8 @@
 //! Hosts that find each other's donors by announcements, without a manager.
 
-use crate::{
-    cluster::{Cluster, LONG, PATIENCE, at_host, eventually, hecaton, log_in, scratch},
-    harness::{Outcome, TestResult},
+use crate::harness::{
+    Outcome, TestResult,
+    cluster::{LONG, PATIENCE, at_host, eventually, hecaton, log_in, scratch},
     process::{Running, Stopped, missing, run, signal},
 };
 use anyhow::{Context as _, ensure};
@@ -70,7 +70,7 @@ impl Hosts {
 
 /// Donors are found, used, and missed when they end or fall silent; one whose node has another key is
 /// never heard of.
-pub(crate) fn finds_donors_without_a_manager(_: &Cluster) -> TestResult {
+pub(crate) fn finds_donors_without_a_manager() -> TestResult {
     if let Some(reason) = missing("nsenter") {
         return Ok(Outcome::Skipped(reason));
     }

@@ -1,48 +1,36 @@
 //! The manager's API under requests that a fuzzer makes from its OpenAPI description: it answers each as
 //! described, and goes on.
 
-use crate::{
-    cluster::{Cluster, PATIENCE, hecaton, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
-    process::{Running, missing, run},
+use crate::harness::{
+    Outcome, TestResult,
+    cluster::{PATIENCE, hecaton, log_in, ready_line, scratch},
+    process::{Running, run},
 };
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use std::{
-    path::{Path, PathBuf},
+    env,
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
 
-/// Whose findings are known.
-const FUZZER: &str = "schemathesis==4.32.5";
-
-/// How long the fuzzer may take to be installed, and to try all.
+/// How long the fuzzer may take to try all.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Installs the fuzzer in a directory of its own; or says why it cannot be had here.
-fn fuzzer(scratch: &Path) -> anyhow::Result<Result<PathBuf, String>> {
-    if let Some(reason) = missing("python3") {
-        return Ok(Err(reason));
-    }
-    let home = scratch.join("fuzzer");
-    let made = run(Command::new("python3").args(["-m", "venv"]).arg(&home), LONG)?;
-    if !made.status.success() {
-        return Ok(Err("python3 has no venv".to_owned()));
-    }
-    let mut install = Command::new(home.join("bin/pip"));
-    let installed = run(install.args(["install", "--quiet", "--no-input", FUZZER]), LONG)?;
-    if !installed.status.success() {
-        let said = installed.stderr.trim().lines().last().unwrap_or_default().to_owned();
-        return Ok(Err(format!("{FUZZER} cannot be installed from PyPI: {said}")));
-    }
-    Ok(Ok(home.join("bin/schemathesis")))
+/// The fuzzer where `make setup` puts it, from PyPI; or the reason to skip.
+fn fuzzer() -> anyhow::Result<Result<PathBuf, String>> {
+    let test = env::current_exe()?;
+    let target = test.ancestors().nth(3).context("the test is in no target directory")?;
+    let fuzzer = target.join("tools/schemathesis/bin/schemathesis");
+    let reason = || format!("{} is not installed; run: make setup", fuzzer.display());
+    Ok(if fuzzer.is_file() { Ok(fuzzer) } else { Err(reason()) })
 }
 
 /// Each operation with what fits its description and with what does not. Server-sent events do not end, and
 /// are left out.
-pub(crate) fn is_as_described(_: &Cluster) -> TestResult {
+pub(crate) fn is_as_described() -> TestResult {
     let scratch = scratch()?;
-    let fuzzer = match fuzzer(scratch.path())? {
+    let fuzzer = match fuzzer()? {
         Ok(fuzzer) => fuzzer,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };

@@ -1,9 +1,9 @@
 //! Machines that somebody else starts, through `hecaton vm attach`.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
-    guest::{Attachment, Machine, Spec, guests, report},
-    harness::{Outcome, TestResult},
+    guest::{Attachment, Guests, Machine, Spec, report},
     process::{Running, kill_dead, run},
 };
 use anyhow::{Context as _, ensure};
@@ -14,11 +14,10 @@ use std::{
     process::{ChildStdin, ChildStdout, Command, Stdio},
 };
 
-pub(crate) fn of_qemu(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn of_qemu(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = "stress-ng --vm 2 --vm-bytes 200M --verify -t 10";
     let (mut machine, mut attachment) =
-        Machine::start_attached(cluster, &guests, &Spec { script, ..Spec::default() })?;
+        Machine::start_attached(cluster, guests, &Spec { script, ..Spec::default() })?;
     machine.wait_for("dispatching hogs")?;
     cluster.eventually("the machine is followed", PATIENCE, |_| {
         let report = report(cluster, "guest")?;

@@ -2,14 +2,16 @@
 //! as many donors are away as there are parities, and its pager dies.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all},
     encrypted::alter,
-    guest::{Machine, Spec, guests},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all},
+        guest::{Guests, Machine, Spec},
+        process::{kill_dead, missing, signal},
+        verifier::Verifier,
+    },
     integrity::PROGRAM,
     mirror::{pool_of_only_consumer, until_whole},
-    process::{kill_dead, missing, signal},
-    verifier::Verifier,
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
@@ -49,7 +51,7 @@ fn without<R>(donors: &[u32], work: impl FnOnce() -> anyhow::Result<R>) -> anyho
 
 /// Two donors of six say nothing, and the pager is killed; what is coded is read all the same, and is
 /// less than copies would be.
-pub(crate) fn two_donors_of_six_are_away(_: &Cluster) -> TestResult {
+pub(crate) fn two_donors_of_six_are_away() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -69,7 +71,7 @@ pub(crate) fn two_donors_of_six_are_away(_: &Cluster) -> TestResult {
 
 /// What is coded is encrypted as well. Two donors are away, two are killed, one alters all that it has: what
 /// nobody reads is mended from the others, and after that two others may be away again.
-pub(crate) fn what_is_encrypted_is_coded_and_mended(_: &Cluster) -> TestResult {
+pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -111,8 +113,7 @@ pub(crate) fn what_is_encrypted_is_coded_and_mended(_: &Cluster) -> TestResult {
 }
 
 /// A machine compares what it has in memory while two donors of six say nothing.
-pub(crate) fn two_donors_are_away_from_a_machine(_: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn two_donors_are_away_from_a_machine(guests: &Guests) -> TestResult {
     let cluster = Cluster::start(6, "300M")?;
     // The port is open before anything is written to it.
     let script = "exec </dev/ttyS0
@@ -124,7 +125,7 @@ pub(crate) fn two_donors_are_away_from_a_machine(_: &Cluster) -> TestResult {
         done";
     let options = &["--mirror", "3", "--ec", "4+2", "--cold-after", "2"];
     let spec = Spec { script, options, ..Spec::default() };
-    let mut machine = Machine::start(&cluster, &guests, &spec)?;
+    let mut machine = Machine::start(&cluster, guests, &spec)?;
     machine.wait_for("filled")?;
     until_coded(&cluster)?;
     without(&donors(&cluster)?[..2], || {

@@ -1,8 +1,8 @@
 //! Many programs on one node at once.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG},
-    harness::{Outcome, TestResult},
     process::run,
 };
 use anyhow::{Context as _, ensure};

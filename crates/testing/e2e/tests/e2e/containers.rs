@@ -3,11 +3,13 @@
 
 use crate::{
     agent::{Host, M, adds_up},
-    cluster::{Cluster, PATIENCE},
-    guest::Machine,
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE},
+        guest::{Guests, Machine},
+        process::{kill_dead, run, signal},
+    },
     numa_host,
-    process::{kill_dead, run, signal},
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
@@ -364,14 +366,10 @@ true
 "#;
 
 /// With cgroup version 2, on the node that is named; and with cores, of which a machine has some as well.
-pub(crate) fn on_two_nodes_and_cgroup_version_2(cluster: &Cluster) -> TestResult {
+pub(crate) fn on_two_nodes_and_cgroup_version_2(cluster: &Cluster, guests: &Guests) -> TestResult {
     let elastic = Some(Path::new(ELASTIC));
-    match numa_host::host(cluster, "containers", TWO_NODES, elastic)? {
-        Ok(mut host) => {
-            println!("    {}", host.wait_for("guest: shared ")?);
-            host.succeed()?;
-        }
-        Err(reason) => return Ok(Outcome::Skipped(reason)),
-    }
+    let mut host = numa_host::host(cluster, guests, "containers", TWO_NODES, elastic)?;
+    println!("    {}", host.wait_for("guest: shared ")?);
+    host.succeed()?;
     Ok(Outcome::Passed)
 }

@@ -4,9 +4,11 @@
 
 use crate::{
     agent::{Host, sleeping_qemu},
-    cluster::{Cluster, PATIENCE},
-    harness::{Outcome, TestResult},
-    process::{Running, family, missing_any, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE},
+        process::{Running, family, missing_any, run},
+    },
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::{Signal, getuid};

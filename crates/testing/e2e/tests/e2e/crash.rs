@@ -2,10 +2,12 @@
 //! computes must not change by a byte.
 
 use crate::{
-    cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
+        process::{Running, family, kill_dead, name_of, run_watched},
+    },
     life::program_of,
-    process::{Running, family, kill_dead, name_of, run_watched},
     programs::expect_verified,
 };
 use anyhow::ensure;
@@ -130,7 +132,7 @@ pub(crate) fn of_a_donor(cluster: &Cluster) -> TestResult {
 
 /// Without a node nobody can start a pager again, but the one that is there goes on; so does what
 /// it keeps on this host. (Its donors end with the node: see docs/failures.md.)
-pub(crate) fn of_the_node(_: &Cluster) -> TestResult {
+pub(crate) fn of_the_node() -> TestResult {
     let (cluster, mut running, mut output) = with_its_own_node()?;
     cluster.kill_node();
     expect_verified(&cluster, &mut running, &mut output)?;
@@ -138,7 +140,7 @@ pub(crate) fn of_the_node(_: &Cluster) -> TestResult {
 }
 
 /// With nobody left that holds its memory, a program must not go on, on zeros.
-pub(crate) fn of_the_node_and_then_of_the_pager(_: &Cluster) -> TestResult {
+pub(crate) fn of_the_node_and_then_of_the_pager() -> TestResult {
     let (cluster, mut running, mut output) = with_its_own_node()?;
     let (pager, program) = (cluster.pager_of_only_consumer()?, program_of(&running)?);
     cluster.kill_node();
@@ -153,7 +155,7 @@ pub(crate) fn of_the_node_and_then_of_the_pager(_: &Cluster) -> TestResult {
 }
 
 /// The same for what a program has forked: nobody waits for it, and nothing of it may stay.
-pub(crate) fn of_all_who_serve_a_family(_: &Cluster) -> TestResult {
+pub(crate) fn of_all_who_serve_a_family() -> TestResult {
     let cluster = Cluster::start(1, "64M")?;
     let script = "(sh -c 'sleep 1000; :' & sleep 1000; :) & echo ready; wait";
     let mut command = cluster.on_pool("16M", "bash");

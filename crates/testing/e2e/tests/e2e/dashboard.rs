@@ -1,11 +1,13 @@
 //! What an administrator sees of a cluster, and does to it, in a browser and in a terminal.
 
 use crate::{
-    browser::{self, Browser},
-    cluster::{Cluster, PATIENCE, all},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        browser::{self, Browser},
+        cluster::{Cluster, PATIENCE, all},
+        process::{Running, family, kill_dead, missing, name_of, signal},
+    },
     life::program_of,
-    process::{Running, family, kill_dead, missing, name_of, signal},
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
@@ -25,7 +27,7 @@ const fn donor_row() -> &'static str {
 
 /// A program runs, a donor is killed, another one drains: all of it is on the page, and the drain
 /// begins when it is confirmed and not before.
-pub(crate) fn in_a_browser(_: &Cluster) -> TestResult {
+pub(crate) fn in_a_browser() -> TestResult {
     if let Some(reason) = browser::none_here() {
         return Ok(Outcome::Skipped(reason));
     }

@@ -1,11 +1,11 @@
 //! Volumes as block devices of a host: a guest is the host, for few kernels have their driver. It runs a cluster of its
 //! own, and so this is Hecaton in a machine of another kernel, too.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     archive::{archive, installed},
     cluster::{Cluster, hecaton},
-    guest::{Machine, Spec, guests},
-    harness::{Outcome, TestResult},
+    guest::{Guests, Machine, Spec},
     process::missing_any,
 };
 use std::{fs, path::Path};
@@ -91,11 +91,13 @@ ls /dev/ublkb* 2>/dev/null && die device
 "#;
 
 /// See [`SCRIPT`].
-pub(crate) fn a_file_system_outlives_what_is_killed(cluster: &Cluster) -> TestResult {
+pub(crate) fn a_file_system_outlives_what_is_killed(
+    cluster: &Cluster,
+    guests: &Guests,
+) -> TestResult {
     if let Some(reason) = missing_any(&["tar", "ldd", "mkswap", "swapon", "fio"]) {
         return Ok(Outcome::Skipped(reason));
     }
-    let guests = guests!();
     let hecaton = hecaton()?;
     let tools = ["mkswap", "swapon", "swapoff", "fio"].map(installed);
     let tools = tools.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
@@ -113,7 +115,7 @@ pub(crate) fn a_file_system_outlives_what_is_killed(cluster: &Cluster) -> TestRe
         arguments: &["-no-reboot", "-drive", &drive],
         ..Spec::default()
     };
-    let mut machine = Machine::start_alone(cluster, &guests, &spec)?;
+    let mut machine = Machine::start_alone(cluster, guests, &spec)?;
     machine.succeed()?;
     fs::remove_file(archive)?;
     Ok(Outcome::Passed)

@@ -3,10 +3,12 @@
 
 use crate::{
     agent::{Host, M, sleeping_qemu},
-    cluster::{Cluster, PATIENCE, eventually},
-    guest::{GUEST_PATIENCE, Guests, guests},
-    harness::{Outcome, TestResult},
-    process::{Ended, Running, Stopped, kill_dead, missing_any, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE, eventually},
+        guest::{GUEST_PATIENCE, Guests},
+        process::{Ended, Running, Stopped, kill_dead, missing_any, run},
+    },
 };
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -188,8 +190,7 @@ fn state<'a>(status: &'a Value, name: &str) -> Option<&'a str> {
 /// A domain that was made a harvest VM grows, gives way to a regular machine, and is shut down for the next one, while
 /// its libvirt hangs, is killed and comes back in between. Domains are started when there is room for them, or counted when they are
 /// seen.
-pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut libvirt = match Libvirtd::start(cluster)? {
         Ok(libvirt) => libvirt,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
@@ -201,8 +202,8 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster) -> TestResult {
         let mut command = cluster.command("vm");
         run(command.args(["libvirt", "db", "--connect", &uri]).args(words), PATIENCE)
     };
-    libvirt.define(&guests, "db", &harvest(), 512)?;
-    libvirt.define(&guests, "plain", &plain(), 256)?;
+    libvirt.define(guests, "db", &harvest(), 512)?;
+    libvirt.define(guests, "plain", &plain(), 256)?;
     let refused = hecaton(&["--harvest", "--min", "256M", "--max", "256M"])?;
     ensure!(refused.stderr.contains("never grows"), "{}", refused.stderr);
     let made = hecaton(&["--harvest", "--min", "256M", "--max", "1G", "--yes"])?;

@@ -4,11 +4,13 @@
 //! Scripts name `mkfs.ext4` and `/bin/nbd-client`: busybox has an `mke2fs` and an `nbd-client` of its own.
 
 use crate::{
-    archive::{archive, installed},
-    cluster::{Cluster, LONG, all},
-    guest::{GUEST_PATIENCE, Machine, Qemu, Spec, guests},
-    harness::{Outcome, TestResult},
-    process::{Stopped, kill_dead, missing_any, run},
+    harness::{
+        Outcome, TestResult,
+        archive::{archive, installed},
+        cluster::{Cluster, LONG, all},
+        guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec},
+        process::{Stopped, kill_dead, missing_any, run},
+    },
     volume::Disk,
 };
 use anyhow::{Context as _, ensure};
@@ -87,8 +89,7 @@ reboot -f
 
 /// The process that serves a drive is killed again and again as a guest fills it, a donor too. The guest
 /// notices nothing, and finds all of it after a reboot.
-pub(crate) fn file_systems_outlive_what_is_killed(_: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn file_systems_outlive_what_is_killed(guests: &Guests) -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let small = Disk::create(&cluster, "small", "96M", &["--mirror", "2"])?;
     let big = Disk::create(&cluster, "big", "320M", &["--mirror", "2"])?;
@@ -96,7 +97,7 @@ pub(crate) fn file_systems_outlive_what_is_killed(_: &Cluster) -> TestResult {
     arguments.extend(drive(&cluster, &big, "big", Qemu::Backports)?);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let spec = Spec { script: FILE_SYSTEMS, arguments: &arguments, ..Spec::default() };
-    let mut machine = Machine::start_alone(&cluster, &guests, &spec)?;
+    let mut machine = Machine::start_alone(&cluster, guests, &spec)?;
     // As it begins to write all of it back.
     for at in [4, 8, 12, 16] {
         machine.wait_for(&format!("guest: filled /mnt {at}"))?;
@@ -136,8 +137,7 @@ md5sum -c -s sums && cd / && umount /mnt && e2fsck -fn /dev/vda >/dev/null 2>&1
 "#;
 
 /// The paper's driver domain: the host has the volumes, each of two guests a drive.
-pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster, guests: &Guests) -> TestResult {
     let one = Disk::create(cluster, "one", "64M", &[])?;
     let other = Disk::create(cluster, "other", "64M", &[])?;
     let arguments = drive(cluster, &one, "one", Qemu::Installed)?;
@@ -145,11 +145,11 @@ pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster) -> TestResult {
     vhost.push("-no-reboot");
     let qemu = Qemu::Installed;
     let spec = Spec { name: "one", script: FILL, arguments: &vhost, qemu, ..Spec::default() };
-    let mut first = Machine::start_alone(cluster, &guests, &spec)?;
+    let mut first = Machine::start_alone(cluster, guests, &spec)?;
     let nbd = format!("file={},if=virtio,format=raw", other.uri());
     let nbd = ["-no-reboot", "-drive", &nbd];
     let spec = Spec { name: "other", script: FILL, arguments: &nbd, ..Spec::default() };
-    let mut second = Machine::start_alone(cluster, &guests, &spec)?;
+    let mut second = Machine::start_alone(cluster, guests, &spec)?;
     first.succeed()?;
     second.succeed()?;
     for disk in [one, other] {
@@ -176,11 +176,10 @@ fio --name=v --filename=/dev/vda --thread --ioengine=libaio --iodepth=16 --direc
 "#;
 
 /// fio in a guest whose drive is a volume over vhost-user; its process is killed meanwhile.
-pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster) -> TestResult {
+pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster, guests: &Guests) -> TestResult {
     if let Some(reason) = missing_any(&["tar", "ldd", "fio"]) {
         return Ok(Outcome::Skipped(reason));
     }
-    let guests = guests!();
     let archive = archive(cluster, "f", &[&installed("fio")?], FIO)?;
     let disk = Disk::create(cluster, "disk", "96M", &["--mirror", "2"])?;
     let mut arguments = drive(cluster, &disk, "disk", Qemu::Backports)?.to_vec();
@@ -195,7 +194,7 @@ pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster) -> TestResult {
         arguments: &arguments,
         ..Spec::default()
     };
-    let mut machine = Machine::start_alone(cluster, &guests, &spec)?;
+    let mut machine = Machine::start_alone(cluster, guests, &spec)?;
     let written = |bytes: u64| {
         cluster.eventually("fio writes", GUEST_PATIENCE, |_| {
             Ok(disk.stats()?["written_bytes"].as_u64() > Some(bytes))
@@ -216,8 +215,10 @@ pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster) -> TestResult {
 }
 
 /// Two machines have one drive, which they are told is read only; nobody writes it in another way meanwhile.
-pub(crate) fn two_machines_read_what_neither_writes(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn two_machines_read_what_neither_writes(
+    cluster: &Cluster,
+    guests: &Guests,
+) -> TestResult {
     let disk = Disk::create(cluster, "shared", "64M", &[])?;
     let (random, sum) = random_file(cluster, 64 << 20)?;
     let copied = run(Command::new("nbdcopy").arg(&random).arg(disk.uri()), LONG)?;
@@ -235,8 +236,8 @@ pub(crate) fn two_machines_read_what_neither_writes(cluster: &Cluster) -> TestRe
     arguments.push("-no-reboot");
     let spec = |name| Spec { name, script: &script, arguments: &arguments, ..Spec::default() };
     let mut machines = [
-        Machine::start_alone(cluster, &guests, &spec("one"))?,
-        Machine::start_alone(cluster, &guests, &spec("other"))?,
+        Machine::start_alone(cluster, guests, &spec("one"))?,
+        Machine::start_alone(cluster, guests, &spec("other"))?,
     ];
     for machine in &mut machines {
         machine.wait_for("guest: read")?;
@@ -282,8 +283,10 @@ dd if=/tmp/data of=/dev/vda bs=1M seek=40 count=1 oflag=direct 2>/dev/null && ex
 "#;
 
 /// A drive grows and shrinks under guests of either QEMU, also while QEMU is not connected, and none is started again.
-pub(crate) fn it_has_another_size_as_the_guest_runs(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn it_has_another_size_as_the_guest_runs(
+    cluster: &Cluster,
+    guests: &Guests,
+) -> TestResult {
     let resize = |name: &str, size: &str| {
         let mut resize = cluster.command("volume");
         run(resize.args(["resize", name, "--size", size]), LONG)
@@ -295,7 +298,7 @@ pub(crate) fn it_has_another_size_as_the_guest_runs(cluster: &Cluster) -> TestRe
         let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         arguments.push("-no-reboot");
         let spec = Spec { name, script: RESIZED, arguments: &arguments, qemu, ..Spec::default() };
-        served.push((name, Machine::start_alone(cluster, &guests, &spec)?, disk));
+        served.push((name, Machine::start_alone(cluster, guests, &spec)?, disk));
     }
     for (name, machine, disk) in &mut served {
         machine.wait_for("guest: has 24")?;
@@ -306,7 +309,7 @@ pub(crate) fn it_has_another_size_as_the_guest_runs(cluster: &Cluster) -> TestRe
         })?;
         // Its process is killed, and another one has a volume of another size, before QEMU can connect again.
         let stopped = Stopped::stop(machine.id());
-        kill_dead(disk.pid()?);
+        disk.kill()?;
         resize(name, "56M")?.expect_success("hecaton volume resize")?;
         drop(stopped);
         machine.wait_for("guest: reads there")?;
@@ -344,8 +347,7 @@ fn random_file(cluster: &Cluster, bytes: usize) -> anyhow::Result<(PathBuf, Stri
 
 /// In the guest: its own kernel attaches the volume and swaps on it, with a program larger than the
 /// guest's memory.
-pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster, guests: &Guests) -> TestResult {
     let disk = Disk::create(cluster, "swap", "512M", &[])?;
     let uri = disk.export(&["--nbd", "127.0.0.1:0"])?;
     let port = uri.rsplit(':').next().and_then(|rest| rest.split('/').next());
@@ -381,7 +383,7 @@ pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster) -> TestResult {
         arguments: &arguments,
         ..Spec::default()
     };
-    let mut machine = Machine::start_alone(cluster, &guests, &spec)?;
+    let mut machine = Machine::start_alone(cluster, guests, &spec)?;
     let said = machine.wait_for("guest: swapped")?;
     let pages = said.rsplit(' ').next().and_then(|pages| pages.parse::<u64>().ok());
     ensure!(pages > Some((64 << 20) / 4096), "the guest has {said}");

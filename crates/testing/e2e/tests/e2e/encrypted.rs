@@ -3,11 +3,13 @@
 //! The tests look into the donors' memory from outside, as whoever owns a donor's host can.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all},
+        process::{kill_dead, missing, missing_any, run},
+        verifier::Verifier,
+    },
     mirror::until_whole,
-    process::{kill_dead, missing, missing_any, run},
-    verifier::Verifier,
     volume::Disk,
 };
 use anyhow::{Context as _, ensure};
@@ -117,7 +119,7 @@ pub(crate) fn marked(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
 
 /// Whoever looks into a donor finds a program's memory there; not so with `--encrypt`, whatever becomes of
 /// its pager meanwhile.
-pub(crate) fn donors_can_read_nothing(_: &Cluster) -> TestResult {
+pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -170,7 +172,7 @@ pub(crate) fn alter(donor: &Value) -> anyhow::Result<u64> {
 
 /// What a donor changes is taken from another one, and its copies are made anew; where there is no other,
 /// the program is ended, with the reason.
-pub(crate) fn donors_can_change_nothing(_: &Cluster) -> TestResult {
+pub(crate) fn donors_can_change_nothing() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -215,7 +217,7 @@ pub(crate) fn donors_can_change_nothing(_: &Cluster) -> TestResult {
 
 /// Whoever looks into a donor finds a volume's data there; not so with `--encrypt`. What its process leaves when
 /// it is killed is there, and what donors change is an error, not data.
-pub(crate) fn donors_can_neither_read_nor_change_a_volume(_: &Cluster) -> TestResult {
+pub(crate) fn donors_can_neither_read_nor_change_a_volume() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));
     }

@@ -2,9 +2,11 @@
 //! under them.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, succeed},
-    harness::{Outcome, TestResult},
-    process::{Running, kill_dead, missing, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all, succeed},
+        process::{Running, kill_dead, missing, run},
+    },
     volume::Disk,
 };
 use anyhow::{Context as _, ensure};
@@ -240,7 +242,7 @@ pub(crate) fn file_systems_keep_their_files(cluster: &Cluster) -> TestResult {
 
 /// fio finds what it wrote through every way to a file, while the process that serves it and a donor
 /// are killed.
-pub(crate) fn fio_verifies_while_its_process_is_killed(_: &Cluster) -> TestResult {
+pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     if let Some(reason) = lacking(&["fio"]) {
         return Ok(Outcome::Skipped(reason));
     }

@@ -1,8 +1,8 @@
 //! `fork` keeps its meaning: memory as of the fork, for both, whatever either writes.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, succeed},
-    harness::{Outcome, TestResult},
     process::missing,
 };
 use anyhow::{Context as _, ensure};

@@ -1,11 +1,13 @@
 //! A manager that is killed at each of its steps while it grants memory.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, eventually, log_in, scratch},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all, eventually, log_in, scratch},
+        process::{Running, kill_dead, missing_any},
+    },
     managers::free,
     policy::start_manager,
-    process::{Running, kill_dead, missing_any},
 };
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};

@@ -3,10 +3,10 @@
 //! The machines are emulated, and so how long things take is printed and not judged. What a guest sees of its size
 //! and what QEMU says of it change one after the other: a guest ends when it is told to, and not by what it sees.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
-    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, guests},
-    harness::{Outcome, TestResult},
+    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec},
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_broker::{
@@ -124,8 +124,7 @@ fn memory_files(monitor: &Monitor) -> anyhow::Result<Vec<(u64, u64)>> {
     Ok(files)
 }
 
-fn grows_and_shrinks(cluster: &Cluster, qemu: Qemu) -> TestResult {
-    let guests = guests!();
+fn grows_and_shrinks(cluster: &Cluster, guests: &Guests, qemu: Qemu) -> TestResult {
     let script = format!(
         "{PRELUDE} echo guest: waits
         until_has 0 gt 600; until_has 1 gt 400
@@ -136,7 +135,7 @@ fn grows_and_shrinks(cluster: &Cluster, qemu: Qemu) -> TestResult {
         told"
     );
     let spec = Spec { script: &script, qemu, arguments: TWO_NODES, ..Spec::default() };
-    let mut machine = Machine::start_with_its_memory(cluster, &guests, &spec)?;
+    let mut machine = Machine::start_with_its_memory(cluster, guests, &spec)?;
     machine.wait_for("guest: waits")?;
     let mut monitor = machine.monitor()?;
     let expected = |id: &str, backend: &str, guest_node, max_bytes| MemoryDevice {
@@ -183,18 +182,17 @@ fn grows_and_shrinks(cluster: &Cluster, qemu: Qemu) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn a_guest_grows_and_shrinks(cluster: &Cluster) -> TestResult {
-    grows_and_shrinks(cluster, Qemu::Backports)
+pub(crate) fn a_guest_grows_and_shrinks(cluster: &Cluster, guests: &Guests) -> TestResult {
+    grows_and_shrinks(cluster, guests, Qemu::Backports)
 }
 
-pub(crate) fn debians_own_qemu(cluster: &Cluster) -> TestResult {
-    grows_and_shrinks(cluster, Qemu::Installed)
+pub(crate) fn debians_own_qemu(cluster: &Cluster, guests: &Guests) -> TestResult {
+    grows_and_shrinks(cluster, guests, Qemu::Installed)
 }
 
 /// A guest that is full cannot give what it is asked for: the sizes say so for as long as it is so, the
 /// monitor answers, and when the memory is free the guest goes on as soon as it is asked once more.
-pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = format!(
         "{PRELUDE} echo guest: waits
         until_has 0 gt 600; until_has 1 gt 500
@@ -206,7 +204,7 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
         until_has 0 lt 300; until_has 1 lt 300; told"
     );
     let spec = Spec { script: &script, arguments: TWO_NODES, ..Spec::default() };
-    let mut machine = Machine::start_with_its_memory(cluster, &guests, &spec)?;
+    let mut machine = Machine::start_with_its_memory(cluster, guests, &spec)?;
     machine.wait_for("guest: waits")?;
     let mut monitor = machine.monitor()?;
     resize(&mut machine, &mut monitor, "vm0", 512 * M)?;
@@ -257,10 +255,10 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster) -> TestResult {
 }
 
 /// While the host takes memory, `hecaton guest` readies more of it, and uses it again when the host has been silent.
-pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster) -> TestResult {
+pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster, guests: &Guests) -> TestResult {
     let config = "pre-reclaim = '2G'\nreserve = '256M'\n[[application]]\nname = 'a'\nhook = { command = ['true'] }\n";
     let files = [("guest.toml", config)];
-    let guests = guests!().with(cluster.file("readies"), &cluster.hecaton, &files)?;
+    let guests = guests.with(cluster.file("readies"), &cluster.hecaton, &files)?;
     let script = format!(
         "{PRELUDE} hecaton guest --config /guest.toml >/tmp/log 2>&1 &
         offline() {{ for file in /sys/devices/system/memory/memory*/state; do
@@ -299,9 +297,8 @@ pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster) -> TestResult {
 
 /// The paper's figure 5 at 1/128 of its sizes: the broker decides, and real guests give and take. No agent is
 /// there yet; the test stands in for it.
-pub(crate) fn figure_5(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
-    let mut figure = Figure::start(cluster, &guests)?;
+pub(crate) fn figure_5(cluster: &Cluster, guests: &Guests) -> TestResult {
+    let mut figure = Figure::start(cluster, guests)?;
     figure.until("t0: it has what is unallocated but for the buffer", 256)?;
     figure.regular.remove(&VmId(2));
     figure.until("t1: VM2 has left", 768)?;

@@ -2,9 +2,13 @@
 //! killed and stopped, and the hosts cut off, while programs use their memory.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, TOLD, all, at_host, hecaton, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
-    process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
+    harness::{
+        Outcome, TestResult,
+        cluster::{
+            Cluster, LONG, PATIENCE, TOLD, all, at_host, hecaton, log_in, ready_line, scratch,
+        },
+        process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
+    },
     programs::write_lines,
     redis::Redis,
     volume::{Disk, fio_verify, no_fio},
@@ -357,7 +361,7 @@ fn start_node(
 }
 
 /// With two copies, neither the program nor the client of the volume ever notices.
-pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
+pub(crate) fn they_fail_one_after_another() -> TestResult {
     let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
@@ -394,7 +398,7 @@ pub(crate) fn they_fail_one_after_another(_: &Cluster) -> TestResult {
 }
 
 /// Nor does one that maps and unmaps memory all the time, and tests it.
-pub(crate) fn stress_ng_outlives_them(_: &Cluster) -> TestResult {
+pub(crate) fn stress_ng_outlives_them() -> TestResult {
     if let Some(reason) = missing("stress-ng") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -423,7 +427,7 @@ pub(crate) fn stress_ng_outlives_them(_: &Cluster) -> TestResult {
 }
 
 /// Nor do programs that nobody wrote for this: one that sorts, and one that keeps what its client sets.
-pub(crate) fn programs_outlive_them(_: &Cluster) -> TestResult {
+pub(crate) fn programs_outlive_them() -> TestResult {
     if let Some(reason) = missing_any(&["sort", "redis-server"]) {
         return Ok(Outcome::Skipped(reason));
     }
@@ -513,15 +517,15 @@ fn set_until(is_over: &AtomicBool, redis: &mut Redis) -> anyhow::Result<u64> {
 
 /// When both donors of a segment are gone, the program is ended with the segment's, the space's and
 /// a donor's name, and has seen no wrong byte until then.
-pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
+pub(crate) fn both_copies_are_lost() -> TestResult {
     let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
     let [first, second, third] = DONORS;
 
-    // They come back empty.
-    let program = hosts.verifier("loser", &["--lease", LEASE])?;
+    // They come back empty. Each segment has its copies at these two.
+    let program = hosts.verifier("loser", &["--lease", LEASE, "--donors", "host-1,host-2"])?;
     hosts.kill_node(first)?;
     hosts.kill_node(second)?;
     hosts.start_donor(first)?;
@@ -530,7 +534,8 @@ pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
     hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
 
     // They do not come back in time.
-    let program = hosts.verifier("waiter", &["--lease", LEASE, "--donor-patience", "3"])?;
+    let options = ["--lease", LEASE, "--donor-patience", "3", "--donors", "host-2,host-3"];
+    let program = hosts.verifier("waiter", &options)?;
     let outages = [hosts.network.cut(second, Cut::Off)?, hosts.network.cut(third, Cut::Off)?];
     program.was_ended_because(&[
         "donor host-2 has not answered for",
@@ -546,7 +551,7 @@ pub(crate) fn both_copies_are_lost(_: &Cluster) -> TestResult {
 /// A pager and a donor are stopped until the lease has run out and the memory is another program's.
 /// When they go on, neither does harm: the pager's program is ended, the other one reads what it
 /// has written.
-pub(crate) fn who_outsleeps_the_lease_is_fenced(_: &Cluster) -> TestResult {
+pub(crate) fn who_outsleeps_the_lease_is_fenced() -> TestResult {
     let hosts = match Hosts::start(&DONORS, DONORS.len())? {
         Ok(hosts) => hosts,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
@@ -572,7 +577,7 @@ pub(crate) fn who_outsleeps_the_lease_is_fenced(_: &Cluster) -> TestResult {
 
 /// In a cluster of twenty, hosts crash, come, leave and come back while programs use their memory: no
 /// program notices, and everything is given back.
-pub(crate) fn twenty_come_and_go(_: &Cluster) -> TestResult {
+pub(crate) fn twenty_come_and_go() -> TestResult {
     let at_first: Vec<usize> = (1..=MANY / 2).collect();
     let hosts = match Hosts::start(&at_first, MANY)? {
         Ok(hosts) => hosts,

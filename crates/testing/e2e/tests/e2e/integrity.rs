@@ -3,9 +3,9 @@
 //! The program's node has a manager of its own, which is told of one donor only: one of the shared
 //! cluster's, at the proxy's address.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG, PATIENCE, ready_line},
-    harness::{Outcome, TestResult},
     process::{Running, family, missing, name_of},
 };
 use anyhow::{Context as _, bail, ensure};
@@ -134,7 +134,7 @@ impl Beside {
         self.beat()?;
         let status: Value =
             ureq::get(&format!("{}/v1/status", self.url)).call()?.into_body().read_json()?;
-        let consumers = crate::cluster::all(&status, "consumers");
+        let consumers = crate::harness::cluster::all(&status, "consumers");
         Ok(consumers.filter_map(|one| one["stats"]["checksum_errors"].as_u64()).sum())
     }
 }

@@ -1,8 +1,8 @@
 //! How programs start and end is not changed by `hecaton run`.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, PATIENCE, succeed},
-    harness::{Outcome, TestResult},
     process::{Running, family, kill_dead, name_of, run},
 };
 use anyhow::ensure;

@@ -1,9 +1,9 @@
 //! Local memory stays below `--local` at all times, and the pager's own memory in bounds, seen from
 //! outside.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG},
-    harness::{Outcome, TestResult},
     process::{Running, anonymous_bytes, family, missing, name_of, run_watched},
 };
 use anyhow::{Context as _, ensure};

@@ -2,9 +2,11 @@
 //! cannot reach etcd.
 
 use crate::{
-    cluster::{Cluster, PATIENCE, all, hecaton, log_in, scratch},
-    harness::{Outcome, TestResult},
-    process::{Running, Stopped, kill_dead, missing, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE, all, hecaton, log_in, scratch},
+        process::{Running, Stopped, kill_dead, missing, run},
+    },
     programs::end_verified,
 };
 use anyhow::{Context as _, bail, ensure};
@@ -113,7 +115,7 @@ fn told_limit(status: &Value) -> Option<u64> {
 /// The leader is killed, sleeps for longer than its lease, and etcd loses a member and then its
 /// majority: one manager leads at most, an order that was taken is never forgotten, nor is the policy, and
 /// a program notices nothing.
-pub(crate) fn take_turns(_: &Cluster) -> TestResult {
+pub(crate) fn take_turns() -> TestResult {
     if let Some(reason) = missing("etcd") {
         return Ok(Outcome::Skipped(reason));
     }

@@ -3,12 +3,14 @@
 //! donor that says nothing.
 
 use crate::{
-    cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, TOLD, all},
-    guest::{Machine, Spec, guests, report},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, TOLD, all},
+        guest::{Guests, Machine, Spec, report},
+        process::{Running, kill_dead, missing, run, signal},
+    },
     integrity::PROGRAM,
     life::program_of,
-    process::{Running, kill_dead, missing, run, signal},
     programs::expect_verified,
 };
 use anyhow::{Context as _, ensure};
@@ -85,7 +87,7 @@ fn a_donor_in_use(cluster: &Cluster, random: &mut Random) -> anyhow::Result<Opti
 
 /// Each donor in turn says nothing for as long as it takes to be given up, and comes back with pages
 /// that are out of date.
-pub(crate) fn silent_donors_are_done_without(_: &Cluster) -> TestResult {
+pub(crate) fn silent_donors_are_done_without() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
     let mut random = Random(17);
@@ -108,7 +110,7 @@ pub(crate) fn silent_donors_are_done_without(_: &Cluster) -> TestResult {
 
 /// A donor is stopped for good, and the pager killed again and again: the next one finds the copies
 /// that have missed nothing.
-pub(crate) fn pagers_die_while_a_donor_is_silent(_: &Cluster) -> TestResult {
+pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
     let mut random = Random(23);
@@ -130,7 +132,7 @@ pub(crate) fn pagers_die_while_a_donor_is_silent(_: &Cluster) -> TestResult {
 
 /// Whoever drains is empty while its borrower runs, with one copy of each page or two. Encrypted pages are
 /// moved as they are, and open where they have come to.
-pub(crate) fn a_donor_is_emptied_under_a_program(_: &Cluster) -> TestResult {
+pub(crate) fn a_donor_is_emptied_under_a_program() -> TestResult {
     for options in [&["--mirror", "1", "--encrypt"][..], &["--mirror", "2"]] {
         let cluster = Cluster::start(3, "400M")?;
         let (running, output) = spawn(verifier(&cluster, options))?;
@@ -198,7 +200,7 @@ const RECALLS_TAKE: Duration = Duration::from_secs(25);
 
 /// One donor after the other has half of what it has lent back while its borrower runs, and keeps to
 /// the limit when its process is killed.
-pub(crate) fn donors_have_memory_back_under_a_program(_: &Cluster) -> TestResult {
+pub(crate) fn donors_have_memory_back_under_a_program() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier_for(RECALLS_TAKE, &cluster, &[]))?;
     for donor in ["donor-1", "donor-2"] {
@@ -218,7 +220,7 @@ pub(crate) fn donors_have_memory_back_under_a_program(_: &Cluster) -> TestResult
 }
 
 /// With nobody else to take them, the donor's copies go, and are made anew when it lends again.
-pub(crate) fn copies_make_room_for_a_donor_that_wants_memory_back(_: &Cluster) -> TestResult {
+pub(crate) fn copies_make_room_for_a_donor_that_wants_memory_back() -> TestResult {
     let cluster = Cluster::start(2, "400M")?;
     let (running, output) = spawn(verifier_for(RECALLS_TAKE, &cluster, &["--mirror", "2"]))?;
     for donor in ["donor-1", "donor-2"] {
@@ -276,7 +278,7 @@ fn damage(donor: u32, one_of: usize) -> anyhow::Result<u64> {
 
 /// Memory of a donor goes bad, and the program never notices: what nobody reads is mended from the
 /// other copies, and what it reads before that comes from them.
-pub(crate) fn pages_that_go_bad_in_a_donor_are_mended(_: &Cluster) -> TestResult {
+pub(crate) fn pages_that_go_bad_in_a_donor_are_mended() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -333,12 +335,11 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended(_: &Cluster) -> TestResult
 
 /// The RAM of a machine is with the donors that its ranges name, and moves when they are changed,
 /// encrypted as it is.
-pub(crate) fn ranges_of_a_machine_move(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn ranges_of_a_machine_move(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 25";
     let options = ["--encrypt", "--range", "0-256M=donor-1,256M-512M=donor-2"];
     let spec = Spec { script, options: &options, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     let held = |first: &str, second: &str| {
         let report = report(cluster, "guest")?;

@@ -1,9 +1,11 @@
 //! A volume in libnbd's shell, call by call, and as a file of its user-space file system.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE},
-    harness::{Outcome, TestResult},
-    process::{Running, missing_any, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE},
+        process::{Running, missing_any, run},
+    },
     volume::Disk,
 };
 use anyhow::ensure;

@@ -5,10 +5,12 @@
 
 use crate::{
     agent::{Host, adds_up, held, sleeping_qemu},
-    cluster::Cluster,
-    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, guests},
-    harness::{Outcome, TestResult},
-    process::Running,
+    harness::{
+        Outcome, TestResult,
+        cluster::Cluster,
+        guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec},
+        process::Running,
+    },
 };
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -110,14 +112,11 @@ hecaton host status --dir /tmp/n | grep -q "spread over NUMA nodes: 1" || die sp
 /// QEMU without it.
 pub(crate) fn host(
     cluster: &Cluster,
+    guests: &Guests,
     name: &str,
     script: &str,
     program: Option<&Path>,
-) -> anyhow::Result<Result<Machine, String>> {
-    let guests = match Guests::find_with("qemu")? {
-        Ok(guests) => guests,
-        Err(reason) => return Ok(Err(reason)),
-    };
+) -> anyhow::Result<Machine> {
     let qemu = PathBuf::from(&guests.command_line(Qemu::Backports, "")[0]);
     let script = format!("{HOST}{script}");
     let files = [("bin/idle", "#!/bin/sh\nexec sleep 3600\n"), ("bin/numa-host", &script)];
@@ -125,16 +124,13 @@ pub(crate) fn host(
     let dir = cluster.dir(&format!("{name}-program"))?;
     let guests = guests.with(dir, program.unwrap_or(&qemu), &[("tmp/.is", "")])?;
     let spec = Spec { name, script: "sh /bin/numa-host", arguments: TWO_NODES, ..Spec::default() };
-    Ok(Ok(Machine::start_with_its_memory(cluster, &guests, &spec)?))
+    Machine::start_with_its_memory(cluster, &guests, &spec)
 }
 
 /// A machine's memory is on the node that is named, or within one wherever that can be; one for which no node is large
 /// enough spans them, and is counted. Each node keeps its part of the buffer.
-pub(crate) fn machines_stay_within_a_node(cluster: &Cluster) -> TestResult {
-    let mut host = match host(cluster, "numa-host", MACHINES, None)? {
-        Ok(host) => host,
-        Err(reason) => return Ok(Outcome::Skipped(reason)),
-    };
+pub(crate) fn machines_stay_within_a_node(cluster: &Cluster, guests: &Guests) -> TestResult {
+    let mut host = host(cluster, guests, "numa-host", MACHINES, None)?;
 
     let empty = status(&mut host, "empty")?;
     ensure!(of_nodes(&empty, "buffer_bytes")? == [32 * M, 32 * M], "the buffer is uneven: {empty}");
@@ -229,11 +225,8 @@ hecaton node drain host-numa0 --cancel --manager http://127.0.0.1:7070 || die ca
 /// What a node with an agent lends is of NUMA nodes, each with a donor and a limit of its own: who comes to one of them
 /// has what that one has lent moved to the other, and not more, also when the node is killed meanwhile. The manager's
 /// orders go on working. Where the memory is, the kernel says.
-pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster) -> TestResult {
-    let mut host = match host(cluster, "numa-lends", LENDS, None)? {
-        Ok(host) => host,
-        Err(reason) => return Ok(Outcome::Skipped(reason)),
-    };
+pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster, guests: &Guests) -> TestResult {
+    let mut host = host(cluster, guests, "numa-lends", LENDS, None)?;
     // What is lent and used of each node; the script has seen that it is in memory there.
     let shown = |host: &mut Machine, name: &str| {
         let status = status(host, name)?;
@@ -309,9 +302,11 @@ const NODES: &str = "of() { awk '/MemTotal/ {print int($4 / 1024)}' /sys/devices
 
 /// A harvest VM has a virtio-mem device of each node, and gives back of the one on which a regular VM comes; its guest, which
 /// has both nodes, loses memory of that one. Also over the kill of the node.
-pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
-    let (before, line) = match two_nodes(cluster, &guests, "two-nodes", NODES)? {
+pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
+    cluster: &Cluster,
+    guests: &Guests,
+) -> TestResult {
+    let (before, line) = match two_nodes(cluster, guests, "two-nodes", NODES)? {
         Ok(host) => host,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
@@ -396,10 +391,9 @@ fn parts(status: &Value) -> anyhow::Result<[(usize, u64); 2]> {
 }
 
 /// A machine with a balloon is on the node that is named. Who comes to another one has nothing of it.
-pub(crate) fn a_balloon_gives_on_its_node(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_balloon_gives_on_its_node(cluster: &Cluster, guests: &Guests) -> TestResult {
     let (before, line) =
-        match two_nodes(cluster, &guests, "two-nodes-balloon", "echo guest: waits; sleep 3600")? {
+        match two_nodes(cluster, guests, "two-nodes-balloon", "echo guest: waits; sleep 3600")? {
             Ok(host) => host,
             Err(reason) => return Ok(Outcome::Skipped(reason)),
         };

@@ -1,9 +1,9 @@
 //! Donors that are to give memory back which nobody can take, and park it on their disk: programs go on
 //! with the right bytes, the hosts really have the memory, and a disk that is full loses nothing.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
     process::{Ended, Running, kill_dead, missing, run},
     verifier::Verifier,
 };
@@ -72,7 +72,7 @@ fn cancel(cluster: &Cluster, donor: &str) -> anyhow::Result<()> {
 
 /// Two donors, with one copy of each page between them, are both to have all of it back. One of them is
 /// killed meanwhile.
-pub(crate) fn what_nobody_can_take_is_served_from_the_disk(_: &Cluster) -> TestResult {
+pub(crate) fn what_nobody_can_take_is_served_from_the_disk() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -135,7 +135,7 @@ pub(crate) fn what_nobody_can_take_is_served_from_the_disk(_: &Cluster) -> TestR
 const ON_A_SMALL_DISK: &str = "mount -t tmpfs -o size=20M none \"$0\" && exec \"$@\"";
 
 /// The disk takes one extent, and a part of the next.
-pub(crate) fn a_full_disk_takes_nothing_away(_: &Cluster) -> TestResult {
+pub(crate) fn a_full_disk_takes_nothing_away() -> TestResult {
     if !rustix::process::geteuid().is_root() {
         return Ok(Outcome::Skipped("mounting a small file system takes root".to_owned()));
     }
@@ -172,7 +172,7 @@ const ON_A_HOST_AS_SAID: &str = "mount --bind \"$0\" /proc/meminfo && exec \"$@\
 
 /// `--keep-free`, for a host that is short of memory because a file says so: to make one short, a good part
 /// of this machine's would have to be taken from whoever else uses it.
-pub(crate) fn a_host_that_is_short_of_memory_has_it_back(_: &Cluster) -> TestResult {
+pub(crate) fn a_host_that_is_short_of_memory_has_it_back() -> TestResult {
     if !rustix::process::geteuid().is_root() {
         return Ok(Outcome::Skipped("mounting over /proc/meminfo takes root".to_owned()));
     }

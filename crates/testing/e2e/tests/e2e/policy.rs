@@ -1,8 +1,8 @@
 //! The cluster's policy: set, replaced and lifted under programs, kept by a manager that is killed.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG, PATIENCE, all, eventually, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
     process::{Running, kill_dead, missing, run},
 };
 use anyhow::{Context as _, ensure};

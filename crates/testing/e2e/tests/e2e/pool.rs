@@ -1,9 +1,9 @@
 //! A pool that cannot hold what a program needs: the program is ended, with the reason. It never
 //! waits for ever and is never given wrong data.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG, all},
-    harness::{Outcome, TestResult},
     process::{Ended, run_watched, signal},
 };
 use anyhow::ensure;
@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) fn a_full_one_ends_the_program(_: &Cluster) -> TestResult {
+pub(crate) fn a_full_one_ends_the_program() -> TestResult {
     let cluster = Cluster::start(1, "64M")?;
     let mut command = cluster.on_pool("16M", env!("CARGO_BIN_EXE_verify-threads"));
     // 160 MB, of which 80 have a place.
@@ -22,7 +22,7 @@ pub(crate) fn a_full_one_ends_the_program(_: &Cluster) -> TestResult {
     was_ended_because(&ended, &["the pool is full"])
 }
 
-pub(crate) fn a_donor_gone_for_good_ends_the_program(_: &Cluster) -> TestResult {
+pub(crate) fn a_donor_gone_for_good_ends_the_program() -> TestResult {
     let cluster = Cluster::start(1, "500M")?;
     let mut command = cluster.command("run");
     command.args(["--local", "16M", "--donor-patience", "4", "--"]);

@@ -1,8 +1,8 @@
 //! Programs that check themselves, or are compared with themselves without Hecaton.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG, succeed},
-    harness::{Outcome, TestResult},
     process::{Running, missing, run},
 };
 use anyhow::{Context as _, ensure};

@@ -2,9 +2,11 @@
 //! any more, and a program with copies elsewhere notices nothing.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
-    process::{Running, kill_dead},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+        process::{Running, kill_dead},
+    },
     programs::end_verified,
 };
 use anyhow::Context as _;
@@ -30,7 +32,7 @@ fn node_of<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
 
 /// The borrower's pager finds out by itself that what was there is gone, makes its copies anew, and says so;
 /// until then the donor is kept from lending, and afterwards it lends.
-pub(crate) fn of_a_node_that_others_borrow_from(_: &Cluster) -> TestResult {
+pub(crate) fn of_a_node_that_others_borrow_from() -> TestResult {
     let scratch = scratch()?;
     let log = log_in(&scratch)?;
     let mut manager = Running::spawn(

@@ -1,8 +1,8 @@
 //! Redis saves a snapshot from a forked child while clients write on.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
-    harness::{Outcome, TestResult},
     process::{Running, missing},
 };
 use anyhow::{Context as _, bail, ensure};

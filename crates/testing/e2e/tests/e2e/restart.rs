@@ -3,11 +3,13 @@
 
 use crate::{
     attach::Firecracker,
-    cluster::{Cluster, LONG, PATIENCE, all, eventually, ready_line},
-    guest::{Machine, Qemu, guests},
-    harness::{Outcome, TestResult},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all, eventually, ready_line, scratch},
+        guest::{Guests, Machine, Qemu},
+        process::{Running, kill_dead, missing, run},
+    },
     life::program_of,
-    process::{Running, kill_dead, missing, run},
     volume::{fio_verify, no_fio},
 };
 use anyhow::{Context as _, ensure};
@@ -61,7 +63,7 @@ const VICTIMS: [Victim; 6] = [
 
 impl Daemons {
     fn start(hecaton: &Path) -> anyhow::Result<Self> {
-        let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
+        let scratch = scratch()?;
         let (manager, url) = start_manager(hecaton, "127.0.0.1:0")?;
         let mut daemons =
             Self { hecaton: hecaton.to_owned(), url, scratch, manager, nodes: Vec::new() };
@@ -325,8 +327,7 @@ pub(crate) fn of_a_node_under_a_machine(cluster: &Cluster) -> TestResult {
 
 /// The same with QEMU: its guest verifies its memory while node and pager are killed, and its machine is shown
 /// and ends as if it had always been this node's.
-pub(crate) fn of_a_node_under_qemu(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn of_a_node_under_qemu(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut daemons = Daemons::start(&cluster.hecaton)?;
     let script = "stress-ng --vm 1 --vm-bytes 120M --verify --vm-method all -t 40";
     let mut command = Command::new(&daemons.hecaton);

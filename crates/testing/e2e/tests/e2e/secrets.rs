@@ -1,9 +1,11 @@
 //! What is in the logs when as much is logged as can be: nothing that is secret.
 
 use crate::{
-    cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
-    process::{Running, kill_dead, missing, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+        process::{Running, kill_dead, missing, run},
+    },
     programs::end_verified,
     secure::{SecureManager, issue, secure_manager},
 };
@@ -91,7 +93,7 @@ fn keys_in(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 
 /// Nodes that join with a token, an encrypted program whose pager is killed, an encrypted volume, commands of an
 /// administrator, and some who are refused: all of it with the most verbose log.
-pub(crate) fn are_in_no_log(_: &Cluster) -> TestResult {
+pub(crate) fn are_in_no_log() -> TestResult {
     if let Some(reason) = missing("nbdcopy") {
         return Ok(Outcome::Skipped(reason));
     }

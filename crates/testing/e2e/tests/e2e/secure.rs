@@ -2,9 +2,11 @@
 //! that knows a space's id.
 
 use crate::{
-    cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
-    harness::{Outcome, TestResult},
-    process::{Running, kill_dead, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+        process::{Running, kill_dead, run},
+    },
     programs::end_verified,
 };
 use anyhow::{Context as _, ensure};
@@ -94,7 +96,7 @@ fn refuses_strangers(cluster: &Cluster, stranger: PathBuf) -> anyhow::Result<()>
 
 /// A pager and a donor are killed while a program runs: its pages are copied anew, from donor to donor, and all
 /// of that between nodes that know each other.
-pub(crate) fn pages_travel_by_tls(_: &Cluster) -> TestResult {
+pub(crate) fn pages_travel_by_tls() -> TestResult {
     let scratch = scratch()?;
     let SecureManager { pki, url, manager: _manager } = secure_manager(&scratch, "warn")?;
     let node = |name: &str, options: &[&str]| {

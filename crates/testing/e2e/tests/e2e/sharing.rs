@@ -1,9 +1,11 @@
 //! A volume that several nodes want: one has it, and it goes from node to node.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch},
-    harness::{Outcome, TestResult},
-    process::{Ended, Running, Stopped, kill_dead, missing, missing_any, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch},
+        process::{Ended, Running, Stopped, kill_dead, missing, missing_any, run},
+    },
     secure::{SecureManager, issue, secure_manager},
 };
 use anyhow::{Context as _, ensure};
@@ -175,7 +177,7 @@ fn all_end(cluster: &Cluster, others: [Running; 2]) -> TestResult {
 
 /// Three nodes with certificates, and an encrypted volume that one of them has at a time. Its process is killed on
 /// either side of the hand-over.
-pub(crate) fn a_volume_goes_from_node_to_node(_: &Cluster) -> TestResult {
+pub(crate) fn a_volume_goes_from_node_to_node() -> TestResult {
     if let Some(reason) = missing("nbdcopy") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -240,7 +242,7 @@ for line in sys.stdin:
 "#;
 
 /// Three nodes with certificates, and an encrypted volume that one of them has and the others read by themselves.
-pub(crate) fn nodes_read_one_volume_or_one_writes(_: &Cluster) -> TestResult {
+pub(crate) fn nodes_read_one_volume_or_one_writes() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "nbdsh", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));
     }

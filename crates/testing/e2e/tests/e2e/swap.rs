@@ -1,10 +1,12 @@
 //! Programs that the kernel swaps to a volume, and what is killed under them.
 
 use crate::{
-    cluster::{Cluster, LONG, PATIENCE, all},
     encrypted::{marked, start_in},
-    harness::{Outcome, TestResult},
-    process::{Running, kill_dead, missing, run, signal},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, LONG, PATIENCE, all},
+        process::{Running, kill_dead, missing, run, signal},
+    },
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
@@ -105,7 +107,7 @@ fn kill_both(cluster: &Cluster, server: u32) -> anyhow::Result<()> {
 }
 
 /// All bytes are right, though the process that serves the swap and a donor are killed.
-pub(crate) fn ten_times_the_limit(_: &Cluster) -> TestResult {
+pub(crate) fn ten_times_the_limit() -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));
     }
@@ -134,7 +136,7 @@ pub(crate) fn ten_times_the_limit(_: &Cluster) -> TestResult {
 
 /// Whoever looks into a donor finds there what the kernel has swapped out; not so with `--encrypt`. The program has
 /// the right bytes in either case, though the process that serves the swap and a donor are killed.
-pub(crate) fn donors_can_read_nothing(_: &Cluster) -> TestResult {
+pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = lacking().or_else(|| missing("python3")) {
         return Ok(Outcome::Skipped(reason));
     }

@@ -1,8 +1,8 @@
 //! What never needs to be fetched or sent, is not.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, succeed},
-    harness::{Outcome, TestResult},
     process::missing,
 };
 use anyhow::ensure;

@@ -5,10 +5,12 @@
 //! namespace of the cluster's own: the machine's stays as it is.
 
 use crate::{
-    cluster::{Cluster, PATIENCE},
     crash, fork,
-    harness::{Outcome, TestResult},
-    process::{missing, run},
+    harness::{
+        Outcome, TestResult,
+        cluster::{Cluster, PATIENCE, scratch},
+        process::{missing, run},
+    },
     redis,
 };
 use anyhow::{Context as _, ensure};
@@ -30,8 +32,8 @@ const BECOME: &str = "mount --bind \"$1\" /dev/userfaultfd && shift && exec setp
 
 const DEVICE: &str = "/dev/userfaultfd";
 
-pub(crate) fn programs_fork(_: &Cluster) -> TestResult {
-    let scratch = tempfile::Builder::new().prefix("hecaton-e2e-device-").tempdir()?;
+pub(crate) fn programs_fork() -> TestResult {
+    let scratch = scratch()?;
     let prefix = match ordinary_user(scratch.path())? {
         Ok(prefix) => prefix,
         Err(reason) => return Ok(Outcome::Skipped(reason)),
@@ -77,7 +79,7 @@ fn ordinary_user(scratch: &Path) -> anyhow::Result<Result<Vec<OsString>, String>
     let words = ["unshare", "--mount", "bash", "-c", BECOME, "bash"];
     let mut prefix: Vec<OsString> = words.map(OsString::from).to_vec();
     prefix.extend([copy.into(), USER.into()]);
-    let hecaton = crate::cluster::hecaton()?;
+    let hecaton = crate::harness::cluster::hecaton()?;
     let mut probe = Command::new(&prefix[0]);
     probe
         .args(&prefix[1..])

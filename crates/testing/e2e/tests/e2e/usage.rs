@@ -1,8 +1,8 @@
 //! What is wrong is said in one line, with the right exit status, and nothing is left behind.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
-    harness::{Outcome, TestResult},
     process::{missing, run},
 };
 use anyhow::ensure;

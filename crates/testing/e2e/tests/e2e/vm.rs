@@ -1,10 +1,10 @@
 //! Stock QEMU with its guest's memory in the pool: emulated (these machines cannot boot a stock guest
 //! with KVM), under loads that verify what they read.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{AFTER_LEASE, Cluster, PATIENCE, all},
-    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, guests, report},
-    harness::{Outcome, TestResult},
+    guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec, report},
     process::{Running, kill_dead, missing, run},
 };
 use anyhow::{Context as _, ensure};
@@ -42,10 +42,9 @@ fn stays_local(cluster: &Cluster, name: &str, limit: u64) -> anyhow::Result<()> 
 /// Both of them are in the pager at once.
 const TWO_PROCESSORS: &[&str] = &["-no-reboot", "-smp", "2"];
 
-pub(crate) fn a_guest_verifies_its_memory(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_guest_verifies_its_memory(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, arguments: TWO_PROCESSORS, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     let mut looked = Instant::now();
     machine.wait_for_watching("guest: exit 0", || {
         if looked.elapsed() > Duration::from_secs(1) {
@@ -58,27 +57,24 @@ pub(crate) fn a_guest_verifies_its_memory(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn debians_own_qemu(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn debians_own_qemu(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = "stress-ng --vm 1 --vm-bytes 250M --verify -t 10";
     let spec = Spec { script, qemu: Qemu::Installed, ..Spec::default() };
-    Machine::start(cluster, &guests, &spec)?.succeed()?;
+    Machine::start(cluster, guests, &spec)?.succeed()?;
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn four_gib_with_128_mib(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn four_gib_with_128_mib(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = "stress-ng --vm 2 --vm-bytes 1200M --vm-keep --verify -t 30";
     let (memory, local, arguments) = ("4G", "128M", TWO_PROCESSORS);
     let spec = Spec { memory, local, script, arguments, ..Spec::default() };
-    Machine::start(cluster, &guests, &spec)?.succeed()?;
+    Machine::start(cluster, guests, &spec)?.succeed()?;
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, arguments: TWO_PROCESSORS, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     let mut random = Random(3);
     let mut next = Instant::now();
@@ -109,10 +105,9 @@ pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster) -> TestResult {
 
 /// The machine leaves the pool in the middle of its work, and the donors have all back while it
 /// runs on.
-pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     thread::sleep(Duration::from_secs(3));
     let detached = run(cluster.command("vm").args(["detach", "guest"]), AFTER_LEASE)?;
@@ -154,22 +149,17 @@ impl Drop for Virsh {
     }
 }
 
-pub(crate) fn libvirt_starts_it(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn libvirt_starts_it(cluster: &Cluster, guests: &Guests) -> TestResult {
     if let Some(reason) = missing("virsh") {
         return Ok(Outcome::Skipped(reason));
     }
-    by_libvirt(cluster, &guests, None)
+    by_libvirt(cluster, guests, None)
 }
 
 /// libvirt 11. With Debian's own QEMU: to find out what one can do, libvirt has it load all of its
 /// modules, and an unpacked one finds those of the installed one, which are of another version.
-pub(crate) fn libvirt_of_the_backports_starts_it(cluster: &Cluster) -> TestResult {
-    let guests = match Guests::find_with("libvirt")? {
-        Ok(guests) => guests,
-        Err(reason) => return Ok(Outcome::Skipped(reason)),
-    };
-    by_libvirt(cluster, &guests, Some(guests.backports_virsh()))
+pub(crate) fn libvirt_of_the_backports_starts_it(cluster: &Cluster, guests: &Guests) -> TestResult {
+    by_libvirt(cluster, guests, Some(guests.backports_virsh()))
 }
 
 /// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`). `dir` is
@@ -234,10 +224,9 @@ fn by_libvirt(cluster: &Cluster, guests: &Guests, dir: Option<PathBuf>) -> TestR
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     let monitor = report(cluster, "guest")?["monitor"].as_str().context("no monitor")?.to_owned();
     machine.kill(cluster)?;
@@ -249,10 +238,9 @@ pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn it_is_shown_and_resized(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn it_is_shown_and_resized(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     for size in ["160M", "32M", "96M"] {
         let resized = run(cluster.command("vm").args(["resize-local", "guest", size]), PATIENCE)?;
@@ -274,8 +262,7 @@ pub(crate) fn it_is_shown_and_resized(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn memory_is_plugged(cluster: &Cluster, guests: &Guests) -> TestResult {
     // The guest waits until it has more memory than it was started with, and then uses it.
     let script = "while [ $(awk '/^MemTotal/ {print int($2/1024)}' /proc/meminfo) -lt 900 ]; do
             for block in /sys/devices/system/memory/memory*/state; do
@@ -291,7 +278,7 @@ pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
         arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
         ..Spec::default()
     };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: ready")?;
     let mut monitor = machine.monitor()?;
     let backend = json!({
@@ -310,8 +297,7 @@ pub(crate) fn memory_is_plugged(cluster: &Cluster) -> TestResult {
 }
 
 /// virtio-mem gives the guest memory and takes it back; what it takes back leaves the pool.
-pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = "has() { awk '/^MemTotal/ {print int($2/1024)}' /proc/meminfo; }
         echo online_movable > /sys/devices/system/memory/auto_online_blocks
         echo guest: waits
@@ -335,7 +321,7 @@ pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster) -> TestResult {
         ],
         ..Spec::default()
     };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: waits")?;
     let mut monitor = machine.monitor()?;
     let mut request = |bytes: u64| {
@@ -361,14 +347,16 @@ pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster) -> TestResult {
 }
 
 /// A private backend would not be paged: the machine is stopped, and the reason is to be read.
-pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(
+    cluster: &Cluster,
+    guests: &Guests,
+) -> TestResult {
     let spec = Spec {
         script: "sleep 300",
         arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
         ..Spec::default()
     };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: ready")?;
     let mut monitor = machine.monitor()?;
     let backend = json!({ "qom-type": "memory-backend-ram", "id": "private", "size": 128 << 20 });
@@ -393,14 +381,13 @@ pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(cluster: &Cluster) ->
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn eight_small_ones_at_once(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn eight_small_ones_at_once(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 8";
     let names: Vec<_> = (1..=8).map(|number| format!("small-{number}")).collect();
     let mut machines = Vec::new();
     for name in &names {
         let spec = Spec { name, memory: "256M", local: "32M", script, ..Spec::default() };
-        machines.push(Machine::start(cluster, &guests, &spec)?);
+        machines.push(Machine::start(cluster, guests, &spec)?);
     }
     for machine in &mut machines {
         machine.succeed()?;
@@ -408,12 +395,11 @@ pub(crate) fn eight_small_ones_at_once(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn suspended_and_resumed(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn suspended_and_resumed(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script =
         format!("echo guest: sleeping; echo mem > /sys/power/state; echo guest: awake; {VERIFY}");
     let spec = Spec { script: &script, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: sleeping")?;
     let mut monitor = machine.monitor()?;
     let until = Instant::now() + GUEST_PATIENCE;
@@ -440,12 +426,11 @@ pub(crate) fn suspended_and_resumed(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-pub(crate) fn rebooted_again_and_again(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn rebooted_again_and_again(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script =
         "stress-ng --vm 1 --vm-bytes 250M --verify -t 2 || exit 1; echo guest: again; reboot -f";
     let spec = Spec { script, arguments: &[], ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     for _ in 0..3 {
         machine.wait_for("guest: again")?;
     }
@@ -455,10 +440,9 @@ pub(crate) fn rebooted_again_and_again(cluster: &Cluster) -> TestResult {
 }
 
 /// What the whole machine's memory is saved to and read from again goes through the pager.
-pub(crate) fn saved_and_dumped(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn saved_and_dumped(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     let mut monitor = machine.monitor()?;
     let dump = cluster.file("dump");
@@ -472,8 +456,7 @@ pub(crate) fn saved_and_dumped(cluster: &Cluster) -> TestResult {
 
 /// A node of its own is killed with its donor's memory, and comes back with none. The machine is
 /// stopped, or waits for ever; it never goes on with zeros.
-pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
-    let guests = guests!();
+pub(crate) fn lost_memory_stops_it(cluster: &Cluster, guests: &Guests) -> TestResult {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let lender = || {
         let mut node = cluster.command("node");
@@ -495,7 +478,7 @@ pub(crate) fn lost_memory_stops_it(cluster: &Cluster) -> TestResult {
     let script = "stress-ng --vm 2 --vm-bytes 300M --vm-keep --verify -t 600";
     // Or the donors of its own host would come first.
     let spec = Spec { script, options: &["--donors", "fragile"], ..Spec::default() };
-    let mut machine = Machine::start(cluster, &guests, &spec)?;
+    let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     cluster.eventually("the other node lends", GUEST_PATIENCE, |status| Ok(lends(status)))?;
     kill_dead(node.id());

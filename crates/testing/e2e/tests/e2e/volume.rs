@@ -1,8 +1,8 @@
 //! Volumes, with the clients that people use: libnbd's, QEMU's and fio, and what is killed under them.
 
-use crate::{
+use crate::harness::{
+    Outcome, TestResult,
     cluster::{Cluster, LONG, PATIENCE, TOLD, all},
-    harness::{Outcome, TestResult},
     process::{Ended, Running, kill_dead, missing, missing_any, run, signal},
 };
 use anyhow::{Context as _, ensure};
@@ -442,7 +442,7 @@ pub(crate) fn an_export_is_taken_back(cluster: &Cluster) -> TestResult {
 
 /// What the pool has no room for goes to a file, and comes back when there is room; its process is
 /// killed in between.
-pub(crate) fn the_rest_is_spilled_and_comes_back(_: &Cluster) -> TestResult {
+pub(crate) fn the_rest_is_spilled_and_comes_back() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));
     }
@@ -489,7 +489,7 @@ pub(crate) fn the_rest_is_spilled_and_comes_back(_: &Cluster) -> TestResult {
 }
 
 /// Donors are killed and fall silent while fio writes, and verifies: it notices nothing.
-pub(crate) fn fio_verifies_while_donors_fail(_: &Cluster) -> TestResult {
+pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
     if let Some(reason) = no_fio()? {
         return Ok(Outcome::Skipped(reason));
     }
@@ -576,7 +576,7 @@ fn is_killed_under_a_client(cluster: &Cluster, options: &[&str]) -> anyhow::Resu
 
 /// A donor that says nothing has the write in its socket. Its client is told that it failed; nothing
 /// is read from its pages, or written to them, before it is known what became of it.
-pub(crate) fn a_write_to_a_silent_donor_is_settled(_: &Cluster) -> TestResult {
+pub(crate) fn a_write_to_a_silent_donor_is_settled() -> TestResult {
     if let Some(reason) = missing("qemu-io") {
         return Ok(Outcome::Skipped(reason));
     }
@@ -732,7 +732,7 @@ h.connect_uri(os.environ['URI']); sys.stdin.read()";
     is_refused(&with(&issued(&own, "bob")), "")?;
     run(Command::new("nbdinfo").arg(with(&alice)), PATIENCE)?.expect_success("nbdinfo")?;
     // Its process is another one, and shows the same.
-    kill_dead(disk.pid()?);
+    disk.kill()?;
     run(Command::new("nbdinfo").arg(with(&alice)), PATIENCE)?.expect_success("nbdinfo")?;
     disk.delete()?;
     Ok(Outcome::Passed)
@@ -881,7 +881,7 @@ pub(crate) fn a_snapshot_stays_as_it_is(cluster: &Cluster) -> TestResult {
 }
 
 /// Each of twenty volumes has what its own client has written, while all of them write.
-pub(crate) fn twenty_are_used_at_once(_: &Cluster) -> TestResult {
+pub(crate) fn twenty_are_used_at_once() -> TestResult {
     if let Some(reason) = missing("qemu-io") {
         return Ok(Outcome::Skipped(reason));
     }

@@ -1,6 +1,6 @@
 //! A cluster of the real `hecaton dev`, and programs on it.
 
-use crate::process::{Ended, Running, kill_dead, run};
+use crate::harness::process::{Ended, Running, kill_dead, run};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -35,23 +35,54 @@ pub(crate) fn hecaton() -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os("HECATON") {
         return Ok(path.into());
     }
+    Ok(built()?.join("hecaton"))
+}
+
+fn built() -> anyhow::Result<PathBuf> {
     let test = env::current_exe()?;
-    let built = test.parent().and_then(Path::parent).context("the test is in no directory")?;
-    let path = built.join("hecaton");
-    ensure!(
-        path.is_file() && built.join("libhecaton.so").is_file(),
-        "{} is not built; run: cargo build --release -p hecaton-cli -p hecaton-preload",
-        path.display()
-    );
-    Ok(path)
+    Ok(test.parent().and_then(Path::parent).context("the test is in no directory")?.to_owned())
+}
+
+/// Refuses to test a command that is not built, or is older than its sources: a run of this package
+/// alone builds neither.
+pub(crate) fn check_built() -> anyhow::Result<()> {
+    if env::var_os("HECATON").is_some() {
+        return Ok(());
+    }
+    for name in ["hecaton", "libhecaton.so"] {
+        let path = built()?.join(name);
+        let is_new = is_newer_than_sources(&path)
+            .with_context(|| format!("{} is not built; {WAY_OUT}", path.display()))?;
+        ensure!(is_new, "{} is older than its sources; {WAY_OUT}", path.display());
+    }
+    Ok(())
+}
+
+const WAY_OUT: &str =
+    "run the tests of the whole workspace, with a filter: cargo nextest run -E 'test(NAME)'";
+
+/// Cargo writes beside what it builds from which files it did: `OUTPUT: FILE FILE ...`.
+fn is_newer_than_sources(path: &Path) -> anyhow::Result<bool> {
+    let built = fs::metadata(path)?.modified()?;
+    let sources = fs::read_to_string(path.with_extension("d"))?;
+    let (_, sources) = sources.split_once(": ").context("no list of sources")?;
+    // A source that has gone is one that has changed.
+    let is_older = |source: &str| {
+        fs::metadata(source).and_then(|source| source.modified()).is_ok_and(|at| at <= built)
+    };
+    Ok(sources
+        .replace("\\ ", "\u{1}")
+        .split_whitespace()
+        .all(|source| is_older(&source.replace('\u{1}', " "))))
 }
 
 /// What the daemons of a cluster log goes to this file of its directory.
 const LOG: &str = "log";
 
-/// A directory for a cluster.
+/// A directory for a cluster. It stays until the world ends: the logs of a test that fails are in it.
 pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
-    let scratch = tempfile::Builder::new().prefix("hecaton-e2e-").tempdir()?;
+    // A short name: sockets are in it.
+    let scratch = tempfile::Builder::new().prefix("").disable_cleanup(true).tempdir()?;
     // Whoever a prefix makes of us writes here.
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777))?;
     Ok(scratch)

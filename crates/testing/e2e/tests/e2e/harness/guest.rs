@@ -1,9 +1,10 @@
 //! A virtual machine of the tests: a Debian kernel and a small initramfs (`scripts/guest.sh`), whose
 //! init runs a script and prints on the serial console.
 
-use crate::{
+use super::{
     cluster::{Cluster, PATIENCE},
-    process::{Running, kill_dead, run},
+    process::{Running, kill_dead, missing, run},
+    world,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_vm::qmp::Monitor;
@@ -12,6 +13,7 @@ use std::{
     env,
     ffi::OsString,
     fmt::Write as _,
+    fs::File,
     io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -31,22 +33,14 @@ const BROKEN: &str = "cx16";
 const TELLING: [&str; 6] =
     ["Out of memory:", "Kernel panic", "BUG:", "detected stall", "blocked for more", "guest: exit"];
 
+/// The directory of the guest's files, for processes of a world.
+const GUESTS: &str = "HECATON_E2E_GUESTS";
+
 /// What guests are made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Guests {
     dir: PathBuf,
 }
-
-/// Builds the guest, or ends the test and says why it cannot be built.
-macro_rules! guests {
-    () => {
-        match $crate::guest::Guests::find()? {
-            Ok(guests) => guests,
-            Err(reason) => return Ok($crate::harness::Outcome::Skipped(reason)),
-        }
-    };
-}
-pub(crate) use guests;
 
 /// Which QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,21 +52,17 @@ pub(crate) enum Qemu {
 }
 
 impl Guests {
-    /// Builds the guest, or finds it built; the reason to skip if that cannot be.
-    pub(crate) fn find() -> anyhow::Result<Result<Self, String>> {
-        Self::find_with("qemu")
-    }
-
-    /// The same, with what `guest.sh` builds under this word.
-    pub(crate) fn find_with(what: &str) -> anyhow::Result<Result<Self, String>> {
-        if let Some(reason) = crate::process::missing("qemu-system-x86_64") {
+    /// Builds the guest, QEMU and libvirt of the backports, or finds them built; the reason to skip if
+    /// that cannot be. Packages are fetched from the network, which no world has.
+    pub(crate) fn build() -> anyhow::Result<Result<Self, String>> {
+        if let Some(reason) = missing("qemu-system-x86_64") {
             return Ok(Err(reason));
         }
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../scripts/guest.sh");
         let test = env::current_exe()?;
         let target = test.ancestors().nth(3).context("the test is in no target directory")?;
         let built = Command::new(script)
-            .arg(what)
+            .arg("libvirt")
             .env("CARGO_TARGET_DIR", target)
             .stdin(Stdio::null())
             .output()?;
@@ -81,6 +71,17 @@ impl Guests {
         }
         let dir = String::from_utf8(built.stdout)?.trim().into();
         Ok(Ok(Self { dir }))
+    }
+
+    /// Tells a process of a world where they are.
+    pub(crate) fn name_to(&self, command: &mut Command) {
+        command.env(GUESTS, &self.dir);
+    }
+
+    /// Those that this process was told of.
+    pub(crate) fn of_world() -> anyhow::Result<Self> {
+        let dir = env::var_os(GUESTS).context("nobody has built the guest")?;
+        Ok(Self { dir: dir.into() })
     }
 
     /// The same guest, made in `dir`, with `program` in its `/bin` and these files.
@@ -299,9 +300,11 @@ impl Machine {
         let mut running = Running::spawn(&mut command)?;
         let output = running.output()?;
         let (sender, lines) = mpsc::channel();
+        let mut console = File::create(world::dir().join(format!("{name}.console")))?;
         thread::spawn(move || {
             // The kernel's messages are in the machine's own character set.
             for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                let _ = console.write_all(&line).and_then(|()| console.write_all(b"\n"));
                 if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
                     return;
                 }
@@ -484,7 +487,7 @@ impl Attachment {
 pub(crate) fn report(cluster: &Cluster, name: &str) -> anyhow::Result<Value> {
     let mut command = cluster.command("vm");
     command.args(["status", name, "--json", "--dir"]).arg(cluster.file("node"));
-    let ended = crate::process::run(&mut command, PATIENCE)?;
+    let ended = crate::harness::process::run(&mut command, PATIENCE)?;
     ended.expect_success("hecaton vm status")?;
     serde_json::from_slice(&ended.stdout).context("the status is no JSON")
 }

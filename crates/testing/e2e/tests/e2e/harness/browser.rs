@@ -1,6 +1,6 @@
 //! A browser without a window, driven as the WebDriver standard says, through Debian's chromedriver.
 
-use crate::process::{Running, missing};
+use crate::harness::process::{Running, missing};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use std::{

@@ -1,6 +1,6 @@
 //! A program that fills its memory, compares all of it whenever it is told to by a line, and says so.
 
-use crate::process::Running;
+use crate::harness::process::Running;
 use anyhow::{Context as _, ensure};
 use std::{
     io::{BufRead as _, BufReader, Lines, Write as _},

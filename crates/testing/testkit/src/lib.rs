@@ -1,0 +1,151 @@
+//! Waits for events in tests.
+//!
+//! A test waits for what it can see, never for a time that hopes. Each wait has a limit, which only a
+//! hang reaches: [`patience`], 60 s unless [`PATIENCE_VARIABLE`] scales it. A wait that fails says
+//! what it waited for and what it saw last.
+
+use std::{
+    env,
+    error::Error,
+    fmt,
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Multiplies every limit: `HECATON_TEST_PATIENCE=3` on a machine that is three times as slow.
+pub const PATIENCE_VARIABLE: &str = "HECATON_TEST_PATIENCE";
+
+const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two looks, at first and at most.
+const SHORTEST_TICK: Duration = Duration::from_millis(2);
+const LONGEST_TICK: Duration = Duration::from_millis(100);
+
+/// The limit of a wait: 60 s, scaled by [`PATIENCE_VARIABLE`].
+///
+/// # Panics
+/// If the variable is not a number of at least 1.
+pub fn patience() -> Duration {
+    scaled(DEFAULT_PATIENCE)
+}
+
+/// Another limit, scaled in the same way.
+///
+/// # Panics
+/// If the variable is not a number of at least 1.
+pub fn scaled(limit: Duration) -> Duration {
+    static SCALE: OnceLock<f64> = OnceLock::new();
+    limit.mul_f64(*SCALE.get_or_init(|| scale(env::var(PATIENCE_VARIABLE).ok().as_deref())))
+}
+
+fn scale(variable: Option<&str>) -> f64 {
+    let Some(text) = variable else { return 1.0 };
+    let scale = text.parse().ok().filter(|scale| (1.0..=1000.0).contains(scale));
+    scale.unwrap_or_else(|| panic!("{PATIENCE_VARIABLE}={text} is not a number from 1 to 1000"))
+}
+
+/// A wait that reached its limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimedOut {
+    /// The event.
+    pub what: String,
+    /// The limit.
+    pub limit: Duration,
+    /// The state at the last look.
+    pub seen: String,
+}
+
+impl fmt::Display for TimedOut {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TimedOut { what, limit, seen } = self;
+        write!(formatter, "after {} s, still not: {what}\n    seen: {seen}", limit.as_secs())
+    }
+}
+
+impl Error for TimedOut {}
+
+/// Looks until `look` returns a value, and returns that. `look` says in its error what it saw.
+pub fn wait_for<T, S: fmt::Display>(
+    what: &str,
+    limit: Duration,
+    mut look: impl FnMut() -> Result<T, S>,
+) -> Result<T, TimedOut> {
+    let begun = Instant::now();
+    let mut tick = SHORTEST_TICK;
+    loop {
+        // Before the look: one that begins after the limit decides.
+        let is_last = begun.elapsed() >= limit;
+        match look() {
+            Ok(value) => return Ok(value),
+            Err(seen) if is_last => {
+                return Err(TimedOut { what: what.to_owned(), limit, seen: seen.to_string() });
+            }
+            Err(_) => thread::sleep(tick),
+        }
+        tick = (tick * 2).min(LONGEST_TICK);
+    }
+}
+
+/// Waits for at most [`patience`] until the condition holds.
+///
+/// # Panics
+/// If it does not; the message names the event.
+#[track_caller]
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    wait_until_seen(what, || holds().then_some(()).ok_or("the condition does not hold"));
+}
+
+/// Waits for at most [`patience`] for a value. `look` says in its error what it saw.
+///
+/// # Panics
+/// If there is none; the message names the event and what was seen last.
+#[track_caller]
+pub fn wait_until_seen<T, S: fmt::Display>(what: &str, look: impl FnMut() -> Result<T, S>) -> T {
+    match wait_for(what, patience(), look) {
+        Ok(value) => value,
+        Err(timed_out) => panic!("{timed_out}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn returns_the_first_value_that_is_seen() {
+        let mut looks = 0;
+        let value = wait_for("the third look", Duration::MAX / 2, || {
+            looks += 1;
+            if looks == 3 { Ok(looks) } else { Err(looks) }
+        });
+        assert_eq!(value, Ok(3));
+    }
+
+    #[test]
+    fn says_at_the_limit_what_was_seen_last() {
+        let waited = wait_for("rain", Duration::ZERO, || Err::<(), _>("a blue sky"));
+        let text = waited.expect_err("no rain").to_string();
+        assert_eq!(text, "after 0 s, still not: rain\n    seen: a blue sky");
+    }
+
+    #[test]
+    fn looks_once_more_after_the_limit() {
+        let mut looks = 0;
+        let value = wait_for("the second look", Duration::from_millis(1), || {
+            looks += 1;
+            if looks == 2 { Ok(()) } else { Err("only one look") }
+        });
+        assert_eq!(value, Ok(()));
+    }
+
+    #[test]
+    fn scales_by_a_number_from_1_to_1000() {
+        assert_eq!(scale(None), 1.0);
+        assert_eq!(scale(Some("2.5")), 2.5);
+        for wrong in ["", "fast", "0.5", "-1", "NaN", "1001"] {
+            let refused = std::panic::catch_unwind(|| scale(Some(wrong)));
+            assert!(refused.is_err(), "{wrong:?} is taken");
+        }
+    }
+}

@@ -11,13 +11,13 @@ initramfs=$(realpath "$1") program=$(realpath "$2") output=$(realpath "$4")
 cd "$3"
 mkdir -p bin
 cp "$program" bin
-strip --strip-debug "bin/${program##*/}"
+strip "bin/${program##*/}"
 for library in $(ldd "$program" | grep -o '/[^ ]*'); do
     install -D "$(readlink -f "$library")" ".$library"
 done
 chmod -R u=rwx .
-# The kernel unpacks one archive after the other.
+# The kernel unpacks one archive after the other. An archive of lz4 has no end, and so is the last.
 {
-    cat "$initramfs"
     find . | cpio --quiet -o -H newc --owner 0:0 | gzip -1
+    cat "$initramfs"
 } >"$output"

@@ -37,6 +37,8 @@ qemu-system-x86_64 qemu-system-x86 demo-vm,test virtual machines
 cpio         cpio          demo-vm,test     the guest of virtual machines
 depmod       kmod          demo-vm,test     the guest of virtual machines
 xz           xz-utils      demo-vm,test     the guest of virtual machines
+lz4          lz4           demo-vm,test     the guest of virtual machines
+zstd         zstd          demo-vm,test     the guest of virtual machines
 virsh        libvirt-clients test           virtual machines of libvirt
 libvirtd     libvirt-daemon-system test     virtual machines of libvirt
 chromium     chromium      test             the test of the dashboard in a browser

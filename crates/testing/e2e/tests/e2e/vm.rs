@@ -398,7 +398,11 @@ pub(crate) fn eight_small_ones_at_once(cluster: &Cluster, guests: &Guests) -> Te
 pub(crate) fn suspended_and_resumed(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script =
         format!("echo guest: sleeping; echo mem > /sys/power/state; echo guest: awake; {VERIFY}");
-    let spec = Spec { script: &script, ..Spec::default() };
+    // A kernel that QEMU has started without firmware does not find its way back from a suspend. The
+    // last `-kernel` counts.
+    let kernel = guests.packed_kernel().display().to_string();
+    let arguments = &["-no-reboot", "-kernel", &kernel];
+    let spec = Spec { script: &script, arguments, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: sleeping")?;
     let mut monitor = machine.monitor()?;

@@ -9,6 +9,7 @@ mod bitmap;
 pub mod buddy;
 pub mod cgroup;
 pub mod checksum;
+mod clock;
 pub mod huge_pages;
 pub mod ids;
 pub mod memfd;
@@ -21,6 +22,7 @@ mod split_mix;
 pub mod words;
 
 pub use checksum::{PageSum, ZERO_PAGE_SUM, is_zero, page_sum};
+pub use clock::unix_time_ms;
 pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
 pub use random::random_u64;
 pub use signature::{PageSignature, page_signature};

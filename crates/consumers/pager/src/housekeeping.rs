@@ -9,7 +9,7 @@ use crate::node::NodeLine;
 use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::worker::TERMINATED;
-use hecaton_memory::PAGE_SIZE;
+use hecaton_memory::{PAGE_SIZE, unix_time_ms};
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::{Command, Op, Range};
@@ -50,7 +50,10 @@ pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: 
 impl Pool {
     /// What the pager has counted, and how the pool holds the memory.
     pub(crate) fn stats(&self, shared: &Shared) -> Stats {
+        // Before anything is looked at: all of it is at least as new.
+        let taken_at_ms = unix_time_ms();
         let mut stats = shared.lock().snapshot();
+        stats.taken_at_ms = taken_at_ms;
         stats.pool = self.config().placement.in_use(&self.space);
         stats
     }

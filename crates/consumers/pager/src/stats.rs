@@ -8,6 +8,10 @@ use std::time::Duration;
 /// Counters and latencies since the pager was first started, and its state at this moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
+    /// When these figures were taken: milliseconds of Unix time. What is shown of a consumer elsewhere
+    /// is up to two reports old.
+    #[serde(default)]
+    pub taken_at_ms: u64,
     /// Bytes that may be local.
     pub local_limit_bytes: u64,
     /// Bytes that are in the consumer's memory, of all its processes.

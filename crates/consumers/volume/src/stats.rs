@@ -7,6 +7,10 @@ use std::sync::atomic::AtomicU64;
 /// A volume at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stats {
+    /// When these figures were taken: milliseconds of Unix time. What is shown of a volume elsewhere is
+    /// a report old.
+    #[serde(default)]
+    pub taken_at_ms: u64,
     /// Its size.
     pub size_bytes: u64,
     /// Of that, what holds data: pages that are neither holes nor lost.

@@ -23,7 +23,7 @@ use crate::target::Target;
 use crate::{BlockError, VolumeError};
 use crate::{departures, returns, scrub};
 use hecaton_memory::{
-    Epoch, PAGE_SIZE, PageNo, SpaceId, is_zero, page_sum, pages_for_bytes, pages_to_bytes,
+    Epoch, PAGE_SIZE, PageNo, SpaceId, is_zero, page_sum, pages_for_bytes, pages_to_bytes, unix_time_ms,
 };
 use hecaton_pki::CredentialsDir;
 use hecaton_space::seal::Sealer;
@@ -332,12 +332,15 @@ impl Volume {
 
     /// What it has counted. `clients` is known to who serves them.
     pub fn stats(&self, clients: u64) -> Stats {
+        // Before anything is looked at: all of it is at least as new.
+        let taken_at_ms = unix_time_ms();
         let counters = &self.counters;
         let mut pool = self.space.status();
         // The space has room to grow.
         pool.pages = self.state.pages();
         pool.segments = pool.pages.div_ceil(SEGMENT_PAGES);
         Stats {
+            taken_at_ms,
             size_bytes: self.size_bytes(),
             data_bytes: self.data_bytes(),
             spilled_bytes: pages_to_bytes(counters.spilled_pages.load(Relaxed)),

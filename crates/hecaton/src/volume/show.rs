@@ -243,6 +243,7 @@ mod tests {
             size_bytes: 1 << 30,
             data_bytes: 96 << 20,
             spilled_bytes: 32 << 20,
+            taken_at_ms: 0,
             unkept_bytes: 0,
             buffered_bytes: 0,
             target_bytes: None,

@@ -9,7 +9,7 @@
 //! - a home takes back only pages of its present life, since it owns all of its memory anew in each;
 //! - a node that has acted upon Force-Return or Invalidate cannot come to own pages of that life again.
 //!
-//! The test that explores all orders of messages in small clusters is in `tests/membership.rs`.
+//! The test that explores all orders of messages in small clusters is in `tests/behaviour/membership.rs`.
 
 use super::message::{Block, Holdings, Outgoing, ToManager, ToNode};
 use super::{Home, NodeId};

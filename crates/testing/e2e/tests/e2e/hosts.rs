@@ -5,7 +5,7 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, TOLD, all, at_host, hecaton, log_in, ready_line, scratch,
+            Cluster, LONG, PATIENCE, all, at_host, hecaton, is_since, log_in, ready_line, scratch,
         },
         process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
     },
@@ -15,6 +15,7 @@ use crate::{
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_e2e::Random;
+use hecaton_memory::unix_time_ms;
 use hecaton_netns::{Cut, NetError, Network, cluster};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -139,11 +140,13 @@ impl Hosts {
 
     /// Waits until there are copies of everything, as told after this was called.
     fn until_whole(&self, program: &Program) -> anyhow::Result<()> {
-        thread::sleep(TOLD);
+        let since_ms = unix_time_ms();
         self.cluster.eventually("each page has its copies", PATIENCE, |status| {
-            let pool = program.pool(status);
+            let stats = program.stats(status);
+            let pool = &stats["pool"];
             let is_zero = |name: &str| pool[name].as_u64() == Some(0);
-            Ok(is_zero("degraded_bytes") && is_zero("to_move_bytes"))
+            let is_whole = is_zero("degraded_bytes") && is_zero("to_move_bytes");
+            Ok(is_since(stats, since_ms) && is_whole)
         })
     }
 
@@ -262,9 +265,12 @@ impl Hosts {
 
     /// Waits until there are copies of everything that so many programs have, as told after this was called.
     fn until_all_are_whole(&self, programs: usize) -> anyhow::Result<()> {
-        thread::sleep(TOLD);
+        let since_ms = unix_time_ms();
         self.cluster.eventually("all pages of all have their copies", PATIENCE, |status| {
-            let is_whole = |one: &Value| one["stats"]["pool"]["degraded_bytes"] == 0;
+            let is_whole = |one: &Value| {
+                let stats = &one["stats"];
+                is_since(stats, since_ms) && stats["pool"]["degraded_bytes"] == 0
+            };
             let consumers = || all(status, "consumers");
             Ok(consumers().count() == programs && consumers().all(is_whole))
         })
@@ -288,10 +294,15 @@ struct Program {
 }
 
 impl Program {
+    /// What its pager has counted; null while that is not known.
+    fn stats<'a>(&self, status: &'a Value) -> &'a Value {
+        let mine = all(status, "consumers").find(|one| one["name"] == *self.name);
+        mine.map_or(&Value::Null, |one| &one["stats"])
+    }
+
     /// How the pool holds its memory; null while that is not known.
     fn pool<'a>(&self, status: &'a Value) -> &'a Value {
-        let mine = all(status, "consumers").find(|one| one["name"] == *self.name);
-        mine.map_or(&Value::Null, |one| &one["stats"]["pool"])
+        &self.stats(status)["pool"]
     }
 
     fn pager(&self, cluster: &Cluster) -> anyhow::Result<u32> {

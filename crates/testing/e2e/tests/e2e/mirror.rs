@@ -5,7 +5,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, TOLD, all},
+        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all, is_since},
         guest::{Guests, Machine, Spec, report},
         process::{Running, kill_dead, missing, run, signal},
     },
@@ -15,6 +15,7 @@ use crate::{
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
+use hecaton_memory::unix_time_ms;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
@@ -63,8 +64,11 @@ pub(crate) fn pool_of_only_consumer(status: &Value) -> Value {
 
 /// Waits until there are copies of everything, as told after this was called.
 pub(crate) fn until_whole(cluster: &Cluster) -> anyhow::Result<()> {
-    thread::sleep(TOLD);
+    let since_ms = unix_time_ms();
     cluster.eventually("each page has its copies", PATIENCE, |status| {
+        if !all(status, "consumers").all(|one| is_since(&one["stats"], since_ms)) {
+            return Ok(false);
+        }
         let pool = pool_of_only_consumer(status);
         let is_zero = |name: &str| pool[name].as_u64() == Some(0);
         // The program may be done meanwhile.

@@ -2,11 +2,12 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG, PATIENCE, TOLD, all},
+    cluster::{Cluster, LONG, PATIENCE, all, is_since},
     process::{Ended, Running, kill_dead, missing, missing_any, run, signal},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
+use hecaton_memory::unix_time_ms;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::{
@@ -118,7 +119,10 @@ impl<'a> Disk<'a> {
 
     /// What it has counted, as told after this was called.
     pub(crate) fn stats(&self) -> anyhow::Result<Value> {
-        thread::sleep(TOLD);
+        let since_ms = unix_time_ms();
+        self.cluster.eventually("the volume tells its statistics", PATIENCE, |_| {
+            Ok(is_since(&self.status()?["stats"], since_ms))
+        })?;
         Ok(self.status()?["stats"].clone())
     }
 
@@ -141,10 +145,11 @@ impl<'a> Disk<'a> {
 
     /// Waits until there are copies of everything, as told after this was called.
     pub(crate) fn until_whole(&self) -> anyhow::Result<()> {
-        thread::sleep(TOLD);
+        let since_ms = unix_time_ms();
         self.cluster.eventually("each page of the volume has its copies", PATIENCE, |_| {
-            let pool = self.status()?["stats"]["pool"].clone();
-            Ok(pool["segments_degraded"] == 0 && pool["segments_untended"] == 0)
+            let stats = &self.status()?["stats"];
+            let pool = &stats["pool"];
+            Ok(is_since(stats, since_ms) && pool["segments_degraded"] == 0 && pool["segments_untended"] == 0)
         })
     }
 

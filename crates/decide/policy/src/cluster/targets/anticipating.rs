@@ -17,7 +17,7 @@
 //!   idle and be taken next. So with it everything has to lie still for longer, counted from when the want began.
 //! - *Calm*: a bid falls slowly, and a target that would change by little is left as it is.
 //!
-//! Invariants, which the property tests hold (`tests/targets.rs`):
+//! Invariants, which the property tests hold (`tests/behaviour/targets.rs`):
 //!
 //! 1. The sum of the targets is at most what the node owns.
 //! 2. A target changes by at most [`Settings::step_permille`] of what the node owns (and at least

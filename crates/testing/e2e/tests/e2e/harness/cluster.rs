@@ -15,9 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// After so long `status` has what was so before: who serves a consumer tells its node once a second, and
-/// the node the manager.
-pub(crate) const TOLD: Duration = Duration::from_millis(2200);
+/// Whether a consumer's or a volume's statistics were taken at this moment or later. Who serves it tells
+/// its node once a second, and the node the manager.
+pub(crate) fn is_since(stats: &Value, since_ms: u64) -> bool {
+    stats["taken_at_ms"].as_u64() >= Some(since_ms)
+}
 
 /// How long anything may take that is not a program's own work. Shorter than a lease, so that memory
 /// which only a lease's end brings back is found missing.

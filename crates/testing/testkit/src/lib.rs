@@ -66,13 +66,35 @@ impl fmt::Display for TimedOut {
 impl Error for TimedOut {}
 
 /// Looks until `look` returns a value, and returns that. `look` says in its error what it saw.
+///
+/// Looks at first every 2 ms, and then less and less often: at least every 100 ms.
 pub fn wait_for<T, S: fmt::Display>(
     what: &str,
     limit: Duration,
+    look: impl FnMut() -> Result<T, S>,
+) -> Result<T, TimedOut> {
+    wait_with_ticks(what, limit, SHORTEST_TICK, LONGEST_TICK, look)
+}
+
+/// The same, with a pause of `tick` between two looks.
+pub fn wait_for_every<T, S: fmt::Display>(
+    tick: Duration,
+    what: &str,
+    limit: Duration,
+    look: impl FnMut() -> Result<T, S>,
+) -> Result<T, TimedOut> {
+    wait_with_ticks(what, limit, tick, tick, look)
+}
+
+fn wait_with_ticks<T, S: fmt::Display>(
+    what: &str,
+    limit: Duration,
+    shortest: Duration,
+    longest: Duration,
     mut look: impl FnMut() -> Result<T, S>,
 ) -> Result<T, TimedOut> {
     let begun = Instant::now();
-    let mut tick = SHORTEST_TICK;
+    let mut tick = shortest;
     loop {
         // Before the look: one that begins after the limit decides.
         let is_last = begun.elapsed() >= limit;
@@ -83,7 +105,7 @@ pub fn wait_for<T, S: fmt::Display>(
             }
             Err(_) => thread::sleep(tick),
         }
-        tick = (tick * 2).min(LONGEST_TICK);
+        tick = (tick * 2).min(longest);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{
         Outcome, TestResult,
         cluster::{Cluster, PATIENCE},
         process::{Running, family, missing_any, run},
+        wait,
     },
 };
 use anyhow::{Context as _, ensure};
@@ -19,8 +20,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Stdio,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Two of this host's cores are the agent's to give; who is warned has a moment.
@@ -120,12 +120,9 @@ impl Drop for Leftover {
 
 /// Waits until the agent has removed its group, as it does when the last machine with cores has ended.
 fn until_gone(group: &Path) -> anyhow::Result<()> {
-    let begun = Instant::now();
-    while group.exists() {
-        ensure!(begun.elapsed() < PATIENCE, "{} is left", group.display());
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    wait::until("the agent has removed its cgroup", PATIENCE, || {
+        Ok(if group.exists() { Err(format!("{} is left", group.display())) } else { Ok(()) })
+    })
 }
 
 /// A machine has a cgroup with the weight of its cores; one that needs the cores of a harvest VM's minimum evicts it, though
@@ -247,16 +244,11 @@ pub(crate) fn busy_machines_share_by_weight(cluster: &Cluster) -> TestResult {
     };
     leftover.0 = Some(group.clone());
     let used = || anyhow::Ok((used_ticks(one.id())?, used_ticks(four.id())?));
-    let begun = Instant::now();
     let wait_until = |what: &str, holds: &dyn Fn((u64, u64)) -> bool| {
-        loop {
+        wait::until_every(Duration::from_millis(20), what, PATIENCE * 2, || {
             let used = used()?;
-            if holds(used) {
-                return Ok(used);
-            }
-            ensure!(begun.elapsed() < PATIENCE * 2, "{what}: {used:?}");
-            thread::sleep(Duration::from_millis(20));
-        }
+            Ok(if holds(used) { Ok(used) } else { Err(format!("{used:?} ticks are used")) })
+        })
     };
     let before = wait_until("both are busy", &|(one, four)| one > 5 && four > 5)?;
     let after = wait_until("one has had some time", &|(one, _)| one > before.0 + SOME_TICKS)?;

@@ -6,18 +6,18 @@ use crate::{
         browser::{self, Browser},
         cluster::{Cluster, PATIENCE, all},
         process::{Running, family, kill_dead, missing, name_of, signal},
+        wait::until,
     },
     life::program_of,
 };
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
     io::{Read, Write as _},
     process::{Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    sync::mpsc::{Receiver, TryRecvError, channel},
     thread,
-    time::Instant,
 };
 
 /// The text of an element in the donors' table.
@@ -214,14 +214,14 @@ fn read_on(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
 }
 
 fn read_until(from: &Receiver<Vec<u8>>, said: &mut String, what: &str) -> anyhow::Result<()> {
-    let start = Instant::now();
-    while !said.contains(what) {
-        match from.recv_timeout(PATIENCE.saturating_sub(start.elapsed())) {
-            Ok(bytes) => said.push_str(&String::from_utf8_lossy(&bytes)),
-            Err(error @ (RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected)) => {
-                return Err(error).with_context(|| format!("no {what:?} in {said:?}"));
+    until(&format!("the terminal shows {what:?}"), PATIENCE, || {
+        while !said.contains(what) {
+            match from.try_recv() {
+                Ok(bytes) => said.push_str(&String::from_utf8_lossy(&bytes)),
+                Err(TryRecvError::Empty) => return Ok(Err(format!("{said:?}"))),
+                Err(TryRecvError::Disconnected) => bail!("it has ended and has shown {said:?}"),
             }
         }
-    }
-    Ok(())
+        Ok(Ok(()))
+    })
 }

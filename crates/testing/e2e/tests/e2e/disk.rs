@@ -3,9 +3,11 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    archive::{archive, installed},
     cluster::{Cluster, hecaton},
-    guest::{Guests, Machine, Spec},
+    guest::{
+        Guests, Machine, Spec,
+        archive::{archive, installed},
+    },
     process::missing_any,
 };
 use std::{fs, path::Path};

@@ -8,6 +8,7 @@ use crate::{
         cluster::{Cluster, PATIENCE, eventually},
         guest::{GUEST_PATIENCE, Guests},
         process::{Ended, Running, Stopped, kill_dead, missing_any, run},
+        wait::until,
     },
 };
 use anyhow::{Context as _, ensure};
@@ -17,7 +18,6 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
 /// What a harvest VM and a regular one are known by, also to whom has to end them: this test's, and nobody else's.
@@ -89,15 +89,16 @@ impl Libvirtd {
     }
 
     fn answers(&mut self) -> anyhow::Result<()> {
-        let until = std::time::Instant::now() + PATIENCE;
-        while !self.virsh(&["list"])?.status.success() {
+        until("libvirtd answers", PATIENCE, || {
+            let listed = self.virsh(&["list"])?;
+            if listed.status.success() {
+                return Ok(Ok(()));
+            }
             let running = self.running.as_mut().context("it was not started")?;
             let ended = running.child_mut().try_wait()?;
             ensure!(ended.is_none(), "it ended at once");
-            ensure!(std::time::Instant::now() < until, "it does not answer");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
+            Ok(Err(listed.stderr))
+        })
     }
 
     fn virsh(&self, words: &[&str]) -> anyhow::Result<Ended> {

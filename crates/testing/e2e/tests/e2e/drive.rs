@@ -6,9 +6,11 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        archive::{archive, installed},
         cluster::{Cluster, LONG, all},
-        guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec},
+        guest::{
+            GUEST_PATIENCE, Guests, Machine, Qemu, Spec,
+            archive::{archive, installed},
+        },
         process::{Stopped, kill_dead, missing_any, run},
     },
     volume::Disk,

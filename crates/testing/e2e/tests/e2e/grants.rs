@@ -5,6 +5,7 @@ use crate::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, all, eventually, log_in, scratch},
         process::{Running, kill_dead, missing_any},
+        wait::{until, until_every},
     },
     managers::free,
     policy::start_manager,
@@ -206,16 +207,13 @@ impl Hosts<'_> {
             let is_old = status["uptime_ms"].as_u64() > Some(LISTENED_MS);
             Ok(is_old && told(status).iter().sum::<u64>() == POOL_PAGES)
         })?;
-        let begun = Instant::now();
-        loop {
+        let quotas = until("the nodes' quotas are what is lent", PATIENCE, || {
             let quotas = self.quotas()?;
-            if quotas.iter().sum::<u64>() == POOL_PAGES {
-                ensure!(quotas[0] >= granted, "of {granted} pages, {quotas:?} are left");
-                return Ok(quotas);
-            }
-            ensure!(begun.elapsed() < PATIENCE, "of {POOL_PAGES} pages, the quotas are {quotas:?}");
-            thread::sleep(Duration::from_millis(50));
-        }
+            let are_all = quotas.iter().sum::<u64>() == POOL_PAGES;
+            Ok(if are_all { Ok(quotas) } else { Err(format!("{quotas:?} of {POOL_PAGES} pages")) })
+        })?;
+        ensure!(quotas[0] >= granted, "of {granted} pages, {quotas:?} are left");
+        Ok(quotas)
     }
 }
 
@@ -307,15 +305,17 @@ pub(crate) fn are_made_once_wherever_the_manager_is_killed(cluster: &Cluster) ->
                 let begun = Instant::now();
                 let is_granted =
                     |now: &[u64]| now.iter().sum::<u64>() == POOL_PAGES && now[0] > granted;
-                while !hosts.is_killed()?
-                    && (begun.elapsed() < GRANTING || !is_granted(&hosts.quotas()?))
-                {
-                    ensure!(
-                        begun.elapsed() < WITHIN,
-                        "{what}: nothing is granted beyond {granted}"
-                    );
-                    thread::sleep(Duration::from_millis(50));
-                }
+                let over = format!("{what}: it is killed, or grants more than {granted} pages");
+                until_every(Duration::from_millis(50), &over, WITHIN, || {
+                    if hosts.is_killed()? {
+                        return Ok(Ok(()));
+                    }
+                    if begun.elapsed() < GRANTING {
+                        return Ok(Err("it has just been asked".to_owned()));
+                    }
+                    let quotas = hosts.quotas()?;
+                    Ok(if is_granted(&quotas) { Ok(()) } else { Err(format!("{quotas:?}")) })
+                })?;
             }
             // Who is killed before it answers is being killed.
             let is_killed = match is_answered {

@@ -7,6 +7,7 @@ use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
     guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec},
+    wait::until_every,
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_broker::{
@@ -22,7 +23,6 @@ use std::{
     collections::BTreeMap,
     fs,
     os::unix::fs::MetadataExt as _,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -79,25 +79,26 @@ fn comes_to_size(monitor: &mut Monitor, id: &str, bytes: u64) -> anyhow::Result<
     let before = device(monitor, id)?.plugged_bytes;
     monitor.request_size(id, bytes, PATIENCE)?;
     let asked = Instant::now();
-    loop {
+    let what = format!("{id} has {} MiB", bytes / M);
+    until_every(Duration::from_millis(20), &what, GUEST_PATIENCE, || {
         let now = device(monitor, id)?;
         ensure!(now.requested_bytes == bytes, "{now:?}");
-        if now.plugged_bytes == bytes {
-            let took = asked.elapsed();
-            let mib = before.abs_diff(bytes) / M;
-            println!(
-                "    {id}: {} to {} MiB in {:.2} s, {:.0} MiB/s",
-                before / M,
-                bytes / M,
-                took.as_secs_f64(),
-                mib as f64 / took.as_secs_f64()
-            );
-            return Ok(());
-        }
-        ensure!(asked.elapsed() < GUEST_PATIENCE, "it has never come to its size: {now:?}");
-        thread::sleep(Duration::from_millis(20));
-    }
+        Ok(if now.plugged_bytes == bytes { Ok(()) } else { Err(format!("{now:?}")) })
+    })?;
+    let took = asked.elapsed();
+    let mib = before.abs_diff(bytes) / M;
+    println!(
+        "    {id}: {} to {} MiB in {:.2} s, {:.0} MiB/s",
+        before / M,
+        bytes / M,
+        took.as_secs_f64(),
+        mib as f64 / took.as_secs_f64()
+    );
+    Ok(())
 }
+
+/// Between two looks at a host or a guest that changes all the time.
+const TICK: Duration = Duration::from_millis(50);
 
 /// What QEMU's memory files take on this host, all together.
 fn host_bytes(monitor: &Monitor) -> anyhow::Result<u64> {
@@ -215,15 +216,16 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> 
     }
     // It gives what it does not need; then nothing changes any more, and the request stands.
     let (mut kept, mut since) = (u64::MAX, Instant::now());
-    while since.elapsed() < Duration::from_secs(10) {
+    until_every(TICK, "nothing changes for 10 s", GUEST_PATIENCE, || {
         let devices = machine.explained(monitor.memory_devices(PATIENCE))?;
         ensure!(devices.iter().all(|device| device.requested_bytes == 0), "{devices:?}");
         let plugged = devices.iter().map(|device| device.plugged_bytes).sum();
         if plugged != kept {
             (kept, since) = (plugged, Instant::now());
         }
-        thread::sleep(Duration::from_millis(50));
-    }
+        let is_settled = since.elapsed() >= Duration::from_secs(10);
+        Ok(if is_settled { Ok(()) } else { Err(format!("{} MiB are plugged", kept / M)) })
+    })?;
     println!("    of 896 MiB the full guest kept {} MiB", kept / M);
     if kept <= 450 * M {
         return Err(machine.failed(format!("full, it has given {} MiB", 896 - kept / M)));
@@ -238,16 +240,12 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> 
             machine.explained(monitor.request_size(id, bytes, PATIENCE))?;
         }
     }
-    loop {
-        let devices = machine.explained(monitor.memory_devices(PATIENCE))?;
-        if devices.iter().all(|device| device.plugged_bytes == 0) {
-            break;
-        }
-        if emptied.elapsed() > GUEST_PATIENCE {
-            return Err(machine.failed(format!("it never goes on: {devices:?}")));
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
+    let goes_on = until_every(TICK, "it gives all of it back", GUEST_PATIENCE, || {
+        let devices = monitor.memory_devices(PATIENCE)?;
+        let is_back = devices.iter().all(|device| device.plugged_bytes == 0);
+        Ok(if is_back { Ok(()) } else { Err(format!("{devices:?}")) })
+    });
+    machine.explained(goes_on)?;
     println!("    given back {:.1} s after it was free", emptied.elapsed().as_secs_f64());
     machine.say("")?;
     machine.succeed()?;
@@ -310,12 +308,13 @@ pub(crate) fn figure_5(cluster: &Cluster, guests: &Guests) -> TestResult {
     figure.step()?;
     ensure!(figure.regular.contains_key(&VmId(4)), "VM4 waits, and the buffer had what it needs");
     figure.come(5, 256);
-    let asked = Instant::now();
-    while !figure.regular.contains_key(&VmId(5)) {
+    until_every(TICK, "t4: VM5 comes", GUEST_PATIENCE, || {
+        if figure.regular.contains_key(&VmId(5)) {
+            return Ok(Ok(()));
+        }
         figure.step()?;
-        ensure!(asked.elapsed() < GUEST_PATIENCE, "t4: VM5 never comes: {:?}", figure.broker);
-        thread::sleep(Duration::from_millis(50));
-    }
+        Ok(Err(format!("{:?}", figure.broker)))
+    })?;
     ensure!(figure.harvest.is_none(), "two have the same memory");
     let counters = figure.broker.counters();
     ensure!(counters.warned == 1 && counters.evicted.iter().sum::<u64>() <= 1, "{counters:?}");
@@ -387,16 +386,14 @@ impl<'a> Figure<'a> {
     /// Steps until the harvest VM has so many MiB beyond its minimum, and nobody waits.
     fn until(&mut self, what: &str, mib: u64) -> anyhow::Result<()> {
         let begun = Instant::now();
-        loop {
+        until_every(TICK, what, GUEST_PATIENCE, || {
             let plugged = self.step()?;
             let is_full = self.broker.ledger().nodes[0].unassigned_bytes == 0;
-            if plugged == mib * M && self.waiting.is_empty() && is_full {
-                println!("    {what}: {mib} MiB after {:.1} s", begun.elapsed().as_secs_f64());
-                return Ok(());
-            }
-            ensure!(begun.elapsed() < GUEST_PATIENCE, "{what}: it has {} MiB", plugged / M);
-            thread::sleep(Duration::from_millis(50));
-        }
+            let is_so = plugged == mib * M && self.waiting.is_empty() && is_full;
+            Ok(if is_so { Ok(()) } else { Err(format!("it has {} MiB", plugged / M)) })
+        })?;
+        println!("    {what}: {mib} MiB after {:.1} s", begun.elapsed().as_secs_f64());
+        Ok(())
     }
 
     /// Looks at the host, and does what the broker says. What the harvest VM has beyond its minimum.

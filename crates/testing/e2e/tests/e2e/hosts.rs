@@ -6,8 +6,10 @@ use crate::{
         Outcome, TestResult,
         cluster::{
             Cluster, LONG, PATIENCE, all, at_host, hecaton, is_since, log_in, ready_line, scratch,
+            until_heartbeats,
         },
         process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
+        wait::until,
     },
     programs::write_lines,
     redis::Redis,
@@ -28,7 +30,7 @@ use std::{
     process::{ChildStdin, ChildStdout, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Where the programs run. It lends nothing.
@@ -104,13 +106,7 @@ impl Hosts {
             manager: manager_host,
         };
         hosts.cluster.wait_for_donors(donors.len())?;
-        // It is told of the donors with the answer to its next heartbeat.
-        let since = hosts.cluster.status()?["uptime_ms"].as_u64();
-        hosts.cluster.eventually("the borrower knows the donors", PATIENCE, |status| {
-            let silent_ms = hosts.node(status, BORROWER)["silent_ms"].as_u64();
-            let now_ms = status["uptime_ms"].as_u64();
-            Ok(now_ms.zip(silent_ms).map(|(now_ms, silent_ms)| now_ms - silent_ms) > since)
-        })?;
+        until_heartbeats(|| hosts.cluster.status(), &[&*hosts.network.host(BORROWER).name()])?;
         Ok(Ok(hosts))
     }
 
@@ -169,25 +165,25 @@ impl Hosts {
 
     /// A node on a host that has none, or had one that was killed.
     fn start_donor(&self, host: usize) -> anyhow::Result<()> {
-        let begun = Instant::now();
-        loop {
+        let start = || {
             let log = self.cluster.log()?;
-            let mut node = start_node(&self.network, &self.runtime, host, self.manager, log)?;
+            start_node(&self.network, &self.runtime, host, self.manager, log)
+        };
+        let mut node = start()?;
+        until(&format!("a node serves on host {host} again"), PATIENCE, || {
             // The manager refuses it as long as it takes the one before for alive: five seconds.
-            while node.child_mut().try_wait()?.is_none() {
-                let status = self.cluster.status()?;
-                let reported = self.node(&status, host);
-                let serves = reported["donors"][0]["state"] == "serving";
-                if serves && reported["pid"].as_u64() == Some(node.id().into()) {
-                    self.donors.borrow_mut().insert(host, node);
-                    return Ok(());
-                }
-                ensure!(begun.elapsed() < PATIENCE, "the node does not come back");
-                thread::sleep(Duration::from_millis(50));
+            if let Some(ended) = node.child_mut().try_wait()? {
+                node = start()?;
+                return Ok(Err(format!("it ended with {ended}")));
             }
-            ensure!(begun.elapsed() < PATIENCE, "the node ends again and again");
-            thread::sleep(Duration::from_millis(200));
-        }
+            let status = self.cluster.status()?;
+            let reported = self.node(&status, host);
+            let serves = reported["donors"][0]["state"] == "serving";
+            let is_it = serves && reported["pid"].as_u64() == Some(node.id().into());
+            Ok(if is_it { Ok(()) } else { Err(format!("the manager knows {reported}")) })
+        })?;
+        self.donors.borrow_mut().insert(host, node);
+        Ok(())
     }
 
     /// Empties a host's donor.

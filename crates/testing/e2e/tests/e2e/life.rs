@@ -4,6 +4,7 @@ use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, PATIENCE, succeed},
     process::{Running, family, kill_dead, name_of, run},
+    wait::until,
 };
 use anyhow::ensure;
 use hecaton_e2e::Random;
@@ -12,7 +13,7 @@ use std::{
     io::{BufRead as _, BufReader},
     process::Stdio,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 pub(crate) fn exit_statuses_are_passed_on(cluster: &Cluster) -> TestResult {
@@ -71,18 +72,12 @@ pub(crate) fn a_program_may_end_at_any_point(cluster: &Cluster) -> TestResult {
 
 /// The process of the program that `hecaton run` has started.
 pub(crate) fn program_of(launcher: &Running) -> anyhow::Result<u32> {
-    let start = Instant::now();
-    loop {
-        let program = family(launcher.id())
-            .into_iter()
-            .skip(1)
-            .find(|id| name_of(*id).is_some_and(|name| !name.starts_with("hecaton")));
-        if let Some(id) = program {
-            return Ok(id);
-        }
-        ensure!(start.elapsed() < PATIENCE, "`hecaton run` does not start its program");
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("`hecaton run` has started its program", PATIENCE, || {
+        let family = family(launcher.id());
+        let is_program = |id: &&u32| name_of(**id).is_some_and(|name| !name.starts_with("hecaton"));
+        let program = family.iter().skip(1).find(is_program).copied();
+        Ok(program.ok_or_else(|| format!("its processes are {family:?}")))
+    })
 }
 
 /// A process that is stopped cannot give pages up; the others of its family go on without.

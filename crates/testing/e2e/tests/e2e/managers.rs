@@ -6,17 +6,18 @@ use crate::{
         Outcome, TestResult,
         cluster::{Cluster, PATIENCE, all, hecaton, log_in, scratch},
         process::{Running, Stopped, kill_dead, missing, run},
+        wait::until,
     },
     programs::end_verified,
 };
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use std::{
     net::TcpListener,
     path::Path,
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Members of etcd, and managers: most of them are left when one dies.
@@ -95,16 +96,14 @@ fn leaders(urls: &[String]) -> Vec<usize> {
 
 /// Waits until one of the managers leads that `may`.
 fn leader(urls: &[String], may: impl Fn(usize) -> bool) -> anyhow::Result<usize> {
-    let begun = Instant::now();
-    loop {
+    until("a manager leads that may", PATIENCE, || {
         let leaders = leaders(urls);
         ensure!(leaders.len() <= 1, "managers {leaders:?} lead");
-        match leaders[..] {
-            [leader] if may(leader) => return Ok(leader),
-            _ if begun.elapsed() > PATIENCE => bail!("none leads of those that may: {leaders:?}"),
-            _ => thread::sleep(Duration::from_millis(100)),
-        }
-    }
+        Ok(match leaders[..] {
+            [leader] if may(leader) => Ok(leader),
+            _ => Err(format!("{leaders:?} lead")),
+        })
+    })
 }
 
 fn told_limit(status: &Value) -> Option<u64> {
@@ -198,29 +197,22 @@ pub(crate) fn take_turns() -> TestResult {
         Ok(nodes.all(|node| node["state"] == "up"))
     })?;
     // What is refused while etcd chooses its own leader is asked again, as commands do.
-    let begun = Instant::now();
-    loop {
+    until("an order is taken with most of etcd", PATIENCE, || {
         let current = leader(&urls, |_| true)?;
         match ureq::delete(format!("{}/v1/donors/{DONOR}/limit", urls[current])).call() {
-            Err(ureq::Error::StatusCode(503)) if begun.elapsed() < PATIENCE => {
-                thread::sleep(Duration::from_millis(100));
-            }
-            answered => {
-                answered.context("an order with most of etcd")?;
-                break;
-            }
+            Err(error @ ureq::Error::StatusCode(503)) => Ok(Err(error)),
+            answered => Ok(Ok(answered.map(drop)?)),
         }
-    }
+    })?;
     cluster.eventually("that order is carried out", PATIENCE, |status| {
         Ok(told_limit(status).is_none())
     })?;
 
     etcd.kill(1)?;
-    let begun = Instant::now();
-    while !leaders(&urls).is_empty() {
-        ensure!(begun.elapsed() < PATIENCE, "one leads without most of etcd");
-        thread::sleep(Duration::from_millis(100));
-    }
+    until("no manager leads without most of etcd", PATIENCE, || {
+        let leaders = leaders(&urls);
+        Ok(if leaders.is_empty() { Ok(()) } else { Err(format!("{leaders:?} lead")) })
+    })?;
     etcd.start_again(0)?;
     etcd.start_again(1)?;
     leader(&urls, |_| true).context("with all of etcd again")?;

@@ -5,6 +5,7 @@ use crate::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE},
         process::{Running, missing_any, run},
+        wait::until,
     },
     volume::Disk,
 };
@@ -15,8 +16,6 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 /// Many requests under way, each with a pattern of its own; what blocks are; what is beyond the end; a connection that is
@@ -116,11 +115,10 @@ impl Mounted {
         let mut command = Command::new("nbdfuse");
         let process = Running::spawn(command.arg(&dir).arg(uri).stdin(Stdio::null()))?;
         let mounted = Mounted { dir, process: Some(process) };
-        let since = Instant::now();
-        while !mounted.path().exists() {
-            ensure!(since.elapsed() < PATIENCE, "nbdfuse does not mount it");
-            thread::sleep(Duration::from_millis(20));
-        }
+        until("nbdfuse has mounted it", PATIENCE, || {
+            let path = mounted.path();
+            Ok(if path.exists() { Ok(()) } else { Err(format!("no {}", path.display())) })
+        })?;
         Ok(mounted)
     }
 

@@ -10,6 +10,7 @@ use crate::{
         cluster::Cluster,
         guest::{GUEST_PATIENCE, Guests, Machine, Qemu, Spec},
         process::Running,
+        wait::until,
     },
 };
 use anyhow::{Context as _, ensure};
@@ -20,7 +21,6 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Instant,
 };
 
 const M: u64 = 1 << 20;
@@ -331,8 +331,7 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
         };
     // The kernel has a little for itself.
     let has_what_is_said = |host: &Host<'_>, harvest: &mut Machine| {
-        let until = Instant::now() + GUEST_PATIENCE;
-        loop {
+        until("the guest has what the host says", GUEST_PATIENCE, || {
             let line = harvest.wait_for("guest: nodes")?;
             let mut numbers = line.split(' ').skip(2).map(str::parse::<u64>);
             let mut next = || anyhow::Ok(numbers.next().context("no figure")??);
@@ -340,13 +339,11 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
             let said = parts(&host.status()?)?.map(|(_, mib)| mib);
             let minimum = has[0].checked_sub(said[0]);
             let kernels = said[1].checked_sub(has[1]);
-            if minimum.is_some_and(|mib| (64..=256).contains(&mib))
-                && kernels.is_some_and(|mib| mib <= 32)
-            {
-                return anyhow::Ok(());
-            }
-            ensure!(Instant::now() < until, "the guest has {has:?} MiB, the host says {said:?}");
-        }
+            let is_so = minimum.is_some_and(|mib| (64..=256).contains(&mib))
+                && kernels.is_some_and(|mib| mib <= 32);
+            let seen = || format!("the guest has {has:?} MiB, the host says {said:?}");
+            Ok(if is_so { Ok(()) } else { Err(seen()) })
+        })
     };
     is(&host, "alone, it has its maximum", [0, 0], &|[a, b]| a + b == 768)?;
     has_what_is_said(&host, &mut harvest)?;

@@ -4,9 +4,11 @@ use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
     process::{Running, missing},
+    wait::{until, until_every},
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_e2e::Random;
+use hecaton_testkit::scaled;
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -14,11 +16,13 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 const KEYS: usize = 30_000;
 const VALUE_BYTES: usize = 1000;
+
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) fn bgsave_under_load(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing("redis-server") {
@@ -38,16 +42,18 @@ pub(crate) fn bgsave_under_load(cluster: &Cluster) -> TestResult {
         // Its answers have the resolution of a second.
         thread::sleep(Duration::from_millis(1100));
         redis.ask(&["BGSAVE"])?;
-        let start = Instant::now();
-        while redis.number("LASTSAVE")? == saved {
-            ensure!(start.elapsed() < Duration::from_secs(120), "the snapshot is not finished");
+        until_every(Duration::ZERO, "the snapshot is finished", SNAPSHOT_PATIENCE, || {
+            if redis.number("LASTSAVE")? != saved {
+                return Ok(Ok(()));
+            }
             for _ in 0..200 {
                 let key = random.below(KEYS);
                 generations[key] += 1;
                 redis.set(key, generations[key])?;
                 writes += 1;
             }
-        }
+            Ok(Err(format!("the last one is that of {saved}, after {writes} writes")))
+        })?;
         let info = redis.bulk(&["INFO", "persistence"])?;
         ensure!(info.contains("rdb_last_bgsave_status:ok"), "the snapshot failed: {info}");
     }
@@ -96,20 +102,24 @@ impl Redis {
             .arg(dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        let mut server = Running::spawn(&mut command)?;
-        let start = Instant::now();
-        loop {
-            if let Ok(stream) = UnixStream::connect(&socket) {
-                stream.set_read_timeout(Some(PATIENCE))?;
-                let mut redis = Redis { server, client: BufReader::new(stream) };
-                if redis.ask(&["PING"]).is_ok() {
-                    return Ok(redis);
-                }
-                server = redis.server;
+        let server = Running::spawn(&mut command)?;
+        let connect = || {
+            let stream = UnixStream::connect(&socket)?;
+            stream.set_read_timeout(Some(scaled(PATIENCE)))?;
+            anyhow::Ok(BufReader::new(stream))
+        };
+        let client = until("redis-server takes clients", PATIENCE, || Ok(connect()))?;
+        let mut redis = Redis { server, client };
+        until("redis-server answers", PATIENCE, || {
+            let answered = redis.ask(&["PING"]).map(drop);
+            if answered.is_err()
+                && let Ok(client) = connect()
+            {
+                redis.client = client;
             }
-            ensure!(start.elapsed() < PATIENCE, "redis-server does not answer");
-            thread::sleep(Duration::from_millis(20));
-        }
+            Ok(answered)
+        })?;
+        Ok(redis)
     }
 
     /// Without a snapshot.

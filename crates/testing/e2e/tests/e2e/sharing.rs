@@ -5,6 +5,7 @@ use crate::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch},
         process::{Ended, Running, Stopped, kill_dead, missing, missing_any, run},
+        wait::until,
     },
     secure::{SecureManager, issue, secure_manager},
 };
@@ -16,7 +17,6 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 /// The command line of one of the hosts.
@@ -85,13 +85,9 @@ impl Host<'_> {
 
     /// Repeats what may be refused for a while.
     fn before_long(&self, what: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
-        let began = Instant::now();
-        loop {
-            match what() {
-                Err(_) if began.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(200)),
-                done => return done,
-            }
-        }
+        until(&format!("{} does what it may refuse for a while", self.name), PATIENCE, || {
+            Ok(what().map_err(|error| format!("{error:#}")))
+        })
     }
 
     /// The process of the volume here.

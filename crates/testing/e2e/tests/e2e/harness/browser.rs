@@ -1,13 +1,16 @@
 //! A browser without a window, driven as the WebDriver standard says, through Debian's chromedriver.
 
-use crate::harness::process::{Running, missing};
+use crate::harness::{
+    process::{Running, missing},
+    wait::until,
+};
 use anyhow::{Context as _, bail, ensure};
+use hecaton_testkit::scaled;
 use serde_json::{Value, json};
 use std::{
     io::{BufRead as _, BufReader},
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long the driver may take for one command.
@@ -44,7 +47,7 @@ impl Browser {
         )?;
         let port = port(&mut driver)?;
         let http = ureq::Agent::config_builder()
-            .timeout_global(Some(COMMAND_PATIENCE))
+            .timeout_global(Some(scaled(COMMAND_PATIENCE)))
             .http_status_as_error(false)
             .build()
             .new_agent();
@@ -72,15 +75,13 @@ impl Browser {
 
     /// Waits until a script in the page returns true.
     pub(crate) fn wait(&self, what: &str, condition: &str) -> anyhow::Result<()> {
-        let start = Instant::now();
-        while self.script(&format!("return {condition}"))? != true {
-            if start.elapsed() > PAGE_PATIENCE {
-                let shown = self.script("return document.body.innerText")?;
-                bail!("the page does not show: {what}\n{}", shown.as_str().unwrap_or_default());
+        until(&format!("the page shows {what}"), PAGE_PATIENCE, || {
+            if self.script(&format!("return {condition}"))? == true {
+                return Ok(Ok(()));
             }
-            thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
+            let shown = self.script("return document.body?.innerText ?? ''")?;
+            Ok(Err(shown.as_str().unwrap_or_default().to_owned()))
+        })
     }
 
     /// Clicks as a person does: on what is there to be seen.

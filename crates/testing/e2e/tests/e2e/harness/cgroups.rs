@@ -1,6 +1,6 @@
 //! Cgroups of one world: groups below the runner's own, which look like roots from inside.
 
-use super::world::PREFIX;
+use super::{wait::until, world::PREFIX};
 use anyhow::Context as _;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::{
@@ -9,7 +9,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    thread,
     time::Duration,
 };
 
@@ -149,13 +148,10 @@ pub(crate) fn remove(world: &Path) {
     for hierarchy in hierarchies_here().unwrap_or_default() {
         let group = hierarchy.own.join(name);
         // The kernel takes a moment after the end of the last process.
-        for _ in 0..50 {
+        let _ = until("the cgroup is removed", Duration::from_secs(1), || {
             remove_below(&group);
-            if !group.exists() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
+            Ok(if group.exists() { Err(group.display()) } else { Ok(()) })
+        });
     }
 }
 

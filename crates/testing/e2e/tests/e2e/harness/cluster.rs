@@ -1,6 +1,9 @@
 //! A cluster of the real `hecaton dev`, and programs on it.
 
-use crate::harness::process::{Ended, Running, kill_dead, run};
+use crate::harness::{
+    process::{Ended, Running, kill_dead, run},
+    wait::until,
+};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -11,8 +14,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Whether a consumer's or a volume's statistics were taken at this moment or later. Who serves it tells
@@ -22,7 +24,7 @@ pub(crate) fn is_since(stats: &Value, since_ms: u64) -> bool {
 }
 
 /// How long anything may take that is not a program's own work. Shorter than a lease, so that memory
-/// which only a lease's end brings back is found missing.
+/// which only a lease's end brings back is found missing, unless `HECATON_TEST_PATIENCE` scales it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(50);
 
 /// How long extents may stay away when whoever would have given them back was killed: the lease of
@@ -109,20 +111,29 @@ pub(crate) fn eventually(
     limit: Duration,
     condition: impl Fn(&Value) -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
-    let start = Instant::now();
-    loop {
-        let status = status();
-        if let Ok(status) = &status
-            && condition(status)?
-        {
-            return Ok(());
-        }
-        if start.elapsed() > limit {
-            let now = status.map_or_else(|error| format!("{error:#}"), |now| in_short(&now));
-            bail!("after {} s, still not: {what}\n    {now}", limit.as_secs());
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
+    until(what, limit, || match status() {
+        Ok(status) => Ok(if condition(&status)? { Ok(()) } else { Err(in_short(&status)) }),
+        Err(error) => Ok(Err(format!("{error:#}"))),
+    })
+}
+
+/// Waits until the manager has answered a heartbeat of each of these nodes that came after this was
+/// called. The answer tells a node of the donors of the others.
+pub(crate) fn until_heartbeats(
+    status: impl Fn() -> anyhow::Result<Value>,
+    nodes: &[&str],
+) -> anyhow::Result<()> {
+    let since_ms = status()?["uptime_ms"].as_u64().context("the status has no uptime")?;
+    eventually(status, "the nodes know the donors of the others", PATIENCE, |status| {
+        let now_ms = status["uptime_ms"].as_u64().context("the status has no uptime")?;
+        let is_heard = |name: &&str| {
+            let mut all = status["nodes"].as_array().into_iter().flatten();
+            let node = all.find(|node| node["name"] == **name);
+            let silent_ms = node.and_then(|node| node["silent_ms"].as_u64());
+            silent_ms.is_some_and(|silent_ms| now_ms.saturating_sub(silent_ms) > since_ms)
+        };
+        Ok(nodes.iter().all(is_heard))
+    })
 }
 
 /// A cluster; it is stopped when it goes out of scope.

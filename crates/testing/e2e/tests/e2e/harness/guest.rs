@@ -1,12 +1,16 @@
 //! A virtual machine of the tests: a Debian kernel and a small initramfs (`scripts/guest.sh`), whose
 //! init runs a script and prints on the serial console.
 
+pub(crate) mod archive;
+
 use super::{
     cluster::{Cluster, PATIENCE},
     process::{Running, kill_dead, missing, run},
+    wait::{until, until_every},
     world,
 };
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+use hecaton_testkit::scaled;
 use hecaton_vm::qmp::Monitor;
 use serde_json::Value;
 use std::{
@@ -328,32 +332,33 @@ impl Machine {
         text: &str,
         mut watch: impl FnMut() -> anyhow::Result<()>,
     ) -> anyhow::Result<String> {
-        let until = Instant::now() + GUEST_PATIENCE;
-        loop {
-            match self.lines.recv_timeout(Duration::from_millis(50)) {
-                Ok(line) => {
-                    self.said.push(line.clone());
-                    if line.contains(text) {
-                        return Ok(line);
-                    }
-                    let exit = line.split_once("guest: exit ").map(|(_, status)| status);
-                    if line.contains("Kernel panic")
-                        || exit.is_some_and(|status| !status.starts_with('0'))
-                    {
-                        return Err(self.failed(format!("it says no `{text}` any more")));
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(self.failed(format!("its console ended before it said `{text}`")));
-                }
+        // The console is waited for within a look.
+        let what = format!("it says `{text}`");
+        let said = until_every(Duration::ZERO, &what, GUEST_PATIENCE, || {
+            let heard = self.listen_for(text)?;
+            if heard.is_none() {
+                watch()?;
             }
-            watch()?;
-            if Instant::now() > until {
-                let seconds = GUEST_PATIENCE.as_secs();
-                return Err(self.failed(format!("it has not said `{text}` after {seconds} s")));
-            }
+            Ok(heard.ok_or_else(|| format!("its last line is {:?}", self.said.last())))
+        });
+        self.explained(said)
+    }
+
+    /// The next line of the console, if it comes soon and has `text` in it.
+    fn listen_for(&mut self, text: &str) -> anyhow::Result<Option<String>> {
+        let line = match self.lines.recv_timeout(Duration::from_millis(50)) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("its console has ended"),
+        };
+        self.said.push(line.clone());
+        if line.contains(text) {
+            return Ok(Some(line));
         }
+        let exit = line.split_once("guest: exit ").map(|(_, status)| status);
+        let has_failed = exit.is_some_and(|status| !status.starts_with('0'));
+        ensure!(!has_failed && !line.contains("Kernel panic"), "it does not say that any more");
+        Ok(None)
     }
 
     /// QEMU's process.
@@ -396,14 +401,9 @@ impl Machine {
 
     /// A monitor of the test's own.
     pub(crate) fn monitor(&self) -> anyhow::Result<Monitor> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match Monitor::connect(&self.monitor, PATIENCE) {
-                Ok(monitor) => return Ok(monitor),
-                Err(error) if Instant::now() > until => return Err(error.into()),
-                Err(_) => thread::sleep(Duration::from_millis(50)),
-            }
-        }
+        until("QEMU's monitor answers", PATIENCE, || {
+            Ok(Monitor::connect(&self.monitor, scaled(PATIENCE)))
+        })
     }
 
     /// SIGKILL for QEMU.

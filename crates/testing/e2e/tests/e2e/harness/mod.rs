@@ -1,6 +1,5 @@
 //! Everything that tests share and that tests nothing: the runner, worlds, clusters, guests.
 
-pub(crate) mod archive;
 pub(crate) mod browser;
 pub(crate) mod cgroups;
 pub(crate) mod cluster;
@@ -10,6 +9,7 @@ pub(crate) mod logs;
 pub(crate) mod process;
 pub(crate) mod runner;
 pub(crate) mod verifier;
+pub(crate) mod wait;
 pub(crate) mod world;
 
 pub(crate) use runner::{Outcome, TestResult};

@@ -1,15 +1,16 @@
 //! Processes of the tests: none outlives its test, none is waited for without end.
 
-use anyhow::{Context as _, bail, ensure};
+use super::wait::until_every;
+use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::{
-    fs,
+    fmt, fs,
     io::Read,
     os::unix::process::CommandExt as _,
     path::Path,
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 const TICK: Duration = Duration::from_millis(5);
@@ -66,23 +67,33 @@ impl Running {
         let _ = kill_process(pid(self.id()), signal);
     }
 
-    /// Waits for the end; looks at `watch` meanwhile.
+    /// Waits for the end; looks at `watch` every 5 ms meanwhile.
     pub(crate) fn wait(
         &mut self,
         limit: Duration,
         mut watch: impl FnMut() -> anyhow::Result<()>,
     ) -> anyhow::Result<ExitStatus> {
-        let start = Instant::now();
-        loop {
+        let id = self.id();
+        until_every(TICK, &format!("process {id} has ended"), limit, || {
             if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
+                return Ok(Ok(status));
             }
             watch()?;
-            if start.elapsed() > limit {
-                bail!("process {} has not ended after {} s", self.id(), limit.as_secs());
-            }
-            thread::sleep(TICK);
-        }
+            Ok(Err(StateOf(id)))
+        })
+    }
+}
+
+/// The name and the state of a process, which are read only when they are shown.
+struct StateOf(u32);
+
+impl fmt::Display for StateOf {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        let (name, state) = (field("Name:"), field("State:"));
+        let [name, state] = [name, state].map(|field| field.unwrap_or("?").trim());
+        write!(formatter, "`{name}`, in state {state}")
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     guest::Guests,
     leftovers, logs,
     runner::{Outcome, TestResult},
+    wait::{until, until_every},
 };
 use anyhow::{Context as _, bail, ensure};
 use rustix::{
@@ -37,8 +38,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Names of environment variables that say to a process which world it is in.
@@ -57,6 +57,9 @@ const DEADLINE: Duration = Duration::from_secs(900);
 /// Exit status of a test that did not fail and lacks something. It said what.
 const SKIPPED: u8 = 77;
 const REASON: &str = "skipped";
+
+/// How long the kernel may take to end the processes of a world.
+const END_PATIENCE: Duration = Duration::from_secs(60);
 
 const TICK: Duration = Duration::from_millis(20);
 
@@ -94,12 +97,11 @@ pub(crate) fn run(name: &str, guests: Option<&Guests>) -> TestResult {
     }
     drop(held);
     // The kernel takes a moment to end the processes of a world that was killed.
-    let removed =
-        hecaton_testkit::wait_for("the world has ended", hecaton_testkit::patience(), || {
-            leftovers::remove_world(&dir);
-            if dir.exists() { Err("its processes hold the lock") } else { Ok(()) }
-        });
-    outcome.and_then(|outcome| Ok(removed.map(|()| outcome)?))
+    let removed = until("the world has ended", END_PATIENCE, || {
+        leftovers::remove_world(&dir);
+        Ok(if dir.exists() { Err("its processes hold the lock") } else { Ok(()) })
+    });
+    outcome.and_then(|outcome| removed.map(|()| outcome))
 }
 
 /// The directory of a new world, locked before it has a name that is looked for.
@@ -116,23 +118,19 @@ fn create_dir() -> anyhow::Result<(PathBuf, File)> {
 
 /// Waits until the world has ended, and ends it at its deadline, or when the runner has died.
 fn wait(mut door: Child) -> anyhow::Result<ExitStatus> {
-    let (begun, runner) = (Instant::now(), parent_id());
-    let deadline = hecaton_testkit::scaled(DEADLINE);
-    let why = loop {
+    let runner = parent_id();
+    let ended = until_every(TICK, "the test has ended", DEADLINE, || {
         if let Some(status) = door.try_wait()? {
-            return Ok(status);
+            return Ok(Ok(status));
         }
-        if parent_id() != runner {
-            break "the runner has died".to_owned();
-        }
-        if begun.elapsed() > deadline {
-            break format!("it has not ended after {} s", deadline.as_secs());
-        }
-        thread::sleep(TICK);
-    };
-    door.kill()?;
-    door.wait()?;
-    bail!(why)
+        ensure!(parent_id() == runner, "the runner has died");
+        Ok(Err("its world is there"))
+    });
+    if ended.is_err() {
+        door.kill()?;
+        door.wait()?;
+    }
+    ended
 }
 
 fn outcome(dir: &Path, status: ExitStatus) -> TestResult {

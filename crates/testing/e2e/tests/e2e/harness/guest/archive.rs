@@ -1,6 +1,6 @@
 //! Programs of this machine for a guest that has none of their libraries: an archive on a drive.
 
-use super::{
+use crate::harness::{
     cluster::{Cluster, LONG, succeed},
     process::run,
 };

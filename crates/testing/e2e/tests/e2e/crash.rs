@@ -5,7 +5,8 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
-        process::{Running, family, kill_dead, name_of, run_watched},
+        process::{Running, anonymous_bytes, family, kill_dead, name_of, run_watched},
+        wait::until,
     },
     life::program_of,
     programs::expect_verified,
@@ -16,7 +17,7 @@ use std::{
     io::Read as _,
     process::{ChildStdout, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How often something is killed under one program.
@@ -161,24 +162,18 @@ pub(crate) fn of_all_who_serve_a_family() -> TestResult {
     let mut command = cluster.on_pool("16M", "bash");
     let mut running = Running::spawn(command.args(["-c", script]).stdout(Stdio::piped()))?;
     program_of(&running)?;
-    let grown = Instant::now();
-    let members = loop {
+    let members = until("the program has forked all of its family", PATIENCE, || {
         let members: Vec<u32> = family(running.id()).into_iter().skip(1).collect();
-        if members.len() >= 5 {
-            break members;
-        }
-        ensure!(grown.elapsed() < PATIENCE, "the program has only {members:?}");
-        thread::sleep(Duration::from_millis(20));
-    };
+        Ok(if members.len() >= 5 { Ok(members) } else { Err(format!("{members:?}")) })
+    })?;
     let pager = cluster.pager_of_only_consumer()?;
     cluster.kill_node();
     kill_dead(pager);
     running.wait(PATIENCE, || Ok(()))?;
-    let start = Instant::now();
-    while let Some(left) = members.iter().find(|&&member| is_running(member)) {
-        ensure!(start.elapsed() < PATIENCE, "process {left} of {members:?} stays");
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("all of its family has ended", PATIENCE, || {
+        let left = members.iter().find(|&&member| is_running(member));
+        Ok(left.map_or(Ok(()), |left| Err(format!("process {left} of {members:?} stays"))))
+    })?;
     Ok(Outcome::Passed)
 }
 
@@ -189,6 +184,9 @@ pub(crate) fn is_running(id: u32) -> bool {
     state.is_some_and(|state| state != 'Z')
 }
 
+/// More memory than a program has that has not begun to fill any. `with_its_own_node` has 24 MiB.
+const FILLED_BYTES: u64 = 4 << 20;
+
 /// A cluster, and a program on it whose pages all fit in local memory.
 fn with_its_own_node() -> anyhow::Result<(Cluster, Running, ChildStdout)> {
     let cluster = Cluster::start(1, "64M")?;
@@ -196,7 +194,14 @@ fn with_its_own_node() -> anyhow::Result<(Cluster, Running, ChildStdout)> {
     command.args(["2", "3000", "4000"]).stdout(Stdio::piped());
     let mut running = Running::spawn(&mut command)?;
     let output = running.output()?;
-    program_of(&running)?;
-    thread::sleep(Duration::from_millis(300));
+    let program = program_of(&running)?;
+    until("the node knows the pager, and the program has memory", PATIENCE, || {
+        let bytes = anonymous_bytes(program);
+        Ok(match cluster.pager_of_only_consumer() {
+            Ok(_) if bytes >= Some(FILLED_BYTES) => Ok(()),
+            Ok(_) => Err(format!("the program has {bytes:?} bytes")),
+            Err(error) => Err(format!("{error:#}")),
+        })
+    })?;
     Ok((cluster, running, output))
 }

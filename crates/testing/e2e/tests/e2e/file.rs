@@ -4,7 +4,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all, succeed},
+        cluster::{Cluster, LONG, PATIENCE, all, start_writing, succeed},
         process::{Running, kill_dead, missing, run},
     },
     volume::Disk,
@@ -251,9 +251,9 @@ pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     let mapped: &[&str] = &["--ioengine=mmap", "--bs=4k", "--fsync=64"];
     let buffered: &[&str] = &["--ioengine=psync", "--bsrange=512-64k"];
     for (turn, engine) in [DIRECT, mapped, buffered].into_iter().enumerate() {
-        let mut running = Running::spawn(&mut verifying(&disk.path, engine, 5))?;
+        let mut fio = verifying(&disk.path, engine, 5);
+        let mut running = start_writing(&mut fio, || disk.status())?;
         let mut killed = 0;
-        thread::sleep(Duration::from_secs(1));
         while matches!(running.child_mut().try_wait(), Ok(None)) && killed < 3 {
             disk.kill_server()?;
             killed += 1;
@@ -318,9 +318,7 @@ pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     let shown = run(cluster.command("volume").args(["status", "disk"]), PATIENCE)?;
     ensure!(shown.text().contains("through io_uring"), "{}", shown.text());
 
-    let mut running = verify(60)?;
-    thread::sleep(Duration::from_secs(1));
-    ensure!(running.child_mut().try_wait()?.is_none(), "fio was over before anything happened");
+    let mut running = start_writing(&mut verifying(&disk.path, DIRECT, 60), || disk.status())?;
     disk.kill_server()?;
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(!ended.success(), "the kernel has kept what the killed process had");

@@ -5,8 +5,9 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG, PATIENCE, ready_line},
+    cluster::{Cluster, LONG, PATIENCE, all, eventually, ready_line, until_heartbeats},
     process::{Running, family, missing, name_of},
+    wait::until,
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_transport::fault::{Chaos, Plan};
@@ -16,7 +17,6 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -39,6 +39,11 @@ for line in sys.stdin:
             sys.exit(3)
     print('checked', flush=True)
 ";
+
+/// Pages that come in at least for one check: 16 MiB of 64 MiB are local, and 8 MiB at most staged.
+/// The statistics are late by fewer pages. When they tell of so many more, they tell of pages that
+/// came after the damage, which is done to the first bytes of a check.
+const CHECKED_PAGES: u64 = (64 - 16 - 8) * 256;
 
 /// A node without donors of its own, and the donor that it was told of.
 struct Beside {
@@ -83,14 +88,16 @@ impl Beside {
         )?;
         let hecaton = cluster.hecaton.clone();
         let beside = Beside { hecaton, url, donor, chaos, _node: node, _manager: manager };
-        beside.eventually("the node knows its donor", |beside| {
-            let answer = ureq::get(&format!("{}/v1/status", beside.url)).call()?;
-            let status: Value = answer.into_body().read_json()?;
-            let nodes = status["nodes"].as_array().context("no nodes")?;
-            Ok(nodes.iter().any(|node| node["name"] == "borrower") && nodes.len() == 2)
-        })?;
-        // It learns of the donors with the answer to its next heartbeat.
-        thread::sleep(Duration::from_secs(2));
+        eventually(
+            || beside.status(),
+            "the manager knows the node and its donor",
+            PATIENCE,
+            |status| {
+                let nodes = status["nodes"].as_array().context("no nodes")?;
+                Ok(nodes.iter().any(|node| node["name"] == "borrower") && nodes.len() == 2)
+            },
+        )?;
+        until_heartbeats(|| beside.status(), &["borrower"])?;
         Ok(beside)
     }
 
@@ -101,20 +108,11 @@ impl Beside {
         Ok(())
     }
 
-    fn eventually(
-        &self,
-        what: &str,
-        condition: impl Fn(&Beside) -> anyhow::Result<bool>,
-    ) -> anyhow::Result<()> {
-        let start = Instant::now();
-        loop {
-            self.beat()?;
-            if condition(self)? {
-                return Ok(());
-            }
-            ensure!(start.elapsed() < PATIENCE, "still not: {what}");
-            thread::sleep(Duration::from_millis(200));
-        }
+    /// What the manager says, after one more heartbeat of the donor's node.
+    fn status(&self) -> anyhow::Result<Value> {
+        self.beat()?;
+        let answer = ureq::get(&format!("{}/v1/status", self.url)).call()?;
+        Ok(answer.into_body().read_json()?)
     }
 
     fn on_pool(&self, stats: &Path) -> Command {
@@ -129,13 +127,13 @@ impl Beside {
         command
     }
 
-    /// Pages that came with a wrong sum, so far.
-    fn checksum_errors(&self) -> anyhow::Result<u64> {
-        self.beat()?;
-        let status: Value =
-            ureq::get(&format!("{}/v1/status", self.url)).call()?.into_body().read_json()?;
-        let consumers = crate::harness::cluster::all(&status, "consumers");
-        Ok(consumers.filter_map(|one| one["stats"]["checksum_errors"].as_u64()).sum())
+    /// Pages that came so far, as told a while ago, and those of them that came with a wrong sum.
+    fn pages_in(&self) -> anyhow::Result<(u64, u64)> {
+        let status = self.status()?;
+        let sum = |name: &str| {
+            all(&status, "consumers").filter_map(|one| one["stats"][name].as_u64()).sum()
+        };
+        Ok((sum("pages_in"), sum("checksum_errors")))
     }
 }
 
@@ -156,15 +154,18 @@ pub(crate) fn a_page_damaged_once_is_read_again(cluster: &Cluster) -> TestResult
     ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
     // What is damaged may be a request, or a frame's head, which costs a connection. Once more then,
     // but never before it is known that no page was: two damages might meet in one page.
-    let start = Instant::now();
-    while beside.checksum_errors()? == 0 {
-        ensure!(start.elapsed() < LONG, "no page was ever damaged");
+    until("a page is damaged", LONG, || {
+        let (before, _) = beside.pages_in()?;
         beside.chaos.corrupt_next_grain();
         writeln!(input)?;
         ensure!(lines.next().transpose()?.as_deref() == Some("checked"), "a page is wrong");
-        // Statistics are a second old.
-        thread::sleep(Duration::from_millis(1500));
-    }
+        let damaged = until("the statistics tell of this check", PATIENCE, || {
+            let (now, damaged) = beside.pages_in()?;
+            let is_told = damaged > 0 || now >= before + CHECKED_PAGES;
+            Ok(if is_told { Ok(damaged) } else { Err(format!("{now} pages in, after {before}")) })
+        })?;
+        Ok(if damaged > 0 { Ok(()) } else { Err("a check without a wrong sum") })
+    })?;
     drop(input);
     let status = running.wait(PATIENCE, || Ok(()))?;
     ensure!(status.success(), "the program ended with {status}");

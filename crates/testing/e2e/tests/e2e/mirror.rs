@@ -8,6 +8,7 @@ use crate::{
         cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all, is_since},
         guest::{Guests, Machine, Spec, report},
         process::{Running, kill_dead, missing, run, signal},
+        wait::until,
     },
     integrity::PROGRAM,
     life::program_of,
@@ -118,8 +119,9 @@ pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
     let mut random = Random(23);
-    thread::sleep(Duration::from_millis(1500));
-    let donor = a_donor_in_use(&cluster, &mut random)?.context("no donor is used")?;
+    let donor = until("a donor is used", PATIENCE, || {
+        Ok(a_donor_in_use(&cluster, &mut random)?.ok_or("none has lent anything"))
+    })?;
     signal(donor, Signal::STOP);
     let mut killed = 0;
     for _ in 0..3 {

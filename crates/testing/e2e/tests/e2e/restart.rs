@@ -5,9 +5,12 @@ use crate::{
     attach::Firecracker,
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all, eventually, ready_line, scratch},
+        cluster::{
+            Cluster, LONG, PATIENCE, all, eventually, ready_line, scratch, until_heartbeats,
+        },
         guest::{Guests, Machine, Qemu},
         process::{Running, kill_dead, missing, run},
+        wait::until,
     },
     life::program_of,
     volume::{fio_verify, no_fio},
@@ -21,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// What is killed, one after the other, each when the one before is back.
@@ -74,8 +77,7 @@ impl Daemons {
         daemons.eventually("both nodes serve", |status| {
             Ok(all(status, "donors").filter(|donor| donor["state"] == "serving").count() == 2)
         })?;
-        // They learn of each other's donor with their next heartbeats.
-        thread::sleep(Duration::from_secs(2));
+        until_heartbeats(|| daemons.status(), &NODES)?;
         Ok(daemons)
     }
 
@@ -280,11 +282,10 @@ pub(crate) fn of_a_node_whose_program_ends_meanwhile(cluster: &Cluster) -> TestR
     let program = program_of(&running)?;
     kill_dead(daemons.nodes[0].id());
     daemons.nodes[0].wait(PATIENCE, || Ok(()))?;
-    let start = Instant::now();
-    while crate::crash::is_running(program) {
-        ensure!(start.elapsed() < PATIENCE, "the program does not end");
-        thread::sleep(Duration::from_millis(20));
-    }
+    until("the program has ended", PATIENCE, || {
+        let runs = crate::crash::is_running(program);
+        Ok(if runs { Err(format!("process {program} runs")) } else { Ok(()) })
+    })?;
     daemons.nodes[0] = daemons.start_node(NODES[0])?;
     let status = running.wait(PATIENCE, || Ok(()))?;
     ensure!(status.code() == Some(7), "it ended with {status}");
@@ -377,9 +378,17 @@ pub(crate) fn of_a_node_under_a_volume(cluster: &Cluster) -> TestResult {
     };
     io("write -P 7 104M 4M")?;
     let mut fio = fio_verify(&uri);
-    let mut fio = Running::spawn(fio.args(["--io_size=400M", "--time_based", "--runtime=8"]))?;
-    for victim in [Victim::Node(0), Victim::Donor(0), Victim::Node(0)] {
-        thread::sleep(Duration::from_millis(500));
+    let mut fio = Running::spawn(fio.args(["--io_size=400M", "--time_based", "--runtime=10"]))?;
+    daemons.eventually("fio writes", |status| {
+        let part = part_of(status, Victim::Volume).context("no volume")?;
+        Ok(part["stats"]["written_bytes"].as_u64() > Some(4 << 20))
+    })?;
+    for (turn, victim) in
+        [Victim::Node(0), Victim::Donor(0), Victim::Node(0)].into_iter().enumerate()
+    {
+        if turn > 0 {
+            thread::sleep(Duration::from_millis(500));
+        }
         daemons.kill(victim)?;
     }
     ensure!(matches!(fio.child_mut().try_wait(), Ok(None)), "fio was over before anything");

@@ -5,7 +5,8 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, all},
-        process::{Running, kill_dead, missing, run, signal},
+        process::{Running, kill_dead, missing, name_of, run, signal},
+        wait::until,
     },
 };
 use anyhow::{Context as _, ensure};
@@ -16,7 +17,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
@@ -64,13 +65,28 @@ fn swapped_bytes() -> anyhow::Result<u64> {
 
 /// Waits until so much is swapped out.
 fn wait_for_swap(running: &mut Running, bytes: u64) -> anyhow::Result<()> {
-    let start = Instant::now();
-    while swapped_bytes()? < bytes {
+    until(&format!("{bytes} bytes are swapped"), LONG, || {
+        let swapped = swapped_bytes()?;
+        if swapped >= bytes {
+            return Ok(Ok(()));
+        }
         ensure!(matches!(running.child_mut().try_wait(), Ok(None)), "the command has ended");
-        ensure!(start.elapsed() < LONG, "only {} bytes are swapped", swapped_bytes()?);
-        thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
+        Ok(Err(format!("{swapped} bytes")))
+    })
+}
+
+/// Where the group of [`swapping`] is, by the version of the kernel's interface.
+const GROUPS: [&str; 2] =
+    ["/sys/fs/cgroup/memory/hecaton-swapping", "/sys/fs/cgroup/hecaton-swapping"];
+
+/// The processes in the group, if there is one.
+fn members() -> anyhow::Result<Option<Vec<u32>>> {
+    let Some(group) = GROUPS.iter().find(|group| Path::new(group).exists()) else {
+        return Ok(None);
+    };
+    let members = fs::read_to_string(format!("{group}/cgroup.procs"))?;
+    let parsed: Result<_, _> = members.lines().map(str::parse).collect();
+    Ok(Some(parsed.with_context(|| format!("members {members:?}"))?))
 }
 
 /// Swap, loop device, group and volume have gone.
@@ -78,11 +94,10 @@ fn nothing_is_left(cluster: &Cluster, swaps_before: &str) -> anyhow::Result<()> 
     // The kernel gives all of it back in pieces before it lets go.
     cluster.eventually("nothing of the swap is left", LONG, |_| {
         let loops = run(Command::new("losetup").arg("--all"), PATIENCE)?.text();
-        let groups = ["/sys/fs/cgroup/memory/hecaton-swapping", "/sys/fs/cgroup/hecaton-swapping"];
         let volumes = cluster.command("volume").args(["list", "--json"]).output()?;
         Ok(fs::read_to_string("/proc/swaps")? == swaps_before
             && !loops.contains("-swap-")
-            && groups.iter().all(|group| !Path::new(group).exists())
+            && GROUPS.iter().all(|group| !Path::new(group).exists())
             && serde_json::from_slice::<Value>(&volumes.stdout)? == Value::Array(Vec::new()))
     })
 }
@@ -97,9 +112,15 @@ fn server(cluster: &Cluster) -> anyhow::Result<(u32, Value)> {
 }
 
 /// The process that serves the swap, and a donor when there is another one in its place.
-fn kill_both(cluster: &Cluster, server: u32) -> anyhow::Result<()> {
-    kill_dead(server);
-    thread::sleep(Duration::from_secs(1));
+fn kill_both(cluster: &Cluster, killed: u32) -> anyhow::Result<()> {
+    kill_dead(killed);
+    until("another process serves the swap", PATIENCE, || {
+        Ok(match server(cluster) {
+            Ok((pid, status)) if pid == killed => Err(format!("the killed one: {status}")),
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("{error:#}")),
+        })
+    })?;
     let status = cluster.status()?;
     let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
     kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
@@ -173,10 +194,9 @@ pub(crate) fn its_command_is_killed(cluster: &Cluster) -> TestResult {
     let mut running = Running::spawn(command.arg(VERIFY).args(MEMORY))?;
     let input = running.child_mut().stdin.take();
     wait_for_swap(&mut running, 100 << 20)?;
-    let group = ["/sys/fs/cgroup/memory/hecaton-swapping", "/sys/fs/cgroup/hecaton-swapping"];
-    let group = group.iter().find(|group| Path::new(group).exists()).context("no group")?;
-    let members = fs::read_to_string(format!("{group}/cgroup.procs"))?;
-    let program: u32 = members.trim().parse().with_context(|| format!("members {members:?}"))?;
+    let members = members()?.context("no group")?;
+    ensure!(members.len() == 1, "members {members:?}");
+    let program = members[0];
     kill_dead(running.id());
     ensure!(!running.wait(PATIENCE, || Ok(()))?.success(), "it was not killed");
     // It is to work on for a while.
@@ -199,7 +219,12 @@ pub(crate) fn it_ends_as_its_program_does(cluster: &Cluster) -> TestResult {
     ensure!(ended.status.code() == Some(7) && ended.text() == "out\n", "{}", ended.stderr);
     nothing_is_left(cluster, &before)?;
     let mut running = Running::spawn(swapping(cluster, &[]).args(["sleep", "100"]))?;
-    thread::sleep(Duration::from_secs(2));
+    until("the program runs in its group", PATIENCE, || {
+        ensure!(matches!(running.child_mut().try_wait(), Ok(None)), "the command has ended");
+        let members = members()?.unwrap_or_default();
+        let names: Vec<_> = members.into_iter().filter_map(name_of).collect();
+        Ok(if names == ["sleep"] { Ok(()) } else { Err(format!("{names:?} run there")) })
+    })?;
     signal(running.id(), Signal::TERM);
     let ended = running.wait(PATIENCE, || Ok(()))?;
     ensure!(ended.code() == Some(143), "a signal ended it with {ended}");

@@ -2,8 +2,9 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG, PATIENCE, all, is_since},
-    process::{Ended, Running, kill_dead, missing, missing_any, run, signal},
+    cluster::{Cluster, LONG, PATIENCE, all, is_since, start_writing},
+    process::{Running, kill_dead, missing, missing_any, run, signal},
+    wait::until,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -34,17 +35,14 @@ impl Drop for Disk<'_> {
             return;
         }
         // Its clients go with what held them.
-        for _ in 0..50 {
-            match delete(self.cluster, self.name) {
-                Ok(ended) if ended.status.success() => return,
-                _ => thread::sleep(Duration::from_millis(100)),
-            }
-        }
+        let deleted = || Ok(delete(self.cluster, self.name));
+        let _ = until("the volume is deleted", Duration::from_secs(5), deleted);
     }
 }
 
-fn delete(cluster: &Cluster, name: &str) -> anyhow::Result<Ended> {
-    run(cluster.command("volume").args(["delete", name]), PATIENCE)
+fn delete(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
+    run(cluster.command("volume").args(["delete", name]), PATIENCE)?
+        .expect_success("hecaton volume delete")
 }
 
 impl<'a> Disk<'a> {
@@ -137,10 +135,10 @@ impl<'a> Disk<'a> {
     pub(crate) fn kill(&self) -> anyhow::Result<()> {
         let pid = self.pid()?;
         kill_dead(pid);
-        while Path::new(&format!("/proc/{pid}")).exists() {
-            thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        until("the killed process is gone", PATIENCE, || {
+            let process = format!("/proc/{pid}");
+            Ok(if Path::new(&process).exists() { Err(process) } else { Ok(()) })
+        })
     }
 
     /// Waits until there are copies of everything, as told after this was called.
@@ -155,7 +153,7 @@ impl<'a> Disk<'a> {
 
     /// Nobody is connected any more, and its socket is gone with it.
     pub(crate) fn delete(mut self) -> anyhow::Result<()> {
-        delete(self.cluster, self.name)?.expect_success("hecaton volume delete")?;
+        delete(self.cluster, self.name)?;
         self.is_deleted = true;
         ensure!(!self.socket.exists(), "the socket of a deleted volume is left");
         Ok(())
@@ -501,10 +499,12 @@ pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
     let cluster = Cluster::start(3, "200M")?;
     let disk = Disk::create(&cluster, "disk", "128M", &["--mirror", "2"])?;
     let mut fio = fio_verify(&disk.uri());
-    fio.args(["--io_size=400M", "--time_based", "--runtime=8"]);
-    let mut running = Running::spawn(&mut fio)?;
+    fio.args(["--io_size=400M", "--time_based", "--runtime=10"]);
+    let mut running = start_writing(&mut fio, || disk.status())?;
     for turn in 0..3 {
-        thread::sleep(Duration::from_millis(800));
+        if turn > 0 {
+            thread::sleep(Duration::from_millis(800));
+        }
         let status = cluster.status()?;
         let donor = all(&status, "donors").nth(turn).and_then(|donor| donor["pid"].as_u64());
         let donor = u32::try_from(donor.context("a donor has no process")?)?;

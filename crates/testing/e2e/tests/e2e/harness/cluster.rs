@@ -14,6 +14,7 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -348,6 +349,28 @@ fn lent_pages(donor: &Value) -> anyhow::Result<u64> {
     let (lent, leaving) =
         lent.with_context(|| format!("the donor does not say what it has lent: {donor}"))?;
     Ok(lent + leaving)
+}
+
+/// Starts a program that writes to a volume, and waits until the volume's `status` tells of its
+/// writes.
+pub(crate) fn start_writing(
+    command: &mut Command,
+    status: impl Fn() -> anyhow::Result<Value>,
+) -> anyhow::Result<Running> {
+    let written = |status: &Value| status["stats"]["written_bytes"].as_u64();
+    // What others have written is told by then.
+    thread::sleep(TOLD);
+    let before = until("the volume tells what is written", PATIENCE, || {
+        let now = status()?;
+        Ok(written(&now).ok_or(now))
+    })?;
+    let mut running = Running::spawn(command)?;
+    until("the program writes to the volume", PATIENCE, || {
+        ensure!(running.child_mut().try_wait()?.is_none(), "the program has ended");
+        let now = status()?;
+        Ok(if written(&now) > Some(before) { Ok(()) } else { Err(now) })
+    })?;
+    Ok(running)
 }
 
 /// The outcome of a program that must succeed.

@@ -23,7 +23,8 @@ use crate::target::Target;
 use crate::{BlockError, VolumeError};
 use crate::{departures, returns, scrub};
 use hecaton_memory::{
-    Epoch, PAGE_SIZE, PageNo, SpaceId, is_zero, page_sum, pages_for_bytes, pages_to_bytes, unix_time_ms,
+    Epoch, PAGE_SIZE, PageNo, SpaceId, is_zero, page_sum, pages_for_bytes, pages_to_bytes,
+    unix_time_ms,
 };
 use hecaton_pki::CredentialsDir;
 use hecaton_space::seal::Sealer;

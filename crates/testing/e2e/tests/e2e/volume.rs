@@ -147,7 +147,9 @@ impl<'a> Disk<'a> {
         self.cluster.eventually("each page of the volume has its copies", PATIENCE, |_| {
             let stats = &self.status()?["stats"];
             let pool = &stats["pool"];
-            Ok(is_since(stats, since_ms) && pool["segments_degraded"] == 0 && pool["segments_untended"] == 0)
+            Ok(is_since(stats, since_ms)
+                && pool["segments_degraded"] == 0
+                && pool["segments_untended"] == 0)
         })
     }
 

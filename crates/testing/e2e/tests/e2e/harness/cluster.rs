@@ -5,6 +5,7 @@ use crate::harness::{
     wait::until,
 };
 use anyhow::{Context as _, anyhow, bail, ensure};
+use hecaton_memory::unix_time_ms;
 use serde_json::Value;
 use std::{
     env,
@@ -14,7 +15,6 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
     time::Duration,
 };
 
@@ -358,11 +358,11 @@ pub(crate) fn start_writing(
     status: impl Fn() -> anyhow::Result<Value>,
 ) -> anyhow::Result<Running> {
     let written = |status: &Value| status["stats"]["written_bytes"].as_u64();
-    // What others have written is told by then.
-    thread::sleep(TOLD);
-    let before = until("the volume tells what is written", PATIENCE, || {
+    let since_ms = unix_time_ms();
+    let before = until("the volume tells what others have written", PATIENCE, || {
         let now = status()?;
-        Ok(written(&now).ok_or(now))
+        let is_new = is_since(&now["stats"], since_ms);
+        Ok(written(&now).filter(|_| is_new).ok_or(now))
     })?;
     let mut running = Running::spawn(command)?;
     until("the program writes to the volume", PATIENCE, || {

@@ -3,6 +3,7 @@
 use hecaton_guest::{
     Address, ApiServer, ApplicationStatus, Config, Manager, Memory, ServeError, State,
 };
+use hecaton_testkit::{patience, wait_for, wait_until, wait_until_seen};
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Lines, Notice, line};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,9 +17,6 @@ use tokio::runtime::Runtime;
 
 const G: u64 = 1 << 30;
 const M: u64 = 1 << 20;
-
-/// No test waits longer for anything.
-const LONG: Duration = Duration::from_secs(60);
 
 /// A manager in a directory of its own, with memory as the test likes.
 struct Guest {
@@ -57,7 +55,7 @@ impl Guest {
     /// Takes the manager's next connection, and its greeting.
     fn greeted(&self) -> Host {
         let mut host = Host { stream: self.host.accept().unwrap().0, lines: Lines::default() };
-        host.stream.set_read_timeout(Some(LONG)).unwrap();
+        host.stream.set_read_timeout(Some(patience())).unwrap();
         assert_eq!(host.hear(), GuestMessage::Hello);
         host
     }
@@ -72,15 +70,10 @@ impl Guest {
 
     /// Waits until it stands so.
     fn until(&self, what: &str, is_so: impl Fn(&State) -> bool) -> State {
-        let begun = Instant::now();
-        loop {
+        wait_until_seen(what, || {
             let state = self.manager().state();
-            if is_so(&state) {
-                return state;
-            }
-            assert!(begun.elapsed() < LONG, "{what}: {state:?}");
-            thread::sleep(Duration::from_millis(10));
-        }
+            if is_so(&state) { Ok(state) } else { Err(format!("{state:?}")) }
+        })
     }
 
     fn until_settled(&self, limits: &[u64]) -> State {
@@ -132,7 +125,7 @@ impl Host {
     fn is_silent(&mut self) -> bool {
         self.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         let read = self.stream.read(&mut [0; 1]).map_err(|error| error.kind());
-        self.stream.set_read_timeout(Some(LONG)).unwrap();
+        self.stream.set_read_timeout(Some(patience())).unwrap();
         read == Err(io::ErrorKind::WouldBlock)
     }
 }
@@ -158,14 +151,8 @@ fn run(program: &str, args: &[&str]) -> Option<Running> {
 }
 
 fn connect(path: &Path) -> BufReader<UnixStream> {
-    let begun = Instant::now();
-    loop {
-        match UnixStream::connect(path) {
-            Ok(stream) => return BufReader::new(stream),
-            Err(error) => assert!(begun.elapsed() < LONG, "{}: {error}", path.display()),
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    let what = format!("a connection to {}", path.display());
+    BufReader::new(wait_until_seen(&what, || UnixStream::connect(path)))
 }
 
 /// Sends lines with a value behind each, and reads an answer to each.
@@ -234,12 +221,18 @@ fn a_hook_and_a_caller_of_the_api_are_told_in_order_before_the_host_is_answered(
     let same = get(&format!("?since={}&wait=1s", state.version));
     assert!(same.version == state.version && begun.elapsed() >= Duration::from_secs(1));
     let waiter = thread::spawn({
-        let url = format!("{url}/state?since={}&wait=60s", state.version);
+        let url = format!("{url}/state?since={}&wait=300s", state.version);
         move || ureq::get(url).call().unwrap().body_mut().read_json::<State>().unwrap()
     });
     host.say(&HostMessage::Target { id: 5, size_bytes: 10 * G, target_bytes: 4 * G });
+    // Before the 300 s are over.
+    let limit = patience().min(Duration::from_secs(240));
+    wait_for("the waiter is told of the change", limit, || {
+        waiter.is_finished().then_some(()).ok_or("its request is not answered")
+    })
+    .unwrap();
     let first_news = waiter.join().unwrap();
-    assert!(first_news.version > state.version && begun.elapsed() < LONG, "{first_news:?}");
+    assert!(first_news.version > state.version, "{first_news:?}");
     let state =
         guest.until("the second is told", |state| drains(state) && second(state).order == 2);
     assert_eq!(second(&state).limit_bytes, 2 * G);
@@ -325,18 +318,15 @@ fn a_hook_that_hangs_is_ended_and_holds_up_neither_the_host_nor_the_end() {
         fs::read_to_string(guest.file("pid")).is_ok_and(|text| text.ends_with('\n'))
     });
     let pid = fs::read_to_string(guest.file("pid")).unwrap();
-    let begun = Instant::now();
-    guest.manager.take().unwrap().stop();
-    assert!(begun.elapsed() < Duration::from_secs(30));
-    // It was killed, and may not have died yet.
-    let is_gone = || {
+    let manager = guest.manager.take().unwrap();
+    let stopping = thread::spawn(move || manager.stop());
+    wait_until("the manager stops", || stopping.is_finished());
+    stopping.join().unwrap();
+    // The process was killed, and may not have died yet.
+    wait_until_seen("the process of the hook is gone", || {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        stat.is_empty() || stat.contains(") Z ")
-    };
-    while !is_gone() {
-        assert!(begun.elapsed() < LONG, "{pid}");
-        thread::sleep(Duration::from_millis(10));
-    }
+        if stat.is_empty() || stat.contains(") Z ") { Ok(()) } else { Err(stat) }
+    });
 }
 
 #[test]
@@ -499,7 +489,7 @@ fn connections_beyond_the_bound_wait_for_a_place() {
     let early = client.get_mut().read(&mut [0; 1]).map_err(|error| error.kind());
     assert_eq!(early, Err(io::ErrorKind::WouldBlock), "there were 64 already");
     idle.pop();
-    client.get_mut().set_read_timeout(Some(LONG)).unwrap();
+    client.get_mut().set_read_timeout(Some(patience())).unwrap();
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");

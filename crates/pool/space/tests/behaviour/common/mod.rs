@@ -7,6 +7,7 @@ use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageNo, PageSum, Size, SpaceId,
 use hecaton_space::{
     Completion, Directory, DonorAddress, Lane, ScrubStatus, Site, Space, SpaceConfig, SpaceError,
 };
+use hecaton_testkit::{patience, wait_until_seen};
 use hecaton_transport::client::{Connection, Options, Outcome as Answer};
 use hecaton_transport::protocol::{HeldExtent, Hello, Request, VERSIONS};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -95,11 +96,9 @@ impl Lent {
 
     /// A donor answers that extents are freed before its host has their memory back.
     pub(crate) fn assert_all_comes_back(&self) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !self.is_all_free() {
-            assert!(Instant::now() < deadline, "{:?}", self.donor.snapshot());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until_seen(&format!("donor {} has all its memory back", self.name), || {
+            self.is_all_free().then_some(()).ok_or_else(|| format!("{:?}", self.donor.snapshot()))
+        });
     }
 
     pub(crate) fn is_all_free(&self) -> bool {
@@ -142,7 +141,7 @@ pub(crate) enum Outcome {
 pub(crate) fn finish(lane: &mut Lane, wanted: u64, pages: usize) -> Outcome {
     let mut data = Vec::new();
     let mut outcome = None;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + patience();
     while outcome.is_none() {
         lane.progress(None, &mut |completion| match completion {
             Completion::Read { token, from, sums, data: piece, .. } if token == wanted => {
@@ -164,7 +163,12 @@ pub(crate) fn finish(lane: &mut Lane, wanted: u64, pages: usize) -> Outcome {
             other => panic!("not asked for: {other:?}"),
         });
         if outcome.is_none() {
-            assert!(Instant::now() < deadline, "request {wanted} never ended");
+            assert!(
+                Instant::now() < deadline,
+                "request {wanted} does not end: {} in flight, {} bytes of {pages} pages read",
+                lane.in_flight(),
+                data.len()
+            );
             wait_for_fds(lane);
         }
     }
@@ -180,7 +184,7 @@ pub(crate) fn wait_for_fds(lane: &Lane) {
         // SAFETY: the lane owns the descriptors and lives on.
         .map(|fd| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(*fd) }, PollFlags::IN))
         .collect();
-    let longest = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
+    let longest = patience().try_into().unwrap();
     assert_ne!(poll(&mut fds, Some(&longest)), Ok(0), "nothing ever became readable");
 }
 
@@ -223,12 +227,14 @@ pub(crate) fn assert_written(lane: &mut Lane, pages: &[PageNo], turn: u64) {
 
 /// Does all that the upkeep has to do.
 pub(crate) fn tend_until(space: &Space, what: &str, is_done: impl Fn(&Space) -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !is_done(space) {
-        assert!(Instant::now() < deadline, "never {what}: {:?}", space.status());
+    wait_until_seen(&format!("the space is {what}"), || {
+        if is_done(space) {
+            return Ok(());
+        }
         space.renew();
         space.tend(Duration::from_secs(1), u64::MAX);
-    }
+        Err(format!("{:?}", space.status()))
+    });
 }
 
 pub(crate) fn is_whole(space: &Space) -> bool {

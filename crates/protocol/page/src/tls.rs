@@ -520,6 +520,7 @@ mod tests {
     use super::*;
     use hecaton_pki::Role;
     use hecaton_pki::testing::TestAuthority;
+    use hecaton_testkit::patience;
     use std::io::Write as _;
     use std::net::TcpListener;
     use std::thread;
@@ -528,7 +529,7 @@ mod tests {
     type Ends = (Result<(Session, TcpStream), TlsError>, Result<(Session, TcpStream), TlsError>);
 
     fn in_a_while() -> Instant {
-        Instant::now() + Duration::from_secs(20)
+        Instant::now() + patience()
     }
 
     /// Shakes hands as a borrower does, but waiting, and receives until the other end has said something.
@@ -536,7 +537,7 @@ mod tests {
         mut session: Session,
         stream: TcpStream,
     ) -> Result<(Session, TcpStream), TlsError> {
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_read_timeout(Some(patience()))?;
         while session.shake_hands(stream.as_fd(), Wait::Yes)? != Handshake::Done {
             session.fetch(stream.as_fd(), Wait::Yes)?;
         }

@@ -4,6 +4,7 @@
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, SpaceId, page_sum};
 use hecaton_pki::Role;
 use hecaton_pki::testing::TestAuthority;
+use hecaton_testkit::{patience, wait_until};
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options, Outcome};
 use hecaton_transport::fault::{Chaos, Plan};
 use hecaton_transport::protocol::{
@@ -16,7 +17,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const EXTENT: ExtentId = ExtentId(7);
 const PAGES: usize = 1024;
@@ -30,6 +31,9 @@ struct Shelf {
     open: AtomicUsize,
     /// Who has connected last: its node, and the version that is spoken with it.
     caller: Mutex<(Option<String>, u16)>,
+    /// Fences that the service has begun. Each is in service until nobody else holds the gate.
+    fences: AtomicUsize,
+    gate: Mutex<()>,
 }
 
 struct Visit(Arc<Shelf>);
@@ -110,10 +114,10 @@ impl Service for Shop {
                 };
                 reply.held(&[line; 3], LOAD)
             }
-            // Long enough for a test to do something meanwhile.
             Request::Fence => {
                 drop(shelf);
-                std::thread::sleep(Duration::from_millis(300));
+                self.0.fences.fetch_add(1, Ordering::SeqCst);
+                drop(self.0.gate.lock().unwrap());
                 reply.done(LOAD)
             }
             Request::FreeAll => reply.refused(Refusal::OtherNode, LOAD),
@@ -149,6 +153,8 @@ impl Network {
             pages: Mutex::new(vec![[0; PAGE_SIZE]; PAGES]),
             open: AtomicUsize::new(0),
             caller: Mutex::default(),
+            fences: AtomicUsize::new(0),
+            gate: Mutex::default(),
         });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let credentials = self.pki.as_ref().map(|(_, donor, _)| Arc::clone(donor));
@@ -213,14 +219,6 @@ fn read_page(connection: &mut Connection, number: u32) -> Vec<u8> {
             data
         }
         other => panic!("{other:?}"),
-    }
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "never happened: {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -430,18 +428,20 @@ fn a_malformed_frame_ends_its_connection_and_no_other() {
         let _ = greeted.read_to_end(&mut Vec::new());
         assert_eq!(read_page(&mut healthy, 0), [0; PAGE_SIZE]);
     }
-    eventually("only one visit left", || fixture.shelf.open.load(Ordering::SeqCst) == 1);
+    wait_until("only one visit left", || fixture.shelf.open.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
 fn the_next_connection_of_a_lane_ends_the_one_before() {
     each_way(|network| {
-        let fixture = network.serve(Limits::default());
+        let fixture = network.serve(Limits { handshake: patience(), ..Limits::default() });
         let address = fixture.server.address();
         let mut first = connect(network.to(address), 1);
         let mut other_lane = connect(network.to(address), 2);
-        // In service for a while when the second connection comes; the write behind it is not begun.
+        // Still in service when the second connection comes; the write behind it is not begun.
+        let gate = fixture.shelf.gate.lock().unwrap();
         first.submit(0, Request::Fence, &[]).unwrap();
+        wait_until("the fence is in service", || fixture.shelf.fences.load(Ordering::SeqCst) == 1);
         let late = page(1);
         let write = Request::Write {
             extent: EXTENT,
@@ -449,18 +449,23 @@ fn the_next_connection_of_a_lane_ends_the_one_before() {
             pages: &[0],
             sums: &[page_sum(&late)],
         };
-        std::thread::sleep(Duration::from_millis(50));
         first.submit(1, write, &[&late]).unwrap();
-        let mut second = connect(network.to(address), 1);
-        assert_eq!(read_page(&mut second, 0), [0; PAGE_SIZE]);
-        let ended = loop {
-            if let Err(error) =
-                first.progress(&mut |tag, event| assert_eq!((tag, event), (0, Event::Done)))
-            {
-                break error;
-            }
-        };
-        assert!(matches!(ended, ConnectionError::Closed | ConnectionError::Io(_)), "{ended}");
+        let to_second = network.to(address);
+        let mut second = std::thread::scope(|scope| {
+            let options = Options { connect: patience(), ..Options::default() };
+            let second = scope.spawn(move || Connection::open(to_second, &hello(1), &options));
+            let ended = loop {
+                if let Err(error) = first.progress(&mut |tag, event| {
+                    panic!("request {tag} ends in the earlier connection: {event:?}")
+                }) {
+                    break error;
+                }
+            };
+            assert!(matches!(ended, ConnectionError::Closed | ConnectionError::Io(_)), "{ended}");
+            assert!(!second.is_finished(), "a request of the earlier connection is in service");
+            drop(gate);
+            second.join().unwrap().unwrap()
+        });
         assert_eq!(
             read_page(&mut second, 0),
             [0; PAGE_SIZE],
@@ -486,7 +491,7 @@ fn refused_greetings_say_why() {
     let newer_too = Hello { versions: (VERSIONS.0, VERSIONS.1 + 9), ..hello(1) };
     // The donor counts a refused connection for as long as its thread takes to end.
     let mut welcomed = None;
-    eventually("room after two that were refused", || {
+    wait_until("room after two that were refused", || {
         welcomed = Connection::open(address, &newer_too, &Options::default()).ok();
         welcomed.is_some()
     });
@@ -534,7 +539,7 @@ fn one_connection_too_many_is_refused_and_room_comes_back() {
     // Busy, or a reset when the refusal was overtaken by the end of the connection.
     assert!(Connection::open(address, &hello(3), &Options::default()).is_err());
     drop(first);
-    eventually("room for a third", || {
+    wait_until("room for a third", || {
         Connection::open(address, &hello(3), &Options::default()).is_ok()
     });
 }
@@ -542,13 +547,13 @@ fn one_connection_too_many_is_refused_and_room_comes_back() {
 #[test]
 fn silent_and_slow_borrowers_are_cut_off() {
     let short = Duration::from_millis(200);
-    let limits = Limits { handshake: short, stall: short, idle: short, ..Limits::default() };
-    let fixture = serve(limits);
-    let address = fixture.server.address();
     // Says nothing.
-    let mut silent = TcpStream::connect(address).unwrap();
+    let hasty = serve(Limits { handshake: short, ..Limits::default() });
+    let mut silent = TcpStream::connect(hasty.server.address()).unwrap();
     assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
     // Greets, and then nothing.
+    let fixture = serve(Limits { stall: short, idle: short, ..Limits::default() });
+    let address = fixture.server.address();
     let mut idle = connect(address, 1);
     let end = loop {
         if let Err(error) = idle.progress(&mut |_, _| {}) {
@@ -567,7 +572,7 @@ fn silent_and_slow_borrowers_are_cut_off() {
             break;
         }
     }
-    eventually("all visits over", || fixture.shelf.open.load(Ordering::SeqCst) == 0);
+    wait_until("all visits over", || fixture.shelf.open.load(Ordering::SeqCst) == 0);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use hecaton_donor::{Donor, DonorConfig, ParkConfig, listen};
 use hecaton_memory::{PAGE_SIZE, Size};
+use hecaton_testkit::wait_until;
 use hecaton_transport::client::Outcome;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::time::Duration;
@@ -40,7 +41,7 @@ fn what_the_disk_does_not_take_stays_in_memory_and_is_tried_again() {
     // Two extents, and a part of the third.
     set_file_limit(Some(5 * EXTENT_BYTES / 2));
     donor.set_limit(Some(Size(0)));
-    eventually("the disk is full", || {
+    wait_until("the disk is full", || {
         donor.snapshot().park.unwrap().trouble.is_some_and(|why| why.contains("large"))
     });
     let snapshot = donor.snapshot();
@@ -58,7 +59,7 @@ fn what_the_disk_does_not_take_stays_in_memory_and_is_tried_again() {
     }
 
     set_file_limit(before);
-    eventually("there is room again", || {
+    wait_until("there is room again", || {
         let snapshot = donor.snapshot();
         let park = snapshot.park.unwrap();
         park.trouble.is_none() && park.parked_pages == 4 << ORDER && snapshot.committed_bytes == 0

@@ -3,6 +3,7 @@
 use crate::common::*;
 use hecaton_memory::Generation;
 use hecaton_memory::PAGE_SIZE;
+use hecaton_testkit::wait_until;
 use hecaton_transport::client::{Connection, Event, Options, Outcome};
 use hecaton_transport::protocol::{MAX_PAGES, Refusal, Request};
 use hecaton_transport::window::WindowLimits;
@@ -27,7 +28,7 @@ fn memory_that_changes_hands_takes_no_late_write_and_gives_no_late_read() {
         let mut owner = Borrower::connect(address, space, 1);
         let mut extent = None;
         // The pages are back when the last read of the owner before is done.
-        eventually("the memory is free again", || {
+        wait_until("the memory is free again", || {
             match owner.call(Request::Allocate {
                 segment: 0,
                 member: 0,
@@ -73,7 +74,7 @@ fn memory_that_changes_hands_takes_no_late_write_and_gives_no_late_read() {
                 });
             }
             let goal = (round + 1) * 4 * MAX_PAGES as u64;
-            eventually("there is traffic", || donor.snapshot().counters.pages_written >= goal);
+            wait_until("there is traffic", || donor.snapshot().counters.pages_written >= goal);
             owner.done(Request::Free { extent });
         });
     }
@@ -121,7 +122,7 @@ fn memory_is_not_lent_while_a_read_of_it_is_being_sent() {
         .unwrap();
     }
     assert_eq!(pages + refused, READS as usize * MAX_PAGES);
-    eventually("the memory is free", || donor.snapshot().free_pages == MAX_PAGES as u64);
+    wait_until("the memory is free", || donor.snapshot().free_pages == MAX_PAGES as u64);
     let extent = next.allocate(0, ORDER);
     assert_eq!(next.pages(extent, &[0]), [[0; PAGE_SIZE]]);
 }
@@ -158,7 +159,7 @@ fn nothing_of_an_older_epoch_lands_after_the_fence() {
                 });
             }
             let goal = written_before + 3 * MAX_PAGES as u64;
-            eventually("there is traffic", || donor.snapshot().counters.pages_written >= goal);
+            wait_until("there is traffic", || donor.snapshot().counters.pages_written >= goal);
             let mut new = Borrower::connect(address, 1, epoch);
             new.done(Request::Discard {
                 extent,

@@ -3,6 +3,7 @@
 use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, StopHandle, listen, prometheus_text, run};
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, Size, page_sum};
+use hecaton_testkit::wait_until;
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{HeldExtent, MAX_HELD, MAX_PAGES, Refusal, Request};
 use std::sync::mpsc;
@@ -50,9 +51,7 @@ fn pages_never_written_are_zeros_and_take_no_memory() {
     assert!(borrower.pages(extent, &all).iter().all(|page| *page == [0; PAGE_SIZE]));
     assert_eq!(donor.snapshot().committed_bytes, 0);
     // Counted once the answer is sent, which the borrower may have before.
-    while donor.snapshot().counters.zero_pages_read < 256 {
-        std::thread::yield_now();
-    }
+    wait_until("the pages read are counted", || donor.snapshot().counters.zero_pages_read >= 256);
     assert_eq!(donor.snapshot().counters.zero_pages_read, 256);
     borrower.write(extent, &[7], &[page(7)]);
     assert_eq!(borrower.pages(extent, &[6, 7, 7, 8]), {
@@ -231,8 +230,8 @@ fn a_borrower_that_falls_silent_loses_its_extents() {
     let extent = kept.allocate(0, 4);
     silent.write(lost, &[0], &[page(1)]);
     kept.write(extent, &[0], &[page(2)]);
-    eventually("the lease runs out", || donor.snapshot().counters.extents_expired == 1);
-    eventually("the memory is free", || donor.snapshot().free_pages == 48);
+    wait_until("the lease runs out", || donor.snapshot().counters.extents_expired == 1);
+    wait_until("the memory is free", || donor.snapshot().free_pages == 48);
     assert_eq!(silent.refused(Request::Read { extent: lost, pages: &[0] }), Refusal::NoSuchExtent);
     assert_eq!(kept.pages(extent, &[0]), [page(2)]);
     assert_eq!(donor.snapshot().committed_bytes, PAGE_SIZE as u64);
@@ -242,11 +241,13 @@ fn a_borrower_that_falls_silent_loses_its_extents() {
 #[test]
 fn reading_keeps_a_lease() {
     let (donor, serving) = start(64);
-    let mut borrower = Borrower::with_lease(serving.address(), 1, 1, Duration::from_secs(1));
-    let mut silent = Borrower::with_lease(serving.address(), 2, 1, Duration::from_secs(1));
+    // The test may be held up for as long as the lease between two reads.
+    let lease = Duration::from_secs(3);
+    let mut borrower = Borrower::with_lease(serving.address(), 1, 1, lease);
+    let mut silent = Borrower::with_lease(serving.address(), 2, 1, lease);
     let extent = borrower.allocate(0, 0);
     silent.allocate(0, 0);
-    eventually("the other lease runs out", || {
+    wait_until("the other lease runs out", || {
         borrower.pages(extent, &[0]);
         donor.snapshot().counters.extents_expired > 0
     });

@@ -3,6 +3,7 @@
 use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, ParkConfig, ParkSnapshot, Serving, listen};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, Size, page_sum};
+use hecaton_testkit::{patience, wait_until};
 use hecaton_transport::client::{Connection, Event, Options, Outcome};
 use hecaton_transport::protocol::{FillSource, PageState, Request};
 use hecaton_transport::window::WindowLimits;
@@ -40,7 +41,7 @@ fn committed_pages(donor: &Donor) -> u64 {
 
 /// Waits until so many extents are in the file and the others, with all of their pages written, in memory.
 fn parked(donor: &Donor, in_file: u64, in_memory: u64) {
-    eventually(&format!("{in_file} extents are parked"), || {
+    wait_until(&format!("{in_file} extents are parked"), || {
         park(donor).parked_pages == in_file * EXTENT_PAGES
             && committed_pages(donor) == in_memory * EXTENT_PAGES
             && park(donor).file_bytes == in_file * EXTENT_PAGES * PAGE_SIZE as u64
@@ -106,12 +107,12 @@ fn borrowers_have_time_to_find_room_elsewhere() {
     let mut borrower = Borrower::connect(serving.address(), 1, 1);
     let held = written(&mut borrower, 0);
     donor.set_limit(Some(Size(0)));
-    eventually("it is asked for", || {
+    wait_until("it is asked for", || {
         borrower.done(Request::Renew);
         borrower.load().recalled == 1
     });
     borrower.done(Request::Free { extent: held });
-    eventually("it is back", || committed_pages(&donor) == 0);
+    wait_until("it is back", || committed_pages(&donor) == 0);
     assert_eq!(park(&donor).pages_stored, 0);
 }
 
@@ -153,12 +154,12 @@ fn what_is_freed_or_discarded_while_parked_is_gone_from_the_file() {
     assert_eq!(read, [page(9), [0; PAGE_SIZE], [0; PAGE_SIZE], page(30)]);
     borrower.done(Request::Free { extent: held[1] });
     let file_pages = 2 * EXTENT_PAGES - 20;
-    eventually("the file has room again", || {
+    wait_until("the file has room again", || {
         park(&donor).file_bytes == file_pages * PAGE_SIZE as u64
     });
     // Somebody else has the memory now, and finds nothing there.
     donor.set_limit(None);
-    eventually("all is in memory", || park(&donor).file_bytes == 0);
+    wait_until("all is in memory", || park(&donor).file_bytes == 0);
     let mut other = Borrower::connect(serving.address(), 2, 1);
     for segment in 0..2 {
         let extent = other.allocate(segment, ORDER);
@@ -313,7 +314,7 @@ fn memory_is_not_given_back_while_a_read_of_it_is_being_sent() {
     }
     waits_in_its_socket(&donor);
     donor.set_limit(Some(Size(0)));
-    eventually("the other extent's memory is back", || {
+    wait_until("the other extent's memory is back", || {
         park(&donor).pages_stored == 2 * EXTENT_PAGES && committed_pages(&donor) <= EXTENT_PAGES
     });
     assert_eq!(committed_pages(&donor), EXTENT_PAGES, "it is still being sent");
@@ -370,7 +371,7 @@ fn nothing_is_mixed_up_while_extents_move() {
             })
             .collect();
         let mut limits = [0, 15, 3, 11].into_iter().cycle();
-        let give_up = Instant::now() + Duration::from_secs(60);
+        let give_up = Instant::now() + patience();
         while !borrowers.iter().all(|borrower| borrower.is_finished()) {
             // The threads have all that they need before the limit falls.
             if donor.snapshot().lent_pages == 15 * EXTENT_PAGES {

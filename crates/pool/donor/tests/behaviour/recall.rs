@@ -3,6 +3,7 @@
 use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, listen};
 use hecaton_memory::{PAGE_SIZE, Size};
+use hecaton_testkit::wait_until;
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{Refusal, Request};
 
@@ -93,7 +94,7 @@ fn a_host_that_is_short_of_memory_gets_some_back() {
     assert_eq!(recalled(&mut borrower), 0);
 
     host_has(KEEP_FREE - 3 * extent_bytes + 4096);
-    eventually("asked for three", || recalled(&mut borrower) == 3);
+    wait_until("asked for three", || recalled(&mut borrower) == 3);
     // The host has what it needs by then, or it would be asked for more.
     host_has(KEEP_FREE + 4096);
     held[..3].iter().for_each(|extent| borrower.done(Request::Free { extent: *extent }));

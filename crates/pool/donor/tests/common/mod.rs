@@ -4,11 +4,12 @@
 
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
 use hecaton_memory::{Epoch, ExtentId, Generation, PAGE_SIZE, PageSum, Size, SpaceId, page_sum};
+use hecaton_testkit::wait_until;
 use hecaton_transport::client::{Connection, Options, Outcome};
 use hecaton_transport::protocol::{Hello, Load, Refusal, Request, VERSIONS, Welcome};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) type Page = [u8; PAGE_SIZE];
 
@@ -135,19 +136,10 @@ pub(crate) fn page(number: u64) -> Page {
     page
 }
 
-/// Waits for what must come, but not when.
-pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !happened() {
-        assert!(Instant::now() < deadline, "it never came that {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Waits until the donor is sending a read and gets no further: its borrower receives nothing.
 pub(crate) fn waits_in_its_socket(donor: &Donor) {
     let (mut sent_before, mut unchanged) = (0, 0);
-    eventually("the donor waits in its socket", || {
+    wait_until("the donor waits in its socket", || {
         let snapshot = donor.snapshot();
         let is_stuck = snapshot.in_service == 1 && snapshot.counters.pages_read == sent_before;
         unchanged = if is_stuck { unchanged + 1 } else { 0 };

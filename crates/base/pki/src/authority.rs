@@ -698,15 +698,15 @@ mod tests {
         let over = Wish { days: 0, ..wish("late", Role::Admin) };
         let over = authority.issue(&over).expect("issued").dir;
         // It is good to the end of the second in which it was made.
-        std::thread::sleep(std::time::Duration::from_secs(2));
-        let found = loaded.verify_client(&chain(&over));
-        assert!(
-            matches!(
-                found,
-                Err(Error::InvalidCertificate(CertificateError::ExpiredContext { .. }))
-            ),
-            "{found:?}"
-        );
+        let expired = || {
+            let found = loaded.verify_client(&chain(&over));
+            let Err(Error::InvalidCertificate(CertificateError::ExpiredContext { .. })) = found
+            else {
+                return Err(format!("{found:?}"));
+            };
+            Ok(())
+        };
+        hecaton_testkit::wait_until_seen("the certificate is refused as expired", expired);
         let own = Credentials::open(&over).expect_err("refused").to_string();
         assert!(own.contains("has expired") && own.contains("late --renew"), "{own}");
     }

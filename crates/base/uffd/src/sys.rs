@@ -230,8 +230,8 @@ impl Uffd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_testkit::wait_until;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    use std::time::{Duration, Instant};
 
     const LEN: usize = 1 << 18;
 
@@ -336,17 +336,11 @@ mod tests {
             };
             assert_eq!(at as usize, to);
         });
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !uffd.is_changing() {
-            assert!(Instant::now() < deadline, "the kernel does not tell of the change");
-            std::thread::yield_now();
-        }
+        wait_until("the kernel tells of the change", || uffd.is_changing());
         // It waits for the event to be read, however long that takes.
         assert!(uffd.is_changing() && !mover.is_finished());
         let mut messages = [UffdMsg::default(); 4];
-        while uffd.read(&mut messages).unwrap_or(0) == 0 {
-            assert!(Instant::now() < deadline, "the kernel does not report the move");
-        }
+        wait_until("the kernel reports the move", || uffd.read(&mut messages).unwrap_or(0) > 0);
         assert_eq!(messages[0].event, UFFD_EVENT_REMAP);
         mover.join().unwrap();
         assert!(!uffd.is_changing());

@@ -98,7 +98,8 @@ impl Balloon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qmp::fake::{GREETING, PATIENCE, monitor, returns};
+    use crate::qmp::fake::{GREETING, monitor, returns};
+    use hecaton_testkit::patience;
     use std::sync::{Arc, Mutex};
 
     const M: u64 = 1 << 20;
@@ -142,17 +143,17 @@ mod tests {
         let mut monitor = monitor.expect("connected");
         let mut balloon = Balloon::new("b".into(), 256 * M, 768 * M, 2 * M);
         let sizes = |monitor: &mut Monitor, balloon: &mut Balloon| {
-            let device = balloon.device(monitor, PATIENCE).expect("told");
+            let device = balloon.device(monitor, patience()).expect("told");
             assert_eq!((device.id.as_str(), device.max_bytes), ("b", 768 * M));
             [device.requested_bytes / M, device.plugged_bytes / M]
         };
         assert_eq!(sizes(&mut monitor, &mut balloon), [768, 768], "it begins with all");
-        balloon.request_size(&mut monitor, 100 * M, PATIENCE).expect("asked");
+        balloon.request_size(&mut monitor, 100 * M, patience()).expect("asked");
         assert_eq!(sizes(&mut monitor, &mut balloon), [100, 768], "it was asked, and has not");
         assert_eq!(sizes(&mut monitor, &mut balloon), [100, 768]);
         assert_eq!(sizes(&mut monitor, &mut balloon), [100, 100]);
         for bytes in [3 * M, 770 * M] {
-            balloon.request_size(&mut monitor, bytes, PATIENCE).expect_err("cannot be");
+            balloon.request_size(&mut monitor, bytes, patience()).expect_err("cannot be");
         }
         drop(monitor);
         server.join().unwrap();
@@ -170,9 +171,9 @@ mod tests {
         let (monitor, server) = monitor(GREETING, answer);
         let mut monitor = monitor.expect("connected");
         let mut balloon = Balloon::new("b".into(), 256 * M, 768 * M, 2 * M);
-        let device = balloon.device(&mut monitor, PATIENCE).expect("told");
+        let device = balloon.device(&mut monitor, patience()).expect("told");
         assert_eq!((device.requested_bytes, device.plugged_bytes), (100 * M, 101 * M));
-        balloon.device(&mut monitor, PATIENCE).expect("told");
+        balloon.device(&mut monitor, patience()).expect("told");
         drop(monitor);
         server.join().unwrap();
         assert_eq!(guest.lock().unwrap().asked, [356 * M], "once");
@@ -182,7 +183,7 @@ mod tests {
     fn a_balloon_without_a_size_is_not_a_full_one() {
         let (monitor, server) = monitor(GREETING, |request| returns(request, "{}"));
         let mut balloon = Balloon::new("b".into(), 2 * M, 2 * M, 2 * M);
-        let error = balloon.device(&mut monitor.expect("connected"), PATIENCE);
+        let error = balloon.device(&mut monitor.expect("connected"), patience());
         assert!(matches!(error, Err(QmpError::Protocol { .. })), "{error:?}");
         server.join().unwrap();
     }

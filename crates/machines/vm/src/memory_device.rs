@@ -157,7 +157,8 @@ fn read(data: &Value) -> Option<MemoryDevice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qmp::fake::{GREETING, PATIENCE, monitor, returns};
+    use crate::qmp::fake::{GREETING, monitor, returns};
+    use hecaton_testkit::patience;
     use std::sync::{Arc, Mutex};
 
     /// As QEMU 10.0 answers.
@@ -185,7 +186,7 @@ mod tests {
             returns(request, &value)
         });
         let mut monitor = monitor.expect("connected");
-        let devices = monitor.memory_devices(PATIENCE).expect("told");
+        let devices = monitor.memory_devices(patience()).expect("told");
         let device = MemoryDevice {
             id: "vm0".into(),
             backend: "more".into(),
@@ -197,7 +198,7 @@ mod tests {
         };
         assert_eq!(devices, [device]);
         let mut ask = |id: &str, bytes| {
-            monitor.request_size(id, bytes, PATIENCE).map_err(|error| error.to_string())
+            monitor.request_size(id, bytes, patience()).map_err(|error| error.to_string())
         };
         assert_eq!(ask("vm0", 6 << 20), Ok(()));
         for (id, bytes, words) in [
@@ -223,8 +224,8 @@ mod tests {
             returns(request, if is_list { "[]" } else { "{}" })
         });
         let mut monitor = monitor.expect("connected");
-        assert_eq!(monitor.memory_devices(PATIENCE).expect("told"), []);
-        let error = monitor.request_size("vm0", 0, PATIENCE).expect_err("nobody to ask");
+        assert_eq!(monitor.memory_devices(patience()).expect("told"), []);
+        let error = monitor.request_size("vm0", 0, patience()).expect_err("nobody to ask");
         assert!(error.to_string().contains("but none at all"), "{error}");
         drop(monitor);
         server.join().unwrap();
@@ -238,7 +239,7 @@ mod tests {
                 r#"[{"type": "virtio-mem", "data": {"id": "vm0", "memdev": "/objects/m"}}]"#;
             returns(request, if is_list { device } else { "{}" })
         });
-        let error = monitor.expect("connected").memory_devices(PATIENCE).expect_err("nonsense");
+        let error = monitor.expect("connected").memory_devices(patience()).expect_err("nonsense");
         assert!(matches!(error, QmpError::Protocol { .. }), "{error}");
         server.join().unwrap();
     }

@@ -295,11 +295,11 @@ impl Monitor {
 #[cfg(test)]
 pub(crate) mod fake {
     use super::*;
+    use hecaton_testkit::patience;
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
     use std::thread::{self, JoinHandle};
 
-    pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
     pub(crate) const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
 
     /// A monitor that answers each line that it reads by what `answer` makes of it.
@@ -321,7 +321,7 @@ pub(crate) mod fake {
                 }
             }
         });
-        (Monitor::connect(&path, PATIENCE), server)
+        (Monitor::connect(&path, patience()), server)
     }
 
     pub(crate) fn returns(request: &Value, value: &str) -> String {
@@ -331,8 +331,9 @@ pub(crate) mod fake {
 
 #[cfg(test)]
 mod tests {
-    use super::fake::{GREETING, PATIENCE, monitor, returns};
+    use super::fake::{GREETING, monitor, returns};
     use super::*;
+    use hecaton_testkit::patience;
 
     #[test]
     fn answers_are_told_from_events_and_from_late_answers() {
@@ -349,12 +350,12 @@ mod tests {
             _ => returns(request, "{}"),
         });
         let mut monitor = monitor.expect("connected");
-        let state = monitor.status(PATIENCE).expect("told");
+        let state = monitor.status(patience()).expect("told");
         assert_eq!(state, RunState { running: false, status: "paused".into() });
-        let event = monitor.next_event(PATIENCE).expect("read").expect("kept");
+        let event = monitor.next_event(patience()).expect("read").expect("kept");
         assert_eq!((event.name.as_str(), &event.data["x"]), ("STOP", &json!(1)));
         assert!(monitor.next_event(Duration::ZERO).expect("read").is_none());
-        let error = monitor.execute("nonsense", json!({}), PATIENCE).expect_err("refused");
+        let error = monitor.execute("nonsense", json!({}), patience()).expect_err("refused");
         assert_eq!(error.to_string(), "QEMU refused `nonsense`: no such");
         drop(monitor);
         server.join().unwrap();
@@ -376,7 +377,7 @@ mod tests {
         assert!(matches!(other, Err(QmpError::Protocol { .. })));
         drop(other);
         server.join().unwrap();
-        let missing = Monitor::connect(Path::new("/nowhere/qmp"), PATIENCE);
+        let missing = Monitor::connect(Path::new("/nowhere/qmp"), patience());
         assert!(matches!(missing, Err(QmpError::Io { .. })));
     }
 
@@ -403,7 +404,7 @@ mod tests {
             };
             returns(request, &value.replace('\n', " "))
         });
-        let refused = monitor.expect("connected").refusals(PATIENCE).expect("told");
+        let refused = monitor.expect("connected").refusals(patience()).expect("told");
         let reasons: Vec<_> = refused.iter().map(|refusal| refusal.reason).collect();
         assert_eq!(reasons, [Reason::PinnedByDevice, Reason::DirectIo, Reason::Private]);
         assert!(refused[0].to_string().contains("`gpu`"), "{}", refused[0]);

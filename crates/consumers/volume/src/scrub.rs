@@ -31,9 +31,10 @@ fn stored(volume: &Volume, page: PageNo) -> Option<PageSum> {
 
 #[cfg(test)]
 mod tests {
-    use crate::volume::tests::{World, eventually, read};
+    use crate::volume::tests::{World, read};
     use hecaton_memory::PAGE_SIZE;
     use hecaton_space::ScrubStatus;
+    use hecaton_testkit::wait_until;
     use std::thread;
 
     const PAGES: u64 = 64;
@@ -50,7 +51,7 @@ mod tests {
             let contents = [0x5a; PAGES as usize * PAGE_SIZE];
             volume.write(0, &contents).unwrap();
             assert_eq!(world.each_page_of(0, |_, page| page[7] = !page[7]), PAGES);
-            eventually("it is mended", || of(&volume).pages_repaired == PAGES);
+            wait_until("it is mended", || of(&volume).pages_repaired == PAGES);
             assert_eq!((of(&volume).pages_lost, of(&volume).copies_given_up), (0, 0));
             world.stop(1);
             assert_eq!(read(&volume, 0, contents.len()), contents);
@@ -74,7 +75,7 @@ mod tests {
             }
             assert_eq!(of(&volume).pages_repaired, 0);
             assert_eq!(read(&volume, 0, contents.len()), contents);
-            eventually("it is mended", || of(&volume).pages_repaired == PAGES);
+            wait_until("it is mended", || of(&volume).pages_repaired == PAGES);
         }
     }
 
@@ -103,7 +104,7 @@ mod tests {
             };
             let mut turn = 1;
             // Rounds come at least a second after each other: three are some thousand writes.
-            eventually("all was looked at again and again", || {
+            wait_until("all was looked at again and again", || {
                 (0..20).for_each(|more| round(turn + more));
                 turn += 20;
                 of(&volume).rounds >= 3

@@ -272,7 +272,8 @@ fn accept(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::tests::{World, eventually};
+    use crate::volume::tests::World;
+    use hecaton_testkit::wait_until;
     use std::io::Read as _;
     use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -303,13 +304,13 @@ mod tests {
 
         server.unlisten(first, true).unwrap();
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 0, "it is cut off");
-        eventually("its end is noticed", || server.clients() == 1);
+        wait_until("its end is noticed", || server.clients() == 1);
         assert!(UnixStream::connect(&at_first).is_err());
         server.unlisten(first, false).unwrap();
         drop(connect(&at_second));
 
         drop(other);
-        eventually("nobody is left", || server.clients() == 0);
+        wait_until("nobody is left", || server.clients() == 0);
         server.unlisten(second, false).unwrap();
         assert!(UnixStream::connect(&at_second).is_err());
         server.stop();

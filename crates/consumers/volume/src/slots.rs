@@ -74,7 +74,7 @@ impl Free {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::tests::eventually;
+    use hecaton_testkit::wait_until;
 
     #[test]
     fn who_waits_for_many_is_not_passed_over_by_those_who_take_few() {
@@ -82,7 +82,7 @@ mod tests {
         let held = slots.take(SLOTS as usize - 10);
         std::thread::scope(|scope| {
             let many = scope.spawn(|| slots.take(20));
-            eventually("it waits", || slots.lock().waiting == 1);
+            wait_until("it waits", || slots.lock().waiting == 1);
             assert_eq!(slots.try_take(1), None);
             slots.give_back(&held[..10]);
             assert_eq!(many.join().unwrap().len(), 20);

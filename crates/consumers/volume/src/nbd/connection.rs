@@ -589,8 +589,9 @@ impl Budget {
 mod tests {
     use super::*;
     use crate::nbd::wire::REQUEST_MAGIC;
-    use crate::volume::tests::{PATIENCE, World, eventually};
+    use crate::volume::tests::World;
     use hecaton_memory::PAGE_SIZE;
+    use hecaton_testkit::{patience, wait_until};
     use std::fs::File;
     use std::io::Write as _;
     use std::os::fd::OwnedFd;
@@ -632,7 +633,7 @@ mod tests {
         world.stop(0);
         let (done, is_done) = channel::<()>();
         std::thread::spawn(move || {
-            let _ = is_done.recv_timeout(PATIENCE);
+            let _ = is_done.recv_timeout(patience());
             drop(theirs);
         });
         connection.settle(&mut reading);
@@ -652,7 +653,7 @@ mod tests {
         let mut flush = [0; Request::BYTES];
         flush[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
         flush[7] = 3;
-        eventually("the write has ended", || {
+        wait_until("the write has ended", || {
             theirs.write_all(&flush).unwrap();
             reading.input.fill().unwrap();
             assert!(connection.advance(&mut reading).unwrap());

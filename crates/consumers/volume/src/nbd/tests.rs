@@ -3,10 +3,11 @@
 use super::wire::{MAX_PAYLOAD, OPTION_MAGIC, REQUEST_MAGIC, option};
 use crate::attach::Role;
 use crate::volume::Volume;
-use crate::volume::tests::{PATIENCE, World, eventually, read};
+use crate::volume::tests::{World, read};
 use crate::{Front, Server, Terms};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_pki::{Authority, CredentialsDir, Identity, Wish};
+use hecaton_testkit::{patience, wait_until};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::RefCell;
@@ -33,7 +34,7 @@ fn serve(volume: Arc<Volume>) -> (Server, SocketAddr) {
 /// A client that has chosen the export.
 fn client(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     choose(&mut stream);
     stream
 }
@@ -94,10 +95,10 @@ fn a_malformed_request_ends_its_connection_and_no_other() {
         }
         assert_eq!(reply(&mut good), (error, cookie));
     }
-    eventually("only one is left", || server.clients() == 1);
+    wait_until("only one is left", || server.clients() == 1);
     assert!(server.close_if_unused().is_err());
     drop(good);
-    eventually("none is left", || server.close_if_unused().is_ok());
+    wait_until("none is left", || server.close_if_unused().is_ok());
     server.stop();
 }
 
@@ -127,7 +128,7 @@ fn tls_client(
         )
         .unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     let of_option = |option: u32, data: &[u8]| {
         let head = [&b"IHAVEOPT"[..], &option.to_be_bytes(), &(data.len() as u32).to_be_bytes()];
@@ -211,7 +212,7 @@ fn over_tls_whoever_may_is_served_and_nobody_else() {
         assert!(found.into_iter().eq(expected));
     }
     drop(stream);
-    eventually("nobody is left", || server.clients() == 0);
+    wait_until("nobody is left", || server.clients() == 0);
 
     let mut reader = tls_client(address, &authority, Certified::ReadOnly).unwrap();
     reader.write_all(&request(4, 1, 0, 4096)).unwrap();
@@ -229,7 +230,7 @@ fn over_tls_whoever_may_is_served_and_nobody_else() {
     ] {
         assert_eq!(tls_client(address, authority, role).err(), Some(Vec::new()), "{role}");
     }
-    eventually("nobody is left", || server.clients() == 0);
+    wait_until("nobody is left", || server.clients() == 0);
     server.stop();
 }
 
@@ -359,7 +360,7 @@ fn who_takes_no_answers_or_ends_amid_a_request_keeps_nobody_from_a_page() {
         assert_eq!(reply(&mut stream), (0, page));
     }
     drop((deaf, slow));
-    eventually("they have gone", || server.clients() == 1);
+    wait_until("they have gone", || server.clients() == 1);
     server.stop();
 }
 
@@ -373,8 +374,8 @@ fn with_little_room() -> (World, Server, UnixStream) {
     let terms = Terms { front: Front::Nbd, role: Role::Writer, certificate: None };
     server.listen(terms, UnixListener::bind(&path).unwrap().into()).unwrap();
     let mut stream = UnixStream::connect(&path).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
+    stream.set_write_timeout(Some(patience())).unwrap();
     choose(&mut stream);
     (world, server, stream)
 }
@@ -391,7 +392,7 @@ fn who_goes_with_answers_untaken_is_gone_whatever_it_wanted_next() {
     deaf.write_all(&[long_reads(), request(0, 40, 0, MAX_PAYLOAD)].concat()).unwrap();
     deaf.read_exact(&mut [0; 16]).unwrap();
     drop(deaf);
-    eventually("it has gone", || server.clients() == 0);
+    wait_until("it has gone", || server.clients() == 0);
     server.stop();
 }
 
@@ -410,14 +411,14 @@ fn who_takes_no_answers_before_it_has_sent_a_long_request_is_heard_to_its_end() 
         }
     }
     drop(stream);
-    eventually("it has gone", || server.clients() == 0);
+    wait_until("it has gone", || server.clients() == 0);
     server.stop();
 }
 
 /// A client of the newer kind, which has agreed upon structured replies and the allocation.
 fn modern_client(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     stream.write_all(&3u32.to_be_bytes()).unwrap();
     let context = [&[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 15][..], b"base:allocation"].concat();
@@ -499,7 +500,7 @@ fn the_status_of_blocks_is_what_was_written() {
     old.write_all(&request(7, 5, 0, 4096)).unwrap();
     assert_eq!(reply(&mut old), (22, 5));
     drop((stream, old));
-    eventually("none is left", || server.clients() == 0);
+    wait_until("none is left", || server.clients() == 0);
     server.stop();
 }
 
@@ -559,7 +560,7 @@ fn any_stream_ends_its_connection_and_no_other() {
     let mut runner = TestRunner::new(ProptestConfig { cases: 200, ..ProptestConfig::default() });
     let ran = runner.run(&stream(), |bytes| {
         let mut bad = TcpStream::connect(address).unwrap();
-        bad.set_read_timeout(Some(PATIENCE)).unwrap();
+        bad.set_read_timeout(Some(patience())).unwrap();
         let mut heard = bad.try_clone().unwrap();
         let listening = thread::spawn(move || match io::copy(&mut heard, &mut io::sink()) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => panic!("not closed"),
@@ -569,7 +570,7 @@ fn any_stream_ends_its_connection_and_no_other() {
         let _ = bad.write_all(&bytes).and_then(|()| bad.shutdown(Shutdown::Write));
         listening.join().expect("it is closed");
         // What it had under way is over.
-        eventually("only one is left", || server.clients() == 1);
+        wait_until("only one is left", || server.clients() == 1);
         let (good, cookie) = &mut *good.borrow_mut();
         *cookie += 1;
         let data = [*cookie as u8; 5000];

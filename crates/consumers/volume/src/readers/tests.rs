@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::attach::{Client, Held, Role};
-use crate::volume::tests::{World, eventually};
+use crate::volume::tests::World;
 use crate::{BlockError, State, Volume};
 use hecaton_memory::{PAGE_SIZE, pages_to_bytes};
+use hecaton_testkit::{wait_until, wait_until_seen};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -80,18 +81,16 @@ fn a_reader_has_what_was_there_when_nobody_wrote() {
     assert_eq!(page(&second, 3).unwrap(), [2; PAGE_SIZE]);
 
     // A writer comes, as if its lease had ended: it is renewed each second, and may be again before the writer is in.
-    let writer = loop {
+    let writer = wait_until_seen("the writer is in", || {
         owner.attachments.leave(second.reading.as_ref().unwrap().session, &owner.state);
-        if let Ok(writer) = owner.attach(client(1), Role::Writer) {
-            break writer;
-        }
-    };
+        owner.attach(client(1), Role::Writer)
+    });
     owner.write(4 * PAGE, &[3; PAGE_SIZE]).unwrap();
-    eventually("it is told", || matches!(page(&second, 4), Err(BlockError::Unheld(_))));
+    wait_until("it is told", || matches!(page(&second, 4), Err(BlockError::Unheld(_))));
     let refused = second.attach(client(3), Role::Reader).unwrap_err().to_string();
     assert!(refused.contains("process 1 (c) is attached as the writer"), "{refused}");
     drop(writer);
-    eventually("it is outdated", || {
+    wait_until("it is outdated", || {
         let error = page(&second, 4).unwrap_err().to_string();
         error.contains("opened for writing at node `a`")
     });
@@ -124,8 +123,8 @@ fn a_reader_goes_on_with_its_owners_next_process() {
     let held = next.attach(client(1), Role::Writer).unwrap_err();
     assert!(matches!(held, Held::ByForgotten(_)), "{held}");
     let _sharing = Sharing::begin(&next, listener.into(), false).unwrap();
-    eventually("it has come back", || next.stats(0).readers == ["b"]);
-    eventually("it goes on", || page(&second, 7).is_ok_and(|page| page == [7; PAGE_SIZE]));
+    wait_until("it has come back", || next.stats(0).readers == ["b"]);
+    wait_until("it goes on", || page(&second, 7).is_ok_and(|page| page == [7; PAGE_SIZE]));
     second.abandon();
     next.release().unwrap();
 }

@@ -7,6 +7,7 @@ use crate::{ResizeError, Spill};
 use hecaton_donor::{Donor, DonorConfig, Serving};
 use hecaton_memory::{Size, random_u64};
 use hecaton_space::DonorAddress;
+use hecaton_testkit::{patience, wait_for, wait_until};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,9 +16,6 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::thread;
-
-/// Long enough for anything that ends at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Known(Mutex<BTreeMap<String, SocketAddr>>);
@@ -211,15 +209,7 @@ impl World {
 fn die(volume: &Volume) {
     if let Some(buffer) = &volume.buffer {
         volume.is_over.store(true, Release);
-        eventually("nothing is written out", || buffer.is_closed());
-    }
-}
-
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < until, "still not: {what}");
-        thread::sleep(Duration::from_millis(5));
+        wait_until("nothing is written out", || buffer.is_closed());
     }
 }
 
@@ -364,7 +354,7 @@ proptest! {
         let most = limit.map_or(u64::MAX, |limit| limit * SEGMENT_PAGES * PAGE);
         prop_assert!(stats.pool.segments_held * SEGMENT_PAGES * PAGE <= most);
         volume.release().unwrap();
-        eventually("all is free", || world.donors.iter().all(Lent::is_all_free));
+        wait_until("all is free", || world.donors.iter().all(Lent::is_all_free));
     }
 }
 
@@ -407,7 +397,7 @@ fn a_successor_finishes_what_was_under_way() {
         volume.state.fill(slot, page, &[2; PAGE_SIZE]);
     }
     let successor = world.successor(&volume);
-    eventually("it is settled", || successor.stats(0).unsettled == 0);
+    wait_until("it is settled", || successor.stats(0).unsettled == 0);
     let expected = [[1; PAGE_SIZE], [2; PAGE_SIZE], [1; PAGE_SIZE]].concat();
     assert!(read(&successor, 0, 3 * PAGE_SIZE) == expected);
     assert!(read(&successor, 50 * PAGE, PAGE_SIZE) == [2; PAGE_SIZE]);
@@ -471,7 +461,7 @@ fn neither_donors_nor_the_disk_have_what_can_be_read() {
         // What comes back from the file needs no key, and is what it was.
         let volume = world.successor(&volume);
         volume.trim(0, second).unwrap();
-        eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+        wait_until("it is back", || volume.stats(0).spilled_bytes == 0);
         assert!(read(&volume, second, expected.len()) == expected);
         assert_eq!(shown(), if encrypt { 0 } else { 2 * PAGES });
     }
@@ -507,7 +497,7 @@ fn a_successor_opens_what_was_stored_whenever_its_predecessor_was_killed() {
             volume.state.set_page(1, Page::Data(word));
         }
         volume = world.successor(&volume);
-        eventually("it is settled", || volume.stats(0).unsettled == 0);
+        wait_until("it is settled", || volume.stats(0).unsettled == 0);
         let expected = [[1; PAGE_SIZE], contents, [1; PAGE_SIZE]].concat();
         assert!(read(&volume, 0, 3 * PAGE_SIZE) == expected, "killed at step {step}");
         assert!(volume.state.seals().get(1).version > seal.version, "no version is used twice");
@@ -626,7 +616,7 @@ fn what_is_lost_fails_and_nothing_else_does() {
     let address = world.donors[0].stop();
     world.donors[0] = Lent::start("d0", address);
     let is_lost = |at: u64| volume.read(at, &mut [0; 4096]).is_err();
-    eventually("one segment is lost", || is_lost(0) || is_lost(second));
+    wait_until("one segment is lost", || is_lost(0) || is_lost(second));
     let (lost, kept) = if is_lost(0) { (0, second) } else { (second, 0) };
     assert!(read(&volume, kept, 8192) == [5; 8192]);
     let (at, _) = volume.read(lost + 100, &mut [0; 8192]).unwrap_err();
@@ -653,8 +643,8 @@ fn is_settled_when_it_is_back(mut world: World) {
     assert!(volume.write(0, &[2; 2 * PAGE_SIZE]).is_err());
     assert!(volume.read(2 * PAGE, &mut [0; PAGE_SIZE]).is_err());
     world.donors[0].serve_again(address);
-    eventually("it is settled", || volume.stats(0).unsettled == 0);
-    eventually("it is reached", || volume.read(0, &mut [0; 512]).is_ok());
+    wait_until("it is settled", || volume.stats(0).unsettled == 0);
+    wait_until("it is reached", || volume.read(0, &mut [0; 512]).is_ok());
     let first = read(&volume, 0, 4 * PAGE_SIZE);
     assert!(first[..PAGE_SIZE] == [1; PAGE_SIZE] || first[..PAGE_SIZE] == [2; PAGE_SIZE]);
     assert!(first[..PAGE_SIZE] == first[PAGE_SIZE..2 * PAGE_SIZE], "one request, one fate");
@@ -682,11 +672,20 @@ fn with_two_copies_a_donor_dies_unnoticed() {
                 }
             });
         }
-        thread::sleep(Duration::from_millis(50));
+        let further_writes = |count: u64| {
+            let writes = || volume.stats(0).writes;
+            let before = writes();
+            wait_for(&format!("{count} further writes"), patience(), || match writes() - before {
+                further if further >= count => Ok(()),
+                further => Err(format!("{further} writes")),
+            })
+        };
+        let begun = further_writes(100);
         world.donors[0].stop();
         world.known.0.lock().unwrap().remove("d0");
-        thread::sleep(Duration::from_millis(500));
+        let gone_on = further_writes(1000);
         is_done.store(true, Release);
+        begun.and(gone_on).unwrap();
     });
     assert_eq!(volume.stats(0).errors, 0);
 }
@@ -701,7 +700,7 @@ fn a_successor_knows_a_copy_of_kept_zeros_that_was_made_anew() {
     let lenders: Vec<usize> = (0..3).filter(|at| !world.donors[*at].is_all_free()).collect();
     assert_eq!(lenders.len(), 2);
     for lender in lenders {
-        eventually("there are two copies", || volume.stats(0).pool.segments_degraded == 0);
+        wait_until("there are two copies", || volume.stats(0).pool.segments_degraded == 0);
         world.stop(lender);
         world.known.0.lock().unwrap().remove(&format!("d{lender}"));
         volume.write(31 * PAGE, &[2; PAGE_SIZE]).unwrap();
@@ -724,7 +723,7 @@ fn a_volume_shrinks_to_what_is_in_use() {
     assert!(volume.resize(0).is_err() && volume.resize(MAX_PAGES + 1).is_err());
     volume.resize(SEGMENT_PAGES + 7).unwrap();
     volume.trim(end, 7 * PAGE).unwrap();
-    eventually("its segment is free", || world.donors[0].is_all_free());
+    wait_until("its segment is free", || world.donors[0].is_all_free());
     volume.resize(1).unwrap();
     assert!(matches!(volume.write(PAGE, &[1; 512]), Err(BlockError::Beyond { .. })));
     // A successor knows the size that it was given last.
@@ -759,19 +758,19 @@ fn what_the_pool_has_no_room_for_is_spilled_and_comes_back() {
     assert!(kept(&volume, 0..4));
     // Room for one.
     volume.trim(0, segment).unwrap();
-    eventually("one is back", || volume.stats(0).spilled_bytes == 4 * PAGE);
+    wait_until("one is back", || volume.stats(0).spilled_bytes == 4 * PAGE);
     assert!(kept(&volume, 1..4));
     volume = world.successor(&volume);
     assert!(kept(&volume, 1..4));
     volume.trim(segment, segment).unwrap();
-    eventually("all are back", || volume.stats(0).spilled_bytes == 0);
+    wait_until("all are back", || volume.stats(0).spilled_bytes == 0);
     assert!(kept(&volume, 2..4));
     let path = world.config.spill.as_ref().unwrap();
     let taken = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(path).unwrap());
-    eventually("the file takes no room", || taken() == 0);
+    wait_until("the file takes no room", || taken() == 0);
     volume.release().unwrap();
     assert!(!path.exists());
-    eventually("all is free", || world.donors[0].is_all_free());
+    wait_until("all is free", || world.donors[0].is_all_free());
 }
 
 #[test]
@@ -822,7 +821,7 @@ fn a_volume_at_its_target_writes_to_its_file_and_one_that_may_have_more_brings_i
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
     volume.set_target(Some(6 * PAGE), 0);
-    eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+    wait_until("it is back", || volume.stats(0).spilled_bytes == 0);
     assert!(read(&volume, 2 * segment, 2 * PAGE_SIZE) == [3; 2 * PAGE_SIZE]);
     volume.set_target(None, 0);
     volume.write(3 * segment, &[4; PAGE_SIZE]).unwrap();
@@ -867,8 +866,10 @@ fn what_is_taken_back_goes_to_the_file_the_longest_unused_first() {
         let (places, spill) = (volume.places.as_ref().unwrap(), volume.state.spill.as_ref());
         departures::take_out(volume, places, spill.unwrap(), pages, idle)
     };
-    // Clocks of a second: the others are used later than the second one.
-    thread::sleep(Duration::from_millis(1100));
+    // The volume's clock counts seconds: the others are used in a later second than the second one.
+    wait_until("all segments are idle for a second", || {
+        volume.places.as_ref().unwrap().idle(Duration::from_secs(1)).len() == 4
+    });
     for number in [0, 2, 3] {
         assert!(read(&volume, number * segment + 700, PAGE_SIZE)[0] == number as u8 + 1);
     }
@@ -889,10 +890,10 @@ fn what_is_taken_back_goes_to_the_file_the_longest_unused_first() {
     assert!(kept(&volume) && volume.stats(0).spilled_bytes == 4 * PAGE);
     assert!(take(&volume, u64::MAX, Duration::ZERO).is_empty());
     assert_eq!(volume.stats(0).pool_bytes(), 0);
-    eventually("no donor has anything", || world.donors.iter().all(Lent::is_all_free));
+    wait_until("no donor has anything", || world.donors.iter().all(Lent::is_all_free));
     assert!(kept(&volume));
     volume.set_target(None, 0);
-    eventually("all is back", || volume.stats(0).spilled_bytes == 0);
+    wait_until("all is back", || volume.stats(0).spilled_bytes == 0);
     assert!(kept(&volume));
     volume = world.successor(&volume);
     assert!(kept(&volume) && volume.stats(0).spilled_bytes == 0);
@@ -910,10 +911,10 @@ fn who_dies_between_disk_and_donors_leaves_a_segment_in_the_file() {
     volume = world.successor(&volume);
     volume.set_target(Some(0), 0);
     assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
-    eventually("they are", || world.donors.iter().all(Lent::is_all_free));
+    wait_until("they are", || world.donors.iter().all(Lent::is_all_free));
     assert!(read(&volume, 0, 2 * PAGE_SIZE) == data);
     volume.set_target(None, 0);
-    eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+    wait_until("it is back", || volume.stats(0).spilled_bytes == 0);
     assert!(read(&volume, 0, 2 * PAGE_SIZE) == data);
     volume = world.successor(&volume);
     assert!(read(&volume, 0, 2 * PAGE_SIZE) == data);
@@ -927,7 +928,7 @@ fn what_lies_idle_goes_when_the_policy_wants_it_and_what_is_used_stays() {
     let segment = SEGMENT_PAGES * PAGE;
     volume.write(0, &[1; 2 * PAGE_SIZE]).unwrap();
     volume.write(segment, &[2; 2 * PAGE_SIZE]).unwrap();
-    eventually("the idle one goes", || {
+    wait_until("the idle one goes", || {
         volume.set_target(Some(PAGE), u64::MAX);
         assert!(read(&volume, segment, PAGE_SIZE) == [2; PAGE_SIZE]);
         volume.stats(0).taken_back_bytes > 0
@@ -970,7 +971,7 @@ fn a_disk_that_is_full_or_wrong_is_an_error_and_nothing_else() {
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
     volume.write(second + PAGE, &[3; PAGE_SIZE]).unwrap();
-    eventually("it is back", || volume.stats(0).spilled_bytes == 0);
+    wait_until("it is back", || volume.stats(0).spilled_bytes == 0);
     assert!(read(&volume, second + PAGE, PAGE_SIZE) == [3; PAGE_SIZE]);
     drop(volume);
 
@@ -1068,7 +1069,7 @@ fn a_snapshot_is_of_one_moment_while_clients_write() {
         volume.release().unwrap();
         assert_eq!(read(&copy, place(1), 1)[0], first);
         copy.release().unwrap();
-        eventually("all is free", || world.donors.iter().all(Lent::is_all_free));
+        wait_until("all is free", || world.donors.iter().all(Lent::is_all_free));
     }
 }
 
@@ -1094,7 +1095,7 @@ fn a_snapshot_that_has_no_room_fails_and_nothing_else_does() {
     copy.release().unwrap();
     drop(volume.snapshot(config_of_snapshot(&world), world.known.clone()).unwrap());
     volume.release().unwrap();
-    eventually("all is free", || world.donors[0].is_all_free());
+    wait_until("all is free", || world.donors[0].is_all_free());
 }
 
 /// Whether anything is answered that donors have not.
@@ -1111,7 +1112,7 @@ fn a_flush_is_answered_when_donors_have_all_that_was_buffered() {
     volume.write(0, &[1; PAGE_SIZE]).unwrap();
     volume.flush().unwrap();
     // A slot is free a moment after its page is where it is to be.
-    eventually("nothing is named", || !is_anything_named(&volume));
+    wait_until("nothing is named", || !is_anything_named(&volume));
     let address = world.donors[0].stop();
     for page in 0..100 {
         volume.write(page * PAGE, &[page as u8; PAGE_SIZE]).unwrap();
@@ -1126,9 +1127,9 @@ fn a_flush_is_answered_when_donors_have_all_that_was_buffered() {
         (0..100).all(|page| read(volume, page * PAGE, PAGE_SIZE) == of_page(page))
     };
     world.donors[0].serve_again(address);
-    eventually("it is written out", || volume.flush().is_ok());
+    wait_until("it is written out", || volume.flush().is_ok());
     assert_eq!(volume.stats(0).buffered_bytes, 0);
-    eventually("nothing is named", || !is_anything_named(&volume));
+    wait_until("nothing is named", || !is_anything_named(&volume));
     assert!(kept(&volume));
 }
 
@@ -1143,7 +1144,7 @@ fn what_is_written_through_is_where_it_is_to_be_kept() {
     volume.write_zeroes_as(through, 7, PAGE, false).unwrap();
     assert!(is_flushed(&volume) && !is_anything_named(&volume));
     volume.write(0, &[2; PAGE_SIZE]).unwrap();
-    eventually("it is written out", || !is_flushed(&volume));
+    wait_until("it is written out", || !is_flushed(&volume));
     volume.release().unwrap();
 
     let world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20);
@@ -1173,7 +1174,7 @@ fn a_successor_writes_what_was_buffered() {
     die(&volume);
     world.donors[0].serve_again(address);
     let successor = world.successor(&volume);
-    eventually("it is settled", || successor.stats(0).unsettled == 0);
+    wait_until("it is settled", || successor.stats(0).unsettled == 0);
     assert!(read(&successor, 0, PAGE_SIZE) == [4; PAGE_SIZE]);
     let either = read(&successor, PAGE, PAGE_SIZE);
     assert!(either == [3; PAGE_SIZE] || either == [5; PAGE_SIZE]);
@@ -1196,7 +1197,7 @@ fn a_full_pool_fails_flushes_and_writes_past_the_buffer() {
     let refused = volume.write(second + PAGE, &[3; PAGE_SIZE]);
     assert!(matches!(refused, Err(BlockError::NoRoom(_))), "{refused:?}");
     volume.trim(0, second).unwrap();
-    eventually("it is written out", || volume.flush().is_ok());
+    wait_until("it is written out", || volume.flush().is_ok());
     assert!(read(&volume, second, PAGE_SIZE) == [2; PAGE_SIZE]);
     volume.write(second + PAGE, &[3; PAGE_SIZE]).unwrap();
 }
@@ -1227,7 +1228,7 @@ fn many_write_to_the_same_pages_and_flush() {
         }
     });
     volume.flush().unwrap();
-    eventually("nothing is named", || !is_anything_named(&volume));
+    wait_until("nothing is named", || !is_anything_named(&volume));
 }
 
 #[test]
@@ -1244,7 +1245,7 @@ fn holes_take_no_memory_and_give_it_back() {
     assert_eq!(volume.stats(0).data_bytes, 2 * PAGE, "parts of pages stay");
     volume.write_zeroes(0, 1 << 20, false).unwrap();
     assert_eq!(volume.stats(0).data_bytes, 0);
-    eventually("the segment is free", || world.donors[0].is_all_free());
+    wait_until("the segment is free", || world.donors[0].is_all_free());
     let beyond = volume.write(2 * SEGMENT_PAGES * PAGE - 1, &[0; 2]);
     assert!(matches!(beyond, Err(BlockError::Beyond { .. })));
 }
@@ -1254,7 +1255,7 @@ fn ends(flow: &mut Flow<u64>) -> Vec<Ended<u64>> {
     let mut ends = Vec::new();
     flow.send();
     while !flow.is_idle() {
-        flow.progress(Some(PATIENCE), &mut |ended| ends.push(ended));
+        flow.progress(Some(patience()), &mut |ended| ends.push(ended));
     }
     ends
 }
@@ -1335,8 +1336,8 @@ fn writes_that_fail_together_are_written_again_or_settled_later() {
             // Nobody has the pages until it is known what became of them.
             assert!(volume.read(PAGE, &mut [0; PAGE_SIZE]).is_err());
             world.donors[0].serve_again(address);
-            eventually("it is settled", || volume.stats(0).unsettled == 0);
-            eventually("it is reached", || volume.read(0, &mut [0; 512]).is_ok());
+            wait_until("it is settled", || volume.stats(0).unsettled == 0);
+            wait_until("it is reached", || volume.read(0, &mut [0; 512]).is_ok());
         }
         assert!(read(&volume, 0, 3 * PAGE_SIZE) == [2; 3 * PAGE_SIZE]);
         assert!(read(&volume, 3 * PAGE, PAGE_SIZE) == [1; PAGE_SIZE]);
@@ -1408,7 +1409,7 @@ fn it_goes_to_another_node_and_nothing_of_the_first_is_taken_any_more() {
     for at in [5, far] {
         assert!(matches!(first.write(at, b"stale"), Err(BlockError::Over)));
     }
-    eventually("the first node sees that it is gone", || offering.is_taken());
+    wait_until("the first node sees that it is gone", || offering.is_taken());
     let tables = first.state.as_fd().try_clone_to_owned().unwrap();
     let stale =
         Volume::open(world.config.clone(), world.known.clone(), State::from_fd(tables).unwrap());
@@ -1417,5 +1418,5 @@ fn it_goes_to_another_node_and_nothing_of_the_first_is_taken_any_more() {
     assert!(first.release().is_err(), "nor does the first one give anything up");
     assert_eq!((read(&second, 5, 5), read(&second, far, 3)), (b"other".to_vec(), b"far".to_vec()));
     second.release().unwrap();
-    eventually("all is given back", || world.donors.iter().all(Lent::is_all_free));
+    wait_until("all is given back", || world.donors.iter().all(Lent::is_all_free));
 }

@@ -388,6 +388,7 @@ impl AddressSpace {
 mod tests {
     use super::*;
     use crate::state::MAX_SPACES;
+    use hecaton_testkit::wait_until;
     use std::os::fd::BorrowedFd;
 
     const HELPER: Helper = Helper {
@@ -450,13 +451,9 @@ mod tests {
         assert!(!space.is_stopped());
         let process = Pid::from_child(&child);
         rustix::process::kill_process(process, Signal::STOP).unwrap();
-        while !space.is_stopped() {
-            std::thread::yield_now();
-        }
+        wait_until("the process is stopped", || space.is_stopped());
         rustix::process::kill_process(process, Signal::CONT).unwrap();
-        while space.is_stopped() {
-            std::thread::yield_now();
-        }
+        wait_until("the process goes on", || !space.is_stopped());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!space.is_stopped());

@@ -4,6 +4,7 @@
 use crate::machine::PAGE;
 use crate::world::{Machine, World};
 use hecaton_pager::Guest;
+use hecaton_testkit::wait_until;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::{UFFD_FEATURE_EVENT_REMOVE, UFFDIO_REGISTER_MODE_MISSING};
 use std::io::{BufRead as _, IoSlice, Write as _};
@@ -155,7 +156,7 @@ pub(crate) fn a_snapshot_is_restored_from_the_pool() {
     world.kill_pager();
     let mut machine = Machine::spawn(&["be-firecracker", socket.to_str().unwrap()]);
     machine.begin("use 6000");
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    wait_until("the machine uses its memory", || world.stats().pages_in > 0);
     world.kill_pager();
     machine.wait();
     machine.order("inflate 1000 3000");
@@ -195,18 +196,18 @@ pub(crate) fn malformed_handovers_harm_nobody() {
     send(&connect(), &good.as_bytes()[..20], &[uffd.as_fd()]);
     drop(connect());
     let silent = connect();
-    world.wait_until("all are refused", || world.stats().handovers_refused >= 9);
+    wait_until("all are refused", || world.stats().handovers_refused >= 9);
 
     let mut machine = Machine::spawn(&["be-firecracker", socket.to_str().unwrap()]);
     machine.order("check");
     // A second one, while the first lives; and one after it: the image is its own.
     send(&connect(), good.as_bytes(), &[uffd.as_fd()]);
-    world.wait_until("it is refused", || world.stats().handovers_refused >= 10);
+    wait_until("it is refused", || world.stats().handovers_refused >= 10);
     machine.order("use 1000");
     machine.end();
-    world.wait_until("its end is noticed", || world.stats().processes == 0);
+    wait_until("its end is noticed", || world.stats().processes == 0);
     send(&connect(), good.as_bytes(), &[uffd.as_fd()]);
-    world.wait_until("it is refused too", || world.stats().handovers_refused >= 11);
+    wait_until("it is refused too", || world.stats().handovers_refused >= 11);
     drop(silent);
     world.end();
 }

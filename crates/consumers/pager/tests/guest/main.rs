@@ -10,6 +10,7 @@ mod malformed;
 mod qemu;
 mod world;
 
+use hecaton_testkit::wait_until;
 use libtest_mimic::{Arguments, Completion, Trial};
 use std::path::Path;
 use std::process::ExitCode;
@@ -86,7 +87,7 @@ fn freed_memory_is_zero_and_leaves_the_pool() {
     machine.order("check");
     let donors_before = world.lent_pages();
     machine.order(&format!("free 0 {PAGES}"));
-    world.wait_until("the pool has its memory back", || world.lent_pages() < donors_before / 2);
+    wait_until("the pool has its memory back", || world.lent_pages() < donors_before / 2);
     assert_eq!(world.stats().memory_file_bytes, 0);
     assert_eq!(world.stats().local_bytes, 0);
     machine.order("check");
@@ -98,9 +99,9 @@ fn a_balloon_under_load() {
     let world = World::start();
     let mut machine = Machine::start(&world, PAGES);
     machine.begin("balloon 20000");
-    world.wait_until("memory is ballooned", || world.stats().pages_discarded > 0);
+    wait_until("memory is ballooned", || world.stats().pages_discarded > 0);
     world.kill_pager();
-    world.wait_until("it is for the next pager", || world.stats().pages_discarded > 0);
+    wait_until("it is for the next pager", || world.stats().pages_discarded > 0);
     machine.wait();
     machine.order("check");
     machine.end();
@@ -137,7 +138,9 @@ fn a_limit_is_changed_while_it_runs() {
     machine.begin("hammer 6000");
     let bytes = 64u64 << 20;
     world.control(&format!("{{\"resize_local\":{{\"bytes\":{bytes}}}}}"));
-    std::thread::sleep(Duration::from_millis(300));
+    wait_until("more is local than the limit before", || {
+        world.stats().memory_file_bytes > world::LOCAL
+    });
     world.control(&format!("{{\"resize_local\":{{\"bytes\":{}}}}}", world::LOCAL));
     let stats = world.stats();
     assert!(stats.memory_file_bytes <= stats.local_limit_bytes, "{stats:?}");
@@ -155,12 +158,12 @@ fn a_machine_leaves_while_it_runs() {
     machine.begin("hammer 6000");
     world.control("\"detach\"");
     world.kill_pager();
-    world.wait_until("all pages are home", || world.stats().processes == 0);
+    wait_until("all pages are home", || world.stats().processes == 0);
     machine.wait();
     // What is evicted no more cannot come back wrong; what came back wrong would be found.
     machine.order("check");
     machine.order("hammer 1000");
-    world.wait_until("nothing is in the pool", || world.lent_pages() == 0);
+    wait_until("nothing is in the pool", || world.lent_pages() == 0);
     assert_eq!(world.pager_memory_files(), 0);
     world.end();
     machine.order("check");
@@ -172,13 +175,14 @@ fn a_killed_machine_leaves_nothing() {
     let mut machine = Machine::start(&world, PAGES);
     machine.order("fill");
     assert!(world.lent_pages() > 0);
+    let before = world.stats().pages_in;
     machine.begin("hammer 100000");
-    std::thread::sleep(Duration::from_millis(300));
+    wait_until("pages go to and fro", || world.stats().pages_in > before + 1000);
     machine.kill();
-    world.wait_until("the pager has noticed", || world.stats().processes == 0);
-    world.wait_until("its memory is given back", || world.lent_pages() == 0);
+    wait_until("the pager has noticed", || world.stats().processes == 0);
+    wait_until("its memory is given back", || world.lent_pages() == 0);
     // State file and the two sockets.
-    world.wait_until("the node holds nothing of it", || world.held() == 3);
+    wait_until("the node holds nothing of it", || world.held() == 3);
     assert_eq!(world.pager_memory_files(), 0);
     // The same pager serves the machine's next life.
     let mut machine = Machine::start(&world, PAGES);
@@ -195,7 +199,7 @@ fn a_machine_whose_memory_is_lost_is_left_to_its_supervisor() {
     world.control("{\"evict\":{\"down_to_bytes\":0}}");
     world.lose_the_donor();
     machine.begin("check");
-    world.wait_until("it is reported", || world.stats().error.is_some());
+    wait_until("it is reported", || world.stats().error.is_some());
     // Not killed, and not given anything else: it waits.
     std::thread::sleep(Duration::from_millis(500));
     assert!(machine.lives());

@@ -3,6 +3,7 @@
 use crate::PAGES;
 use crate::machine::{Client, Memory, PAGE};
 use crate::world::{Machine, World};
+use hecaton_testkit::wait_until;
 use hecaton_uffd::guest_ram::{Handover, MAGIC};
 use hecaton_uffd::handover::Range;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -75,7 +76,7 @@ pub(crate) fn handovers_harm_nobody() {
     assert!(world.stats().handovers_refused >= 13, "{:?}", world.stats());
     assert_eq!(world.pager_memory_files(), 1, "descriptors of refused hand-overs are closed");
     // Beside the pager's own three: userfaultfd, connection and memory file.
-    world.wait_until("the node holds what is needed", || world.held() == 6);
+    wait_until("the node holds what is needed", || world.held() == 6);
     machine.end();
     drop(silent);
 
@@ -83,7 +84,7 @@ pub(crate) fn handovers_harm_nobody() {
     let client = Client::connect(&world.socket);
     client.register(whole.start, whole.len).unwrap();
     let half = Range { len: whole.len / 2, ..whole };
-    world.wait_until("the machine's end is noticed", || world.stats().processes == 0);
+    wait_until("the machine's end is noticed", || world.stats().processes == 0);
     with(&client, message(1, half, 0), file).unwrap();
     let further = |message: Handover| client.say(message.as_bytes(), &[file.as_fd()]);
     let overlapping = Range { start: whole.start + half.len - page, len: half.len };

@@ -1,6 +1,7 @@
 //! The system's own QEMU, with `libhecaton.so` preloaded, and a guest that is one sweep over memory.
 
 use crate::world::{LOCAL, World};
+use hecaton_testkit::wait_until;
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -131,17 +132,17 @@ pub(crate) fn boots_and_survives_dead_pagers_and_reboots() {
     let mut qemu = Qemu::start(&world, &library);
     // In the middle of it, however fast that is: each pager has evicted something.
     for _ in 0..3 {
-        world.wait_until("pages are evicted", || world.stats().pages_evicted > 0);
+        wait_until("pages are evicted", || world.stats().pages_evicted > 0);
         world.kill_pager();
     }
-    world.wait_until("the guest has swept its memory once", || qemu.passes() > 0);
+    wait_until("the guest has swept its memory once", || qemu.passes() > 0);
     qemu.qmp("{\"execute\":\"system_reset\"}").unwrap();
     let stats = world.stats();
     assert_eq!(stats.guest_ram_bytes, MEMORY);
     assert!(stats.memory_file_bytes <= LOCAL, "{stats:?}");
     let console = qemu.wait_until_done();
     assert!(console.ends_with("PPPD") && !console.contains('F'), "{console}");
-    world.wait_until("its end is noticed", || world.stats().processes == 0);
+    wait_until("its end is noticed", || world.stats().processes == 0);
     world.end();
 }
 
@@ -167,7 +168,7 @@ pub(crate) fn memory_is_plugged_or_refused_by_qmp() {
         qemu.qmp(&format!("{command}{id}\"}}}}")).unwrap();
     }
     // QEMU unmaps when no thread can be using it any more.
-    world.wait_until("it is unmapped", || world.stats().guest_ram_bytes == MEMORY);
+    wait_until("it is unmapped", || world.stats().guest_ram_bytes == MEMORY);
     let refusal = qemu.qmp(&backend("huge", ",\"hugetlb\":true"));
     assert!(refusal.is_err(), "{refusal:?}");
     // A machine of its own on the same pager is refused, with the reason; this one goes on.
@@ -183,10 +184,10 @@ pub(crate) fn memory_is_plugged_or_refused_by_qmp() {
     assert!(!second.status.success(), "{said}");
     assert!(said.contains("not paged: this pager serves a machine already"), "{said}");
     qemu.qmp("{\"execute\":\"cont\"}").unwrap();
-    world.wait_until("the guest has swept its memory once", || qemu.passes() > 0);
+    wait_until("the guest has swept its memory once", || qemu.passes() > 0);
     // It leaves the pool, and what is plugged after that is its own affair.
     world.control("\"detach\"");
-    world.wait_until("it is detached", || world.stats().processes == 0);
+    wait_until("it is detached", || world.stats().processes == 0);
     qemu.qmp(&backend("own", "")).unwrap();
     let console = qemu.wait_until_done();
     assert_eq!(console, "PPPD");

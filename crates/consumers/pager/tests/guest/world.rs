@@ -3,6 +3,7 @@
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
 use hecaton_memory::Size;
 use hecaton_pager::{Guest, PagerConfig, PagerEvent, PagerStart, Stats, channel};
+use hecaton_testkit::{patience, wait_until, wait_until_seen};
 use hecaton_uffd::abi::GUEST_RAM_FEATURES;
 use hecaton_uffd::{Errno, Uffd};
 use std::collections::BTreeMap;
@@ -13,11 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 pub(crate) const LOCAL: u64 = 16 << 20;
 const LENT: u64 = 512 << 20;
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Whether guest RAM can be paged here.
 pub(crate) fn userfaultfd_is_usable() -> Result<u64, Errno> {
@@ -159,7 +158,7 @@ impl World {
     fn wait_for_end(&self) -> ExitStatus {
         let launch = self.node.lock().unwrap().launch.take();
         drop(launch.map(|stream| stream.shutdown(Shutdown::Write)));
-        self.wait_until("the pager ends", || self.node.lock().unwrap().ended.is_some());
+        wait_until("the pager ends", || self.node.lock().unwrap().ended.is_some());
         self.node.lock().unwrap().ended.expect("it was waited for")
     }
 
@@ -174,16 +173,11 @@ impl World {
     }
 
     pub(crate) fn control(&self, request: &str) -> Stats {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+        // A pager that is being replaced does not answer.
+        wait_until_seen(&format!("the pager answers {request}"), || {
             let answer = self.say(request);
-            if let Ok(stats) = serde_json::from_str(&answer) {
-                return stats;
-            }
-            // A pager that is being replaced does not answer.
-            assert!(Instant::now() < deadline, "{request}: {answer}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            serde_json::from_str(&answer).map_err(|error| format!("{error}: `{answer}`"))
+        })
     }
 
     /// What the control socket answers.
@@ -221,14 +215,6 @@ impl World {
         names.filter(|name| name.to_string_lossy().contains("hecaton-ram-test")).count()
     }
 
-    pub(crate) fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !condition() {
-            assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
     /// Descriptors that the node holds for the pager.
     pub(crate) fn held(&self) -> usize {
         self.node.lock().unwrap().held.len()
@@ -238,7 +224,7 @@ impl World {
     pub(crate) fn end(self) {
         let status = self.wait_for_end();
         assert!(status.success(), "the pager ended with {status}");
-        self.wait_until("all extents are back", || self.lent_pages() == 0);
+        wait_until("all extents are back", || self.lent_pages() == 0);
     }
 }
 
@@ -257,7 +243,7 @@ impl Drop for World {
 fn ask(path: &std::path::Path, request: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = UnixStream::connect(path) {
-        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = stream.set_read_timeout(Some(patience()));
         let _ = writeln!(stream, "{request}");
         let _ = stream.read_to_string(&mut answer);
     }

@@ -331,12 +331,10 @@ mod tests {
     use crate::node::{Node, NodeConfig};
     use crate::node_dir::NodeDir;
     use crate::vms::VmState;
+    use hecaton_testkit::{patience, wait_until_seen};
     use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
-    use std::time::{Duration, Instant};
-
-    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// A node without donors whose pagers are shell scripts, and whose manager is not there.
     fn with_node(test: impl FnOnce(&Node, PathBuf)) {
@@ -396,7 +394,7 @@ mod tests {
             let mut client = NodeClient::connect(&socket).expect("connected");
             client.start_pager(wish("x")).expect("started");
             drop(client);
-            assert!(node.pagers().wait_none(std::time::Duration::from_secs(30)));
+            assert!(node.pagers().wait_none(patience()));
         });
     }
 
@@ -434,12 +432,12 @@ mod tests {
             let mut second = connect();
             second.start_vm(wish()).expect("the name is free");
             drop(second);
-            assert!(node.pagers().wait_none(PATIENCE));
-            let until = Instant::now() + PATIENCE;
-            while monitor.exists() || !node.report().vms.is_empty() {
-                assert!(Instant::now() < until, "{:?}", node.report().vms);
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            assert!(node.pagers().wait_none(patience()));
+            wait_until_seen("the node has forgotten the VM and its monitor", || {
+                let (vms, exists) = (node.report().vms, monitor.exists());
+                let seen = format!("{vms:?}, the monitor's socket exists: {exists}");
+                if vms.is_empty() && !exists { Ok(()) } else { Err(seen) }
+            });
         });
     }
 

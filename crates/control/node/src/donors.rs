@@ -670,10 +670,9 @@ fn listen(shared: &Shared, mut receiver: Receiver) -> io::Result<Option<String>>
 mod tests {
     use super::*;
     use crate::child::adopt_orphans;
+    use hecaton_testkit::{patience, wait_until_seen};
     use rustix::process::{Pid, kill_process};
     use std::net::Ipv4Addr;
-
-    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// A donor that says and does what `script` does; its standard input is a socket both ways.
     fn donor(script: &str) -> Donor {
@@ -697,22 +696,21 @@ mod tests {
         echo '"serving"' >&0
         read stop"#;
 
-    fn wait_until(donor: &Donor, what: impl Fn(&DonorReport) -> bool) -> DonorReport {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
+    fn wait_until_reported(
+        donor: &Donor,
+        what: &str,
+        is_so: impl Fn(&DonorReport) -> bool,
+    ) -> DonorReport {
+        wait_until_seen(what, || {
             let report = donor.report();
-            if what(&report) {
-                return report;
-            }
-            assert!(Instant::now() < deadline, "{report:?}");
-            thread::sleep(Duration::from_millis(5));
-        }
+            if is_so(&report) { Ok(report) } else { Err(format!("{report:?}")) }
+        })
     }
 
     #[test]
     fn serves_until_it_is_stopped() {
         let donor = donor(GOOD);
-        donor.wait_serving(PATIENCE).expect("serves");
+        donor.wait_serving(patience()).expect("serves");
         let report = donor.report();
         assert_eq!(report.state, DonorState::Serving);
         let pid = Pid::from_raw(report.pid.expect("a process") as i32).expect("not zero");
@@ -744,11 +742,11 @@ mod tests {
     #[test]
     fn is_started_again_at_the_same_address_when_killed() {
         let donor = donor(GOOD);
-        donor.wait_serving(PATIENCE).expect("serves");
+        donor.wait_serving(patience()).expect("serves");
         let before = donor.report();
         let pid = Pid::from_raw(before.pid.expect("a process") as i32).expect("not zero");
         kill_process(pid, Signal::KILL).expect("killed");
-        let after = wait_until(&donor, |report| {
+        let after = wait_until_reported(&donor, "the next process serves", |report| {
             report.restarts == 1 && report.state == DonorState::Serving
         });
         assert_eq!(after.address, before.address);
@@ -760,7 +758,7 @@ mod tests {
     #[test]
     fn one_that_ignores_its_stop_is_killed() {
         let donor = donor(r#"echo '"serving"' >&0; while :; do sleep 1; done"#);
-        donor.wait_serving(PATIENCE).expect("serves");
+        donor.wait_serving(patience()).expect("serves");
         donor.stop();
         donor.join();
     }
@@ -768,11 +766,11 @@ mod tests {
     #[test]
     fn why_it_does_not_start_is_told() {
         let failing = donor(r#"echo '{"failed":"no memory left"}' >&0; exit 1"#);
-        assert_eq!(failing.wait_serving(PATIENCE), Err("no memory left".to_owned()));
+        assert_eq!(failing.wait_serving(patience()), Err("no memory left".to_owned()));
         failing.stop();
         failing.join();
         let silent = donor("exit 3");
-        assert_eq!(silent.wait_serving(PATIENCE), Err("it ended with status 3".to_owned()));
+        assert_eq!(silent.wait_serving(patience()), Err("it ended with status 3".to_owned()));
         silent.stop();
         silent.join();
     }
@@ -780,7 +778,7 @@ mod tests {
     #[test]
     fn nonsense_ends_the_process_and_not_the_supervisor() {
         let donor = donor(r#"echo '"serving"' >&0; echo hello >&0; exec cat >/dev/null"#);
-        let report = wait_until(&donor, |report| report.restarts >= 2);
+        let report = wait_until_reported(&donor, "two restarts", |report| report.restarts >= 2);
         let reason = report.last_error.expect("it is told");
         assert!(reason.contains("not a known message"), "{reason}");
         donor.stop();

@@ -220,6 +220,7 @@ fn process_of(uuid: &str) -> Option<ProcessId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_testkit::wait_until;
     use std::os::unix::process::CommandExt as _;
     use std::process::{Command, Stdio};
 
@@ -232,18 +233,14 @@ mod tests {
         child.args(["-c", "read -r line", "qemu", "-uuid", uuid]).stdin(Stdio::piped());
         let mut child = child.spawn().expect("started");
         // It is this program until it has executed the other one.
-        while process_of(uuid).is_none() {
-            thread::yield_now();
-        }
+        wait_until("the domain's process is found", || process_of(uuid).is_some());
         assert_eq!(process_of(uuid), ProcessId::of(child.id()));
         let mut later = Command::new("sh");
         later.args(["-c", "read -r line", "qemu", "-uuid", uuid]).stdin(Stdio::piped());
         // Not within the same tick of the clock.
         thread::sleep(Duration::from_millis(50));
         let mut later = later.spawn().expect("started");
-        while process_of(uuid) != ProcessId::of(later.id()) {
-            thread::yield_now();
-        }
+        wait_until("the later process is found", || process_of(uuid) == ProcessId::of(later.id()));
         for child in [&mut later, &mut child, &mut other] {
             child.kill().expect("killed");
             child.wait().expect("ended");

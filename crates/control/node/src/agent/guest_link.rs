@@ -198,6 +198,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_testkit::patience;
     use hecaton_vm::guest_port::Notice;
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::os::unix::net::UnixListener;
@@ -227,7 +228,7 @@ mod tests {
         link.warn(LONG);
         let qemu = UnixListener::bind(&socket).unwrap();
         let mut guest = BufReader::new(qemu.accept().unwrap().0);
-        guest.get_ref().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        guest.get_ref().set_read_timeout(Some(patience())).unwrap();
         link.spare();
         link.shrink("d", 4, 10, &[]);
         assert!(link.may_take(0), "nobody is there");
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
         drop(guest);
         let mut guest = BufReader::new(qemu.accept().expect("it comes again").0);
-        guest.get_ref().set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        guest.get_ref().set_read_timeout(Some(patience())).unwrap();
         guest.get_mut().write_all(line(&GuestMessage::Hello).as_bytes()).unwrap();
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Evict });

@@ -55,6 +55,7 @@ impl ProcessId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_testkit::wait_until;
     use std::process::Command;
 
     #[test]
@@ -67,9 +68,7 @@ mod tests {
         assert!(!other.is_alive() && process.is_alive(), "another one of the same number");
         process.kill();
         // Also while nobody has waited for it.
-        while process.is_alive() {
-            std::thread::yield_now();
-        }
+        wait_until("the process has ended", || !process.is_alive());
         child.wait().expect("ended");
         assert!(!process.is_alive());
     }

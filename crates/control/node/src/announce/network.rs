@@ -159,7 +159,7 @@ fn hearing(group: SocketAddrV4, here: Ipv4Addr) -> io::Result<UdpSocket> {
 mod tests {
     use super::super::announcement::Announced;
     use super::*;
-    use std::time::Instant;
+    use hecaton_testkit::wait_until_seen;
 
     const GROUP: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 255, 72, 70), 0);
 
@@ -175,14 +175,9 @@ mod tests {
     }
 
     fn hear_one(network: &Network) -> Result<Announcement, AnnounceError> {
-        let begun = Instant::now();
-        loop {
-            match network.hear() {
-                Ok(None) => assert!(begun.elapsed() < Duration::from_secs(20), "nothing is heard"),
-                Ok(Some(heard)) => return Ok(heard),
-                Err(error) => return Err(error),
-            }
-        }
+        wait_until_seen("an announcement or an error is heard", || {
+            network.hear().transpose().ok_or("neither")
+        })
     }
 
     #[test]

@@ -5,12 +5,10 @@ use crate::channel;
 use crate::child::adopt_orphans;
 use crate::message::Wanted;
 use hecaton_pager::{PagerEvent, Site};
+use hecaton_testkit::{patience, wait_until_seen};
 use rustix::process::{Pid, kill_process};
 use std::os::fd::AsFd;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn pagers(script: &str) -> Pagers {
     adopt_orphans().expect("adopted");
@@ -45,12 +43,11 @@ fn kill(pagers: &Pagers) {
     kill_process(Pid::from_raw(pid as i32).expect("not zero"), Signal::KILL).expect("killed");
 }
 
-fn wait_until(pagers: &Pagers, what: impl Fn(&ConsumerReport) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !what(&pagers.reports()[0]) {
-        assert!(Instant::now() < deadline, "{:?}", pagers.reports());
-        thread::sleep(Duration::from_millis(5));
-    }
+fn wait_until_reported(pagers: &Pagers, what: &str, is_so: impl Fn(&ConsumerReport) -> bool) {
+    wait_until_seen(what, || {
+        let reports = pagers.reports();
+        if is_so(&reports[0]) { Ok(()) } else { Err(format!("{reports:?}")) }
+    });
 }
 
 #[test]
@@ -59,9 +56,9 @@ fn ends_in_peace_when_its_launcher_is_done() {
     let end = start(&pagers, "a").expect("started");
     assert_eq!(pagers.reports()[0].state, PagerState::Serving);
     pagers.launch_over("a");
-    let end = end.recv_timeout(PATIENCE).expect("ended");
+    let end = end.recv_timeout(patience()).expect("ended");
     assert_eq!((end.name.as_str(), end.error), ("a", None));
-    assert!(pagers.wait_none(PATIENCE));
+    assert!(pagers.wait_none(patience()));
 }
 
 #[test]
@@ -69,7 +66,7 @@ fn without_held_descriptors_a_death_is_an_end() {
     let pagers = pagers(GOOD);
     let end = start(&pagers, "a").expect("started");
     kill(&pagers);
-    let end = end.recv_timeout(PATIENCE).expect("ended");
+    let end = end.recv_timeout(patience()).expect("ended");
     assert_eq!(end.error.as_deref(), Some("it was killed by signal 9"));
 }
 
@@ -95,11 +92,13 @@ fn with_held_descriptors_it_is_started_again_and_given_them() {
     hold(&pagers, "state");
     hold(&pagers, "uffd-1");
     kill(&pagers);
-    wait_until(&pagers, |report| report.restarts == 1 && report.state == PagerState::Serving);
+    wait_until_reported(&pagers, "the next pager serves", |report| {
+        report.restarts == 1 && report.state == PagerState::Serving
+    });
     let seen = std::fs::read_to_string(seen.path()).expect("written");
     assert_eq!(seen.trim(), r#"["state","uffd-1"]"#);
     pagers.launch_over("a");
-    assert_eq!(end.recv_timeout(PATIENCE).expect("ended").error, None);
+    assert_eq!(end.recv_timeout(patience()).expect("ended").error, None);
 }
 
 #[test]
@@ -117,7 +116,7 @@ fn what_a_pager_sent_is_held_before_the_next_is_started() {
     pagers.hold_what_comes("a", &ours, receiver);
     assert_eq!(pagers.reports()[0].held_fds, 1);
     pagers.launch_over("a");
-    assert_eq!(end.recv_timeout(PATIENCE).expect("ended").error, None);
+    assert_eq!(end.recv_timeout(patience()).expect("ended").error, None);
 }
 
 #[test]
@@ -126,7 +125,7 @@ fn one_that_ends_by_itself_is_not_started_again() {
     let end = start(&pagers, "a").expect("started");
     hold(&pagers, "state");
     pagers.launch_over("a");
-    let end = end.recv_timeout(PATIENCE).expect("ended");
+    let end = end.recv_timeout(patience()).expect("ended");
     assert_eq!(end.error.as_deref(), Some("it ended with status 3"));
 }
 
@@ -135,7 +134,7 @@ fn one_that_keeps_dying_is_given_up_with_the_reason() {
     let pagers = pagers(r#"read config; echo ready; sleep 0.05; exit 101"#);
     let end = start(&pagers, "a").expect("started");
     hold(&pagers, "state");
-    let error = end.recv_timeout(PATIENCE).expect("ended").error.expect("a reason");
+    let error = end.recv_timeout(patience()).expect("ended").error.expect("a reason");
     assert!(error.contains("20 times") && error.contains("status 101"), "{error}");
 }
 
@@ -145,9 +144,9 @@ fn a_launcher_that_is_done_while_it_restarts_is_not_forgotten() {
     let end = start(&pagers, "a").expect("started");
     hold(&pagers, "state");
     kill(&pagers);
-    wait_until(&pagers, |report| report.restarts == 1);
+    wait_until_reported(&pagers, "the pager is started again", |report| report.restarts == 1);
     pagers.launch_over("a");
-    assert_eq!(end.recv_timeout(PATIENCE).expect("ended").error, None);
+    assert_eq!(end.recv_timeout(patience()).expect("ended").error, None);
 }
 
 #[test]
@@ -165,10 +164,10 @@ fn a_name_is_given_once() {
     assert!(matches!(start(&pagers, "a"), Err(PagerError::NameTaken(_))));
     assert!(matches!(start(&pagers, "../a"), Err(PagerError::Name(_))));
     pagers.launch_over("a");
-    end.recv_timeout(PATIENCE).expect("ended");
-    assert!(pagers.wait_none(PATIENCE));
+    end.recv_timeout(patience()).expect("ended");
+    assert!(pagers.wait_none(patience()));
     let end = start(&pagers, "a").expect("free again");
     pagers.stop();
-    end.recv_timeout(PATIENCE).expect("ended");
+    end.recv_timeout(patience()).expect("ended");
     assert!(matches!(start(&pagers, "b"), Err(PagerError::Stopping)));
 }

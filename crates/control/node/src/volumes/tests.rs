@@ -4,10 +4,8 @@ use super::*;
 use crate::child::adopt_orphans;
 use crate::message::{AttachVolume, DetachVolume, Unexport};
 use hecaton_pager::Site;
+use hecaton_testkit::{wait_until, wait_until_seen};
 use rustix::process::{Pid, kill_process};
-use std::time::Instant;
-
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Ends when it is told to; refuses to be deleted as long as the file is there.
 const GOOD: &str = r#"
@@ -72,16 +70,15 @@ pub(crate) fn counted(space: u64, data_bytes: u64) -> serde_json::Value {
     })
 }
 
-fn wait_until(volumes: &Volumes, what: impl Fn(&VolumeReport) -> bool) -> VolumeReport {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+fn wait_until_reported(
+    volumes: &Volumes,
+    what: &str,
+    is_so: impl Fn(&VolumeReport) -> bool,
+) -> VolumeReport {
+    wait_until_seen(what, || {
         let report = volumes.reports().remove(0);
-        if what(&report) {
-            return report;
-        }
-        assert!(Instant::now() < deadline, "{report:?}");
-        thread::sleep(Duration::from_millis(5));
-    }
+        if is_so(&report) { Ok(report) } else { Err(format!("{report:?}")) }
+    })
 }
 
 /// It reports when it is to change its size, writes what it is told of its target into a file, and reports again.
@@ -109,12 +106,11 @@ fn those_with_a_spill_file_are_told_their_targets_as_they_report() {
     let reports = || {
         volumes.resize(&ResizeVolume { volume: "a".into(), size_bytes: 4096 }).unwrap();
     };
-    let deadline = Instant::now() + PATIENCE;
     let wait_for = |count: usize| {
-        while lines().lines().count() < count {
-            assert!(Instant::now() < deadline, "{}", lines());
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_until_seen(&format!("{count} targets are told"), || {
+            let lines = lines();
+            if lines.lines().count() >= count { Ok(()) } else { Err(lines) }
+        });
     };
     volumes.set_words(|volume| word(0).filter(|_| volume == "a"));
     reports();
@@ -288,8 +284,9 @@ fn an_export_stays_whose_process_ends_instead_of_closing_it() {
     let wish = Unexport { volume: "a".into(), address, force: true };
     let ended = volumes.unexport(&wish).unwrap_err().to_string();
     assert!(ended.contains("its process ended"), "{ended}");
-    let after =
-        wait_until(&volumes, |report| report.restarts == 1 && report.state == VolumeState::Serving);
+    let after = wait_until_reported(&volumes, "the next process serves", |report| {
+        report.restarts == 1 && report.state == VolumeState::Serving
+    });
     assert_eq!(after.exports.len(), 1);
     volumes.stop();
 }
@@ -341,7 +338,9 @@ fn one_is_resized_or_says_why_not() {
     // Its process ends at it, and another takes the next one.
     let ended = resize("a", 12288).unwrap_err().to_string();
     assert!(ended.contains("its process ended"), "{ended}");
-    wait_until(&volumes, |report| report.state == VolumeState::Serving && report.pid.is_some());
+    wait_until_reported(&volumes, "the next process serves", |report| {
+        report.restarts == 1 && report.state == VolumeState::Serving
+    });
     resize("a", 8192).unwrap();
     volumes.stop();
 }
@@ -381,11 +380,12 @@ fn a_killed_process_is_replaced_and_its_sockets_stay() {
             uring: false,
         })
         .unwrap();
-    let before = wait_until(&volumes, |report| report.pid.is_some());
+    let before = wait_until_reported(&volumes, "a process runs", |report| report.pid.is_some());
     let pid = Pid::from_raw(before.pid.unwrap() as i32).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
-    let after =
-        wait_until(&volumes, |report| report.restarts == 1 && report.state == VolumeState::Serving);
+    let after = wait_until_reported(&volumes, "the next process serves", |report| {
+        report.restarts == 1 && report.state == VolumeState::Serving
+    });
     assert_eq!(
         after.exports,
         [Exported { address: address.clone(), read_only: false, tls: None, uring: false }]
@@ -482,11 +482,7 @@ fn one_that_is_detached_is_nobodys_to_use_until_it_is_back_or_gone() {
     let refused = attach().unwrap_err().to_string();
     let either = ["node `b` has it", "another node has it"];
     assert!(either.iter().any(|why| refused.contains(why)), "{refused}");
-    let deadline = Instant::now() + PATIENCE;
-    while !volumes.reports().is_empty() {
-        assert!(Instant::now() < deadline, "it is not forgotten");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the volume is forgotten", || volumes.reports().is_empty());
 }
 
 #[test]

@@ -143,11 +143,9 @@ mod tests {
     use crate::server::ManagerServer;
     use hecaton_node::heartbeat::ManagerLink;
     use hecaton_node::report::NodeReport;
+    use hecaton_testkit::{patience, wait_until_seen};
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::net::{SocketAddr, TcpStream};
-    use std::time::Instant;
-
-    const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Blocking clients against a real server.
     fn with_server(test: impl FnOnce(SocketAddr, &str)) {
@@ -161,7 +159,7 @@ mod tests {
     /// Asks for something; the answer's status, and what follows it.
     fn ask(address: SocketAddr, request: &str, headers: &str) -> (u16, BufReader<TcpStream>) {
         let mut stream = TcpStream::connect(address).expect("connected");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        stream.set_read_timeout(Some(patience())).expect("set");
         write!(stream, "{request} HTTP/1.1\r\nHost: {address}\r\n{headers}\r\n").expect("written");
         let mut answer = BufReader::new(stream);
         let mut line = String::new();
@@ -191,12 +189,11 @@ mod tests {
             assert_eq!(status, 200);
             assert!(next_overview(&mut events).hosts.is_empty(), "the first one comes at once");
             ManagerLink::new(url, None).beat(&report("a")).expect("taken");
-            let until = Instant::now() + PATIENCE;
-            while next_overview(&mut events).hosts.first().map(|host| host.name.as_str())
-                != Some("a")
-            {
-                assert!(Instant::now() < until, "the node is not told of");
-            }
+            wait_until_seen("the node is told of", || {
+                let hosts = next_overview(&mut events).hosts;
+                let names: Vec<_> = hosts.iter().map(|host| host.name.as_str()).collect();
+                if names.first() == Some(&"a") { Ok(()) } else { Err(format!("{names:?}")) }
+            });
             let history = ureq::get(format!("{url}/v1/history")).call().expect("answered");
             let history: History = history.into_body().read_json().expect("a history");
             assert!(history.tick > 0);
@@ -211,12 +208,11 @@ mod tests {
             assert!(watching.iter().all(|(status, _)| *status == 200));
             assert_eq!(watch().0, 503);
             watching.pop();
-            let until = Instant::now() + PATIENCE;
             // The server notices with one of its next events.
-            while watch().0 != 200 {
-                assert!(Instant::now() < until, "there is no room");
-                std::thread::sleep(Duration::from_millis(100));
-            }
+            wait_until_seen("there is room again", || match watch().0 {
+                200 => Ok(()),
+                status => Err(status),
+            });
         });
     }
 

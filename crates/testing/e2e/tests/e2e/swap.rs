@@ -5,8 +5,10 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, all},
+        leftovers::loop_devices_of,
         process::{Running, kill_dead, missing, name_of, run, signal},
         wait::until,
+        world,
     },
 };
 use anyhow::{Context as _, ensure};
@@ -55,11 +57,16 @@ fn swapping(cluster: &Cluster, options: &[&str]) -> Command {
     command
 }
 
-/// What the kernel swaps to: the last that was added is the first.
+/// What is swapped to loop devices of this test's files. /proc/swaps has those of the whole machine.
 fn swapped_bytes() -> anyhow::Result<u64> {
+    let own = loop_devices_of(&world::dir());
     let swaps = fs::read_to_string("/proc/swaps")?;
-    let used = swaps.lines().skip(1).filter(|line| line.starts_with("/dev/loop"));
-    let used = used.filter_map(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok());
+    let used = swaps.lines().skip(1).filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let device = Path::new(fields.next()?);
+        let is_own = own.iter().any(|own| own == device);
+        is_own.then(|| fields.nth(2)?.parse::<u64>().ok())?
+    });
     Ok(used.sum::<u64>() << 10)
 }
 
@@ -90,13 +97,11 @@ fn members() -> anyhow::Result<Option<Vec<u32>>> {
 }
 
 /// Swap, loop device, group and volume have gone.
-fn nothing_is_left(cluster: &Cluster, swaps_before: &str) -> anyhow::Result<()> {
+fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
     // The kernel gives all of it back in pieces before it lets go.
     cluster.eventually("nothing of the swap is left", LONG, |_| {
-        let loops = run(Command::new("losetup").arg("--all"), PATIENCE)?.text();
         let volumes = cluster.command("volume").args(["list", "--json"]).output()?;
-        Ok(fs::read_to_string("/proc/swaps")? == swaps_before
-            && !loops.contains("-swap-")
+        Ok(loop_devices_of(&world::dir()).is_empty()
             && GROUPS.iter().all(|group| !Path::new(group).exists())
             && serde_json::from_slice::<Value>(&volumes.stdout)? == Value::Array(Vec::new()))
     })
@@ -132,7 +137,6 @@ pub(crate) fn ten_times_the_limit() -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));
     }
-    let before = fs::read_to_string("/proc/swaps")?;
     let cluster = Cluster::start(3, "700M")?;
     let mut command = swapping(&cluster, &["--mirror", "2"]);
     // It gives memory back and takes some at random, so it runs for as long as the test wants it to:
@@ -150,7 +154,7 @@ pub(crate) fn ten_times_the_limit() -> TestResult {
     drop(input);
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(ended.success(), "the program ended with {ended}\n    {}", cluster.log_tail());
-    nothing_is_left(&cluster, &before)?;
+    nothing_is_left(&cluster)?;
     cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)
 }
@@ -161,7 +165,6 @@ pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = lacking().or_else(|| missing("python3")) {
         return Ok(Outcome::Skipped(reason));
     }
-    let before = fs::read_to_string("/proc/swaps")?;
     let cluster = Cluster::start(2, "700M")?;
     for options in [&[][..], &["--encrypt"]] {
         let is_encrypted = !options.is_empty();
@@ -177,7 +180,7 @@ pub(crate) fn donors_can_read_nothing() -> TestResult {
         let is_right = if is_encrypted { shown == 0 } else { shown >= PAGES_AWAY };
         ensure!(is_right, "{options:?}: the donors show {shown} pages of {pages}");
         program.finish(LONG)?;
-        nothing_is_left(&cluster, &before)?;
+        nothing_is_left(&cluster)?;
         cluster.wait_until_idle(PATIENCE)?;
     }
     Ok(Outcome::Passed)
@@ -188,7 +191,6 @@ pub(crate) fn its_command_is_killed(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));
     }
-    let before = fs::read_to_string("/proc/swaps")?;
     let mut command = swapping(cluster, &[]);
     // It runs until its standard input ends, which is the test's.
     let mut running = Running::spawn(command.arg(VERIFY).args(MEMORY))?;
@@ -205,7 +207,7 @@ pub(crate) fn its_command_is_killed(cluster: &Cluster) -> TestResult {
     ensure!(Path::new(&format!("/proc/{program}")).exists(), "the program died with its command");
     ensure!(swapped > 0 && swapped_bytes()? > 0, "the swap went from under it");
     drop(input);
-    nothing_is_left(cluster, &before)?;
+    nothing_is_left(cluster)?;
     Ok(Outcome::Passed)
 }
 
@@ -214,10 +216,9 @@ pub(crate) fn it_ends_as_its_program_does(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));
     }
-    let before = fs::read_to_string("/proc/swaps")?;
     let ended = run(swapping(cluster, &[]).args(["sh", "-c", "echo out; exit 7"]), PATIENCE)?;
     ensure!(ended.status.code() == Some(7) && ended.text() == "out\n", "{}", ended.stderr);
-    nothing_is_left(cluster, &before)?;
+    nothing_is_left(cluster)?;
     let mut running = Running::spawn(swapping(cluster, &[]).args(["sleep", "100"]))?;
     until("the program runs in its group", PATIENCE, || {
         ensure!(matches!(running.child_mut().try_wait(), Ok(None)), "the command has ended");
@@ -228,7 +229,7 @@ pub(crate) fn it_ends_as_its_program_does(cluster: &Cluster) -> TestResult {
     signal(running.id(), Signal::TERM);
     let ended = running.wait(PATIENCE, || Ok(()))?;
     ensure!(ended.code() == Some(143), "a signal ended it with {ended}");
-    nothing_is_left(cluster, &before)?;
+    nothing_is_left(cluster)?;
     let cases: &[(&[&str], &str)] = &[
         (&["--stats", "/dev/null", "--", "true"], "--stats"),
         (&["--lease", "30", "--", "true"], "--lease"),
@@ -243,6 +244,6 @@ pub(crate) fn it_ends_as_its_program_does(cluster: &Cluster) -> TestResult {
         ensure!(!ended.status.success() && ended.stderr.contains(said), "{what}");
         ensure!(ended.stderr.lines().count() == 1, "{what}: not one line");
     }
-    nothing_is_left(cluster, &before)?;
+    nothing_is_left(cluster)?;
     Ok(Outcome::Passed)
 }

@@ -33,7 +33,7 @@ pub(crate) fn remove_world(dir: &Path) {
 }
 
 /// Loop devices whose file is, or was, in a directory.
-fn loop_devices_of(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn loop_devices_of(dir: &Path) -> Vec<PathBuf> {
     let mut devices = Vec::new();
     for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();

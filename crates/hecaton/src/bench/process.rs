@@ -221,6 +221,7 @@ pub(super) fn eventually<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_testkit::patience;
 
     #[test]
     fn a_guarded_child_ends_with_its_guard() {
@@ -236,7 +237,7 @@ mod tests {
         let mut guarded = Guarded::spawn(Command::new("sleep").arg("600")).unwrap();
         assert!(guarded.wait_until(Instant::now()).unwrap().is_none());
         let mut guarded = Guarded::spawn(&mut Command::new("false")).unwrap();
-        let status = guarded.wait_until(Instant::now() + Duration::from_secs(60)).unwrap();
+        let status = guarded.wait_until(Instant::now() + patience()).unwrap();
         assert_eq!(describe(status.unwrap()), "ended with status 1");
     }
 

@@ -1,10 +1,11 @@
 //! Clusters of real processes: that they come up, are seen, heal, and leave nothing behind.
 
 use crate::common::{
-    Daemon, borrow, donor_pids, eventually, free_port, get, hecaton, runs, scratch, signal_process,
-    status, text, wait,
+    Daemon, borrow, donor_pids, free_port, get, hecaton, runs, scratch, signal_process, status,
+    text, wait, wait_until_so,
 };
 use hecaton_memory::{Generation, PAGE_SIZE, page_sum};
+use hecaton_testkit::{wait_until, wait_until_seen};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
@@ -99,9 +100,10 @@ fn a_daemon_that_nobody_reads_goes_on() {
     drop(reader);
     let arguments = ["dev", "--lend", "64M", "--donors", "1", "--dir", dir.to_str().unwrap()];
     let mut dev = hecaton().args(arguments).stdout(writer).spawn().unwrap();
-    eventually("it serves", || {
+    wait_until_seen("the cluster serves", || {
         let status = hecaton().args(["status", "--json", "--dir"]).arg(&dir).output().unwrap();
-        text(&status.stdout).contains("\"serving\"").then_some(())
+        let said = text(&status.stdout);
+        if said.contains("\"serving\"") { Ok(()) } else { Err(said + &text(&status.stderr)) }
     });
     signal_process(dev.id(), Signal::TERM);
     assert!(wait(&mut dev).success());
@@ -145,9 +147,7 @@ fn what_a_killed_dev_left_is_reused() {
     let pids = donor_pids(&status(&dir));
     first.end(Signal::KILL);
     assert!(dir.join("node.sock").exists(), "it had no time to clean up");
-    eventually("the donors end with their node", || {
-        (!pids.iter().any(|&pid| runs(pid))).then_some(())
-    });
+    wait_until("the donors end with their node", || !pids.iter().any(|&pid| runs(pid)));
     let error = hecaton().args(["status", "--dir"]).arg(&dir).output().expect("runs");
     assert_eq!(error.status.code(), Some(1));
     let second = Daemon::dev(&dir, 1);
@@ -180,12 +180,14 @@ fn a_killed_donor_is_started_again() {
     let before = status(&dir);
     let killed = donor_pids(&before)[0];
     signal_process(killed, Signal::KILL);
-    let after = eventually("the donor is back", || {
-        let status = status(&dir);
-        let donor = &status["nodes"][0]["donors"][0];
-        let back = donor["restarts"] == 1 && donor["state"] == "serving";
-        back.then_some(status)
-    });
+    let after = wait_until_so(
+        "the donor is back",
+        || status(&dir),
+        |status| {
+            let donor = &status["nodes"][0]["donors"][0];
+            donor["restarts"] == 1 && donor["state"] == "serving"
+        },
+    );
     let (before, after) = (&before["nodes"][0]["donors"], &after["nodes"][0]["donors"]);
     assert_eq!(after[0]["address"], before[0]["address"]);
     assert_ne!(after[0]["pid"], before[0]["pid"]);
@@ -211,15 +213,14 @@ fn a_killed_donor_loses_no_page() {
 
     signal_process(donor_pids(&status(&dir))[0], Signal::KILL);
     // The port was never closed: the new process takes what queued there.
-    let mut after = eventually("the donor is back", || borrow(donor, 2).ok());
+    let mut after = wait_until_seen("the donor is back", || borrow(donor, 2));
     let boots = [&before, &after].map(|connection| connection.welcome().map(|w| w.boot));
     assert_eq!(boots[0], boots[1], "for borrowers the donor lives on");
     let read = after.call(Request::Read { extent, pages: &[3] }, &[]).expect("answered");
     assert_eq!(read, Outcome::Pages { sums: vec![page_sum(&page)], data: page.to_vec() });
-    let shown = eventually("the extent is shown", || {
-        let status = status(&dir);
-        let donor = &status["nodes"][0]["donors"][0];
-        (donor["restarts"] == 1 && donor["stats"]["lent_pages"] == 16).then(|| donor.clone())
+    let donor_now = || status(&dir)["nodes"][0]["donors"][0].clone();
+    let shown = wait_until_so("the extent is shown", donor_now, |donor| {
+        donor["restarts"] == 1 && donor["stats"]["lent_pages"] == 16
     });
     assert_eq!(shown["stats"]["spaces"][0]["consumer"], "test");
 }
@@ -235,7 +236,7 @@ fn a_dev_that_follows_its_input_ends_with_it() {
         .stdout(Stdio::null())
         .spawn()
         .expect("starts");
-    eventually("it serves", || dir.join("node.sock").exists().then_some(()));
+    wait_until("the node serves", || dir.join("node.sock").exists());
     drop(dev.stdin.take());
     assert!(wait(&mut dev).success());
     assert!(!dir.exists());
@@ -261,9 +262,12 @@ fn a_manager_and_nodes_make_a_cluster() {
     };
     let (mut a, mut b) =
         (node("a", "a").spawn().expect("starts"), node("b", "b").spawn().expect("starts"));
-    eventually("both are known", || (names() == ["a", "b"]).then_some(()));
+    wait_until_seen("both nodes are known", || match names() {
+        names if names == ["a", "b"] => Ok(()),
+        names => Err(format!("{names:?}")),
+    });
     // The node's directory leads to the manager as well.
-    eventually("the node is open", || scratch.path().join("a/manager.json").exists().then_some(()));
+    wait_until("the node is open", || scratch.path().join("a/manager.json").exists());
     assert_eq!(status(&scratch.path().join("a"))["nodes"][0]["location"], "rack 7");
 
     let taken = node("a", "c").output().expect("runs");
@@ -292,9 +296,8 @@ fn a_node_serves_its_own_metrics() {
         .spawn()
         .expect("starts");
     let url = format!("http://{address}/metrics");
-    let metrics = eventually("it serves metrics", || {
-        let mut response = ureq::get(&url).call().ok()?;
-        response.body_mut().read_to_string().ok()
+    let metrics = wait_until_seen("the node serves metrics", || {
+        ureq::get(&url).call()?.body_mut().read_to_string()
     });
     assert!(metrics.contains("hecaton_node_memory_bytes{node=\"a\"}"), "{metrics}");
     signal_process(node.id(), Signal::TERM);

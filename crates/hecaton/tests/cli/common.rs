@@ -1,6 +1,7 @@
 //! Runs the real command, and cleans up after a test that fails.
 
 use hecaton_memory::{Epoch, Generation, SpaceId};
+use hecaton_testkit::{patience, wait_for, wait_until_seen};
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use serde_json::Value;
@@ -8,11 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// How long anything may take on a machine that has other things to do.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+use std::time::Duration;
 
 /// The command, without the environment of whoever runs the tests.
 pub(crate) fn hecaton() -> Command {
@@ -110,17 +107,14 @@ impl Drop for Daemon {
 
 /// Waits for a child; kills it, and fails, if it does not end.
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = child.try_wait().expect("a child") {
-            return status;
-        }
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            panic!("process {} does not end", child.id());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+    let what = format!("process {} ends", child.id());
+    let ended = wait_for(&what, patience(), || {
+        child.try_wait().expect("a child").ok_or("the process runs")
+    });
+    ended.unwrap_or_else(|timed_out| {
+        let _ = child.kill();
+        panic!("{timed_out}")
+    })
 }
 
 /// Sends a signal to a process that is there.
@@ -137,16 +131,16 @@ pub(crate) fn runs(pid: u32) -> bool {
     }
 }
 
-/// Waits until `ask` has an answer.
-pub(crate) fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "{what}: not within {} s", PATIENCE.as_secs());
-        thread::sleep(Duration::from_millis(10));
-    }
+/// Waits until `look` returns a value that is so.
+pub(crate) fn wait_until_so(
+    what: &str,
+    mut look: impl FnMut() -> Value,
+    is_so: impl Fn(&Value) -> bool,
+) -> Value {
+    wait_until_seen(what, || {
+        let value = look();
+        if is_so(&value) { Ok(value) } else { Err(value) }
+    })
 }
 
 /// `hecaton status --json` of the cluster in `dir`.

@@ -1,6 +1,7 @@
 //! Managers whose etcd speaks TLS only, and only to those whom it knows, with the real etcd.
 
-use crate::common::{Daemon, eventually, free_port, hecaton, scratch, signal_process, text, wait};
+use crate::common::{Daemon, free_port, hecaton, scratch, signal_process, text, wait};
+use hecaton_testkit::{wait_until, wait_until_seen};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
@@ -82,7 +83,10 @@ fn leads(manager: &Daemon) -> bool {
 }
 
 fn says(log: &Path, words: &str) {
-    eventually(words, || fs::read_to_string(log).expect("read").contains(words).then_some(()));
+    wait_until_seen(&format!("the log says `{words}`"), || {
+        let said = fs::read_to_string(log).expect("read");
+        if said.contains(words) { Ok(()) } else { Err(said) }
+    });
 }
 
 /// Both ends show a certificate; who shows a wrong one is told so, and is let in with a new one without
@@ -117,10 +121,10 @@ fn a_manager_and_its_etcd_know_each_other() {
 
     let good = known.issue(&path("good"), &[ClientAuth]);
     let leader = manager(&url, &good, &path("leader.log"));
-    eventually("one leads", || leads(&leader).then_some(()));
+    wait_until("one manager leads", || leads(&leader));
     known.issue(&foreign, &[ClientAuth]);
     assert!(leader.end(Signal::TERM).success());
-    eventually("the other one leads", || leads(&refused).then_some(()));
+    wait_until("the other manager leads", || leads(&refused));
     let status = hecaton().args(["status", "--manager", refused.manager()]).output().expect("runs");
     assert!(status.status.success(), "{}", text(&status.stderr));
     for log in ["refused.log", "distrustful.log", "leader.log"] {

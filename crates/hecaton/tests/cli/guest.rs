@@ -1,12 +1,12 @@
 //! `hecaton guest` with the memory of this machine.
 
-use crate::common::{Daemon, eventually, get, hecaton, scratch, signal_process, text};
+use crate::common::{Daemon, get, hecaton, scratch, signal_process, text, wait_until_so};
+use hecaton_testkit::patience;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufReader, Write as _};
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
 
 const CONFIG: &str = "reserve = '16M'\nfree = '0'\n[[application]]\nname = 'a'\n\
     hook = { command = ['sh', '-c', 'echo $HECATON_REASON $HECATON_LIMIT_BYTES >> DIR/told'] }\n";
@@ -37,13 +37,16 @@ fn it_answers_the_host_and_ends_and_is_started_again_after_a_kill() {
 
     let guest = start();
     let mut stream = BufReader::new(host.accept().expect("it connects").0);
-    stream.get_ref().set_read_timeout(Some(Duration::from_secs(60))).expect("set");
+    stream.get_ref().set_read_timeout(Some(patience())).expect("set");
     assert_eq!(hear(&mut stream)["message"], "hello");
-    let settled = eventually("the application is told", || {
-        let state = state(&guest);
-        let one = &state["applications"][0];
-        (one["status"] == "settled" && one["order"] == 1).then_some(state)
-    });
+    let settled = wait_until_so(
+        "the application is told",
+        || state(&guest),
+        |state| {
+            let one = &state["applications"][0];
+            one["status"] == "settled" && one["order"] == 1
+        },
+    );
     let total = settled["total_bytes"].as_u64().expect("a number");
     assert_eq!(settled["applications"][0]["limit_bytes"], total - (16 << 20));
 
@@ -67,10 +70,11 @@ fn it_answers_the_host_and_ends_and_is_started_again_after_a_kill() {
     drop(guest);
     let mut stream = BufReader::new(host.accept().expect("it connects").0);
     assert_eq!(hear(&mut stream)["message"], "hello");
-    eventually("it has forgotten what it was told", || {
-        let state = state(&again);
-        (state["target"].is_null() && state["applications"][0]["order"] == 1).then_some(())
-    });
+    wait_until_so(
+        "the manager has forgotten its target",
+        || state(&again),
+        |state| state["target"].is_null() && state["applications"][0]["order"] == 1,
+    );
     assert!(again.end(Signal::TERM).success());
     assert!(!file("api").exists());
 }

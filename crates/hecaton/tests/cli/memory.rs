@@ -1,11 +1,12 @@
 //! The kinds of memory that a donor lends: of one NUMA node, in huge pages.
 
 use crate::common::{
-    Daemon, borrow, donor_pids, eventually, hecaton, scratch, signal_process, status,
+    Daemon, borrow, donor_pids, hecaton, scratch, signal_process, status, wait_until_so,
 };
 use hecaton_memory::memfd::{Backing, SharedMemory};
 use hecaton_memory::numa::{self, SYSFS_NODES};
 use hecaton_memory::{Generation, PAGE_SIZE, page_sum};
+use hecaton_testkit::wait_until_seen;
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
@@ -49,10 +50,11 @@ fn donor(dir: &Path) -> Value {
 }
 
 fn committed(dir: &Path, bytes: u64) -> Value {
-    eventually(&format!("{bytes} bytes are committed"), || {
-        let donor = donor(dir);
-        (donor["stats"]["committed_bytes"] == bytes).then_some(donor)
-    })
+    wait_until_so(
+        &format!("{bytes} bytes are committed"),
+        || donor(dir),
+        |donor| donor["stats"]["committed_bytes"] == bytes,
+    )
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn huge_pages_are_lent_and_given_back() {
     assert_eq!(before.call(write, &[&page]).expect("answered"), Outcome::Done);
 
     signal_process(donor_pids(&status(&dir))[0], Signal::KILL);
-    let mut after = eventually("the donor is back", || borrow(&shown, 2).ok());
+    let mut after = wait_until_seen("the donor is back", || borrow(&shown, 2));
     let read = after.call(Request::Read { extent, pages: &[0] }, &[]).expect("answered");
     assert_eq!(read, Outcome::Pages { sums: vec![page_sum(&page)], data: page.to_vec() });
     let free = after.call(Request::Free { extent }, &[]).expect("answered");
@@ -106,10 +108,11 @@ fn a_numa_node_is_chosen() {
         let mut dev = hecaton();
         dev.args(["dev", "--json", "--donors", "1", "--lend", "64M", "--numa", &number, "--dir"]);
         let _dev = Daemon::start(dev.arg(&dir));
-        let donor = eventually("the donor tells its zones", || {
-            let donor = donor(&dir);
-            donor["stats"]["zones"].is_array().then_some(donor)
-        });
+        let donor = wait_until_so(
+            "the donor tells its zones",
+            || donor(&dir),
+            |donor| donor["stats"]["zones"].is_array(),
+        );
         assert_eq!(donor["memory"]["numa_node"].as_u64(), chosen.map(u64::from));
         let zones = donor["stats"]["zones"].as_array().expect("zones");
         if chosen.is_some() || zones.len() == 1 {

@@ -1,13 +1,14 @@
 //! `hecaton node list` and `remove`, and what becomes of nodes that come and go.
 
 use crate::common::{
-    Daemon, eventually, free_port, hecaton, lends, scratch, signal_process, text, wait,
+    Daemon, free_port, hecaton, lends, scratch, signal_process, text, wait, wait_until_so,
 };
 use hecaton_node::heartbeat::ManagerLink;
 use hecaton_node::membership::Membership;
 use hecaton_node::pagers::{ConsumerReport, PagerState};
 use hecaton_node::report::NodeReport;
 use hecaton_pager::{DonorUse, Stats};
+use hecaton_testkit::wait_until;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
@@ -60,11 +61,11 @@ fn node_of(manager: &str, name: &str) -> Option<Value> {
 }
 
 /// Waits until a node is heard and takes part in that way.
-fn wait_until(manager: &str, name: &str, membership: &str) -> Value {
-    eventually(&format!("node {name} is {membership}"), || {
-        let node = node_of(manager, name)?;
+fn wait_until_takes_part(manager: &str, name: &str, membership: &str) -> Value {
+    let node = || node_of(manager, name).unwrap_or_default();
+    wait_until_so(&format!("node {name} is {membership}"), node, |node| {
         let is_so = node["state"] == "up" && node["membership"] == membership;
-        (is_so && node["lent_bytes"].is_u64()).then_some(node)
+        is_so && node["lent_bytes"].is_u64()
     })
 }
 
@@ -96,7 +97,7 @@ fn a_node_that_is_gone_is_listed_until_it_is_removed() {
     let url = manager.manager();
     assert!(listed(url).is_empty());
     let node = Node::start("a", &scratch.path().join("a"), url, "0");
-    let lends = wait_until(url, "a", "active");
+    let lends = wait_until_takes_part(url, "a", "active");
     assert_eq!(lends["lend_bytes"], 64 << 20);
     assert_eq!(shown(url, "a"), "up");
 
@@ -110,7 +111,8 @@ fn a_node_that_is_gone_is_listed_until_it_is_removed() {
     assert_eq!(on(url, &["remove", "a/b"]).status.code(), Some(2));
 
     node.kill();
-    eventually("it is missed", || (node_of(url, "a")?["state"] == "silent").then_some(()));
+    let node_now = || node_of(url, "a").unwrap_or_default();
+    wait_until_so("the node is missed", node_now, |node| node["state"] == "silent");
     let ended = on(url, &["remove", "a"]);
     assert!(ended.status.success(), "{}", text(&ended.stderr));
     assert!(listed(url).is_empty());
@@ -174,7 +176,7 @@ fn borrower_report(bytes: u64) -> NodeReport {
 /// the first, and the second.
 fn killed_and_started_again(dir: &Path, manager: &str, adopt_within: &str) -> (Value, Node) {
     let node = Node::start("a", dir, manager, adopt_within);
-    wait_until(manager, "a", "active");
+    wait_until_takes_part(manager, "a", "active");
     let before = donor_of(manager, "a");
     assert!(lends(&before, 1));
     node.kill();
@@ -189,10 +191,10 @@ fn a_node_that_was_killed_lends_again_when_nobody_counts_on_what_it_lent() {
     let borrower = Borrower::start(url);
     // Its donor ends with it, and what that lent.
     let (before, _node) = killed_and_started_again(&scratch.path().join("a"), url, "0");
-    wait_until(url, "a", "recovery");
-    let after = eventually("its new donor is heard of", || {
-        let donor = donor_of(url, "a");
-        (donor["pid"] != before["pid"] && donor["stats"]["draining"] == true).then_some(donor)
+    wait_until_takes_part(url, "a", "recovery");
+    let donor = || donor_of(url, "a");
+    let after = wait_until_so("the new donor is heard of", donor, |donor| {
+        donor["pid"] != before["pid"] && donor["stats"]["draining"] == true
     });
     assert!(!lends(&after, 2), "it lends while somebody counts on what it lent before");
     assert_eq!(shown(url, "a"), "recovery");
@@ -200,8 +202,8 @@ fn a_node_that_was_killed_lends_again_when_nobody_counts_on_what_it_lent() {
     assert!(status.lines().any(|line| line.starts_with("a ") && line.contains("recovery")));
 
     borrower.holds.store(false, Ordering::SeqCst);
-    wait_until(url, "a", "active");
-    eventually("it lends", || lends(&donor_of(url, "a"), 3).then_some(()));
+    wait_until_takes_part(url, "a", "active");
+    wait_until("the donor lends", || lends(&donor_of(url, "a"), 3));
 }
 
 #[test]
@@ -213,13 +215,12 @@ fn a_node_that_is_killed_while_it_recovers_is_followed_by_one_that_does() {
     let url = format!("http://{listen}");
     let borrower = Borrower::start(&url);
     let (_, node) = killed_and_started_again(&dir, &url, "0");
-    wait_until(&url, "a", "recovery");
+    wait_until_takes_part(&url, "a", "recovery");
     node.kill();
     let node = Node::start("a", &dir, &url, "60");
-    eventually("the next one is heard", || {
-        (status_of(&url, "a")["pid"] == node.0.id()).then_some(())
-    });
-    wait_until(&url, "a", "recovery");
+    let node_now = || status_of(&url, "a");
+    wait_until_so("the next node is heard", node_now, |shown| shown["pid"] == node.0.id());
+    wait_until_takes_part(&url, "a", "recovery");
     assert!(
         !lends(&donor_of(&url, "a"), 2),
         "it lends while somebody counts on what it lent before"
@@ -231,8 +232,8 @@ fn a_node_that_is_killed_while_it_recovers_is_followed_by_one_that_does() {
     borrower.holds.store(false, Ordering::SeqCst);
     let _manager = Daemon::manage(&listen);
     let _node = Node::start("a", &dir, &url, "60");
-    wait_until(&url, "a", "active");
-    eventually("it lends", || lends(&donor_of(&url, "a"), 3).then_some(()));
+    wait_until_takes_part(&url, "a", "active");
+    wait_until("the donor lends", || lends(&donor_of(&url, "a"), 3));
 }
 
 #[test]
@@ -243,12 +244,12 @@ fn a_node_that_is_adopted_whole_has_nothing_to_recover() {
     let _borrower = Borrower::start(url);
     let dir = scratch.path().join("a");
     let (before, _node) = killed_and_started_again(&dir, url, "60");
-    let after = eventually("the donor is adopted", || {
-        let donor = donor_of(url, "a");
-        (donor["pid"] == before["pid"] && dir.join("node.sock").exists()).then_some(donor)
+    let donor = || donor_of(url, "a");
+    let after = wait_until_so("the donor is adopted", donor, |donor| {
+        donor["pid"] == before["pid"] && dir.join("node.sock").exists()
     });
     // Somebody has memory there, and that is still good.
-    wait_until(url, "a", "active");
+    wait_until_takes_part(url, "a", "active");
     assert!(lends(&after, 2));
 }
 
@@ -259,17 +260,17 @@ fn a_node_that_is_drained_has_left_and_may_join_again() {
     let url = manager.manager();
     let borrower = Borrower::start(url);
     let _node = Node::start("a", &scratch.path().join("a"), url, "0");
-    wait_until(url, "a", "active");
+    wait_until_takes_part(url, "a", "active");
     assert!(on(url, &["drain", "a"]).status.success());
     // Nothing is lent; but one says that it has something there.
-    wait_until(url, "a", "leaving");
+    wait_until_takes_part(url, "a", "leaving");
     assert!(on(url, &["drain", "a", "--cancel"]).status.success());
-    wait_until(url, "a", "active");
+    wait_until_takes_part(url, "a", "active");
     assert!(on(url, &["drain", "a"]).status.success());
     borrower.holds.store(false, Ordering::SeqCst);
-    wait_until(url, "a", "inactive");
+    wait_until_takes_part(url, "a", "inactive");
     assert_eq!(shown(url, "a"), "left");
     assert!(on(url, &["drain", "a", "--cancel"]).status.success());
-    wait_until(url, "a", "active");
-    eventually("it lends", || lends(&donor_of(url, "a"), 3).then_some(()));
+    wait_until_takes_part(url, "a", "active");
+    wait_until("the donor lends", || lends(&donor_of(url, "a"), 3));
 }

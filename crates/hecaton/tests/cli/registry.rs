@@ -1,7 +1,8 @@
 //! The manager's registry on disk: what a manager that is killed leaves to the next, and what it makes of a
 //! file that is not as it was.
 
-use crate::common::{Daemon, eventually, get, hecaton, scratch, signal_process, text, wait};
+use crate::common::{Daemon, get, hecaton, scratch, signal_process, text, wait, wait_until_so};
+use hecaton_testkit::wait_until_seen;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::Value;
 use std::fs;
@@ -31,11 +32,14 @@ fn status(manager: &str) -> Value {
 
 /// Waits until the manager has heard `name`, and says how its donor is.
 fn heard(manager: &str, name: &str) -> Value {
-    eventually("the node is heard", || {
+    wait_until_seen(&format!("node {name} is heard"), || {
         let status = status(manager);
-        let mut nodes = status["nodes"].as_array()?.iter();
-        let node = nodes.find(|node| node["name"] == name && node["state"] == "up")?;
-        node["donors"][0]["stats"].is_object().then(|| node["donors"][0].clone())
+        let donor = status["nodes"].as_array().and_then(|nodes| {
+            let is_heard = |node: &&Value| node["name"] == name && node["state"] == "up";
+            let donor = &nodes.iter().find(is_heard)?["donors"][0];
+            donor["stats"].is_object().then(|| donor.clone())
+        });
+        donor.ok_or(status)
     })
 }
 
@@ -63,9 +67,11 @@ fn a_killed_manager_is_followed_by_one_that_knows() {
     let nodes = known["nodes"].as_array().expect("nodes").iter();
     assert!(nodes.map(|node| &node["name"]).eq(&names), "{known}");
     assert_eq!(known["nodes"][1]["state"], "silent");
-    eventually("the donor drains", || {
-        (heard(&url, "a")["stats"]["draining"] == true).then_some(())
-    });
+    wait_until_so(
+        "the donor drains",
+        || heard(&url, "a"),
+        |donor| donor["stats"]["draining"] == true,
+    );
     second.end(Signal::KILL);
 
     // Cut off: refused with the way out, which works.
@@ -87,9 +93,11 @@ fn a_killed_manager_is_followed_by_one_that_knows() {
     assert_eq!(draining["stats"]["draining"], true);
     assert_eq!(status(&url)["epoch"], 3, "what the nodes had followed counts");
     // The next heartbeat's answer says it again, though nobody else has.
-    eventually("it goes on draining", || {
-        (heard(&url, "a")["stats"]["draining"] == true).then_some(())
-    });
+    wait_until_so(
+        "the donor goes on draining",
+        || heard(&url, "a"),
+        |donor| donor["stats"]["draining"] == true,
+    );
 
     for node in [&mut a, &mut b] {
         signal_process(node.id(), Signal::TERM);
@@ -132,9 +140,11 @@ fn a_registry_that_cannot_be_written_takes_no_order() {
     }
     limit(None);
     assert_eq!(drain(), (204, String::new()));
-    eventually("the donor drains", || {
-        (heard(&url, "a")["stats"]["draining"] == true).then_some(())
-    });
+    wait_until_so(
+        "the donor drains",
+        || heard(&url, "a"),
+        |donor| donor["stats"]["draining"] == true,
+    );
     signal_process(a.id(), Signal::TERM);
     assert!(wait(&mut a).success());
     manager.end(Signal::TERM);

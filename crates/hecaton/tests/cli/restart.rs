@@ -2,13 +2,13 @@
 //! next one's.
 
 use crate::common::{
-    Daemon, borrow, eventually, free_port, hecaton, lends, runs, scratch, signal_process, text,
-    wait,
+    Daemon, borrow, free_port, hecaton, lends, runs, scratch, signal_process, text, wait,
 };
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
 use hecaton_node::client::NodeClient;
 use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::report::NodeReport;
+use hecaton_testkit::{wait_until, wait_until_seen};
 use hecaton_transport::client::{Connection, Outcome};
 use hecaton_transport::protocol::Request;
 use rustix::process::Signal;
@@ -41,10 +41,10 @@ impl Node {
         let child = node_command(dir, options).spawn().expect("starts");
         let mut node = Node { child, dir: dir.to_owned() };
         let pid = node.child.id();
-        eventually("the node is open", || {
+        wait_until("the node is open", || {
             let ended = node.child.try_wait().expect("a child");
             assert!(ended.is_none(), "it ended with {ended:?}");
-            (node.report()?.pid == pid).then_some(())
+            node.report().is_some_and(|report| report.pid == pid)
         });
         node
     }
@@ -122,9 +122,10 @@ fn a_donor_serves_without_its_node_and_is_the_next_ones() {
     }
     // Killed now, it is started again with what the node was given.
     signal_process(before.pid.expect("a process"), Signal::KILL);
-    let after = eventually("the donor is back", || {
+    let after = wait_until_seen("the donor is back", || {
         let donor = node.donor();
-        (donor.restarts == 1 && donor.state == DonorState::Serving).then_some(donor)
+        let is_back = donor.restarts == 1 && donor.state == DonorState::Serving;
+        if is_back { Ok(donor) } else { Err(format!("{donor:?}")) }
     });
     assert_eq!(after.address, before.address);
     let mut connection = connect(&after, 4);
@@ -162,7 +163,7 @@ fn a_donor_that_no_node_adopts_gives_its_memory_back() {
     let pid = node.donor().pid.expect("a process");
     let address = node.donor().address.expect("an address");
     node.end(Signal::KILL);
-    eventually("the donor ends", || (!runs(pid)).then_some(()));
+    wait_until("the donor ends", || !runs(pid));
     assert!(!dir.join("donor-1.sock").exists());
     assert!(std::net::TcpStream::connect(address).is_err(), "its port is closed");
     let node = Node::start(&dir, &lend(NOBODY));
@@ -221,7 +222,7 @@ fn a_node_that_knows_of_none_before_it_lends_when_a_manager_has_answered() {
         node = Node::start(&dir, lend);
     }
     let manager = Daemon::manage(&listen);
-    eventually("it lends", || lends(&value(&node.donor()), 3).then_some(()));
+    wait_until("the donor lends", || lends(&value(&node.donor()), 3));
     // From then on it is known.
     drop(manager);
     node.end(Signal::KILL);

@@ -1,7 +1,8 @@
 //! Mutual TLS of the control plane, with the real commands: who is let in, and what both sides say when
 //! somebody is not.
 
-use crate::common::{Daemon, borrow, eventually, hecaton, scratch, signal_process, text, wait};
+use crate::common::{Daemon, borrow, hecaton, scratch, signal_process, text, wait, wait_until_so};
+use hecaton_testkit::wait_until_seen;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs::{self, File};
@@ -66,15 +67,21 @@ impl Cluster {
         status["nodes"][0]["state"].clone()
     }
 
+    fn wait_until_node_is(&self, state: &str, reader: &Path) {
+        let what = format!("node `a` is {state}");
+        wait_until_so(&what, || self.state(reader), |shown| shown == state);
+    }
+
     /// Asks, is refused, and finds the reasons on both sides.
     fn refused(&self, dir: &Path, args: &[&str], heard: &str, logged: &str) {
         // The log has a line a second at most about refused connections: it may take a few.
-        eventually(logged, || {
+        wait_until_seen(&format!("the log says `{logged}`"), || {
             let output = self.ask(dir, args);
             let error = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{error}");
             assert!(error.lines().count() == 1 && error.contains(heard), "{error}");
-            self.log().contains(logged).then_some(())
+            let log = self.log();
+            if log.contains(logged) { Ok(()) } else { Err(log) }
         });
     }
 
@@ -104,7 +111,7 @@ fn who_is_known_is_let_in_and_nobody_else() {
     let admin = cluster.issue("root", "admin", &[]);
     let of_node = cluster.issue("a", "node", &[]);
     let node = cluster.node(&of_node);
-    eventually("the node is up", || (cluster.state(&reader) == "up").then_some(()));
+    cluster.wait_until_node_is("up", &reader);
 
     // Roles.
     let drain: &[&str] = &["node", "drain", "a", "--cancel"];
@@ -131,21 +138,22 @@ fn who_is_known_is_let_in_and_nobody_else() {
     cluster.refused(&stranger, &["status"], "it is of another authority", "UnknownIssuer");
     // Nobody without TLS.
     let plain = cluster.manager.manager().replace("https", "http");
-    eventually("it is logged", || {
+    wait_until_seen("the refusal is logged", || {
         let output = hecaton().args(["status", "--manager", &plain]).output().expect("runs");
         let error = text(&output.stderr);
         assert!(error.contains("this manager speaks TLS only; use https://"), "{error}");
-        cluster.log().contains("it does not speak TLS").then_some(())
+        let log = cluster.log();
+        if log.contains("it does not speak TLS") { Ok(()) } else { Err(log) }
     });
 
     // Revoked while it runs; and taken in again with a new certificate, without a restart.
     let pki = cluster.scratch.path().join("pki");
     let revoke = hecaton().args(["pki", "revoke", "a", "--dir"]).arg(&pki).output().expect("runs");
     assert!(revoke.status.success(), "{}", text(&revoke.stderr));
-    eventually("the node is silent", || (cluster.state(&reader) == "silent").then_some(()));
+    cluster.wait_until_node_is("silent", &reader);
     assert!(cluster.log().contains("Revoked"), "{}", cluster.log());
     assert_eq!(cluster.issue("a", "node", &[]), of_node);
-    eventually("the node is up", || (cluster.state(&reader) == "up").then_some(()));
+    cluster.wait_until_node_is("up", &reader);
     // The manager's own is renewed under it.
     cluster.issue("m", "manager", &["--host", "127.0.0.1", "--renew"]);
     assert_eq!(cluster.state(&reader), "up");
@@ -274,11 +282,11 @@ fn a_node_joins_with_a_token() {
     };
     let reader = cluster.issue("r", "read-only", &[]);
     let node = Node(start("a", &of_node).stderr(Stdio::null()).spawn().expect("starts"));
-    eventually("the node is up", || (cluster.state(&reader) == "up").then_some(()));
+    cluster.wait_until_node_is("up", &reader);
     drop(node);
     // With the same command line, and no token that is good: it has its certificate.
     let node = Node(start("a", &of_node).stderr(Stdio::null()).spawn().expect("starts"));
-    eventually("the node is up again", || (cluster.state(&reader) == "up").then_some(()));
+    cluster.wait_until_node_is("up", &reader);
     drop(node);
 
     let refused = start("b", &cluster.scratch.path().join("b-tls")).output().expect("runs");

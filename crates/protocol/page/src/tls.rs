@@ -520,7 +520,6 @@ mod tests {
     use super::*;
     use hecaton_pki::Role;
     use hecaton_pki::testing::TestAuthority;
-    use hecaton_testkit::patience;
     use std::io::Write as _;
     use std::net::TcpListener;
     use std::thread;
@@ -529,7 +528,7 @@ mod tests {
     type Ends = (Result<(Session, TcpStream), TlsError>, Result<(Session, TcpStream), TlsError>);
 
     fn in_a_while() -> Instant {
-        Instant::now() + patience()
+        Instant::now() + hecaton_testkit::patience()
     }
 
     /// Shakes hands as a borrower does, but waiting, and receives until the other end has said something.
@@ -537,7 +536,7 @@ mod tests {
         mut session: Session,
         stream: TcpStream,
     ) -> Result<(Session, TcpStream), TlsError> {
-        stream.set_read_timeout(Some(patience()))?;
+        stream.set_read_timeout(Some(hecaton_testkit::patience()))?;
         while session.shake_hands(stream.as_fd(), Wait::Yes)? != Handshake::Done {
             session.fetch(stream.as_fd(), Wait::Yes)?;
         }

@@ -591,7 +591,6 @@ mod tests {
     use crate::nbd::wire::REQUEST_MAGIC;
     use crate::volume::tests::World;
     use hecaton_memory::PAGE_SIZE;
-    use hecaton_testkit::{patience, wait_until};
     use std::fs::File;
     use std::io::Write as _;
     use std::os::fd::OwnedFd;
@@ -633,7 +632,7 @@ mod tests {
         world.stop(0);
         let (done, is_done) = channel::<()>();
         std::thread::spawn(move || {
-            let _ = is_done.recv_timeout(patience());
+            let _ = is_done.recv_timeout(hecaton_testkit::patience());
             drop(theirs);
         });
         connection.settle(&mut reading);
@@ -653,7 +652,7 @@ mod tests {
         let mut flush = [0; Request::BYTES];
         flush[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
         flush[7] = 3;
-        wait_until("the write has ended", || {
+        hecaton_testkit::wait_until("the write has ended", || {
             theirs.write_all(&flush).unwrap();
             reading.input.fill().unwrap();
             assert!(connection.advance(&mut reading).unwrap());

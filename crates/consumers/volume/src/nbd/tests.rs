@@ -10,7 +10,6 @@ use hecaton_pki::{Authority, CredentialsDir, Identity, Wish};
 use hecaton_testkit::{patience, wait_until};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use std::cell::RefCell;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -556,7 +555,7 @@ fn any_stream_ends_its_connection_and_no_other() {
     let world = World::new(1, 1, PAGES);
     let volume = world.volume();
     let (server, address) = serve(Arc::clone(&volume));
-    let good = RefCell::new((client(address), 0u64));
+    let good = std::cell::RefCell::new((client(address), 0u64));
     let mut runner = TestRunner::new(ProptestConfig { cases: 200, ..ProptestConfig::default() });
     let ran = runner.run(&stream(), |bytes| {
         let mut bad = TcpStream::connect(address).unwrap();

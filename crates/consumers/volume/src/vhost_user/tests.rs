@@ -9,7 +9,6 @@ use super::request::Status;
 use crate::Volume;
 use crate::attach::Role;
 use crate::volume::tests::World;
-use hecaton_testkit::wait_until;
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -97,7 +96,7 @@ impl Driver {
     /// Waits for the device's answers, and returns their heads and lengths.
     fn finished(&mut self, count: u16) -> Vec<(u32, u32)> {
         let until = self.used.wrapping_add(count);
-        wait_until("the guest is answered", || self.used_index() == until);
+        hecaton_testkit::wait_until("the guest is answered", || self.used_index() == until);
         let answer = |at: u16| {
             let at = self.used_ring() + 4 + 8 * u64::from(at % DESCRIPTORS);
             let word = |at| self.memory.read_obj::<u32>(GuestAddress(at)).unwrap();

@@ -673,11 +673,10 @@ fn with_two_copies_a_donor_dies_unnoticed() {
             });
         }
         let further_writes = |count: u64| {
-            let writes = || volume.stats(0).writes;
-            let before = writes();
-            wait_for(&format!("{count} further writes"), patience(), || match writes() - before {
-                further if further >= count => Ok(()),
-                further => Err(format!("{further} writes")),
+            let goal = volume.stats(0).writes + count;
+            wait_for(&format!("{goal} writes"), patience(), || match volume.stats(0).writes {
+                writes if writes >= goal => Ok(()),
+                writes => Err(format!("{writes} writes")),
             })
         };
         let begun = further_writes(100);

@@ -322,6 +322,7 @@ impl Redis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hecaton_testkit::wait_until;
 
     #[test]
     fn requests_are_answered() {
@@ -348,9 +349,8 @@ mod tests {
         let mut guest = Guest::default();
         guest.answer(Request::Storm { pages: 64, threads: 2 }).unwrap();
         assert!(guest.answer(Request::Storm { pages: 64, threads: 2 }).is_err());
-        while guest.storm.as_ref().unwrap().written.load(Ordering::Relaxed) == 0 {
-            thread::yield_now();
-        }
+        let storm = guest.storm.as_ref().unwrap();
+        wait_until("pages are written", || storm.written.load(Ordering::Relaxed) > 0);
         let Answer::Stormed { pages, .. } = guest.answer(Request::Calm).unwrap() else {
             panic!("another answer")
         };

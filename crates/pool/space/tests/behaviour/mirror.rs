@@ -1,13 +1,14 @@
 //! Spaces with copies, on real donors over real sockets: donors die, are cut off, drain and come back,
 //! and nobody who reads or writes notices.
 
+use crate::common::silence::{end_silence, end_silence_after, silence, to_be_silenced};
 use crate::common::*;
 use hecaton_memory::{Epoch, PAGE_SIZE, PageSum, Size, page_sum};
 use hecaton_space::group::DonorIndex;
 use hecaton_space::{
     Completion, DonorStatus, Expected, Redundancy, ScrubStatus, Space, SpaceConfig, SpaceError,
 };
-use hecaton_testkit::{patience, wait_for, wait_until_seen};
+use hecaton_testkit::wait_until_seen;
 use hecaton_transport::fault::{Chaos, Plan};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,41 +42,6 @@ fn assert_all_written(lane: &mut hecaton_space::Lane, turn: u64) {
 /// Reads a page of each segment.
 fn assert_all_read(lane: &mut hecaton_space::Lane, turn: u64) {
     some_pages().iter().for_each(|page| assert_reads(lane, &[*page], turn));
-}
-
-/// What is on its way when the plan changes still passes: a byte.
-fn to_be_silenced() -> Plan {
-    Plan { grain_bytes: 1, ..Plan::default() }
-}
-
-/// From now on nothing that is sent either way arrives, and nobody is told.
-fn silence(chaos: &Chaos) {
-    chaos.set_plan(Plan { dropped: 1_000_000, ..Plan::default() });
-    chaos.set_deaf(true);
-}
-
-fn end_silence(chaos: &Chaos) {
-    chaos.set_plan(Plan::default());
-    chaos.set_deaf(false);
-    // What was sent on them is incomplete.
-    chaos.cut_all();
-}
-
-/// Runs `work` to its end while the donor is silent, and then ends the silence.
-///
-/// # Panics
-/// If `work` panics or waits for the donor.
-fn end_silence_after(chaos: &Chaos, work: impl FnOnce() + Send) {
-    let ended = std::thread::scope(|scope| {
-        let working = scope.spawn(work);
-        let ended = wait_for("all requests end though a donor is silent", patience(), || {
-            working.is_finished().then_some(()).ok_or("a request is not answered")
-        });
-        end_silence(chaos);
-        working.join().unwrap();
-        ended
-    });
-    ended.unwrap();
 }
 
 #[test]

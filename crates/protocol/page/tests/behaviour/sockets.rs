@@ -201,14 +201,12 @@ fn page(seed: u8) -> [u8; PAGE_SIZE] {
     std::array::from_fn(|at| (at as u8).wrapping_mul(31).wrapping_add(seed))
 }
 
+fn write<'a>(pages: &'a [u32], sums: &'a [u32]) -> Request<'a> {
+    Request::Write { extent: EXTENT, generation: Generation(1), pages, sums }
+}
+
 fn write_page(connection: &mut Connection, number: u32, page: &[u8]) -> Outcome {
-    let request = Request::Write {
-        extent: EXTENT,
-        generation: Generation(1),
-        pages: &[number],
-        sums: &[page_sum(page)],
-    };
-    connection.call(request, &[page]).unwrap()
+    connection.call(write(&[number], &[page_sum(page)]), &[page]).unwrap()
 }
 
 fn read_page(connection: &mut Connection, number: u32) -> Vec<u8> {
@@ -443,13 +441,7 @@ fn the_next_connection_of_a_lane_ends_the_one_before() {
         first.submit(0, Request::Fence, &[]).unwrap();
         wait_until("the fence is in service", || fixture.shelf.fences.load(Ordering::SeqCst) == 1);
         let late = page(1);
-        let write = Request::Write {
-            extent: EXTENT,
-            generation: Generation(1),
-            pages: &[0],
-            sums: &[page_sum(&late)],
-        };
-        first.submit(1, write, &[&late]).unwrap();
+        first.submit(1, write(&[0], &[page_sum(&late)]), &[&late]).unwrap();
         let to_second = network.to(address);
         let mut second = std::thread::scope(|scope| {
             let options = Options { connect: patience(), ..Options::default() };

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part of this")]
 
+pub(crate) mod silence;
+
 use hecaton_donor::{Donor, DonorConfig, Serving};
 use hecaton_memory::{Epoch, ExtentId, PAGE_SIZE, PageNo, PageSum, Size, SpaceId, page_sum};
 use hecaton_space::{

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_millis(500);
 
+/// A manager that is busy or started again answers within this time.
+const AWAY_PATIENCE: Duration = Duration::from_secs(60);
+
 /// Without a terminal, a line now and then.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -55,8 +58,18 @@ pub(crate) fn watch<'a>(
     let (began, donor) = (Instant::now(), args.name.as_str());
     let deadline = args.deadline.map(Duration::from_secs);
     let mut progress = Progress::new(args.json);
+    let mut away_since = None;
     let (left_bytes, park) = loop {
-        let status = manager.status()?;
+        let status = match manager.status() {
+            Ok(status) => status,
+            // What it watches goes on without a manager.
+            Err(_) if away_since.get_or_insert_with(Instant::now).elapsed() < AWAY_PATIENCE => {
+                std::thread::sleep(INTERVAL);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        away_since = None;
         let mut donors = status.nodes.iter().flat_map(|node| &node.report.donors);
         let Some(report) = donors.find(|known| known.name == donor) else {
             bail!("the donor `{donor}` is gone: its node has left the cluster");

@@ -136,6 +136,7 @@ impl Placement {
             bytes: donor.extents * SEGMENT_BYTES,
             name: donor.name,
             reachable: donor.reachable,
+            overdue: donor.overdue,
             draining: donor.draining,
             recalled_bytes: donor.recalled_bytes,
         });
@@ -224,6 +225,9 @@ pub struct DonorUse {
     pub bytes: u64,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
+    /// Whether requests have waited for it for so long that other copies serve in its place.
+    #[serde(default)]
+    pub overdue: bool,
     /// Whether it wants its memory back.
     pub draining: bool,
     /// Bytes of its extents that it wants back.

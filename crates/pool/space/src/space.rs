@@ -394,6 +394,7 @@ impl Space {
                 location: known.site.location.clone(),
                 addr: donor.address(),
                 reachable: known.reachable,
+                overdue: known.is_overdue,
                 extents: known.extents,
                 bytes_held: known.extents * self.segment_pages() * PAGE_SIZE as u64,
                 free_pages: known.load.free_pages,

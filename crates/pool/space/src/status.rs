@@ -74,6 +74,9 @@ pub struct DonorStatus {
     pub location: Option<String>,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
+    /// Whether requests have waited for it for so long that other copies serve in its place.
+    #[serde(default)]
+    pub overdue: bool,
     /// Whether it wants its memory back.
     pub draining: bool,
     /// Bytes in the extents that it wants back, as it said last.

@@ -1,10 +1,11 @@
 //! Clusters of real processes: that they come up, are seen, heal, and leave nothing behind.
 
 use crate::common::{
-    Daemon, borrow, donor_pids, free_port, get, hecaton, runs, scratch, signal_process, status,
-    text, wait, wait_until_so,
+    Daemon, borrow, donor_pids, get, hecaton, runs, scratch, signal_process, status, text, wait,
+    wait_until_so,
 };
 use hecaton_memory::{Generation, PAGE_SIZE, page_sum};
+use hecaton_testkit::unused_port;
 use hecaton_testkit::{wait_until, wait_until_seen};
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::Request;
@@ -286,7 +287,7 @@ fn a_manager_and_nodes_make_a_cluster() {
 #[test]
 fn a_node_serves_its_own_metrics() {
     let scratch = scratch();
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = format!("127.0.0.1:{}", unused_port());
     // Its manager is not there, which is no reason not to start.
     let mut node = hecaton()
         .args(["node", "--name", "a", "--manager", "http://127.0.0.1:1", "--metrics", &address])

@@ -6,7 +6,6 @@ use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
 use hecaton_transport::protocol::{Hello, Request, VERSIONS};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -35,12 +34,6 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 /// A directory for clusters: short, because sockets have short names.
 pub(crate) fn scratch() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("hct-").tempdir_in("/tmp").expect("a directory")
-}
-
-/// A port that nobody listens at, for who is to be found there later.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    listener.local_addr().expect("an address").port()
 }
 
 /// A daemon that is ended with the test.

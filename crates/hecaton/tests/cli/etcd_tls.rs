@@ -1,6 +1,7 @@
 //! Managers whose etcd speaks TLS only, and only to those whom it knows, with the real etcd.
 
-use crate::common::{Daemon, free_port, hecaton, scratch, signal_process, text, wait};
+use crate::common::{Daemon, hecaton, scratch, signal_process, text, wait};
+use hecaton_testkit::unused_port;
 use hecaton_testkit::{wait_until, wait_until_seen};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -56,7 +57,7 @@ impl Drop for Killed {
 }
 
 fn etcd(data: &Path, certificates: &Path, url: &str) -> Killed {
-    let peer = format!("http://127.0.0.1:{}", free_port());
+    let peer = format!("http://127.0.0.1:{}", unused_port());
     let mut command = Command::new("etcd");
     command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
@@ -73,7 +74,7 @@ fn etcd(data: &Path, certificates: &Path, url: &str) -> Killed {
 /// A manager with its log in a file.
 fn manager(url: &str, tls: &Path, log: &Path) -> Daemon {
     let mut command = hecaton();
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", unused_port());
     command.args(["manager", "--json", "--listen", &listen, "--etcd", url, "--etcd-tls"]).arg(tls);
     Daemon::start(command.env("HECATON_LOG", "info").stderr(File::create(log).expect("a file")))
 }
@@ -104,7 +105,7 @@ fn a_manager_and_its_etcd_know_each_other() {
     let (known, unknown) = (Authority::new("known"), Authority::new("unknown"));
     // etcd's gateway asks etcd itself as a client, with the certificate of its server.
     let own = known.issue(&path("etcd"), &[ServerAuth, ClientAuth]);
-    let url = format!("https://127.0.0.1:{}", free_port());
+    let url = format!("https://127.0.0.1:{}", unused_port());
     let _etcd = etcd(&path("data"), &own, &url);
 
     // Another authority's certificate is refused by etcd.

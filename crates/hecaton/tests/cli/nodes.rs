@@ -1,13 +1,12 @@
 //! `hecaton node list` and `remove`, and what becomes of nodes that come and go.
 
-use crate::common::{
-    Daemon, free_port, hecaton, lends, scratch, signal_process, text, wait, wait_until_so,
-};
+use crate::common::{Daemon, hecaton, lends, scratch, signal_process, text, wait, wait_until_so};
 use hecaton_node::heartbeat::ManagerLink;
 use hecaton_node::membership::Membership;
 use hecaton_node::pagers::{ConsumerReport, PagerState};
 use hecaton_node::report::NodeReport;
 use hecaton_pager::{DonorUse, Stats};
+use hecaton_testkit::unused_port;
 use hecaton_testkit::wait_until;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -210,7 +209,7 @@ fn a_node_that_was_killed_lends_again_when_nobody_counts_on_what_it_lent() {
 fn a_node_that_is_killed_while_it_recovers_is_followed_by_one_that_does() {
     let scratch = scratch();
     let dir = scratch.path().join("a");
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", unused_port());
     let manager = Daemon::manage(&listen);
     let url = format!("http://{listen}");
     let borrower = Borrower::start(&url);

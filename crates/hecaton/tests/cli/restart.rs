@@ -1,13 +1,12 @@
 //! A node daemon that is killed and started again: what it had started goes on meanwhile, and is the
 //! next one's.
 
-use crate::common::{
-    Daemon, borrow, free_port, hecaton, lends, runs, scratch, signal_process, text, wait,
-};
+use crate::common::{Daemon, borrow, hecaton, lends, runs, scratch, signal_process, text, wait};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
 use hecaton_node::client::NodeClient;
 use hecaton_node::donors::{DonorReport, DonorState};
 use hecaton_node::report::NodeReport;
+use hecaton_testkit::unused_port;
 use hecaton_testkit::{wait_until, wait_until_seen};
 use hecaton_transport::client::{Connection, Outcome};
 use hecaton_transport::protocol::Request;
@@ -211,7 +210,7 @@ fn a_node_that_cannot_take_over_what_is_there_leaves_it_alone() {
 fn a_node_that_knows_of_none_before_it_lends_when_a_manager_has_answered() {
     let scratch = scratch();
     let dir = scratch.path().join("a");
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", unused_port());
     let url = format!("http://{listen}");
     let lend = &lend(&url);
     let mut node = Node::start(&dir, lend);

@@ -1,4 +1,4 @@
-//! Waits for events in tests.
+//! Waits for events in tests, and gives them ports.
 //!
 //! A test waits for what it can see, never for a time that hopes. Each wait has a limit, which only a
 //! hang reaches: [`patience`], 60 s unless [`PATIENCE_VARIABLE`] scales it. A wait that fails says
@@ -8,7 +8,11 @@ use std::{
     env,
     error::Error,
     fmt,
-    sync::OnceLock,
+    net::{Ipv4Addr, TcpListener},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -130,6 +134,31 @@ pub fn wait_until_seen<T, S: fmt::Display>(what: &str, look: impl FnMut() -> Res
     }
 }
 
+/// A port of the loopback address for a daemon that is told it and listens later, or again.
+///
+/// The port is below those that the kernel hands out (from 32768 on), and processes begin to look at
+/// different ones: between this call and the daemon's, no other test takes it.
+///
+/// # Panics
+/// If no port can be bound.
+pub fn unused_port() -> u16 {
+    const FIRST: u32 = 10_240;
+    const COUNT: u32 = 32_768 - FIRST;
+    // Processes of tests have numbers near each other.
+    const APART: u32 = 32;
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let own = std::process::id().wrapping_mul(APART);
+    for _ in 0..COUNT {
+        let turn = GIVEN.fetch_add(1, Ordering::Relaxed);
+        let port = FIRST + own.wrapping_add(turn) % COUNT;
+        let port = u16::try_from(port).expect("FIRST + COUNT is 32768");
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no port of {COUNT} from {FIRST} on can be bound");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +188,14 @@ mod tests {
             if looks == 2 { Ok(()) } else { Err("only one look") }
         });
         assert_eq!(value, Ok(()));
+    }
+
+    #[test]
+    fn ports_differ_and_can_be_bound() {
+        let ports = [unused_port(), unused_port()];
+        assert_ne!(ports[0], ports[1]);
+        let bound = ports.map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)));
+        assert!(bound.iter().all(Result::is_ok), "{bound:?}");
     }
 
     #[test]

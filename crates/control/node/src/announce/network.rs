@@ -165,8 +165,7 @@ mod tests {
 
     /// A port that nobody else uses, for a group of the test's own.
     fn group() -> SocketAddrV4 {
-        let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        SocketAddrV4::new(*GROUP.ip(), free.local_addr().unwrap().port())
+        SocketAddrV4::new(*GROUP.ip(), hecaton_testkit::unused_port())
     }
 
     fn announcement() -> Announcement {

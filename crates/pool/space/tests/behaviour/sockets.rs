@@ -6,7 +6,7 @@ use hecaton_space::{Completion, Expected, Lane, Space, SpaceError};
 use hecaton_transport::fault::{Chaos, Plan};
 use hecaton_transport::protocol::MAX_PAGES;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ fn bad_requests_are_refused_and_leave_nothing_behind() {
 fn without_a_donor_there_is_no_space() {
     let known = Arc::new(Known::default());
     assert!(matches!(Space::create(config(1), known.clone()), Err(SpaceError::NoDonor(0))));
-    let unused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let unused = SocketAddr::from((Ipv4Addr::LOCALHOST, hecaton_testkit::unused_port()));
     known.set("gone", unused);
     assert!(matches!(Space::create(config(1), known), Err(SpaceError::NoDonor(1))));
     let donor = Lent::start("a", 8);

@@ -46,8 +46,8 @@ else
 fi
 stage clippy cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 
-# The configuration counts in sixths of a processor.
-tests=(cargo nextest run --locked --workspace --test-threads $((6 * $(nproc))))
+# The configuration counts in quarters of a processor.
+tests=(cargo nextest run --locked --workspace --test-threads $((4 * $(nproc))))
 [ "$mode" = full ] || tests+=(-E 'not package(hecaton-e2e)')
 junit=target/nextest/default/junit.xml
 rm -f "$junit"

@@ -1,11 +1,12 @@
 //! The system's own QEMU, with `libhecaton.so` preloaded, and a guest that is one sweep over memory.
 
 use crate::world::{LOCAL, World};
-use hecaton_testkit::wait_until;
+use hecaton_testkit::{patience, wait_for_every, wait_until};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 /// A multiboot kernel: three times, it writes to the first and the last word of each page from 2 MiB
 /// to the end of memory, other values each time, and then compares them. It puts `P` on port 0xe9
@@ -184,11 +185,17 @@ pub(crate) fn memory_is_plugged_or_refused_by_qmp() {
     assert!(!second.status.success(), "{said}");
     assert!(said.contains("not paged: this pager serves a machine already"), "{said}");
     qemu.qmp("{\"execute\":\"cont\"}").unwrap();
-    wait_until("the guest has swept its memory once", || qemu.passes() > 0);
+    // It sweeps three times and ends: a pass takes some 100 ms.
+    let swept = wait_for_every(Duration::from_millis(1), "a sweep", patience(), || {
+        if qemu.passes() > 0 { Ok(()) } else { Err("no pass is over") }
+    });
+    swept.unwrap();
+    qemu.qmp("{\"execute\":\"stop\"}").unwrap();
     // It leaves the pool, and what is plugged after that is its own affair.
     world.control("\"detach\"");
     wait_until("it is detached", || world.stats().processes == 0);
     qemu.qmp(&backend("own", "")).unwrap();
+    qemu.qmp("{\"execute\":\"cont\"}").unwrap();
     let console = qemu.wait_until_done();
     assert_eq!(console, "PPPD");
     world.end();

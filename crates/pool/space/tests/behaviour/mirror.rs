@@ -133,7 +133,7 @@ fn a_read_fails_when_all_who_have_the_page_are_silent() {
     config.connection.connect = Duration::from_millis(300);
     let space = Space::create(config, known).unwrap();
     let mut lane = space.lane().unwrap();
-    assert_written(&mut lane, &some_pages()[..1], 1);
+    write_until_stored(&mut lane, &some_pages()[..1], 1);
     chaos.iter().for_each(silence);
     lane.read(5, &some_pages()[..1]).unwrap();
     let failure = wait_until_seen("the read fails", || {
@@ -494,14 +494,14 @@ fn a_page_that_is_bad_in_every_copy_is_lost_until_it_is_written() {
     let donors = ["a", "b"].map(|name| Lent::start(name, 16));
     let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
     let mut lane = space.lane().unwrap();
-    some_pages().iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    some_pages().iter().for_each(|page| write_until_stored(&mut lane, &[*page], 1));
     donors.iter().for_each(|lent| damage(lent, &some_pages()[4..5], 1));
     for round in 1..3 {
         let status = scrub_once(&space, &stored(1));
         let counted = (status.pages_repaired, status.pages_lost, status.rounds);
         assert_eq!(counted, (0, 1, round), "it is counted once");
     }
-    assert_written(&mut lane, &some_pages()[4..5], 1);
+    write_until_stored(&mut lane, &some_pages()[4..5], 1);
     assert_eq!(scrub_once(&space, &stored(1)).pages_lost, 0);
     space.release().unwrap();
 }
@@ -511,7 +511,7 @@ fn a_copy_that_is_not_what_was_stored_is_made_anew() {
     let donors = ["a", "b"].map(|name| Lent::start(name, 16));
     let space = Space::create(mirrored(2), cluster(&donors.each_ref())).unwrap();
     let mut lane = space.lane().unwrap();
-    some_pages().iter().for_each(|page| assert_written(&mut lane, &[*page], 1));
+    some_pages().iter().for_each(|page| write_until_stored(&mut lane, &[*page], 1));
     // A donor that has forgotten a write that it has acknowledged.
     let page = some_pages()[2];
     let (segment, at) = (page / SEGMENT_PAGES, (page % SEGMENT_PAGES) as u32);

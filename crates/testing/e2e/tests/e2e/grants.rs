@@ -111,7 +111,7 @@ impl Hosts<'_> {
     fn start(hecaton: &Path) -> anyhow::Result<Hosts<'_>> {
         let scratch = scratch()?;
         let (manager, url) = start_manager(hecaton, &scratch, "127.0.0.1:0")?;
-        let metrics = free(LENDS.len())?;
+        let metrics = free(LENDS.len());
         let nodes = LENDS.iter().zip(&metrics).zip(["a", "b"]).map(|((lends, metrics), name)| {
             Running::spawn(
                 Command::new(hecaton)

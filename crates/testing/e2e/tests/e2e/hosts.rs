@@ -5,8 +5,8 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, all, at_host, hecaton, is_since, log_in, ready_line, scratch,
-            until_heartbeats,
+            Cluster, LONG, PATIENCE, all, at_host, hecaton, is_missing, is_since, log_in,
+            ready_line, scratch, until_heartbeats, used_donors,
         },
         process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
         wait::until,
@@ -138,11 +138,31 @@ impl Hosts {
     fn until_whole(&self, program: &Program) -> anyhow::Result<()> {
         let since_ms = unix_time_ms();
         self.cluster.eventually("each page has its copies", PATIENCE, |status| {
-            let stats = program.stats(status);
-            let pool = &stats["pool"];
-            let is_zero = |name: &str| pool[name].as_u64() == Some(0);
-            let is_whole = is_zero("degraded_bytes") && is_zero("to_move_bytes");
-            Ok(is_since(stats, since_ms) && is_whole)
+            Ok(is_whole_since(program.stats(status), since_ms))
+        })
+    }
+
+    /// Waits until every program and volume that has pages at a host's donor misses it. An outage that
+    /// nobody has noticed is no failure yet: what comes next would find pages that count as whole with
+    /// one copy.
+    fn until_missed(&self, host: usize) -> anyhow::Result<()> {
+        let donor = self.network.host(host).name();
+        let what = format!("all who have pages at {donor} miss it");
+        self.cluster.eventually(&what, PATIENCE, |status| {
+            let misses = |stats: &Value| {
+                used_donors(stats).all(|one| one["name"] != *donor || is_missing(one))
+            };
+            Ok(users(status).all(|stats| !stats.is_null() && misses(stats)))
+        })
+    }
+
+    /// Waits until no program has pages at a donor that is gone for good.
+    fn until_replaced(&self, host: usize) -> anyhow::Result<()> {
+        let donor = self.network.host(host).name();
+        let what = format!("nobody has pages at {donor} any more");
+        self.cluster.eventually(&what, PATIENCE, |status| {
+            let uses = |stats: &Value| used_donors(stats).any(|one| one["name"] == *donor);
+            Ok(users(status).all(|stats| !stats.is_null() && !uses(stats)))
         })
     }
 
@@ -226,19 +246,19 @@ impl Hosts {
         until_whole().context("killed")?;
 
         let stopped = Stopped::stop(self.donor(second)?);
-        thread::sleep(SILENCE);
+        self.until_missed(second)?;
         drop(stopped);
         until_whole().context("stopped")?;
 
         for (host, cut) in [(third, Cut::Off), (first, Cut::Deaf), (second, Cut::Mute)] {
             let outage = self.network.cut(host, cut)?;
-            thread::sleep(SILENCE);
+            self.until_missed(host)?;
             outage.heal()?;
             until_whole().with_context(|| format!("{cut:?}"))?;
         }
 
         self.kill_node(third)?;
-        thread::sleep(SILENCE);
+        self.until_missed(third)?;
         self.start_donor(third)?;
         until_whole().context("back without its memory")?;
 
@@ -263,10 +283,7 @@ impl Hosts {
     fn until_all_are_whole(&self, programs: usize) -> anyhow::Result<()> {
         let since_ms = unix_time_ms();
         self.cluster.eventually("all pages of all have their copies", PATIENCE, |status| {
-            let is_whole = |one: &Value| {
-                let stats = &one["stats"];
-                is_since(stats, since_ms) && stats["pool"]["degraded_bytes"] == 0
-            };
+            let is_whole = |one: &Value| is_whole_since(&one["stats"], since_ms);
             let consumers = || all(status, "consumers");
             Ok(consumers().count() == programs && consumers().all(is_whole))
         })
@@ -280,6 +297,19 @@ impl Hosts {
         let its = spaces.filter(|space| space["consumer"] == consumer);
         Ok(its.filter_map(|space| space["pages"].as_u64()).sum())
     }
+}
+
+/// What the programs and volumes of a status have counted.
+fn users(status: &Value) -> impl Iterator<Item = &Value> {
+    all(status, "consumers").chain(all(status, "volumes")).map(|one| &one["stats"])
+}
+
+/// Whether all copies of a program's pages were there at this moment or later, at donors that answer.
+fn is_whole_since(stats: &Value, since_ms: u64) -> bool {
+    let is_zero = |name: &str| stats["pool"][name].as_u64() == Some(0);
+    let is_whole = is_zero("degraded_bytes") && is_zero("to_move_bytes");
+    let is_answered = used_donors(stats).all(|one| one["reachable"] == true);
+    is_since(stats, since_ms) && is_whole && is_answered
 }
 
 /// A program on the pool.
@@ -598,7 +628,9 @@ pub(crate) fn twenty_come_and_go() -> TestResult {
         let (newcomer, victim) =
             (hosts.some_host(false, &mut random), hosts.some_host(true, &mut random));
         hosts.kill_node(victim)?;
+        hosts.until_missed(victim)?;
         hosts.start_donor(newcomer)?;
+        hosts.until_replaced(victim)?;
         until_whole().with_context(|| format!("turn {turn}: host {victim} crashed"))?;
         let leaver = hosts.some_host(true, &mut random);
         hosts.leave(leaver).with_context(|| format!("turn {turn}: host {leaver} leaves"))?;

@@ -11,9 +11,9 @@ use crate::{
     programs::end_verified,
 };
 use anyhow::{Context as _, ensure};
+use hecaton_testkit::unused_port;
 use serde_json::Value;
 use std::{
-    net::TcpListener,
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -29,11 +29,9 @@ const OVERSLEPT: Duration = Duration::from_secs(8);
 /// The donor that is told something.
 const DONOR: &str = "node-1";
 
-/// Addresses of this host that are free now.
-pub(crate) fn free(count: usize) -> anyhow::Result<Vec<String>> {
-    // All bound before the first is given up, so that they differ.
-    let bound: Result<Vec<_>, _> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
-    bound?.iter().map(|one| Ok(one.local_addr()?.to_string())).collect()
+/// Addresses for daemons that are told them.
+pub(crate) fn free(count: usize) -> Vec<String> {
+    (0..count).map(|_| format!("127.0.0.1:{}", unused_port())).collect()
 }
 
 /// Processes that can be killed and started again as they were.
@@ -62,7 +60,7 @@ impl Several {
 }
 
 fn members(scratch: &Path, clients: &[String]) -> anyhow::Result<Several> {
-    let peers: Vec<String> = free(COUNT)?.iter().map(|peer| format!("http://{peer}")).collect();
+    let peers: Vec<String> = free(COUNT).iter().map(|peer| format!("http://{peer}")).collect();
     let named = peers.iter().enumerate().map(|(index, peer)| format!("m{index}={peer}"));
     let initial = named.collect::<Vec<_>>().join(",");
     let commands = clients.iter().zip(peers).enumerate().map(|(index, (client, peer))| {
@@ -120,9 +118,9 @@ pub(crate) fn take_turns() -> TestResult {
     }
     let scratch = scratch()?;
     let clients: Vec<String> =
-        free(COUNT)?.iter().map(|client| format!("http://{client}")).collect();
+        free(COUNT).iter().map(|client| format!("http://{client}")).collect();
     let mut etcd = members(scratch.path(), &clients)?;
-    let addresses = free(COUNT)?;
+    let addresses = free(COUNT);
     let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
     let log = log_in(&scratch)?;
     let commands = addresses.into_iter().map(|address| {

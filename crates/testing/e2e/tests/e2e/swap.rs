@@ -5,10 +5,9 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, all},
-        leftovers::loop_devices_of,
+        leftovers::loop_devices_here,
         process::{Running, kill_dead, missing, name_of, run, signal},
         wait::until,
-        world,
     },
 };
 use anyhow::{Context as _, ensure};
@@ -59,7 +58,7 @@ fn swapping(cluster: &Cluster, options: &[&str]) -> Command {
 
 /// What is swapped to loop devices of this test's files. /proc/swaps has those of the whole machine.
 fn swapped_bytes() -> anyhow::Result<u64> {
-    let own = loop_devices_of(&world::dir());
+    let own = loop_devices_here()?;
     let swaps = fs::read_to_string("/proc/swaps")?;
     let used = swaps.lines().skip(1).filter_map(|line| {
         let mut fields = line.split_whitespace();
@@ -101,7 +100,7 @@ fn nothing_is_left(cluster: &Cluster) -> anyhow::Result<()> {
     // The kernel gives all of it back in pieces before it lets go.
     cluster.eventually("nothing of the swap is left", LONG, |_| {
         let volumes = cluster.command("volume").args(["list", "--json"]).output()?;
-        Ok(loop_devices_of(&world::dir()).is_empty()
+        Ok(loop_devices_here()?.is_empty()
             && GROUPS.iter().all(|group| !Path::new(group).exists())
             && serde_json::from_slice::<Value>(&volumes.stdout)? == Value::Array(Vec::new()))
     })

@@ -10,11 +10,11 @@ use crate::harness::{
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
+use hecaton_testkit::unused_port;
 use serde_json::{Value, json};
 use std::{
     env, fs,
     io::Write as _,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{ChildStdin, Command, Stdio},
     thread,
@@ -461,7 +461,7 @@ pub(crate) fn saved_and_dumped(cluster: &Cluster, guests: &Guests) -> TestResult
 /// A node of its own is killed with its donor's memory, and comes back with none. The machine is
 /// stopped, or waits for ever; it never goes on with zeros.
 pub(crate) fn lost_memory_stops_it(cluster: &Cluster, guests: &Guests) -> TestResult {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = unused_port();
     let lender = || {
         let mut node = cluster.command("node");
         node.args(["--name", "fragile", "--lend", "2G", "--listen", &format!("127.0.0.1:{port}")]);

@@ -153,9 +153,16 @@ impl<'a> Disk<'a> {
         })
     }
 
-    /// Nobody is connected any more, and its socket is gone with it.
+    /// Nobody is connected any more, and its socket is gone with it. The server sees the end of a client
+    /// a moment after the client has ended.
     pub(crate) fn delete(mut self) -> anyhow::Result<()> {
-        delete(self.cluster, self.name)?;
+        until("the volume is deleted", PATIENCE, || {
+            let mut command = self.cluster.command("volume");
+            let ended = run(command.args(["delete", self.name]), PATIENCE)?;
+            let is_in_use = ended.stderr.contains("is in use by");
+            ensure!(ended.status.success() || is_in_use, "hecaton volume delete: {}", ended.stderr);
+            Ok(if is_in_use { Err(ended.stderr) } else { Ok(()) })
+        })?;
         self.is_deleted = true;
         ensure!(!self.socket.exists(), "the socket of a deleted volume is left");
         Ok(())

@@ -9,7 +9,8 @@
 //! - Mounts: private. They vanish with the last process.
 //! - Network: a loopback device. No address or port of another test can be met.
 //! - Cgroups: the world's own group is the root (see `cgroups`).
-//! - Files: a directory, which is `TMPDIR` too. It holds logs and consoles (see `logs`).
+//! - Files: a directory, which is /tmp and `TMPDIR` from inside. It holds logs and consoles (see
+//!   `logs`). Where the build lies below /tmp, the directory keeps its name.
 //!
 //! Swap and loop devices have no namespaces: see `leftovers`.
 
@@ -108,7 +109,7 @@ pub(crate) fn run(name: &str, guests: Option<&Guests>) -> TestResult {
 fn create_dir() -> anyhow::Result<(PathBuf, File)> {
     let new = tempfile::Builder::new().prefix("new-").disable_cleanup(true).tempdir()?;
     // A test may become another user.
-    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o777))?;
+    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o1777))?;
     let held = lock(new.path(), FlockOperation::LockShared)?;
     let name = new.path().file_name().context("a directory has a name")?.to_string_lossy();
     let dir = new.path().with_file_name(name.replacen("new-", PREFIX, 1));
@@ -198,7 +199,14 @@ fn die_with_parent() -> anyhow::Result<()> {
 
 /// What a new world lacks. This process is its first.
 fn furnish(groups: &Groups) -> anyhow::Result<()> {
-    use rustix::mount::{MountFlags, mount};
+    use rustix::mount::{MountFlags, mount, mount_bind};
+    if !env::current_exe()?.starts_with("/tmp") {
+        mount_bind(dir(), "/tmp").context("/tmp")?;
+        for variable in [DIR, "TMPDIR"] {
+            // SAFETY: this process has one thread.
+            unsafe { env::set_var(variable, "/tmp") };
+        }
+    }
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None).context("/proc")?;
     groups.mount()?;

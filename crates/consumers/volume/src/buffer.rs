@@ -1,8 +1,8 @@
 //! A buffer for writes: they are answered when they are in it, and donors get them in batches.
 //!
 //! What is in it is named in slots ([`crate::state`]) like any write under way, so a successor of a
-//! process that was killed writes it; only with the host it is lost. A flush is answered when donors
-//! have all that was answered before.
+//! process that was killed writes it ([`crate::settle`]); only with the host it is lost. A flush is
+//! answered when donors have all that was answered before, by that process too.
 //!
 //! | step | holds |
 //! |---|---|
@@ -24,9 +24,9 @@ use crate::settle::PAUSE;
 use crate::slots::Slots;
 use crate::state::{SLOTS, State};
 use crate::store::Item;
-use crate::volume::Volume;
+use crate::volume::{Volume, Writer};
 use hecaton_memory::{PAGE_SIZE, PageNo, page_sum, pages_to_bytes};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -58,6 +58,8 @@ struct Inner {
     /// The same, in the order in which they came.
     order: BTreeMap<u64, PageNo>,
     last: u64,
+    /// Pages that an earlier process may have answered writes to, and that donors may not have yet.
+    inherited: BTreeSet<PageNo>,
     /// Slots that are in `pages`, or taken for it.
     taken: usize,
     /// Since when there has been something, without anything having been written out.
@@ -121,9 +123,32 @@ impl Buffer {
         self.inner().pages.contains_key(&page)
     }
 
-    /// Those of the pages that it has.
+    /// Those of the pages that it has, or that an earlier process had: sorted. They hold data, whatever the
+    /// state says.
     pub(crate) fn within(&self, pages: Range<PageNo>) -> Vec<PageNo> {
-        self.inner().pages.range(pages).map(|(page, _)| *page).collect()
+        let inner = self.inner();
+        let mut within: Vec<PageNo> =
+            inner.pages.range(pages.clone()).map(|(page, _)| *page).collect();
+        if !inner.inherited.is_empty() {
+            within.extend(inner.inherited.range(pages));
+            within.sort_unstable();
+            within.dedup();
+        }
+        within
+    }
+
+    /// An earlier process has left these pages in its slots.
+    pub(crate) fn inherit(&self, pages: impl Iterator<Item = PageNo>) {
+        self.inner().inherited.extend(pages);
+    }
+
+    /// It is known what became of these pages, which were an earlier process's. `is_failing`: donors did
+    /// not take others.
+    pub(crate) fn settled(&self, pages: impl Iterator<Item = PageNo>, is_failing: bool) {
+        let mut inner = self.inner();
+        pages.for_each(|page| _ = inner.inherited.remove(&page));
+        inner.failures += u64::from(is_failing);
+        self.changed.notify_all();
     }
 
     /// Copies a page out, if it has that. The page's lock is held.
@@ -167,7 +192,7 @@ impl Buffer {
         self.changed.notify_all();
         let is_waited_for = |inner: &mut Inner| {
             let oldest = inner.order.first_key_value().map(|(place, _)| *place);
-            oldest.is_some_and(|oldest| oldest <= last)
+            oldest.is_some_and(|oldest| oldest <= last) || !inner.inherited.is_empty()
         };
         let may_wait = |inner: &mut Inner| {
             is_waited_for(inner) && inner.failures == failures && !inner.is_over
@@ -324,7 +349,7 @@ fn write_out(
             .map(|(page, _, contents)| Item { page: *page, sum: page_sum(contents), contents })
             .collect();
         let slots: Vec<u32> = pages.iter().map(|(_, slot, _)| *slot).collect();
-        let (pending, error) = volume.store(&mut lane, &items, &slots, was_sent, true);
+        let (pending, error) = volume.store(&mut lane, &items, &slots, was_sent, Writer::Buffer);
         was_sent = true;
         first_error = first_error.or(error);
         pages = pending.into_iter().map(|at| pages[at].clone()).collect();
@@ -349,5 +374,30 @@ fn write_out(
             std::thread::sleep(PAUSE);
             Err(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_earlier_process_has_answered_is_data_and_is_waited_for() {
+        let buffer = Buffer::new(MIN_BUFFER_BYTES);
+        buffer.inherit([7, 3, 9].into_iter());
+        assert_eq!(buffer.within(0..9), [3, 7]);
+        std::thread::scope(|scope| {
+            let flush = || buffer.flush();
+            let first = scope.spawn(flush);
+            hecaton_testkit::wait_until("it waits", || buffer.inner().flushing == 1);
+            buffer.settled([3].into_iter(), true);
+            assert!(first.join().unwrap().is_err(), "donors did not take the others");
+            let second = scope.spawn(flush);
+            hecaton_testkit::wait_until("it waits", || buffer.inner().flushing == 1);
+            buffer.settled([7, 9].into_iter(), false);
+            second.join().unwrap().unwrap();
+        });
+        assert!(buffer.within(0..100).is_empty());
+        buffer.flush().unwrap();
     }
 }

@@ -7,12 +7,13 @@
 //! others each time). Others that want the pages are refused.
 //!
 //! A successor begins so as well, with all that its predecessor had under way; there, others wait for
-//! as long as a first attempt takes.
+//! as long as a first attempt takes. What the predecessor had in its write buffer it had answered, so
+//! flushes wait for it, and it is never given up for want of room.
 
 use crate::lanes::Lent;
 use crate::page_locks::PageLock;
 use crate::state::State;
-use crate::volume::Volume;
+use crate::volume::{Volume, Writer};
 use hecaton_memory::{PageNo, PageSum, page_sum};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is not settled, and the locks of its pages.
 pub(crate) enum Unsettled {
-    /// The pages that these slots name.
-    Writes(Box<Lent>, Vec<PageLock>, Vec<u32>),
+    /// The pages that these slots name, and whose writes they were.
+    Writes(Box<Lent>, Vec<PageLock>, Vec<u32>, Writer),
     /// Pages of one segment that are holes; all of the segment is locked.
     Discard(PageLock, Range<PageNo>),
 }
@@ -45,10 +46,15 @@ pub(crate) fn begin(volume: &Arc<Volume>, what: Unsettled) {
 fn run(volume: &Volume, mut what: Unsettled) {
     while !volume.is_over() {
         match &mut what {
-            Unsettled::Writes(lane, locks, slots) => {
+            Unsettled::Writes(lane, locks, slots, writer) => {
                 let named = Named::of(&volume.state, slots);
                 let items: Vec<_> = named.iter().map(Named::item).collect();
-                let (pending, error) = volume.store(lane, &items, slots, true, false);
+                let (pending, error) = volume.store(lane, &items, slots, true, *writer);
+                if let (Writer::Predecessor, Some(buffer)) = (*writer, &volume.buffer) {
+                    let is_done = |at: &usize| !pending.contains(at);
+                    let done = (0..named.len()).filter(is_done).map(|at| named[at].page);
+                    buffer.settled(done, !pending.is_empty());
+                }
                 volume.unsettled_slots.fetch_sub(slots.len() - pending.len(), AcqRel);
                 if pending.is_empty() {
                     return;

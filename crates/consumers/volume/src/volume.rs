@@ -143,6 +143,17 @@ pub enum Caching {
     WriteThrough,
 }
 
+/// Whose write it is that is named in slots: what becomes of it when no donor and no file took it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// A client's, who is told, and whose slots are free then.
+    Client,
+    /// The buffer's: it keeps the slots, and begins anew.
+    Buffer,
+    /// An earlier process's, who may have answered it: to be written again.
+    Predecessor,
+}
+
 /// How some pages are written.
 struct How<'a, 'b> {
     /// Zeros, too, are to be kept.
@@ -668,7 +679,7 @@ impl Volume {
         }
         let mut was_sent = false;
         loop {
-            let (pending, error) = self.store(&mut lane, &items, &slots, was_sent, false);
+            let (pending, error) = self.store(&mut lane, &items, &slots, was_sent, Writer::Client);
             was_sent = true;
             if pending.is_empty() {
                 return error.map_or(Ok(()), Err);
@@ -680,7 +691,8 @@ impl Volume {
                 items.iter().for_each(|item| self.unbuffer(item.page));
                 let locks: Vec<_> = lock.take().into_iter().collect();
                 locks.iter().for_each(PageLock::set_stuck);
-                settle::begin(self, Unsettled::Writes(Box::new(lane), locks, slots));
+                let writes = Unsettled::Writes(Box::new(lane), locks, slots, Writer::Client);
+                settle::begin(self, writes);
                 return Err(error.unwrap_or(BlockError::Stuck));
             }
             if self.is_over() {
@@ -690,15 +702,15 @@ impl Volume {
     }
 
     /// Writes the pages that are named in these slots. What is settled leaves its slot; the places of
-    /// the others are returned, with the first error of all. For `was_sent` see [`store`]. Slots that
-    /// are the buffer's stay so if nothing has become of their pages. For seals see [`crate::sealing`].
+    /// the others are returned, with the first error of all. For `was_sent` see [`store`]. For seals see
+    /// [`crate::sealing`].
     pub(crate) fn store(
         &self,
         lane: &mut Lent,
         items: &[Item<'_>],
         slots: &[u32],
         was_sent: bool,
-        are_buffered: bool,
+        writer: Writer,
     ) -> (Vec<usize>, Option<BlockError>) {
         let sealed = self.sealer.as_deref();
         let sealed = sealed.map(|sealer| Sealed::of(items, sealer, self.state.seals()));
@@ -725,8 +737,10 @@ impl Volume {
                 }
                 Fate::Unchanged(error) => {
                     first_error.get_or_insert(error);
-                    if !are_buffered {
-                        free.extend(&slots[run]);
+                    match writer {
+                        Writer::Client => free.extend(&slots[run]),
+                        Writer::Buffer => {}
+                        Writer::Predecessor => pending.extend(run),
                     }
                     return;
                 }
@@ -749,10 +763,10 @@ impl Volume {
             if let Some(buffer) = &self.buffer {
                 for at in run.clone() {
                     // Of a write past the buffer, what is there is older.
-                    let own = are_buffered.then_some(slots[at]);
+                    let own = (writer == Writer::Buffer).then_some(slots[at]);
                     free.extend(buffer.forget(&self.state, items[at].page, own));
                 }
-                if are_buffered && error.is_some() {
+                if writer != Writer::Client && error.is_some() {
                     buffer.lost();
                 }
             }
@@ -1137,8 +1151,16 @@ impl Volume {
             let mut lane = self.lanes.take()?;
             lane.detach();
             self.unsettled_slots.fetch_add(named.len(), AcqRel);
+            let writer = match &self.buffer {
+                Some(buffer) => {
+                    buffer.inherit(named.iter().map(|(page, _)| *page));
+                    Writer::Predecessor
+                }
+                // Nothing was answered that is in a slot.
+                None => Writer::Client,
+            };
             let slots = named.into_iter().map(|(_, slot)| slot).collect();
-            settle::begin(self, Unsettled::Writes(Box::new(lane), locks, slots));
+            settle::begin(self, Unsettled::Writes(Box::new(lane), locks, slots, writer));
         }
         Ok(())
     }

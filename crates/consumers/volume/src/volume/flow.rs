@@ -9,7 +9,7 @@
 //! ([`crate::settle`]). The lane takes nothing more then; when the rest of what it has is over, it goes to
 //! that thread, too.
 
-use super::{PAGE, Volume};
+use super::{PAGE, Volume, Writer};
 use crate::BlockError;
 use crate::lanes::Lent;
 use crate::page_locks::{Access, PageLock};
@@ -370,7 +370,7 @@ impl<T> Write<T> {
     fn again(&self, volume: &Volume, lane: &mut Lent) -> (Vec<usize>, Option<BlockError>) {
         let named = Named::of(&volume.state, &self.slots);
         let items: Vec<_> = named.iter().map(Named::item).collect();
-        volume.store(lane, &items, &self.slots, true, false)
+        volume.store(lane, &items, &self.slots, true, Writer::Client)
     }
 }
 
@@ -408,7 +408,7 @@ impl<T> Unfinished<T> {
                 end(asked, pages, Err(error.take().unwrap_or(others)));
             }
             if is_left {
-                settle::begin(volume, Unsettled::Writes(lane, locks, slots));
+                settle::begin(volume, Unsettled::Writes(lane, locks, slots, Writer::Client));
             }
             break;
         }

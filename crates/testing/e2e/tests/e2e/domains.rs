@@ -294,7 +294,11 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> Te
             && *gave_way == "libvirt:db")
     })?;
     ensure!(machine(&harvest()).is_none(), "its QEMU is still there");
-    ensure!(libvirt.ok(&["domstate", "db"])?.trim() == "shut off", "libvirt does not know");
+    // libvirt hears from QEMU's monitor, a moment later than the agent sees the process end.
+    until("libvirt knows that it is shut off", PATIENCE, || {
+        let domstate = libvirt.ok(&["domstate", "db"])?;
+        Ok(if domstate.trim() == "shut off" { Ok(()) } else { Err(domstate) })
+    })?;
 
     // There is no room.
     libvirt.hook(cluster, "2")?;

@@ -18,6 +18,9 @@ const DEFAULT_SCRUB: ScrubRate = ScrubRate(hecaton_pager::SCRUB_BYTES_PER_S);
 /// How fast copies are made, if nothing is said.
 const DEFAULT_COPYING: Size = Size(hecaton_pager::COPYING_BYTES_PER_S);
 
+/// How long a donor may be silent before other copies take its place, if nothing is said.
+const DEFAULT_FAILOVER_MS: u64 = hecaton_space::FAILOVER.as_millis() as u64;
+
 /// How many copies, where, and whether encrypted, for programs, machines and volumes.
 #[derive(clap::Args)]
 pub(crate) struct CopyArgs {
@@ -36,6 +39,11 @@ pub(crate) struct CopyArgs {
     /// a loss, or pages move to another donor
     #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_COPYING)]
     copying: Size,
+    /// Milliseconds that a donor may be silent before other copies take its place, with `--mirror`. Its
+    /// copies are made anew then: give more where hosts or their network are often busy for longer
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = DEFAULT_FAILOVER_MS,
+          value_parser = clap::value_parser!(u64).range(20..=60_000))]
+    pub(crate) failover: u64,
     /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
     /// nor alter them
     #[arg(long)]
@@ -167,6 +175,7 @@ impl PoolArgs {
             encrypt: self.copies.encrypt,
             scrub_bytes_per_s: Some(self.copies.scrub_bytes_per_s()),
             copying_bytes_per_s: Some(self.copies.copying_bytes_per_s()),
+            failover_ms: Some(self.copies.failover),
             cold: self.cold()?,
         })
     }

@@ -16,7 +16,7 @@
 use crate::adoption::Outlive;
 use crate::placement::Placement;
 use hecaton_policy::site::Site;
-use hecaton_space::{COPYING_BYTES_PER_S, Cold, SCRUB_BYTES_PER_S};
+use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -65,6 +65,9 @@ pub struct PagerConfig {
     /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved.
     #[serde(default = "copying")]
     pub copying_bytes_per_s: u64,
+    /// How long a donor may be silent before other copies take its place.
+    #[serde(default = "failover")]
+    pub failover: Duration,
     /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
@@ -91,6 +94,10 @@ fn copying() -> u64 {
     COPYING_BYTES_PER_S
 }
 
+fn failover() -> Duration {
+    FAILOVER
+}
+
 impl PagerConfig {
     /// One copy of each page at any donor, for a program that nobody but its pager's parent looks after.
     pub fn new(consumer: String, space: u64, local_bytes: u64, socket: PathBuf) -> PagerConfig {
@@ -110,6 +117,7 @@ impl PagerConfig {
             cold: None,
             scrub_bytes_per_s: SCRUB_BYTES_PER_S,
             copying_bytes_per_s: COPYING_BYTES_PER_S,
+            failover: FAILOVER,
             guest: None,
             monitor: None,
             outlive: None,

@@ -67,7 +67,7 @@ pub use config::{
     PagerStart,
 };
 pub use hecaton_policy::site::Site;
-pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, SCRUB_BYTES_PER_S};
+pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 pub use placement::{DonorUse, Placement, PoolUse, RamRange};
 pub use stats::{Latency, Stats};
 pub use worker::{PANICKED, end_on_panic};

@@ -135,6 +135,7 @@ impl Placement {
         let donors = status.donors.into_iter().map(|donor| DonorUse {
             bytes: donor.extents * SEGMENT_BYTES,
             name: donor.name,
+            boot: donor.boot,
             reachable: donor.reachable,
             overdue: donor.overdue,
             draining: donor.draining,
@@ -223,6 +224,9 @@ pub struct DonorUse {
     pub name: String,
     /// Bytes of its extents.
     pub bytes: u64,
+    /// Which life of it this is, if it was heard: another one has nothing of what that had.
+    #[serde(default)]
+    pub boot: Option<u64>,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
     /// Whether requests have waited for it for so long that other copies serve in its place.

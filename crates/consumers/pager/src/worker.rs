@@ -94,6 +94,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     for limit in [&mut connection.connect, &mut connection.answer, &mut connection.stall] {
         *limit = longest.min(*limit);
     }
+    space_config.failover = config.failover;
     space_config.give_up = config.donor_patience;
     space_config.patience = space_config.patience.min(config.donor_patience);
     let told = Arc::new(Mutex::new(config.clone()));

@@ -10,10 +10,12 @@
 //! as long as a first attempt takes. What the predecessor had in its write buffer it had answered, so
 //! flushes wait for it, and it is never given up for want of room.
 
+use crate::VolumeError;
 use crate::lanes::Lent;
-use crate::page_locks::PageLock;
-use crate::state::State;
-use crate::volume::{Volume, Writer};
+use crate::page_locks::{Access, PageLock};
+use crate::state::{SLOTS, State};
+use crate::store::Writer;
+use crate::volume::Volume;
 use hecaton_memory::{PageNo, PageSum, page_sum};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,6 +31,46 @@ pub(crate) enum Unsettled {
     Writes(Box<Lent>, Vec<PageLock>, Vec<u32>, Writer),
     /// Pages of one segment that are holes; all of the segment is locked.
     Discard(PageLock, Range<PageNo>),
+}
+
+impl Volume {
+    /// What a predecessor had under way is written once more before its pages are read.
+    pub(crate) fn settle_predecessors_writes(self: &Arc<Self>) -> Result<(), VolumeError> {
+        let named = (0..SLOTS).filter_map(|slot| Some((self.state.named(slot)?, slot)));
+        let mut named: Vec<(PageNo, u32)> = named.collect();
+        named.sort_unstable();
+        // Of a page that is named twice the later write was not answered, so that either will do.
+        named.dedup_by(|later, first| {
+            let is_same = later.0 == first.0;
+            if is_same {
+                self.state.empty(later.1);
+                self.slots.give_back(&[later.1]);
+            }
+            is_same
+        });
+        let mut locks = Vec::new();
+        for run in named.chunk_by(|one, next| one.0 + 1 == next.0) {
+            let pages = run[0].0..run[run.len() - 1].0 + 1;
+            let lock = self.locks.lock(pages, Access::Exclusive);
+            locks.push(lock.expect("nobody else has a lock yet"));
+        }
+        if !named.is_empty() {
+            let mut lane = self.lanes.take()?;
+            lane.detach();
+            self.unsettled_slots.fetch_add(named.len(), AcqRel);
+            let writer = match &self.buffer {
+                Some(buffer) => {
+                    buffer.inherit(named.iter().map(|(page, _)| *page));
+                    Writer::Predecessor
+                }
+                // Nothing was answered that is in a slot.
+                None => Writer::Client,
+            };
+            let slots = named.into_iter().map(|(_, slot)| slot).collect();
+            begin(self, Unsettled::Writes(Box::new(lane), locks, slots, writer));
+        }
+        Ok(())
+    }
 }
 
 /// Settles it in a thread of its own.

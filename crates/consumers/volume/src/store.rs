@@ -22,6 +22,17 @@ pub(crate) struct Item<'a> {
     pub(crate) contents: &'a [u8],
 }
 
+/// Whose write it is that is named in slots: what becomes of it when no donor and no file took it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// A client's, who is told, and whose slots are free then.
+    Client,
+    /// The buffer's: it keeps the slots, and begins anew.
+    Buffer,
+    /// An earlier process's, who may have answered it: to be written again.
+    Predecessor,
+}
+
 /// What became of some pages.
 #[derive(Debug)]
 pub(crate) enum Fate {

@@ -18,7 +18,7 @@ use crate::slots::Slots;
 use crate::snapshot::Copying;
 use crate::state::{MAX_PAGES, Page, SEGMENT_PAGES, SLOTS, State, pages_of_segment, word_of};
 use crate::stats::{Counters, Stats};
-use crate::store::{Fate, Item, fate_of, store};
+use crate::store::{Fate, Item, Writer, fate_of, store};
 use crate::target::Target;
 use crate::{BlockError, VolumeError};
 use crate::{departures, returns, scrub};
@@ -29,7 +29,7 @@ use hecaton_memory::{
 use hecaton_pki::CredentialsDir;
 use hecaton_space::seal::Sealer;
 use hecaton_space::{
-    COPYING_BYTES_PER_S, Directory, Redundancy, Site, Space, SpaceConfig, SpaceError,
+    COPYING_BYTES_PER_S, Directory, FAILOVER, Redundancy, Site, Space, SpaceConfig, SpaceError,
 };
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -96,6 +96,9 @@ pub struct VolumeConfig {
     /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved.
     #[serde(default = "copying")]
     pub copying_bytes_per_s: u64,
+    /// How long a donor may be silent before other copies take its place.
+    #[serde(default = "failover")]
+    pub failover: Duration,
     /// The file for what the pool has no room for.
     #[serde(default)]
     pub spill: Option<PathBuf>,
@@ -124,6 +127,10 @@ fn copying() -> u64 {
     COPYING_BYTES_PER_S
 }
 
+fn failover() -> Duration {
+    FAILOVER
+}
+
 /// What is to be written.
 #[derive(Clone, Copy)]
 enum Source<'a> {
@@ -141,17 +148,6 @@ pub enum Caching {
     WriteBack,
     /// When it is where it is to be kept: for clients that cannot flush.
     WriteThrough,
-}
-
-/// Whose write it is that is named in slots: what becomes of it when no donor and no file took it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writer {
-    /// A client's, who is told, and whose slots are free then.
-    Client,
-    /// The buffer's: it keeps the slots, and begins anew.
-    Buffer,
-    /// An earlier process's, who may have answered it: to be written again.
-    Predecessor,
 }
 
 /// How some pages are written.
@@ -190,7 +186,7 @@ pub struct Volume {
     pub(crate) buffer: Option<Buffer>,
     /// Of a volume that is encrypted.
     sealer: Option<Box<Sealer>>,
-    slots: Slots,
+    pub(crate) slots: Slots,
     pub(crate) attachments: Arc<Attachments>,
     /// Of one that another process has.
     pub(crate) reading: Option<Reading>,
@@ -222,6 +218,7 @@ impl Volume {
         space.site = config.site.clone();
         space.credentials = config.tls_dir.clone().map(CredentialsDir::new).map(Arc::new);
         space.lease = config.lease;
+        space.failover = config.failover;
         space.give_up = config.donor_patience;
         space.patience = space.patience.min(config.donor_patience);
         let space = match epoch {
@@ -1125,44 +1122,6 @@ impl Volume {
         self.counters.spilled_pages.store(spilled, Relaxed);
         self.counters.data_pages.store(data, Relaxed);
         self.counters.lost_pages.store(lost, Relaxed);
-    }
-
-    /// What a predecessor had under way is written once more before its pages are read.
-    fn settle_predecessors_writes(self: &Arc<Self>) -> Result<(), VolumeError> {
-        let named = (0..SLOTS).filter_map(|slot| Some((self.state.named(slot)?, slot)));
-        let mut named: Vec<(PageNo, u32)> = named.collect();
-        named.sort_unstable();
-        // Of a page that is named twice the later write was not answered, so that either will do.
-        named.dedup_by(|later, first| {
-            let is_same = later.0 == first.0;
-            if is_same {
-                self.state.empty(later.1);
-                self.slots.give_back(&[later.1]);
-            }
-            is_same
-        });
-        let mut locks = Vec::new();
-        for run in named.chunk_by(|one, next| one.0 + 1 == next.0) {
-            let pages = run[0].0..run[run.len() - 1].0 + 1;
-            let lock = self.locks.lock(pages, Access::Exclusive);
-            locks.push(lock.expect("nobody else has a lock yet"));
-        }
-        if !named.is_empty() {
-            let mut lane = self.lanes.take()?;
-            lane.detach();
-            self.unsettled_slots.fetch_add(named.len(), AcqRel);
-            let writer = match &self.buffer {
-                Some(buffer) => {
-                    buffer.inherit(named.iter().map(|(page, _)| *page));
-                    Writer::Predecessor
-                }
-                // Nothing was answered that is in a slot.
-                None => Writer::Client,
-            };
-            let slots = named.into_iter().map(|(_, slot)| slot).collect();
-            settle::begin(self, Unsettled::Writes(Box::new(lane), locks, slots, writer));
-        }
-        Ok(())
     }
 
     /// The lane of a request that may have none yet.

@@ -156,6 +156,7 @@ fn writers_never_ask_the_kernel_for_memory() {
         donor_patience: Duration::from_secs(5),
         scrub_bytes_per_s: 1 << 30,
         copying_bytes_per_s: 1 << 30,
+        failover: Duration::from_millis(150),
     };
     let volume = Volume::open(config, Arc::new(known), State::create(pages).unwrap()).unwrap();
     let buffers: Vec<Vec<u8>> =

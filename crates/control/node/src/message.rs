@@ -196,6 +196,9 @@ pub struct CreateVolume {
     /// As in [`Wanted`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copying_bytes_per_s: Option<u64>,
+    /// As in [`Wanted`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failover_ms: Option<u64>,
     /// A file on this host, which is made, for what the pool has no room for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<PathBuf>,
@@ -333,6 +336,9 @@ pub struct Wanted {
     /// 950 MiB if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copying_bytes_per_s: Option<u64>,
+    /// Milliseconds that a donor may be silent before other copies take its place; 150 if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failover_ms: Option<u64>,
     /// What is kept in an erasure code when it has gone cold; nothing if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold: Option<Cold>,

@@ -366,6 +366,7 @@ impl Pagers {
                 .wanted
                 .copying_bytes_per_s
                 .unwrap_or(config.copying_bytes_per_s),
+            failover: wish.wanted.failover_ms.map_or(config.failover, Duration::from_millis),
             guest: wish.guest.clone(),
             monitor,
             outlive: self.outlive(table.started),

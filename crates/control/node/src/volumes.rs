@@ -35,7 +35,7 @@ use hecaton_block::{Stats, VolumeConfig, holders};
 use hecaton_memory::{PAGE_SIZE, Size, pages_for_bytes, random_u64};
 use hecaton_pager::adoption::Outlive;
 use hecaton_pager::placement::PlacementError;
-use hecaton_pager::{COPYING_BYTES_PER_S, Placement, SCRUB_BYTES_PER_S};
+use hecaton_pager::{COPYING_BYTES_PER_S, FAILOVER, Placement, SCRUB_BYTES_PER_S};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -852,6 +852,7 @@ impl Volumes {
             donor_patience: wish.donor_patience_s.map_or(DONOR_PATIENCE, Duration::from_secs),
             scrub_bytes_per_s: wish.scrub_bytes_per_s.unwrap_or(SCRUB_BYTES_PER_S),
             copying_bytes_per_s: wish.copying_bytes_per_s.unwrap_or(COPYING_BYTES_PER_S),
+            failover: wish.failover_ms.map_or(FAILOVER, Duration::from_millis),
             spill: wish.spill,
             limit_bytes: wish.limit_bytes,
             multi_writer: wish.multi_writer,

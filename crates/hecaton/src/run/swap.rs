@@ -49,6 +49,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         donor_patience_s: placement.donor_patience_s,
         scrub_bytes_per_s: placement.scrub_bytes_per_s,
         copying_bytes_per_s: placement.copying_bytes_per_s,
+        failover_ms: placement.failover_ms,
         spill: None,
         limit_bytes: None,
         multi_writer: false,

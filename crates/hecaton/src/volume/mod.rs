@@ -319,6 +319,7 @@ fn create(args: CreateArgs) -> anyhow::Result<()> {
         copies: args.copies.mirror,
         scrub_bytes_per_s: Some(args.copies.scrub_bytes_per_s()),
         copying_bytes_per_s: Some(args.copies.copying_bytes_per_s()),
+        failover_ms: Some(args.copies.failover),
         donors: args.copies.donors,
         donor_patience_s: Some(args.donor_patience),
         spill,

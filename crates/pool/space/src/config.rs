@@ -89,6 +89,10 @@ pub struct SpaceConfig {
     pub credentials: Option<Arc<CredentialsDir>>,
 }
 
+/// How long a donor may be silent before others take its place, if nothing is said: long enough for a
+/// host that is busy, short enough that a program hardly stands still.
+pub const FAILOVER: Duration = Duration::from_millis(150);
+
 impl SpaceConfig {
     /// The default order of a segment: 16 MiB, large enough that the map of a 1 TiB space fits in
     /// 1.5 MiB, small enough that a program of 256 MiB spreads over its donors.
@@ -111,7 +115,7 @@ impl SpaceConfig {
             site: Site::default(),
             lease: Duration::from_secs(30),
             patience: Duration::from_secs(10),
-            failover: Duration::from_millis(150),
+            failover: FAILOVER,
             give_up: Duration::from_secs(60),
             connection: Options::default(),
             credentials: None,

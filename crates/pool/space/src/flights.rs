@@ -32,6 +32,11 @@ pub const MAX_PAGES_UNDER_WAY: usize = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// A donor that nobody has tried to reach for so long may be back: its last failure says nothing any
+/// more. A lane that is used now and then would else give up the copies of a healthy donor, long
+/// after others have found that it is back.
+const FORGOTTEN: Duration = LONGEST_PAUSE;
+
 /// A request's place in its lane, while it is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(pub u32);
@@ -155,6 +160,15 @@ impl LinkState {
     /// Whether something waits for a connection.
     fn is_wanted(&self) -> bool {
         !self.waiting.is_empty() || !self.unsettled.is_empty()
+    }
+
+    /// A connection is begun, which might have been begun then.
+    fn open(&mut self, not_before: Duration, now: Duration) {
+        if now >= not_before + FORGOTTEN {
+            self.broken = false;
+            self.attempts = 0;
+        }
+        self.state = State::Opening { begun: now };
     }
 }
 
@@ -420,7 +434,7 @@ impl Flights {
                 && link.is_wanted()
                 && not_before <= now
             {
-                link.state = State::Opening { begun: now };
+                link.open(not_before, now);
                 donors.push(DonorIndex(index as u32));
             }
         }
@@ -433,7 +447,7 @@ impl Flights {
         let link = self.link(donor);
         match link.state {
             State::Closed { not_before } if not_before <= now => {
-                link.state = State::Opening { begun: now };
+                link.open(not_before, now);
                 true
             }
             State::Closed { .. } | State::Opening { .. } | State::Open { .. } => false,
@@ -753,6 +767,21 @@ mod tests {
         assert_eq!(attempts, [0, 20, 60, 140, 300, 620]);
         assert_eq!(failures(&mut flights), [(10, 0, Cause::Unreachable)]);
         assert_eq!(flights.next_attempt(), None);
+    }
+
+    #[test]
+    fn a_failure_long_ago_says_nothing_of_the_next_attempt() {
+        let (mut flights, failover) = (flights(), at(150));
+        let is_down = |flights: &Flights, now| flights.is_down(DONOR, now, failover);
+        open(&mut flights, at(0));
+        flights.broke(DONOR, at(10));
+        assert!(flights.begin_connect(DONOR, at(900)));
+        assert!(is_down(&flights, at(900)), "a moment ago");
+        flights.broke(DONOR, at(901));
+        assert!(is_down(&flights, at(2000)), "nobody has tried");
+        assert!(flights.begin_connect(DONOR, at(2000)));
+        assert!(!is_down(&flights, at(2000)), "it has some time to answer");
+        assert!(is_down(&flights, at(2150)));
     }
 
     #[test]

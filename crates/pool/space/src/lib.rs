@@ -52,7 +52,7 @@ pub mod upkeep;
 mod verify;
 
 pub use code::Code;
-pub use config::{Cold, Directory, DonorAddress, Redundancy, SpaceConfig};
+pub use config::{Cold, Directory, DonorAddress, FAILOVER, Redundancy, SpaceConfig};
 pub use error::SpaceError;
 pub use hecaton_policy::site::Site;
 pub use heritage::Heritage;

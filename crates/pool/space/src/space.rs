@@ -393,6 +393,7 @@ impl Space {
                 host: known.site.host.clone(),
                 location: known.site.location.clone(),
                 addr: donor.address(),
+                boot: known.boot,
                 reachable: known.reachable,
                 overdue: known.is_overdue,
                 extents: known.extents,

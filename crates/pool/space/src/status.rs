@@ -68,6 +68,9 @@ pub struct DonorStatus {
     pub name: String,
     /// Where it takes page connections.
     pub addr: SocketAddr,
+    /// Which life of it this is, if it was heard: another one has nothing of what that had.
+    #[serde(default)]
+    pub boot: Option<u64>,
     /// The host that it is on.
     pub host: String,
     /// Where that stands, if that is known.

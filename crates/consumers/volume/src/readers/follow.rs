@@ -166,6 +166,7 @@ pub(crate) fn space_of(config: &VolumeConfig) -> Result<(Arc<Space>, Arc<Named>)
     space.site = config.site.clone();
     space.credentials = config.tls_dir.clone().map(CredentialsDir::new).map(Arc::new);
     space.lease = config.lease;
+    space.failover = config.failover;
     space.give_up = config.donor_patience;
     // What is not where it was is to be asked for before long.
     space.patience = space.patience.min(config.donor_patience).min(ANSWER);

@@ -9,12 +9,13 @@
 //! ([`crate::settle`]). The lane takes nothing more then; when the rest of what it has is over, it goes to
 //! that thread, too.
 
-use super::{PAGE, Volume, Writer};
+use super::{PAGE, Volume};
 use crate::BlockError;
 use crate::lanes::Lent;
 use crate::page_locks::{Access, PageLock};
 use crate::settle::{self, Named, Unsettled};
 use crate::state::{Page, SEGMENT_PAGES, word_of};
+use crate::store::Writer;
 use crate::volume::{Contents, part};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, is_zero, page_sum};
 use hecaton_space::Completion;

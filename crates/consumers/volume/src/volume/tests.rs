@@ -113,6 +113,7 @@ impl World {
             donor_patience: Duration::from_secs(1),
             scrub_bytes_per_s: 0,
             copying_bytes_per_s: COPYING_BYTES_PER_S,
+            failover: FAILOVER,
             spill: None,
             limit_bytes: None,
             multi_writer: false,

@@ -42,6 +42,7 @@ fn wish(name: &str) -> CreateVolume {
         donor_patience_s: None,
         scrub_bytes_per_s: None,
         copying_bytes_per_s: None,
+        failover_ms: None,
         spill: None,
         limit_bytes: None,
         multi_writer: false,

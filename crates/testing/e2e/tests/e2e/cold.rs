@@ -9,9 +9,10 @@ use crate::{
         guest::{Guests, Machine, Spec},
         process::{kill_dead, missing, signal},
         verifier::Verifier,
+        wait::until,
     },
     integrity::PROGRAM,
-    mirror::{pool_of_only_consumer, until_whole},
+    mirror::pool_of_only_consumer,
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
@@ -29,9 +30,12 @@ fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Verifier> {
 }
 
 fn until_coded(cluster: &Cluster) -> anyhow::Result<()> {
-    cluster.eventually("cold memory is coded", LONG, |status| {
-        let pool = pool_of_only_consumer(status);
-        Ok(pool["coded_bytes"].as_u64() > Some(0) && pool["saved_bytes"].as_u64() > Some(0))
+    until("cold memory is coded", LONG, || {
+        let status = cluster.status()?;
+        let pool = pool_of_only_consumer(&status);
+        let is_coded =
+            pool["coded_bytes"].as_u64() > Some(0) && pool["saved_bytes"].as_u64() > Some(0);
+        Ok(if is_coded { Ok(()) } else { Err(pool.to_string()) })
     })
 }
 
@@ -81,11 +85,11 @@ pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     // As much may be away as the code bears, no more: what a donor missed is made good before the next
     // one fails.
     without(&pids[..2], || program.check())?;
-    until_whole(&cluster)?;
+    cluster.until_whole()?;
     pids[2..4].iter().for_each(|donor| kill_dead(*donor));
     program.check()?;
     cluster.eventually("all donors are back", PATIENCE, |_| Ok(donors(&cluster)?.len() == 6))?;
-    until_whole(&cluster)?;
+    cluster.until_whole()?;
     until_coded(&cluster)?;
 
     let status = cluster.status()?;

@@ -10,7 +10,6 @@ use crate::{
         verifier::Verifier,
         wait::until,
     },
-    mirror::until_whole,
     volume::Disk,
 };
 use anyhow::{Context as _, ensure};
@@ -180,7 +179,7 @@ pub(crate) fn donors_can_change_nothing() -> TestResult {
     let cluster = Cluster::start(3, "200M")?;
     // Of two copies, the one that nobody alters may just be done without, when its donor has no processor.
     let mut mirrored = start(&cluster, &["--encrypt", "--mirror", "3"])?;
-    until_whole(&cluster)?;
+    cluster.until_whole()?;
     let altered = alter(all(&cluster.status()?, "donors").next().context("no donor")?)?;
     ensure!(altered >= PAGES_AWAY, "only {altered} pages were there to be altered");
     mirrored.check()?;
@@ -246,7 +245,7 @@ pub(crate) fn donors_can_neither_read_nor_change_a_volume() -> TestResult {
         disk.kill()?;
         copied(uri.as_ref(), copy.as_os_str())?;
         ensure!(fs::read(&copy)? == bytes, "{options:?}: another image");
-        disk.until_whole()?;
+        cluster.until_whole()?;
         let (pages, shown) = marked(&cluster)?;
         let held = if is_mirrored { 2 * PAGES } else { PAGES };
         ensure!(pages == held, "{options:?}: {pages} pages are at the donors, not {held}");

@@ -5,11 +5,12 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, all, at_host, hecaton, is_missing, is_since, log_in,
-            ready_line, scratch, until_heartbeats, used_donors,
+            Cluster, LONG, PATIENCE, all, at_host, hecaton, log_in, ready_line, scratch,
+            until_heartbeats,
         },
         process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
         wait::until,
+        whole::{is_missing, used_donors, users},
     },
     programs::write_lines,
     redis::Redis,
@@ -17,7 +18,6 @@ use crate::{
 };
 use anyhow::{Context as _, bail, ensure};
 use hecaton_e2e::Random;
-use hecaton_memory::unix_time_ms;
 use hecaton_netns::{Cut, NetError, Network, cluster};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -51,8 +51,12 @@ const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
 /// fio's status when it ends because it was told to.
 const FIO_INTERRUPTED: i32 = 128;
 
-/// Longer than a donor is waited for when there is another copy.
-const SILENCE: Duration = Duration::from_millis(1500);
+/// How long a donor may be silent before other copies take its place: no host is to be taken for gone
+/// because its processor is busy, or the next failure would take the last copy.
+const FAILOVER: Duration = Duration::from_millis(1500);
+
+/// What waited for a donor as it came back is answered by then, or known not to be.
+const AFTER_OUTAGE: Duration = FAILOVER.saturating_mul(2);
 
 /// A cluster of one borrower, three donors and the manager, each on its host.
 struct Hosts {
@@ -120,7 +124,7 @@ impl Hosts {
     /// A program that verifies what it reads, and goes on until it is told to end.
     fn verifier(&self, name: &str, options: &[&str]) -> anyhow::Result<Program> {
         let mut command = self.cluster.command("run");
-        command.args(["--local", "16M", "--mirror", "2", "--name", name]).args(options).arg("--");
+        command.args(["--local", "16M", "--name", name]).args(two_copies()).args(options).arg("--");
         command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "12000"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
@@ -130,16 +134,8 @@ impl Hosts {
             Ok(program.pool(status)["extents_bytes"].as_u64() > Some(32 << 20))
         });
         started.or_else(|error| program.expect_running().and(Err(error)))?;
-        self.until_whole(&program)?;
+        self.cluster.until_whole_after(Duration::ZERO, &[name])?;
         Ok(program)
-    }
-
-    /// Waits until there are copies of everything, as told after this was called.
-    fn until_whole(&self, program: &Program) -> anyhow::Result<()> {
-        let since_ms = unix_time_ms();
-        self.cluster.eventually("each page has its copies", PATIENCE, |status| {
-            Ok(is_whole_since(program.stats(status), since_ms))
-        })
     }
 
     /// Waits until every program and volume that has pages at a host's donor misses it. An outage that
@@ -149,10 +145,11 @@ impl Hosts {
         let donor = self.network.host(host).name();
         let what = format!("all who have pages at {donor} miss it");
         self.cluster.eventually(&what, PATIENCE, |status| {
-            let misses = |stats: &Value| {
-                used_donors(stats).all(|one| one["name"] != *donor || is_missing(one))
+            let misses = |user: &Value| {
+                let mut used = used_donors(&user["stats"]);
+                !user["stats"].is_null() && used.all(|one| one["name"] != *donor || is_missing(one))
             };
-            Ok(users(status).all(|stats| !stats.is_null() && misses(stats)))
+            Ok(users(status).all(misses))
         })
     }
 
@@ -161,8 +158,11 @@ impl Hosts {
         let donor = self.network.host(host).name();
         let what = format!("nobody has pages at {donor} any more");
         self.cluster.eventually(&what, PATIENCE, |status| {
-            let uses = |stats: &Value| used_donors(stats).any(|one| one["name"] == *donor);
-            Ok(users(status).all(|stats| !stats.is_null() && !uses(stats)))
+            let is_rid = |user: &Value| {
+                let mut used = used_donors(&user["stats"]);
+                !user["stats"].is_null() && used.all(|one| one["name"] != *donor)
+            };
+            Ok(users(status).all(is_rid))
         })
     }
 
@@ -236,57 +236,54 @@ impl Hosts {
     }
 
     /// One donor after the other is killed, stopped, cut off in every way, loses its memory and is
-    /// drained, and the borrower is cut off itself. After each, `until_whole` waits for all copies.
+    /// drained, and the borrower is cut off itself. Each time these programs and volumes have all copies
+    /// again before the next one fails, and `check` is called.
     fn fail_one_after_another(
         &self,
-        until_whole: &mut dyn FnMut() -> anyhow::Result<()>,
+        names: &[&str],
+        check: &mut dyn FnMut() -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let [first, second, third] = DONORS;
+        let mut until_whole = |after: &str| {
+            let whole = self.cluster.until_whole_after(AFTER_OUTAGE, names);
+            whole.and_then(|()| check()).with_context(|| after.to_owned())
+        };
+        until_whole("at first")?;
         kill_dead(self.donor(first)?);
-        until_whole().context("killed")?;
+        until_whole("killed")?;
 
         let stopped = Stopped::stop(self.donor(second)?);
         self.until_missed(second)?;
         drop(stopped);
-        until_whole().context("stopped")?;
+        until_whole("stopped")?;
 
         for (host, cut) in [(third, Cut::Off), (first, Cut::Deaf), (second, Cut::Mute)] {
             let outage = self.network.cut(host, cut)?;
             self.until_missed(host)?;
             outage.heal()?;
-            until_whole().with_context(|| format!("{cut:?}"))?;
+            until_whole(&format!("{cut:?}"))?;
         }
 
         self.kill_node(third)?;
         self.until_missed(third)?;
         self.start_donor(third)?;
-        until_whole().context("back without its memory")?;
+        until_whole("back without its memory")?;
 
         // It finds everything when it is back within its lease.
         let outage = self.network.cut(BORROWER, Cut::Off)?;
-        thread::sleep(SILENCE * 2);
+        thread::sleep(AFTER_OUTAGE);
         outage.heal()?;
-        until_whole().context("the borrower cut off")?;
+        until_whole("the borrower cut off")?;
 
         self.drain(first)?;
-        until_whole().context("drained")
+        until_whole("drained")
     }
 
     /// The beginning of a command line on the pool, with two copies.
     fn on_pool(&self, name: &str) -> Command {
         let mut command = self.cluster.command("run");
-        command.args(["--local", "16M", "--mirror", "2", "--name", name, "--"]);
+        command.args(["--local", "16M", "--name", name]).args(two_copies()).arg("--");
         command
-    }
-
-    /// Waits until there are copies of everything that so many programs have, as told after this was called.
-    fn until_all_are_whole(&self, programs: usize) -> anyhow::Result<()> {
-        let since_ms = unix_time_ms();
-        self.cluster.eventually("all pages of all have their copies", PATIENCE, |status| {
-            let is_whole = |one: &Value| is_whole_since(&one["stats"], since_ms);
-            let consumers = || all(status, "consumers");
-            Ok(consumers().count() == programs && consumers().all(is_whole))
-        })
     }
 
     /// Pages that donors other than `except` have lent to the consumer.
@@ -297,19 +294,6 @@ impl Hosts {
         let its = spaces.filter(|space| space["consumer"] == consumer);
         Ok(its.filter_map(|space| space["pages"].as_u64()).sum())
     }
-}
-
-/// What the programs and volumes of a status have counted.
-fn users(status: &Value) -> impl Iterator<Item = &Value> {
-    all(status, "consumers").chain(all(status, "volumes")).map(|one| &one["stats"])
-}
-
-/// Whether all copies of a program's pages were there at this moment or later, at donors that answer.
-fn is_whole_since(stats: &Value, since_ms: u64) -> bool {
-    let is_zero = |name: &str| stats["pool"][name].as_u64() == Some(0);
-    let is_whole = is_zero("degraded_bytes") && is_zero("to_move_bytes");
-    let is_answered = used_donors(stats).all(|one| one["reachable"] == true);
-    is_since(stats, since_ms) && is_whole && is_answered
 }
 
 /// A program on the pool.
@@ -383,6 +367,12 @@ impl Program {
     }
 }
 
+/// Options of a program or a volume.
+fn two_copies() -> [String; 4] {
+    let failover_ms = FAILOVER.as_millis().to_string();
+    ["--mirror".into(), "2".into(), "--failover".into(), failover_ms]
+}
+
 fn start_node(
     network: &Network,
     runtime: &Path,
@@ -407,19 +397,17 @@ pub(crate) fn they_fail_one_after_another() -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let program = hosts.verifier("verifier", &[])?;
-    let disk = Disk::create(&hosts.cluster, "disk", "128M", &["--mirror", "2"])?;
+    let options = two_copies();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let disk = Disk::create(&hosts.cluster, "disk", "128M", &options)?;
     let mut fio = fio_verify(&disk.uri());
     // Until it is told to end, or reads a wrong byte.
     let mut fio = Running::spawn(fio.args(["--time_based", "--runtime=1h"]))?;
-    let mut until_whole = || {
-        hosts.until_whole(&program)?;
-        disk.until_whole()?;
+    hosts.fail_one_after_another(&["verifier", "disk"], &mut || {
         let ended = fio.child_mut().try_wait()?;
         ensure!(ended.is_none(), "fio has ended with {ended:?}");
-        anyhow::Ok(())
-    };
-
-    hosts.fail_one_after_another(&mut until_whole)?;
+        Ok(())
+    })?;
 
     signal(fio.id(), Signal::INT);
     let ended = fio.wait(PATIENCE, || Ok(()))?;
@@ -448,9 +436,7 @@ pub(crate) fn stress_ng_outlives_them() -> TestResult {
     stress.args(["--timeout", "0"]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut stress = Running::spawn(stress.stderr(Stdio::piped()))?;
 
-    let until_whole = || hosts.until_all_are_whole(1);
-    until_whole().context("at first")?;
-    hosts.fail_one_after_another(&mut || until_whole())?;
+    hosts.fail_one_after_another(&["stress-ng"], &mut || Ok(()))?;
     let status = hosts.cluster.status()?;
     let astray = all(&status, "consumers").map(|one| &one["stats"]["unexpected_missing"]);
     ensure!(astray.eq([0]), "pages were not where they were known to be: {status}");
@@ -492,13 +478,10 @@ pub(crate) fn programs_outlive_them() -> TestResult {
     let mut redis = Redis::start(redis_server, &cluster.dir("redis")?)?;
 
     let is_over = AtomicBool::new(false);
-    let until_whole = || hosts.until_all_are_whole(2);
     let (sorts, sets) = thread::scope(|scope| -> anyhow::Result<(u64, u64)> {
         let sorts = scope.spawn(|| sort_until(&is_over, asked, answers));
         let sets = scope.spawn(|| set_until(&is_over, &mut redis));
-        let failed = until_whole()
-            .context("at first")
-            .and_then(|()| hosts.fail_one_after_another(&mut || until_whole()));
+        let failed = hosts.fail_one_after_another(&["sort", "redis"], &mut || Ok(()));
         is_over.store(true, Relaxed);
         let (sorts, sets) = (sorts.join(), sets.join());
         let told = |_| anyhow::anyhow!("a client panicked");
@@ -605,7 +588,7 @@ pub(crate) fn who_outsleeps_the_lease_is_fenced() -> TestResult {
     drop(asleep);
 
     sleeper.was_ended_because(&["is lost with donor"])?;
-    hosts.until_whole(&awake)?;
+    hosts.cluster.until_whole_after(Duration::ZERO, &["awake"])?;
     awake.has_verified(&hosts.cluster)?;
     heir.has_verified(&hosts.cluster)?;
     hosts.cluster.wait_until_idle(AFTER_SHORT_LEASE)?;
@@ -621,7 +604,7 @@ pub(crate) fn twenty_come_and_go() -> TestResult {
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
     let programs = [hosts.verifier("first", &[])?, hosts.verifier("second", &[])?];
-    let until_whole = || programs.iter().try_for_each(|program| hosts.until_whole(program));
+    let until_whole = || hosts.cluster.until_whole_after(AFTER_OUTAGE, &["first", "second"]);
     let mut random = Random(11);
     let mut crashed = None;
     for turn in 0..5 {

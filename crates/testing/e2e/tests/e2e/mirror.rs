@@ -5,7 +5,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all, is_since},
+        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
         guest::{Guests, Machine, Spec, report},
         process::{Running, kill_dead, missing, run, signal},
         wait::until,
@@ -16,7 +16,6 @@ use crate::{
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
-use hecaton_memory::unix_time_ms;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
@@ -63,21 +62,6 @@ pub(crate) fn pool_of_only_consumer(status: &Value) -> Value {
     all(status, "consumers").next().map_or(Value::Null, |one| one["stats"]["pool"].clone())
 }
 
-/// Waits until there are copies of everything, as told after this was called.
-pub(crate) fn until_whole(cluster: &Cluster) -> anyhow::Result<()> {
-    let since_ms = unix_time_ms();
-    cluster.eventually("each page has its copies", PATIENCE, |status| {
-        if !all(status, "consumers").all(|one| is_since(&one["stats"], since_ms)) {
-            return Ok(false);
-        }
-        let pool = pool_of_only_consumer(status);
-        let is_zero = |name: &str| pool[name].as_u64() == Some(0);
-        // The program may be done meanwhile.
-        let is_over = all(status, "consumers").next().is_none();
-        Ok(is_over || is_zero("degraded_bytes") && is_zero("to_move_bytes"))
-    })
-}
-
 /// A donor that has lent something to the consumer.
 fn a_donor_in_use(cluster: &Cluster, random: &mut Random) -> anyhow::Result<Option<u32>> {
     let status = cluster.status()?;
@@ -104,7 +88,7 @@ pub(crate) fn silent_donors_are_done_without() -> TestResult {
         thread::sleep(Duration::from_millis(1500));
         signal(donor, Signal::CONT);
         stopped += 1;
-        until_whole(&cluster)?;
+        cluster.until_whole()?;
         let pool = pool_of_only_consumer(&cluster.status()?);
         copied = copied.max(pool["copied_bytes"].as_u64().unwrap_or_default());
     }
@@ -233,7 +217,7 @@ pub(crate) fn copies_make_room_for_a_donor_that_wants_memory_back() -> TestResul
         until_it_lends(&cluster, donor)?;
         recall(&cluster, donor, 0)?;
         cancel_recall(&cluster, donor)?;
-        until_whole(&cluster)?;
+        cluster.until_whole()?;
     }
     has_verified(&cluster, running, output)
 }

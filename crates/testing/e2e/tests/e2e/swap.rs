@@ -5,9 +5,9 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, all},
-        leftovers::loop_devices_here,
         process::{Running, kill_dead, missing, name_of, run, signal},
         wait::until,
+        world::leftovers::loop_devices_here,
     },
 };
 use anyhow::{Context as _, ensure};

@@ -141,18 +141,6 @@ impl<'a> Disk<'a> {
         })
     }
 
-    /// Waits until there are copies of everything, as told after this was called.
-    pub(crate) fn until_whole(&self) -> anyhow::Result<()> {
-        let since_ms = unix_time_ms();
-        self.cluster.eventually("each page of the volume has its copies", PATIENCE, |_| {
-            let stats = &self.status()?["stats"];
-            let pool = &stats["pool"];
-            Ok(is_since(stats, since_ms)
-                && pool["segments_degraded"] == 0
-                && pool["segments_untended"] == 0)
-        })
-    }
-
     /// Nobody is connected any more, and its socket is gone with it. The server sees the end of a client
     /// a moment after the client has ended.
     pub(crate) fn delete(mut self) -> anyhow::Result<()> {
@@ -531,7 +519,7 @@ pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
     let stats = disk.stats()?;
     ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{stats}");
     ensure!(stats["writes"].as_u64() > Some(1000), "{stats}");
-    disk.until_whole()?;
+    cluster.until_whole()?;
     disk.delete()?;
     cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)

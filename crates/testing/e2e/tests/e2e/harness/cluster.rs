@@ -18,17 +18,6 @@ use std::{
     time::Duration,
 };
 
-/// The donors that a program or a volume has pages at.
-pub(crate) fn used_donors(stats: &Value) -> impl Iterator<Item = &Value> {
-    let donors = stats["pool"]["donors"].as_array().into_iter().flatten();
-    donors.filter(|one| one["bytes"].as_u64().or(one["bytes_held"].as_u64()) > Some(0))
-}
-
-/// Whether a donor does not answer, or others serve in its place.
-pub(crate) fn is_missing(donor: &Value) -> bool {
-    donor["reachable"] == false || donor["overdue"] == true
-}
-
 /// Whether a consumer's or a volume's statistics were taken at this moment or later. Who serves it tells
 /// its node once a second, and the node the manager.
 pub(crate) fn is_since(stats: &Value, since_ms: u64) -> bool {

@@ -1,15 +1,13 @@
 //! Everything that tests share and that tests nothing: the runner, worlds, clusters, guests.
 
 pub(crate) mod browser;
-pub(crate) mod cgroups;
 pub(crate) mod cluster;
 pub(crate) mod guest;
-pub(crate) mod leftovers;
-pub(crate) mod logs;
 pub(crate) mod process;
 pub(crate) mod runner;
 pub(crate) mod verifier;
 pub(crate) mod wait;
+pub(crate) mod whole;
 pub(crate) mod world;
 
 pub(crate) use runner::{Outcome, TestResult};

@@ -3,7 +3,7 @@
 use super::{
     cluster::{AFTER_LEASE, Cluster, PATIENCE, check_built},
     guest::Guests,
-    leftovers, world,
+    world::{self, leftovers},
 };
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::{

@@ -3,7 +3,7 @@
 //! A world that ends removes its own. One whose runner was killed is found by the next test that
 //! starts: nobody holds the lock in its directory any more.
 
-use super::{cgroups, world};
+use super::cgroups;
 use rustix::fs::FlockOperation;
 use std::{
     env, fs,
@@ -14,7 +14,7 @@ use std::{
 /// Removes what is left of worlds whose processes have all ended.
 pub(crate) fn remove() {
     for entry in fs::read_dir(env::temp_dir()).into_iter().flatten().flatten() {
-        let is_world = entry.file_name().to_string_lossy().starts_with(world::PREFIX);
+        let is_world = entry.file_name().to_string_lossy().starts_with(super::PREFIX);
         if is_world && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_world(&entry.path());
         }
@@ -23,7 +23,7 @@ pub(crate) fn remove() {
 
 /// Removes what is left of one world, if all of its processes have ended.
 pub(crate) fn remove_world(dir: &Path) {
-    let Ok(_lock) = world::lock(dir, FlockOperation::NonBlockingLockExclusive) else { return };
+    let Ok(_lock) = super::lock(dir, FlockOperation::NonBlockingLockExclusive) else { return };
     for device in dead_loop_devices() {
         let _ = Command::new("swapoff").arg(&device).stderr(Stdio::null()).status();
         let _ = Command::new("losetup").arg("--detach").arg(&device).status();

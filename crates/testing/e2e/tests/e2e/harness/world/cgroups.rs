@@ -1,6 +1,6 @@
 //! Cgroups of one world: groups below the runner's own, which look like roots from inside.
 
-use super::{wait::until, world::PREFIX};
+use super::{super::wait::until, PREFIX};
 use anyhow::Context as _;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::{

@@ -14,10 +14,13 @@
 //!
 //! Swap and loop devices have no namespaces: see `leftovers`.
 
+pub(crate) mod cgroups;
+pub(crate) mod leftovers;
+mod logs;
+
+use self::cgroups::Groups;
 use super::{
-    cgroups::Groups,
     guest::Guests,
-    leftovers, logs,
     runner::{Outcome, TestResult},
     wait::{until, until_every},
 };

@@ -122,7 +122,10 @@ enum Part {
     Unsent,
     Sent(Slot),
     Stored,
+    /// It may have been sent.
     Failed(Cause),
+    /// It was never sent.
+    GivenUp(Cause),
 }
 
 /// Which members a read may go to.
@@ -394,7 +397,7 @@ impl Requests {
 
     /// The write is not going to be sent to this member.
     pub fn give_up(&mut self, writing: &Writing, place: Place, cause: Cause) {
-        self.set_part(writing, place, Part::Failed(cause));
+        self.set_part(writing, place, Part::GivenUp(cause));
     }
 
     /// The write was sent to nobody and is not going to be: it never was.
@@ -950,10 +953,12 @@ impl Requests {
                     parts[at] = Part::Failed(Cause::Interrupted);
                 }
             }
-            // A write that was never sent to a member fails there without a flight.
             for (at, member) in asked.members().iter().enumerate() {
-                let is_unsent_away = parts[at] == Part::Failed(Cause::Unreachable);
-                if is_safe && is_unsent_away && groups.desert(segment, member.place) {
+                let is_away = matches!(
+                    parts[at],
+                    Part::Failed(Cause::Unreachable) | Part::GivenUp(Cause::Unreachable)
+                );
+                if is_safe && is_away && groups.desert(segment, member.place) {
                     parts[at] = Part::Failed(Cause::Interrupted);
                 }
             }
@@ -979,7 +984,8 @@ impl Requests {
             }
         };
         // One that may still land is under way for good: it keeps the segment from being coded.
-        if !matches!(end, End::Failed { cause: Cause::Unreachable, .. }) {
+        let may_land = parts.contains(&Part::Failed(Cause::Unreachable));
+        if !may_land || !matches!(end, End::Failed { cause: Cause::Unreachable, .. }) {
             groups.write_ends(segment);
         }
         self.ends.push_back(end);
@@ -1060,7 +1066,7 @@ const NOWHERE: Place = Place { donor: DonorIndex::UNKNOWN, boot: 0, extent: Exte
 /// looked for; unreachable when a member may still get it.
 fn worst(asked: &Group, parts: &[Part; MAX_MEMBERS], now_at: Whereabouts) -> (Place, Cause) {
     let failed = asked.members().iter().zip(parts).filter_map(|(member, part)| match part {
-        Part::Failed(cause) => Some((member.place, *cause)),
+        Part::Failed(cause) | Part::GivenUp(cause) => Some((member.place, *cause)),
         _ => None,
     });
     let is_member = |place: Place| match now_at {
@@ -1091,5 +1097,65 @@ fn worst(asked: &Group, parts: &[Part; MAX_MEMBERS], now_at: Whereabouts) -> (Pl
         None if is_lost => (anywhere, Cause::Lost),
         // All that were asked have it, and somebody has joined.
         None => (anywhere, Cause::Interrupted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group of two, and how many writes have ended.
+    struct Two(Group, u32);
+
+    impl Groups for Two {
+        fn whereabouts(&mut self, _: u64) -> Whereabouts {
+            Whereabouts::Held(self.0)
+        }
+
+        fn desert(&mut self, _: u64, _: Place) -> bool {
+            unreachable!("no member has the write")
+        }
+
+        fn gone(&mut self, _: u64, _: Place) {}
+
+        fn shards(&mut self, _: u64) -> Option<Shards> {
+            None
+        }
+
+        fn write_ends(&mut self, _: u64) {
+            self.1 += 1;
+        }
+    }
+
+    const BOOT: u64 = 7;
+    const FAILOVER: Duration = Duration::from_millis(150);
+
+    fn place(donor: u32) -> Place {
+        Place { donor: DonorIndex(donor), boot: BOOT, extent: ExtentId(1) }
+    }
+
+    #[test]
+    fn what_was_sent_to_one_that_answers_again_and_to_no_other_has_ended() {
+        let mut group = Group::new(Generation(3));
+        (0..2).for_each(|donor| group.add(place(donor), true));
+        let mut groups = Two(group, 0);
+        let patience = Duration::from_secs(1);
+        let mut requests = Requests::new(Limits { patience, stall: patience }, FAILOVER);
+        let (first, start) = (DonorIndex(0), Duration::ZERO);
+        assert!(requests.flights.begin_connect(first, start));
+        requests.flights.opened(first, BOOT);
+        let writing = requests.write(5, 0, group);
+        requests.sending(&writing, place(0), 1, start);
+        requests.give_up(&writing, place(1), Cause::Unreachable);
+        requests.sent(&writing, &mut groups, start);
+        requests.flights.broke(first, FAILOVER);
+        requests.fail_over(first, &mut groups, FAILOVER);
+        assert_eq!((requests.next_end(), groups.1), (None, 0), "it may still land");
+        assert!(requests.flights.begin_connect(first, FAILOVER));
+        requests.flights.opened(first, BOOT);
+        requests.settle(&mut groups, FAILOVER);
+        let ended = requests.next_end();
+        assert!(matches!(ended, Some(End::Failed { cause: Cause::Unreachable, .. })), "{ended:?}");
+        assert_eq!(groups.1, 1, "its segment may be coded");
     }
 }

@@ -122,10 +122,9 @@ enum Part {
     Unsent,
     Sent(Slot),
     Stored,
-    /// It may have been sent.
     Failed(Cause),
-    /// It was never sent.
-    GivenUp(Cause),
+    /// It was never sent, since the donor was not reached in time.
+    GivenUp,
 }
 
 /// Which members a read may go to.
@@ -397,7 +396,11 @@ impl Requests {
 
     /// The write is not going to be sent to this member.
     pub fn give_up(&mut self, writing: &Writing, place: Place, cause: Cause) {
-        self.set_part(writing, place, Part::GivenUp(cause));
+        let part = match cause {
+            Cause::Unreachable => Part::GivenUp,
+            cause => Part::Failed(cause),
+        };
+        self.set_part(writing, place, part);
     }
 
     /// The write was sent to nobody and is not going to be: it never was.
@@ -954,10 +957,7 @@ impl Requests {
                 }
             }
             for (at, member) in asked.members().iter().enumerate() {
-                let is_away = matches!(
-                    parts[at],
-                    Part::Failed(Cause::Unreachable) | Part::GivenUp(Cause::Unreachable)
-                );
+                let is_away = matches!(parts[at], Part::Failed(Cause::Unreachable) | Part::GivenUp);
                 if is_safe && is_away && groups.desert(segment, member.place) {
                     parts[at] = Part::Failed(Cause::Interrupted);
                 }
@@ -1066,7 +1066,8 @@ const NOWHERE: Place = Place { donor: DonorIndex::UNKNOWN, boot: 0, extent: Exte
 /// looked for; unreachable when a member may still get it.
 fn worst(asked: &Group, parts: &[Part; MAX_MEMBERS], now_at: Whereabouts) -> (Place, Cause) {
     let failed = asked.members().iter().zip(parts).filter_map(|(member, part)| match part {
-        Part::Failed(cause) | Part::GivenUp(cause) => Some((member.place, *cause)),
+        Part::Failed(cause) => Some((member.place, *cause)),
+        Part::GivenUp => Some((member.place, Cause::Unreachable)),
         _ => None,
     });
     let is_member = |place: Place| match now_at {

@@ -6,12 +6,13 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, all},
+        cluster::{Cluster, LONG, PATIENCE, all},
         guest::{
             GUEST_PATIENCE, Guests, Machine, Qemu, Spec,
             archive::{archive, installed},
         },
         process::{Stopped, kill_dead, missing_any, run},
+        wait::until,
     },
     volume::Disk,
 };
@@ -312,7 +313,13 @@ pub(crate) fn it_has_another_size_as_the_guest_runs(
         // Its process is killed, and another one has a volume of another size, before QEMU can connect again.
         let stopped = Stopped::stop(machine.id());
         disk.kill()?;
-        resize(name, "56M")?.expect_success("hecaton volume resize")?;
+        until("another process gives it another size", PATIENCE, || {
+            let resized = resize(name, "56M")?;
+            if resized.stderr.contains("its process is starting") {
+                return Ok(Err(resized.stderr));
+            }
+            resized.expect_success("hecaton volume resize").map(Ok)
+        })?;
         drop(stopped);
         machine.wait_for("guest: reads there")?;
         let refused = resize(name, "39M")?;

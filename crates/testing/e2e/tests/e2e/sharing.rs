@@ -8,6 +8,7 @@ use crate::{
         wait::until,
     },
     secure::{SecureManager, issue, secure_manager},
+    volume::kill_server,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -210,7 +211,7 @@ pub(crate) fn a_volume_goes_from_node_to_node() -> TestResult {
     b.holds(&old)?;
     a.refuses(&["attach", "disk"], &["held by node `b`"])?;
     b.write(&new)?;
-    kill_dead(served);
+    kill_server(served)?;
     b.holds(&new)?;
 
     // And back, to where a former process had it.

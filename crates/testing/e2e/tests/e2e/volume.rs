@@ -29,6 +29,16 @@ pub(crate) struct Disk<'a> {
     is_deleted: bool,
 }
 
+/// Kills a process that serves a volume. One that dies may still take a client, and takes it along: this
+/// waits until it is gone.
+pub(crate) fn kill_server(pid: u32) -> anyhow::Result<()> {
+    kill_dead(pid);
+    until("the killed process is gone", PATIENCE, || {
+        let process = format!("/proc/{pid}");
+        Ok(if Path::new(&process).exists() { Err(process) } else { Ok(()) })
+    })
+}
+
 impl Drop for Disk<'_> {
     fn drop(&mut self) {
         if self.is_deleted {
@@ -130,15 +140,9 @@ impl<'a> Disk<'a> {
         Ok(u32::try_from(pid)?)
     }
 
-    /// Kills the process that serves it. One that dies may still take a client, and takes it along: this waits
-    /// until it is gone.
+    /// Kills the process that serves it.
     pub(crate) fn kill(&self) -> anyhow::Result<()> {
-        let pid = self.pid()?;
-        kill_dead(pid);
-        until("the killed process is gone", PATIENCE, || {
-            let process = format!("/proc/{pid}");
-            Ok(if Path::new(&process).exists() { Err(process) } else { Ok(()) })
-        })
+        kill_server(self.pid()?)
     }
 
     /// Nobody is connected any more, and its socket is gone with it. The server sees the end of a client

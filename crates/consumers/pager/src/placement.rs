@@ -224,7 +224,7 @@ pub struct DonorUse {
     pub name: String,
     /// Bytes of its extents.
     pub bytes: u64,
-    /// Which life of it this is, if it was heard: another one has nothing of what that had.
+    /// The donor's life that was heard last, if any: a life begins without any extent.
     #[serde(default)]
     pub boot: Option<u64>,
     /// Whether it answered when it was last asked.

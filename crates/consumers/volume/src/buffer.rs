@@ -123,8 +123,8 @@ impl Buffer {
         self.inner().pages.contains_key(&page)
     }
 
-    /// Those of the pages that it has, or that an earlier process had: sorted. They hold data, whatever the
-    /// state says.
+    /// Those of the pages that it has, or that an earlier process left in its slots, sorted. They hold
+    /// data, whatever the state says.
     pub(crate) fn within(&self, pages: Range<PageNo>) -> Vec<PageNo> {
         let inner = self.inner();
         let mut within: Vec<PageNo> =
@@ -142,8 +142,8 @@ impl Buffer {
         self.inner().inherited.extend(pages);
     }
 
-    /// It is known what became of these pages, which were an earlier process's. `is_failing`: donors did
-    /// not take others.
+    /// These pages of an earlier process are no longer in its slots. `is_failing`: others were tried in
+    /// vain, so flushes that wait for them fail.
     pub(crate) fn settled(&self, pages: impl Iterator<Item = PageNo>, is_failing: bool) {
         let mut inner = self.inner();
         pages.for_each(|page| _ = inner.inherited.remove(&page));

@@ -7,8 +7,8 @@
 //! others each time). Others that want the pages are refused.
 //!
 //! A successor begins so as well, with all that its predecessor had under way; there, others wait for
-//! as long as a first attempt takes. What the predecessor had in its write buffer it had answered, so
-//! flushes wait for it, and it is never given up for want of room.
+//! as long as a first attempt takes. The predecessor had answered what was in its write buffer: flushes
+//! wait until donors have that, and a full disk or pool does not end the attempts.
 
 use crate::VolumeError;
 use crate::lanes::Lent;
@@ -27,14 +27,14 @@ pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is not settled, and the locks of its pages.
 pub(crate) enum Unsettled {
-    /// The pages that these slots name, and whose writes they were.
+    /// The slots name pages; `Writer` says whose writes they are.
     Writes(Box<Lent>, Vec<PageLock>, Vec<u32>, Writer),
     /// Pages of one segment that are holes; all of the segment is locked.
     Discard(PageLock, Range<PageNo>),
 }
 
 impl Volume {
-    /// What a predecessor had under way is written once more before its pages are read.
+    /// Writes once more what a predecessor had under way, before anybody reads those pages.
     pub(crate) fn settle_predecessors_writes(self: &Arc<Self>) -> Result<(), VolumeError> {
         let named = (0..SLOTS).filter_map(|slot| Some((self.state.named(slot)?, slot)));
         let mut named: Vec<(PageNo, u32)> = named.collect();
@@ -63,7 +63,7 @@ impl Volume {
                     buffer.inherit(named.iter().map(|(page, _)| *page));
                     Writer::Predecessor
                 }
-                // Nothing was answered that is in a slot.
+                // Without a buffer no write is answered before it leaves its slots.
                 None => Writer::Client,
             };
             let slots = named.into_iter().map(|(_, slot)| slot).collect();

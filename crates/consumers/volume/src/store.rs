@@ -22,14 +22,14 @@ pub(crate) struct Item<'a> {
     pub(crate) contents: &'a [u8],
 }
 
-/// Whose write it is that is named in slots: what becomes of it when no donor and no file took it.
+/// Whose write a slot names. The writer decides what happens when no donor and no file takes the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
-    /// A client's, who is told, and whose slots are free then.
+    /// A client: its request fails, and the slot becomes free.
     Client,
-    /// The buffer's: it keeps the slots, and begins anew.
+    /// The write buffer: it keeps the slot, and writes it later.
     Buffer,
-    /// An earlier process's, who may have answered it: to be written again.
+    /// An earlier process, which may have answered the write: this process tries until it succeeds.
     Predecessor,
 }
 

@@ -32,9 +32,8 @@ pub const MAX_PAGES_UNDER_WAY: usize = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A donor that nobody has tried to reach for so long may be back: its last failure says nothing any
-/// more. A lane that is used now and then would else give up the copies of a healthy donor, long
-/// after others have found that it is back.
+/// After so long without an attempt a lane forgets that its last one failed: the donor may be back.
+/// A lane that remembered it would give up the copies of a healthy donor with its next write.
 const FORGOTTEN: Duration = LONGEST_PAUSE;
 
 /// A request's place in its lane, while it is under way.
@@ -162,7 +161,7 @@ impl LinkState {
         !self.waiting.is_empty() || !self.unsettled.is_empty()
     }
 
-    /// A connection is begun, which might have been begun then.
+    /// Begins a connection. One was allowed from `not_before` on.
     fn open(&mut self, not_before: Duration, now: Duration) {
         if now >= not_before + FORGOTTEN {
             self.broken = false;

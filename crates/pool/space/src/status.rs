@@ -68,7 +68,7 @@ pub struct DonorStatus {
     pub name: String,
     /// Where it takes page connections.
     pub addr: SocketAddr,
-    /// Which life of it this is, if it was heard: another one has nothing of what that had.
+    /// The donor's life that was heard last, if any: a life begins without any extent.
     #[serde(default)]
     pub boot: Option<u64>,
     /// The host that it is on.

@@ -31,7 +31,7 @@ impl Namespace {
     }
 
     /// What is to be put before a command's words for it to run here, as long as this process lives.
-    pub(crate) fn prefix(&self) -> Vec<OsString> {
+    pub fn prefix(&self) -> Vec<OsString> {
         let mut option = OsString::from("--net=");
         option.push(self.path());
         vec!["nsenter".into(), option, "--".into()]

@@ -9,7 +9,6 @@ use crate::{
         guest::{Guests, Machine, Spec},
         process::{kill_dead, missing, signal},
         verifier::Verifier,
-        wait::until,
     },
     integrity::PROGRAM,
     mirror::pool_of_only_consumer,
@@ -30,12 +29,11 @@ fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Verifier> {
 }
 
 fn until_coded(cluster: &Cluster) -> anyhow::Result<()> {
-    until("cold memory is coded", LONG, || {
-        let status = cluster.status()?;
-        let pool = pool_of_only_consumer(&status);
+    cluster.until_status("cold memory is coded", LONG, |status| {
+        let pool = pool_of_only_consumer(status);
         let is_coded =
             pool["coded_bytes"].as_u64() > Some(0) && pool["saved_bytes"].as_u64() > Some(0);
-        Ok(if is_coded { Ok(()) } else { Err(pool.to_string()) })
+        if is_coded { Ok(()) } else { Err(pool.to_string()) }
     })
 }
 

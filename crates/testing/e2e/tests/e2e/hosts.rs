@@ -55,7 +55,7 @@ const FIO_INTERRUPTED: i32 = 128;
 /// because its processor is busy, or the next failure would take the last copy.
 const FAILOVER: Duration = Duration::from_millis(1500);
 
-/// What waited for a donor as it came back is answered by then, or known not to be.
+/// So long after a donor came back, each request that had waited for it is answered or given up.
 const AFTER_OUTAGE: Duration = FAILOVER.saturating_mul(2);
 
 /// A cluster of one borrower, three donors and the manager, each on its host.
@@ -142,27 +142,40 @@ impl Hosts {
     /// nobody has noticed is no failure yet: what comes next would find pages that count as whole with
     /// one copy.
     fn until_missed(&self, host: usize) -> anyhow::Result<()> {
-        let donor = self.network.host(host).name();
-        let what = format!("all who have pages at {donor} miss it");
-        self.cluster.eventually(&what, PATIENCE, |status| {
-            let misses = |user: &Value| {
-                let mut used = used_donors(&user["stats"]);
-                !user["stats"].is_null() && used.all(|one| one["name"] != *donor || is_missing(one))
-            };
-            Ok(users(status).all(misses))
-        })
+        self.until_used_only_if(is_missing, "whoever has pages there misses it", host)
     }
 
     /// Waits until no program has pages at a donor that is gone for good.
     fn until_replaced(&self, host: usize) -> anyhow::Result<()> {
+        self.until_used_only_if(|_| false, "nobody has pages there any more", host)
+    }
+
+    /// Waits until this holds of a host's donor, as each program and volume knows it that has pages there.
+    fn until_used_only_if(
+        &self,
+        condition: fn(&Value) -> bool,
+        what: &str,
+        host: usize,
+    ) -> anyhow::Result<()> {
         let donor = self.network.host(host).name();
-        let what = format!("nobody has pages at {donor} any more");
-        self.cluster.eventually(&what, PATIENCE, |status| {
-            let is_rid = |user: &Value| {
+        self.cluster.eventually(&format!("{donor}: {what}"), PATIENCE, |status| {
+            let is_so = |user: &Value| {
                 let mut used = used_donors(&user["stats"]);
-                !user["stats"].is_null() && used.all(|one| one["name"] != *donor)
+                !user["stats"].is_null() && used.all(|one| one["name"] != *donor || condition(one))
             };
-            Ok(users(status).all(is_rid))
+            Ok(users(status).all(is_so))
+        })
+    }
+
+    /// Waits until the manager has not heard the borrower for [`AFTER_OUTAGE`]. Nothing can be asked at
+    /// the borrower while it is cut off.
+    fn until_borrower_is_unheard(&self) -> anyhow::Result<()> {
+        let prefix = self.network.host(self.manager).namespace().prefix();
+        until("the manager does not hear the borrower", PATIENCE, || {
+            let status = self.cluster.status_from(&prefix)?;
+            let silent_ms = self.node(&status, BORROWER)["silent_ms"].as_u64();
+            let is_long = silent_ms >= Some(AFTER_OUTAGE.as_millis() as u64);
+            Ok(if is_long { Ok(()) } else { Err(format!("silent for {silent_ms:?} ms")) })
         })
     }
 
@@ -271,7 +284,7 @@ impl Hosts {
 
         // It finds everything when it is back within its lease.
         let outage = self.network.cut(BORROWER, Cut::Off)?;
-        thread::sleep(AFTER_OUTAGE);
+        self.until_borrower_is_unheard()?;
         outage.heal()?;
         until_whole("the borrower cut off")?;
 

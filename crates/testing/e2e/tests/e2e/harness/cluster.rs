@@ -246,9 +246,29 @@ impl Cluster {
 
     /// What `hecaton status --json` says.
     pub(crate) fn status(&self) -> anyhow::Result<Value> {
-        let ended = run(self.command("status").arg("--json"), PATIENCE)?;
+        self.status_from(&self.prefix)
+    }
+
+    /// What it says where a command line with this prefix runs.
+    pub(crate) fn status_from(&self, prefix: &[OsString]) -> anyhow::Result<Value> {
+        let mut command = prefixed(prefix, &self.hecaton);
+        command.args(["status", "--json"]).env("HECATON_MANAGER", &self.url).stdin(Stdio::null());
+        let ended = run(&mut command, PATIENCE)?;
         ended.expect_success("hecaton status --json")?;
         serde_json::from_slice(&ended.stdout).context("the status is no JSON")
+    }
+
+    /// Looks at the cluster's status until nothing is missing. `look` says what it misses.
+    pub(crate) fn until_status(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut look: impl FnMut(&Value) -> Result<(), String>,
+    ) -> anyhow::Result<()> {
+        until(what, limit, || {
+            let status = self.status().map_err(|error| format!("{error:#}"));
+            Ok(status.and_then(|status| look(&status)))
+        })
     }
 
     /// Waits for a condition of the cluster's status.

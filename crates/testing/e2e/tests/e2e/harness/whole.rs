@@ -1,41 +1,38 @@
 //! Whether what programs and volumes keep in the pool has all of its copies.
 
-use super::{
-    cluster::{Cluster, PATIENCE, all, is_since},
-    wait::until,
-};
+use super::cluster::{Cluster, PATIENCE, all, is_since};
 use hecaton_memory::unix_time_ms;
 use serde_json::Value;
 use std::time::Duration;
 
 impl Cluster {
-    /// Waits until everything has its copies, as told after this was called.
+    /// Waits until everything has all copies, by statistics taken after this was called.
     pub(crate) fn until_whole(&self) -> anyhow::Result<()> {
-        self.until(Duration::ZERO, &|_| true)
+        self.until_these_are_whole(Duration::ZERO, &|_| true)
     }
 
-    /// Waits until these programs and volumes are there and have their copies, as told so long after this
-    /// was called. What waits for a donor that has just come back may do without it yet: for as long as
-    /// a donor may be silent.
+    /// Waits until these programs and volumes are there and have all copies, by statistics taken at least
+    /// `delay` after this was called. A request that waits for a donor that has just come back may still
+    /// give it up, within the failover time.
     pub(crate) fn until_whole_after(&self, delay: Duration, names: &[&str]) -> anyhow::Result<()> {
         let are_there = |status: &Value| {
             let is_there = |name: &&str| users(status).any(|user| user["name"] == **name);
             names.iter().all(is_there)
         };
         self.eventually("all are known", PATIENCE, |status| Ok(are_there(status)))?;
-        self.until(delay, &|user| names.iter().any(|name| user["name"] == **name))
+        self.until_these_are_whole(delay, &|user| names.iter().any(|name| user["name"] == **name))
     }
 
-    fn until(&self, delay: Duration, is_of_them: &dyn Fn(&Value) -> bool) -> anyhow::Result<()> {
+    fn until_these_are_whole(
+        &self,
+        delay: Duration,
+        is_of_them: &dyn Fn(&Value) -> bool,
+    ) -> anyhow::Result<()> {
         let since_ms = unix_time_ms() + delay.as_millis() as u64;
-        until("everything has its copies", PATIENCE + delay, || {
-            let status = match self.status() {
-                Ok(status) => status,
-                Err(error) => return Ok(Err(format!("{error:#}"))),
-            };
-            let of_them = users(&status).filter(|user| is_of_them(user));
-            let lacks: Vec<_> = of_them.filter_map(|user| lack(&status, user, since_ms)).collect();
-            Ok(if lacks.is_empty() { Ok(()) } else { Err(lacks.join("\n    ")) })
+        self.until_status("everything has all copies", PATIENCE + delay, |status| {
+            let of_them = users(status).filter(|user| is_of_them(user));
+            let lacks: Vec<_> = of_them.filter_map(|user| lack(status, user, since_ms)).collect();
+            if lacks.is_empty() { Ok(()) } else { Err(lacks.join("\n    ")) }
         })
     }
 }
@@ -56,7 +53,7 @@ pub(crate) fn is_missing(donor: &Value) -> bool {
     donor["reachable"] == false || donor["overdue"] == true
 }
 
-/// What a program or a volume lacks, if it was not whole at that moment or later.
+/// Says why a program or a volume is not whole, by statistics of that moment or later; nothing if it is.
 fn lack(status: &Value, user: &Value, since_ms: u64) -> Option<String> {
     let stats = &user["stats"];
     let pool = &stats["pool"];

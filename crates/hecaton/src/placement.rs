@@ -2,7 +2,7 @@
 
 use crate::failure::usage;
 use hecaton_memory::Size;
-use hecaton_node::message::Wanted;
+use hecaton_node::message::{CreateVolume, Wanted};
 use hecaton_pager::{Placement, RamRange};
 use hecaton_space::{Code, Cold};
 use std::fmt;
@@ -39,11 +39,12 @@ pub(crate) struct CopyArgs {
     /// a loss, or pages move to another donor
     #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_COPYING)]
     copying: Size,
-    /// Milliseconds that a donor may be silent before other copies take its place, with `--mirror`. Its
-    /// copies are made anew then: give more where hosts or their network are often busy for longer
+    /// Milliseconds that a donor may be silent before other copies take its place, with `--mirror`.
+    /// Its copies are made anew then: give more where hosts or their network are often busy for
+    /// longer
     #[arg(long, value_name = "MILLISECONDS", default_value_t = DEFAULT_FAILOVER_MS,
           value_parser = clap::value_parser!(u64).range(20..=60_000))]
-    pub(crate) failover: u64,
+    failover: u64,
     /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
     /// nor alter them
     #[arg(long)]
@@ -51,6 +52,19 @@ pub(crate) struct CopyArgs {
 }
 
 impl CopyArgs {
+    /// What they say of a new volume.
+    pub(crate) fn of_volume(self) -> CreateVolume {
+        CreateVolume {
+            copies: self.mirror,
+            scrub_bytes_per_s: Some(self.scrub_bytes_per_s()),
+            copying_bytes_per_s: Some(self.copying_bytes_per_s()),
+            failover_ms: Some(self.failover),
+            encrypt: self.encrypt,
+            donors: self.donors,
+            ..CreateVolume::default()
+        }
+    }
+
     /// How fast copies are compared, in bytes a second; 0 for not at all.
     pub(crate) fn scrub_bytes_per_s(&self) -> u64 {
         self.scrub.0

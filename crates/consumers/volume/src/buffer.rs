@@ -123,8 +123,8 @@ impl Buffer {
         self.inner().pages.contains_key(&page)
     }
 
-    /// Those of the pages that it has, or that an earlier process left in its slots, sorted. They hold
-    /// data, whatever the state says.
+    /// Those of the pages that it has, or that an earlier process left in its slots, sorted. They
+    /// hold data, whatever the state says.
     pub(crate) fn within(&self, pages: Range<PageNo>) -> Vec<PageNo> {
         let inner = self.inner();
         let mut within: Vec<PageNo> =
@@ -142,8 +142,8 @@ impl Buffer {
         self.inner().inherited.extend(pages);
     }
 
-    /// These pages of an earlier process are no longer in its slots. `is_failing`: others were tried in
-    /// vain, so flushes that wait for them fail.
+    /// These pages of an earlier process are no longer in its slots. `is_failing`: others were tried
+    /// in vain, so flushes that wait for them fail.
     pub(crate) fn settled(&self, pages: impl Iterator<Item = PageNo>, is_failing: bool) {
         let mut inner = self.inner();
         pages.for_each(|page| _ = inner.inherited.remove(&page));
@@ -380,6 +380,12 @@ fn write_out(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::SEGMENT_PAGES;
+    use crate::volume::Contents;
+    use crate::volume::tests::{World, die, is_anything_named, read};
+    use hecaton_testkit::wait_until;
+
+    const PAGE: u64 = PAGE_SIZE as u64;
 
     #[test]
     fn what_an_earlier_process_has_answered_is_data_and_is_waited_for() {
@@ -389,15 +395,48 @@ mod tests {
         std::thread::scope(|scope| {
             let flush = || buffer.flush();
             let first = scope.spawn(flush);
-            hecaton_testkit::wait_until("it waits", || buffer.inner().flushing == 1);
+            wait_until("it waits", || buffer.inner().flushing == 1);
             buffer.settled([3].into_iter(), true);
             assert!(first.join().unwrap().is_err(), "donors did not take the others");
             let second = scope.spawn(flush);
-            hecaton_testkit::wait_until("it waits", || buffer.inner().flushing == 1);
+            wait_until("it waits", || buffer.inner().flushing == 1);
             buffer.settled([7, 9].into_iter(), false);
             second.join().unwrap().unwrap();
         });
         assert!(buffer.within(0..100).is_empty());
         buffer.flush().unwrap();
+    }
+
+    #[test]
+    fn a_successor_writes_what_was_buffered() {
+        let mut world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20);
+        world.config.donor_patience = Duration::from_secs(5);
+        let volume = world.volume();
+        volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
+        volume.flush().unwrap();
+        let address = world.donors[0].stop();
+        for (page, fill) in [(0, 2), (1, 3), (0, 4)] {
+            volume.write(page * PAGE, &[fill; PAGE_SIZE]).unwrap();
+        }
+        // As if the process was killed as it wrote page 1 again: the later write was not answered.
+        let free = (0..SLOTS).find(|slot| volume.state.named(*slot).is_none()).unwrap();
+        volume.state.fill(free, 1, &[5; PAGE_SIZE]);
+        // It was a hole until it was answered.
+        volume.write(9 * PAGE, &[7; PAGE_SIZE]).unwrap();
+        die(&volume);
+        world.donors[0].serve_again(address);
+        let successor = world.successor(&volume);
+        let told = successor.extents(9 * PAGE, PAGE, 1).unwrap();
+        assert_eq!(told[0].contents, Contents::Data, "whether donors have it by now or not");
+        successor.flush().unwrap();
+        assert!(!is_anything_named(&successor), "donors have all that was answered");
+        assert!(read(&successor, 9 * PAGE, PAGE_SIZE) == [7; PAGE_SIZE]);
+        assert!(read(&successor, 0, PAGE_SIZE) == [4; PAGE_SIZE]);
+        let either = read(&successor, PAGE, PAGE_SIZE);
+        assert!(either == [3; PAGE_SIZE] || either == [5; PAGE_SIZE]);
+        assert!(read(&successor, 3 * PAGE, PAGE_SIZE) == [1; PAGE_SIZE]);
+        successor.write(0, &[6; PAGE_SIZE]).unwrap();
+        successor.flush().unwrap();
+        assert!(read(&successor, 0, PAGE_SIZE) == [6; PAGE_SIZE]);
     }
 }

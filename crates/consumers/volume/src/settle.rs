@@ -7,16 +7,16 @@
 //! others each time). Others that want the pages are refused.
 //!
 //! A successor begins so as well, with all that its predecessor had under way; there, others wait for
-//! as long as a first attempt takes. The predecessor had answered what was in its write buffer: flushes
-//! wait until donors have that, and a full disk or pool does not end the attempts.
+//! as long as a first attempt takes. The predecessor had answered what was in its write buffer:
+//! flushes wait until donors have that, and a full disk or pool does not end the attempts.
 
-use crate::VolumeError;
 use crate::lanes::Lent;
 use crate::page_locks::{Access, PageLock};
 use crate::state::{SLOTS, State};
 use crate::store::Writer;
 use crate::volume::Volume;
 use hecaton_memory::{PageNo, PageSum, page_sum};
+use hecaton_space::SpaceError;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -35,7 +35,7 @@ pub(crate) enum Unsettled {
 
 impl Volume {
     /// Writes once more what a predecessor had under way, before anybody reads those pages.
-    pub(crate) fn settle_predecessors_writes(self: &Arc<Self>) -> Result<(), VolumeError> {
+    pub(crate) fn settle_predecessors_writes(self: &Arc<Self>) -> Result<(), SpaceError> {
         let named = (0..SLOTS).filter_map(|slot| Some((self.state.named(slot)?, slot)));
         let mut named: Vec<(PageNo, u32)> = named.collect();
         named.sort_unstable();

@@ -22,7 +22,8 @@ pub(crate) struct Item<'a> {
     pub(crate) contents: &'a [u8],
 }
 
-/// Whose write a slot names. The writer decides what happens when no donor and no file takes the page.
+/// Whose write a slot names. The writer decides what happens when no donor and no file takes the
+/// page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     /// A client: its request fails, and the slot becomes free.

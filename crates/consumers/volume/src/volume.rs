@@ -699,8 +699,8 @@ impl Volume {
     }
 
     /// Writes the pages that are named in these slots. What is settled leaves its slot; the places of
-    /// the others are returned, with the first error of all. For `was_sent` see [`store`]. For seals see
-    /// [`crate::sealing`].
+    /// the others are returned, with the first error of all. For `was_sent` see [`store`]. For seals
+    /// see [`crate::sealing`].
     pub(crate) fn store(
         &self,
         lane: &mut Lent,

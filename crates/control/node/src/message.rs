@@ -174,7 +174,7 @@ pub struct Admitted {
 }
 
 /// A wish for a volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
     /// Its name; no other volume of the node may have it.
@@ -336,7 +336,8 @@ pub struct Wanted {
     /// 950 MiB if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copying_bytes_per_s: Option<u64>,
-    /// Milliseconds that a donor may be silent before other copies take its place; 150 if nothing is said.
+    /// Milliseconds that a donor may be silent before other copies take its place; 150 if nothing
+    /// is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failover_ms: Option<u64>,
     /// What is kept in an erasure code when it has gone cold; nothing if nothing is said.

@@ -60,11 +60,9 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// waited for.
 const STOP_GRACE: Duration = Duration::from_secs(15);
 
-/// How long donors keep a volume whose process is silent.
+/// How long donors keep a volume whose process is silent, and, if nothing is said, how long a donor
+/// may be away before requests for its pages fail.
 const LEASE: Duration = Duration::from_secs(60);
-
-/// How long a donor may be away before requests for its pages fail, if nothing is said.
-const DONOR_PATIENCE: Duration = LEASE;
 
 /// The label of the volume's tables among the descriptors that go down with [`VolumeStart`].
 pub const STATE: &str = "state";
@@ -849,7 +847,7 @@ impl Volumes {
             donors: placement.donors,
             tls_dir: self.0.donors.tls_dir().map(Path::to_owned),
             lease: LEASE,
-            donor_patience: wish.donor_patience_s.map_or(DONOR_PATIENCE, Duration::from_secs),
+            donor_patience: wish.donor_patience_s.map_or(LEASE, Duration::from_secs),
             scrub_bytes_per_s: wish.scrub_bytes_per_s.unwrap_or(SCRUB_BYTES_PER_S),
             copying_bytes_per_s: wish.copying_bytes_per_s.unwrap_or(COPYING_BYTES_PER_S),
             failover: wish.failover_ms.map_or(FAILOVER, Duration::from_millis),

@@ -50,12 +50,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         scrub_bytes_per_s: placement.scrub_bytes_per_s,
         copying_bytes_per_s: placement.copying_bytes_per_s,
         failover_ms: placement.failover_ms,
-        spill: None,
-        limit_bytes: None,
-        multi_writer: false,
         for_swap: true,
-        write_buffer_bytes: None,
         encrypt: placement.encrypt,
+        ..CreateVolume::default()
     };
     let wish = Wish {
         node: session.client.socket().to_owned(),

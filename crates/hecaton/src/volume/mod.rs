@@ -316,18 +316,12 @@ fn create(args: CreateArgs) -> anyhow::Result<()> {
     let wish = CreateVolume {
         name: args.name,
         size_bytes: args.size.0,
-        copies: args.copies.mirror,
-        scrub_bytes_per_s: Some(args.copies.scrub_bytes_per_s()),
-        copying_bytes_per_s: Some(args.copies.copying_bytes_per_s()),
-        failover_ms: Some(args.copies.failover),
-        donors: args.copies.donors,
         donor_patience_s: Some(args.donor_patience),
         spill,
         limit_bytes: args.limit.map(|limit| limit.0),
         multi_writer: args.multi_writer,
-        for_swap: false,
         write_buffer_bytes: args.write_buffer.map(|size| size.0),
-        encrypt: args.copies.encrypt,
+        ..args.copies.of_volume()
     };
     Ok(args.cluster.need_local_node()?.create_volume(wish)?)
 }

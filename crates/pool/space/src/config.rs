@@ -89,8 +89,8 @@ pub struct SpaceConfig {
     pub credentials: Option<Arc<CredentialsDir>>,
 }
 
-/// How long a donor may be silent before others take its place, if nothing is said: long enough for a
-/// host that is busy, short enough that a program hardly stands still.
+/// How long a donor may be silent before others take its place, if nothing is said: long enough for
+/// a host that is busy, short enough that a program hardly stands still.
 pub const FAILOVER: Duration = Duration::from_millis(150);
 
 impl SpaceConfig {

@@ -18,6 +18,9 @@
 //! So a write that has failed, or that nobody heard the end of, may be with some members and not
 //! with others: it is to be written again before the pages are read from the pool.
 
+mod parts;
+
+use self::parts::{Part, worst};
 use crate::flights::{Cause, Failure, Flights, Limits, MAX_REQUESTS, Slot};
 use crate::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
 use crate::latency::Latencies;
@@ -114,17 +117,6 @@ impl Key {
     fn of_token(token: u64) -> Key {
         Key { index: token as u32, serial: (token >> 32) as u32 }
     }
-}
-
-/// One member's part of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Unsent,
-    Sent(Slot),
-    Stored,
-    Failed(Cause),
-    /// It was never sent, since the donor was not reached in time.
-    GivenUp,
 }
 
 /// Which members a read may go to.
@@ -1060,103 +1052,5 @@ const MAX_DECODINGS: u8 = 3;
 /// Where a segment is that has no member left.
 const NOWHERE: Place = Place { donor: DonorIndex::UNKNOWN, boot: 0, extent: ExtentId(0) };
 
-/// Why a write has failed that is not with all members of the group.
-///
-/// Interrupted when it is certain that nothing of it lands any more, or lands only where it is not
-/// looked for; unreachable when a member may still get it.
-fn worst(asked: &Group, parts: &[Part; MAX_MEMBERS], now_at: Whereabouts) -> (Place, Cause) {
-    let failed = asked.members().iter().zip(parts).filter_map(|(member, part)| match part {
-        Part::Failed(cause) => Some((member.place, *cause)),
-        Part::GivenUp => Some((member.place, Cause::Unreachable)),
-        _ => None,
-    });
-    let is_member = |place: Place| match now_at {
-        Whereabouts::Held(group) => group.contains(place),
-        _ => true,
-    };
-    let rank = |cause: Cause| match cause {
-        Cause::Fenced => 4,
-        Cause::Refused(_) => 3,
-        Cause::Unreachable => 2,
-        Cause::Lost => 1,
-        Cause::Interrupted => 0,
-    };
-    let is_lost = !matches!(now_at, Whereabouts::Held(_));
-    let anywhere = asked.members()[0].place;
-    let worst = failed
-        .filter(|(place, cause)| match cause {
-            Cause::Lost => is_lost,
-            Cause::Unreachable => is_member(*place),
-            _ => true,
-        })
-        .max_by_key(|(_, cause)| rank(*cause));
-    match worst {
-        Some((place, Cause::Interrupted)) | Some((place, Cause::Unreachable)) if is_lost => {
-            (place, Cause::Lost)
-        }
-        Some(worst) => worst,
-        None if is_lost => (anywhere, Cause::Lost),
-        // All that were asked have it, and somebody has joined.
-        None => (anywhere, Cause::Interrupted),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A group of two, and how many writes have ended.
-    struct Two(Group, u32);
-
-    impl Groups for Two {
-        fn whereabouts(&mut self, _: u64) -> Whereabouts {
-            Whereabouts::Held(self.0)
-        }
-
-        fn desert(&mut self, _: u64, _: Place) -> bool {
-            unreachable!("no member has the write")
-        }
-
-        fn gone(&mut self, _: u64, _: Place) {}
-
-        fn shards(&mut self, _: u64) -> Option<Shards> {
-            None
-        }
-
-        fn write_ends(&mut self, _: u64) {
-            self.1 += 1;
-        }
-    }
-
-    const BOOT: u64 = 7;
-    const FAILOVER: Duration = Duration::from_millis(150);
-
-    fn place(donor: u32) -> Place {
-        Place { donor: DonorIndex(donor), boot: BOOT, extent: ExtentId(1) }
-    }
-
-    #[test]
-    fn what_was_sent_to_one_that_answers_again_and_to_no_other_has_ended() {
-        let mut group = Group::new(Generation(3));
-        (0..2).for_each(|donor| group.add(place(donor), true));
-        let mut groups = Two(group, 0);
-        let patience = Duration::from_secs(1);
-        let mut requests = Requests::new(Limits { patience, stall: patience }, FAILOVER);
-        let (first, start) = (DonorIndex(0), Duration::ZERO);
-        assert!(requests.flights.begin_connect(first, start));
-        requests.flights.opened(first, BOOT);
-        let writing = requests.write(5, 0, group);
-        requests.sending(&writing, place(0), 1, start);
-        requests.give_up(&writing, place(1), Cause::Unreachable);
-        requests.sent(&writing, &mut groups, start);
-        requests.flights.broke(first, FAILOVER);
-        requests.fail_over(first, &mut groups, FAILOVER);
-        assert_eq!((requests.next_end(), groups.1), (None, 0), "it may still land");
-        assert!(requests.flights.begin_connect(first, FAILOVER));
-        requests.flights.opened(first, BOOT);
-        requests.settle(&mut groups, FAILOVER);
-        let ended = requests.next_end();
-        assert!(matches!(ended, Some(End::Failed { cause: Cause::Unreachable, .. })), "{ended:?}");
-        assert_eq!(groups.1, 1, "its segment may be coded");
-    }
-}
+mod tests;

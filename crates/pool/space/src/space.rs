@@ -384,8 +384,8 @@ impl Space {
     pub fn status(&self) -> SpaceStatus {
         let donors = self.donors.read().unwrap_or_else(PoisonError::into_inner).clone();
         let map = self.map();
-        let SegmentCounts { held, degraded, lost } = map.counts();
-        let coded = map.coded_counts();
+        let (counts, coded) = (map.counts(), map.coded_counts());
+        let segment_bytes = self.segment_pages() * PAGE_SIZE as u64;
         let donors = donors.iter().map(|donor| {
             let known = map.donor(donor.index);
             DonorStatus {
@@ -397,13 +397,11 @@ impl Space {
                 reachable: known.reachable,
                 overdue: known.is_overdue,
                 extents: known.extents,
-                bytes_held: known.extents * self.segment_pages() * PAGE_SIZE as u64,
+                bytes_held: known.extents * segment_bytes,
                 free_pages: known.load.free_pages,
                 in_service: known.load.in_service,
                 draining: known.load.draining,
-                recalled_bytes: u64::from(known.load.recalled)
-                    * self.segment_pages()
-                    * PAGE_SIZE as u64,
+                recalled_bytes: u64::from(known.load.recalled) * segment_bytes,
             }
         });
         SpaceStatus {
@@ -413,13 +411,13 @@ impl Space {
             segment_pages: self.segment_pages(),
             segments: self.config.segments(),
             copies: self.config.redundancy.copies(),
-            segments_held: held,
-            segments_degraded: degraded,
+            segments_held: counts.held,
+            segments_degraded: counts.degraded,
             segments_untended: map.untended(),
-            segments_lost: lost,
+            segments_lost: counts.lost,
             code: self.config.cold.map(|cold| cold.code),
             segments_coded: coded.segments,
-            bytes_saved: coded.extents_saved * self.segment_pages() * PAGE_SIZE as u64,
+            bytes_saved: coded.extents_saved * segment_bytes,
             bytes_filled: self.bytes_filled.load(Ordering::Relaxed),
             scrub: self.scrub.status(),
             fenced: self.is_fenced(),

@@ -136,8 +136,8 @@ pub fn wait_until_seen<T, S: fmt::Display>(what: &str, look: impl FnMut() -> Res
 
 /// A port of the loopback address for a daemon that is told it and listens later, or again.
 ///
-/// The port is below those that the kernel hands out (from 32768 on), and processes begin to look at
-/// different ones: between this call and the daemon's, no other test takes it.
+/// The port is below those that the kernel hands out (from 32768 on), and processes begin to look
+/// at different ones: between this call and the daemon's, no other test takes it.
 ///
 /// # Panics
 /// If no port can be bound.

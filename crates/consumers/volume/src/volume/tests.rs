@@ -32,7 +32,7 @@ impl Directory for Known {
     }
 }
 
-struct Lent {
+pub(crate) struct Lent {
     donor: Donor,
     serving: Option<Serving>,
 }
@@ -54,13 +54,13 @@ impl Lent {
     }
 
     /// Ends all connections; the memory stays.
-    fn stop(&mut self) -> SocketAddr {
+    pub(crate) fn stop(&mut self) -> SocketAddr {
         let address = self.address();
         self.serving = None;
         address
     }
 
-    fn serve_again(&mut self, address: SocketAddr) {
+    pub(crate) fn serve_again(&mut self, address: SocketAddr) {
         self.serving = Some(self.donor.serve(TcpListener::bind(address).unwrap()).unwrap());
     }
 
@@ -71,7 +71,7 @@ impl Lent {
 }
 
 pub(crate) struct World {
-    donors: Vec<Lent>,
+    pub(crate) donors: Vec<Lent>,
     known: Arc<Known>,
     pub(crate) config: VolumeConfig,
     /// Where spill files are.
@@ -207,7 +207,7 @@ impl World {
 }
 
 /// A process that is killed writes nothing out any more.
-fn die(volume: &Volume) {
+pub(crate) fn die(volume: &Volume) {
     if let Some(buffer) = &volume.buffer {
         volume.is_over.store(true, Release);
         wait_until("nothing is written out", || buffer.is_closed());
@@ -1099,7 +1099,7 @@ fn a_snapshot_that_has_no_room_fails_and_nothing_else_does() {
 }
 
 /// Whether anything is answered that donors have not.
-fn is_anything_named(volume: &Volume) -> bool {
+pub(crate) fn is_anything_named(volume: &Volume) -> bool {
     (0..SLOTS).any(|slot| volume.state.named(slot).is_some())
 }
 
@@ -1155,39 +1155,6 @@ fn what_is_written_through_is_where_it_is_to_be_kept() {
     volume.flush().unwrap();
     let expected = [vec![1; 7], vec![2; PAGE_SIZE], vec![1; 2 * PAGE_SIZE - 7]].concat();
     assert!(read(&volume, 0, 3 * PAGE_SIZE) == expected);
-}
-
-#[test]
-fn a_successor_writes_what_was_buffered() {
-    let mut world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20);
-    world.config.donor_patience = Duration::from_secs(5);
-    let volume = world.volume();
-    volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
-    volume.flush().unwrap();
-    let address = world.donors[0].stop();
-    for (page, fill) in [(0, 2), (1, 3), (0, 4)] {
-        volume.write(page * PAGE, &[fill; PAGE_SIZE]).unwrap();
-    }
-    // As if the process was killed as it wrote page 1 again: the later write was not answered.
-    let free = (0..SLOTS).find(|slot| volume.state.named(*slot).is_none()).unwrap();
-    volume.state.fill(free, 1, &[5; PAGE_SIZE]);
-    // It was a hole until it was answered.
-    volume.write(9 * PAGE, &[7; PAGE_SIZE]).unwrap();
-    die(&volume);
-    world.donors[0].serve_again(address);
-    let successor = world.successor(&volume);
-    let told = successor.extents(9 * PAGE, PAGE, 1).unwrap();
-    assert_eq!(told[0].contents, Contents::Data, "whether donors have it by now or not");
-    successor.flush().unwrap();
-    assert!(!is_anything_named(&successor), "donors have all that was answered");
-    assert!(read(&successor, 9 * PAGE, PAGE_SIZE) == [7; PAGE_SIZE]);
-    assert!(read(&successor, 0, PAGE_SIZE) == [4; PAGE_SIZE]);
-    let either = read(&successor, PAGE, PAGE_SIZE);
-    assert!(either == [3; PAGE_SIZE] || either == [5; PAGE_SIZE]);
-    assert!(read(&successor, 3 * PAGE, PAGE_SIZE) == [1; PAGE_SIZE]);
-    successor.write(0, &[6; PAGE_SIZE]).unwrap();
-    successor.flush().unwrap();
-    assert!(read(&successor, 0, PAGE_SIZE) == [6; PAGE_SIZE]);
 }
 
 #[test]

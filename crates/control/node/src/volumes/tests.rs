@@ -34,22 +34,7 @@ fn volumes(script: &str, busy: &str) -> Volumes {
 }
 
 fn wish(name: &str) -> CreateVolume {
-    CreateVolume {
-        name: name.to_owned(),
-        size_bytes: 1 << 20,
-        copies: None,
-        donors: Vec::new(),
-        donor_patience_s: None,
-        scrub_bytes_per_s: None,
-        copying_bytes_per_s: None,
-        failover_ms: None,
-        spill: None,
-        limit_bytes: None,
-        multi_writer: false,
-        for_swap: false,
-        write_buffer_bytes: None,
-        encrypt: false,
-    }
+    CreateVolume { name: name.to_owned(), size_bytes: 1 << 20, ..CreateVolume::default() }
 }
 
 /// The statistics of a volume with this space, which has so much in the pool.

@@ -1,6 +1,9 @@
 //! Hosts that fail: each in a network namespace of its own, with its own node. Their processes are
 //! killed and stopped, and the hosts cut off, while programs use their memory.
 
+mod program;
+
+use self::program::Program;
 use crate::{
     harness::{
         Outcome, TestResult,
@@ -16,7 +19,7 @@ use crate::{
     redis::Redis,
     volume::{Disk, fio_verify, no_fio},
 };
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use hecaton_netns::{Cut, NetError, Network, cluster};
 use rustix::process::Signal;
@@ -51,8 +54,8 @@ const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
 /// fio's status when it ends because it was told to.
 const FIO_INTERRUPTED: i32 = 128;
 
-/// How long a donor may be silent before other copies take its place: no host is to be taken for gone
-/// because its processor is busy, or the next failure would take the last copy.
+/// How long a donor may be silent before other copies take its place: a host whose processor is
+/// busy is not to be taken for gone, or the next failure would take the last copy.
 const FAILOVER: Duration = Duration::from_millis(1500);
 
 /// So long after a donor came back, each request that had waited for it is answered or given up.
@@ -138,9 +141,8 @@ impl Hosts {
         Ok(program)
     }
 
-    /// Waits until every program and volume that has pages at a host's donor misses it. An outage that
-    /// nobody has noticed is no failure yet: what comes next would find pages that count as whole with
-    /// one copy.
+    /// Waits until every program and volume that has pages at a host's donor misses it. An outage
+    /// that nobody has noticed is no failure yet: pages with one copy would count as whole.
     fn until_missed(&self, host: usize) -> anyhow::Result<()> {
         self.until_used_only_if(is_missing, "whoever has pages there misses it", host)
     }
@@ -150,7 +152,8 @@ impl Hosts {
         self.until_used_only_if(|_| false, "nobody has pages there any more", host)
     }
 
-    /// Waits until this holds of a host's donor, as each program and volume knows it that has pages there.
+    /// Waits until this holds of a host's donor, as each program and volume with pages there knows
+    /// it.
     fn until_used_only_if(
         &self,
         condition: fn(&Value) -> bool,
@@ -167,8 +170,8 @@ impl Hosts {
         })
     }
 
-    /// Waits until the manager has not heard the borrower for [`AFTER_OUTAGE`]. Nothing can be asked at
-    /// the borrower while it is cut off.
+    /// Waits until the manager has not heard the borrower for [`AFTER_OUTAGE`]. Nothing can be
+    /// asked at the borrower while it is cut off.
     fn until_borrower_is_unheard(&self) -> anyhow::Result<()> {
         let prefix = self.network.host(self.manager).namespace().prefix();
         until("the manager does not hear the borrower", PATIENCE, || {
@@ -249,8 +252,8 @@ impl Hosts {
     }
 
     /// One donor after the other is killed, stopped, cut off in every way, loses its memory and is
-    /// drained, and the borrower is cut off itself. Each time these programs and volumes have all copies
-    /// again before the next one fails, and `check` is called.
+    /// drained, and the borrower is cut off itself. Each time these programs and volumes have all
+    /// copies again before the next one fails, and `check` is called.
     fn fail_one_after_another(
         &self,
         names: &[&str],
@@ -306,77 +309,6 @@ impl Hosts {
         let spaces = others.flat_map(|donor| donor["stats"]["spaces"].as_array()).flatten();
         let its = spaces.filter(|space| space["consumer"] == consumer);
         Ok(its.filter_map(|space| space["pages"].as_u64()).sum())
-    }
-}
-
-/// A program on the pool.
-struct Program {
-    running: Running,
-    output: ChildStdout,
-    name: String,
-}
-
-impl Program {
-    /// What its pager has counted; null while that is not known.
-    fn stats<'a>(&self, status: &'a Value) -> &'a Value {
-        let mine = all(status, "consumers").find(|one| one["name"] == *self.name);
-        mine.map_or(&Value::Null, |one| &one["stats"])
-    }
-
-    /// How the pool holds its memory; null while that is not known.
-    fn pool<'a>(&self, status: &'a Value) -> &'a Value {
-        &self.stats(status)["pool"]
-    }
-
-    fn pager(&self, cluster: &Cluster) -> anyhow::Result<u32> {
-        let status = cluster.status()?;
-        let mine = all(&status, "consumers").find(|one| one["name"] == *self.name);
-        let pid = mine.and_then(|one| one["pid"].as_u64());
-        Ok(u32::try_from(pid.context("the program has no pager")?)?)
-    }
-
-    fn expect_running(&mut self) -> anyhow::Result<()> {
-        let Some(status) = self.running.child_mut().try_wait()? else { return Ok(()) };
-        let complaint = self.complaint()?;
-        bail!("{} has ended with {status}: {complaint}", self.name)
-    }
-
-    /// It was still running, and all that it reads last is as it was written.
-    fn has_verified(mut self, cluster: &Cluster) -> anyhow::Result<()> {
-        self.expect_running()?;
-        drop(self.running.child_mut().stdin.take());
-        let status = self.running.wait(LONG, || Ok(()))?;
-        let mut said = String::new();
-        self.output.read_to_string(&mut said)?;
-        ensure!(
-            status.success() && said.starts_with("verified"),
-            "it ended with {status} and said {said:?} and {:?}\n    {}",
-            self.complaint()?,
-            cluster.log_tail()
-        );
-        Ok(())
-    }
-
-    /// It ends by itself, for one of these reasons, without having seen a wrong byte: it would have
-    /// ended with another status, and said so.
-    fn was_ended_because(mut self, reasons: &[&str]) -> anyhow::Result<()> {
-        let status = self.running.wait(LONG, || Ok(()))?;
-        let (mut said, complaint) = (String::new(), self.complaint()?);
-        self.output.read_to_string(&mut said)?;
-        ensure!(status.code() == Some(137) && said.is_empty(), "{status}: {said:?}, {complaint:?}");
-        let has_segment = complaint.contains("segment ") && complaint.contains(" of space ");
-        let has_reason = reasons.iter().any(|reason| complaint.contains(reason));
-        ensure!(has_segment && has_reason, "the reason is not told: {complaint:?}");
-        Ok(())
-    }
-
-    /// What it and `hecaton run` have said on their standard error. They have ended.
-    fn complaint(&mut self) -> anyhow::Result<String> {
-        let mut complaint = String::new();
-        if let Some(mut stderr) = self.running.child_mut().stderr.take() {
-            stderr.read_to_string(&mut complaint)?;
-        }
-        Ok(complaint)
     }
 }
 

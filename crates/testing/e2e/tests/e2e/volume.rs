@@ -29,8 +29,8 @@ pub(crate) struct Disk<'a> {
     is_deleted: bool,
 }
 
-/// Kills a process that serves a volume. One that dies may still take a client, and takes it along: this
-/// waits until it is gone.
+/// Kills a process that serves a volume, and waits until it is gone: a dying one may still take a
+/// client, and takes it along.
 pub(crate) fn kill_server(pid: u32) -> anyhow::Result<()> {
     kill_dead(pid);
     until("the killed process is gone", PATIENCE, || {
@@ -145,8 +145,8 @@ impl<'a> Disk<'a> {
         kill_server(self.pid()?)
     }
 
-    /// Nobody is connected any more, and its socket is gone with it. The server sees the end of a client
-    /// a moment after the client has ended.
+    /// Nobody is connected any more, and its socket is gone with it. The server sees the end of a
+    /// client a moment after the client has ended.
     pub(crate) fn delete(mut self) -> anyhow::Result<()> {
         until("the volume is deleted", PATIENCE, || {
             let mut command = self.cluster.command("volume");

@@ -11,9 +11,9 @@ impl Cluster {
         self.until_these_are_whole(Duration::ZERO, &|_| true)
     }
 
-    /// Waits until these programs and volumes are there and have all copies, by statistics taken at least
-    /// `delay` after this was called. A request that waits for a donor that has just come back may still
-    /// give it up, within the failover time.
+    /// Waits until these programs and volumes are there and have all copies, by statistics taken at
+    /// least `delay` after this was called. A request that waits for a donor that has just come
+    /// back may still give it up, within the failover time.
     pub(crate) fn until_whole_after(&self, delay: Duration, names: &[&str]) -> anyhow::Result<()> {
         let are_there = |status: &Value| {
             let is_there = |name: &&str| users(status).any(|user| user["name"] == **name);
@@ -53,7 +53,8 @@ pub(crate) fn is_missing(donor: &Value) -> bool {
     donor["reachable"] == false || donor["overdue"] == true
 }
 
-/// Says why a program or a volume is not whole, by statistics of that moment or later; nothing if it is.
+/// Says why a program or a volume is not whole, by statistics of that moment or later; nothing if
+/// it is.
 fn lack(status: &Value, user: &Value, since_ms: u64) -> Option<String> {
     let stats = &user["stats"];
     let pool = &stats["pool"];

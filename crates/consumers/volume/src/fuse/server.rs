@@ -5,6 +5,7 @@
 //! kernel. With io_uring ([`super::uring`]) other threads have the requests; what the kernel does not send there,
 //! these have.
 
+use super::buffer::Buffer;
 use super::file::{File, MAX_IO_BYTES, Reply, init_reply};
 use super::gate::Gate;
 use super::uring::Queues;
@@ -22,6 +23,9 @@ const THREADS: usize = 16;
 
 /// Where in a message the data of a write begin.
 const WRITE_DATA_AT: usize = IN_HEADER_BYTES + WRITE_ARGUMENTS_BYTES;
+
+/// The longest message.
+const BUFFER_BYTES: usize = WRITE_DATA_AT + MAX_IO_BYTES;
 
 /// Serves a volume on any number of mounts.
 pub struct FileServer {
@@ -45,7 +49,7 @@ impl FileServer {
         for _ in 0..THREADS {
             let device = Arc::clone(&device);
             // In advance: swap must not wait for a thread.
-            let buffer = new_buffer();
+            let buffer = Buffer::new(BUFFER_BYTES)?;
             thread::Builder::new().name("fuse".into()).spawn(move || device.work(buffer))?;
         }
         Ok(is_over_uring)
@@ -57,10 +61,6 @@ impl FileServer {
     }
 }
 
-fn new_buffer() -> Vec<u8> {
-    vec![0; WRITE_DATA_AT + MAX_IO_BYTES]
-}
-
 /// What a mount is served through.
 pub(super) struct Device {
     pub(super) fd: OwnedFd,
@@ -68,7 +68,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    fn work(&self, mut buffer: Vec<u8>) {
+    fn work(&self, mut buffer: Buffer) {
         while let Some((request, read)) = self.next(&mut buffer) {
             let reply = self.file.reply(&request, &mut buffer, WRITE_DATA_AT..read);
             self.answer(request.unique, reply, &buffer);
@@ -77,7 +77,7 @@ impl Device {
 
     /// Answers the first message, which comes with a new mount, so that requests come through io_uring. Whether they do.
     fn begin_over_uring(self: &Arc<Self>) -> bool {
-        let (mut buffer, volume) = (new_buffer(), self.file.name());
+        let (mut buffer, volume) = (vec![0; BUFFER_BYTES], self.file.name());
         let first = loop {
             let Some((request, read)) = self.next(&mut buffer) else { return false };
             if request.opcode == opcode::INIT {

@@ -116,7 +116,8 @@ impl Drop for Mounted {
 const DIRECT: &[&str] = &["--ioengine=libaio", "--direct=1", "--iodepth=32", "--bsrange=4k-512k"];
 
 /// fio, which writes to the first 64 MiB of a file for so long, and finds what it wrote.
-fn verifying(file: &Path, engine: &[&str], seconds: u32) -> Command {
+/// Its errors are in the cluster's log.
+fn verifying(disk: &FileDisk<'_>, engine: &[&str], seconds: u32) -> anyhow::Result<Command> {
     let mut fio = Command::new("fio");
     fio.args([
         "--name=v",
@@ -128,11 +129,11 @@ fn verifying(file: &Path, engine: &[&str], seconds: u32) -> Command {
     .args(["--verify=crc32c", "--verify_backlog=512", "--verify_fatal=1"])
     .args(["--verify_state_save=0", "--time_based", &format!("--runtime={seconds}")])
     .args(engine)
-    .arg(format!("--filename={}", file.display()))
+    .arg(format!("--filename={}", disk.path.display()))
     .stdin(Stdio::null())
     .stdout(Stdio::null())
-    .stderr(Stdio::piped());
-    fio
+    .stderr(disk.cluster.log()?);
+    Ok(fio)
 }
 
 /// Whether the kernel lets FUSE have io_uring, as this machine has it again when this is dropped.
@@ -251,7 +252,7 @@ pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     let mapped: &[&str] = &["--ioengine=mmap", "--bs=4k", "--fsync=64"];
     let buffered: &[&str] = &["--ioengine=psync", "--bsrange=512-64k"];
     for (turn, engine) in [DIRECT, mapped, buffered].into_iter().enumerate() {
-        let mut fio = verifying(&disk.path, engine, 5);
+        let mut fio = verifying(&disk, engine, 5)?;
         let mut running = start_writing(&mut fio, || disk.status())?;
         let mut killed = 0;
         while matches!(running.child_mut().try_wait(), Ok(None)) && killed < 3 {
@@ -307,7 +308,7 @@ pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     let open = fs::OpenOptions::new().read(true).write(true).open(&disk.path)?;
     open.write_all_at(&kept, 64 << 20)?;
     open.sync_all()?;
-    let verify = |seconds| Running::spawn(&mut verifying(&disk.path, DIRECT, seconds));
+    let verify = |seconds| Running::spawn(&mut verifying(&disk, DIRECT, seconds)?);
     let ended = verify(2)?.wait(LONG, || Ok(()))?;
     ensure!(ended.success(), "fio ended with {ended}\n    {}", cluster.log_tail());
     let status = disk.status()?;
@@ -318,7 +319,7 @@ pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     let shown = run(cluster.command("volume").args(["status", "disk"]), PATIENCE)?;
     ensure!(shown.text().contains("through io_uring"), "{}", shown.text());
 
-    let mut running = start_writing(&mut verifying(&disk.path, DIRECT, 60), || disk.status())?;
+    let mut running = start_writing(&mut verifying(&disk, DIRECT, 60)?, || disk.status())?;
     disk.kill_server()?;
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(!ended.success(), "the kernel has kept what the killed process had");

@@ -345,7 +345,7 @@ pub(crate) fn they_fail_one_after_another() -> TestResult {
     let options = two_copies();
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let disk = Disk::create(&hosts.cluster, "disk", "128M", &options)?;
-    let mut fio = fio_verify(&disk.uri());
+    let mut fio = fio_verify(&disk.uri(), hosts.cluster.log()?);
     // Until it is told to end, or reads a wrong byte.
     let mut fio = Running::spawn(fio.args(["--time_based", "--runtime=1h"]))?;
     hosts.fail_one_after_another(&["verifier", "disk"], &mut || {

@@ -6,7 +6,7 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, all, eventually, ready_line, scratch, until_heartbeats,
+            Cluster, LONG, PATIENCE, all, eventually, log_in, ready_line, scratch, until_heartbeats,
         },
         guest::{Guests, Machine, Qemu},
         process::{Running, kill_dead, missing, run},
@@ -377,7 +377,7 @@ pub(crate) fn of_a_node_under_a_volume(cluster: &Cluster) -> TestResult {
         Ok(())
     };
     io("write -P 7 104M 4M")?;
-    let mut fio = fio_verify(&uri);
+    let mut fio = fio_verify(&uri, log_in(&daemons.scratch)?);
     let mut fio = Running::spawn(fio.args(["--io_size=400M", "--time_based", "--runtime=10"]))?;
     daemons.eventually("fio writes", |status| {
         let part = part_of(status, Victim::Volume).context("no volume")?;

@@ -328,8 +328,8 @@ pub(crate) fn no_fio() -> anyhow::Result<Option<String>> {
 }
 
 /// fio writing all over the first 100 MiB of a volume, and comparing what it reads back; for how
-/// long, the caller adds.
-pub(crate) fn fio_verify(uri: &str) -> Command {
+/// long, the caller adds. Its errors go to `log`.
+pub(crate) fn fio_verify(uri: &str, log: fs::File) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=v", "--ioengine=nbd", "--rw=randwrite", "--bsrange=512-32k"])
         .args(["--iodepth=32", "--size=100M", "--verify=crc32c", "--verify_backlog=512"])
@@ -337,7 +337,7 @@ pub(crate) fn fio_verify(uri: &str) -> Command {
         .arg(format!("--uri={uri}"))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+        .stderr(log);
     fio
 }
 
@@ -499,7 +499,7 @@ pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
     }
     let cluster = Cluster::start(3, "200M")?;
     let disk = Disk::create(&cluster, "disk", "128M", &["--mirror", "2"])?;
-    let mut fio = fio_verify(&disk.uri());
+    let mut fio = fio_verify(&disk.uri(), cluster.log()?);
     fio.args(["--io_size=400M", "--time_based", "--runtime=10"]);
     let mut running = start_writing(&mut fio, || disk.status())?;
     for turn in 0..3 {

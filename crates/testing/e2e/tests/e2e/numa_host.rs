@@ -207,6 +207,8 @@ done
 hecaton vm create --regular --name comes --memory 176M --numa 1 --dir /tmp/n -- idle >>/tmp/log 2>&1 &
 until_true is '"lent_used_bytes":0\|"waits":"for-memory"\|"name":"comes","kind":"regular","state"'
 kill -9 $node
+# Only then is all that it held open closed, its children's streams included.
+wait $node
 lends
 until_true is '"name":"comes","kind":"regular","state":"starting"'
 show moved

@@ -329,7 +329,7 @@ does hold 40
 create fixed regular running --container --memory 128M --numa 1 -- idle
 [ -e $cgroups/hecaton-vm-fixed/memory.max ] || die fixed
 until_true gave
-kill -9 $node; echo 7 >$group/cpu.weight; agent
+kill_node; echo 7 >$group/cpu.weight; agent
 until_true weights 100
 does hold 60
 kill $(pid fixed)
@@ -349,11 +349,11 @@ is '"evicted":\[[0-9,]*[1-9]' || die $(status)
 kill $(pid last)
 until_true isnt '"name":"last"'
 machine=$(pid machine)
-kill -9 $node; kill $machine; agent
+kill_node; kill $machine; agent
 none_left() { ! ls -d $cgroups/hecaton*; }
 until_true none_left
 
-kill -9 $node
+kill_node
 mkdir $cgroups/box && echo $$ >$cgroups/box/cgroup.procs && mount --bind $cgroups/box $cgroups || die box
 agent
 beside="controller in $cgroups; it has processes of its own"

@@ -56,6 +56,8 @@ start() {
   node=$!
   until_true status
 }
+# Only when it has ended is all closed that it held open, its lock and its children's streams included.
+kill_node() { kill -9 $node; wait $node; }
 create() {
   name=$1; kind=$2; state=$3; shift 3
   hecaton vm create --$kind --name $name --dir /tmp/n "$@" >>/tmp/log 2>&1 &
@@ -206,9 +208,7 @@ done
 
 hecaton vm create --regular --name comes --memory 176M --numa 1 --dir /tmp/n -- idle >>/tmp/log 2>&1 &
 until_true is '"lent_used_bytes":0\|"waits":"for-memory"\|"name":"comes","kind":"regular","state"'
-kill -9 $node
-# Only then is all that it held open closed, its children's streams included.
-wait $node
+kill_node
 lends
 until_true is '"name":"comes","kind":"regular","state":"starting"'
 show moved

@@ -1,9 +1,9 @@
-//! What a thread has requests in.
+//! Holds the requests of one thread.
 //!
-//! All of it is in memory before the first request comes. The kernel gives a request to a thread before
-//! it copies the request's bytes. Where that copy meets a page that is not there, and the process is
-//! killed just then, the copy fails, and so does the request: the kernel ends it with EIO, and no
-//! successor is asked for it.
+//! All of it is in memory before the first request comes. The kernel gives a request to a thread
+//! before it copies the request's bytes. Where that copy meets a page that is not there, and the
+//! process is killed just then, the copy fails, and so does the request: the kernel ends it with
+//! EIO, and no successor is asked for it.
 
 use rustix::mm::{MapFlags, ProtFlags, mlock, mmap_anonymous, munmap};
 use std::io;

@@ -115,8 +115,7 @@ impl Drop for Mounted {
 /// Many at once, past the page cache.
 const DIRECT: &[&str] = &["--ioengine=libaio", "--direct=1", "--iodepth=32", "--bsrange=4k-512k"];
 
-/// fio, which writes to the first 64 MiB of a file for so long, and finds what it wrote.
-/// Its errors are in the cluster's log.
+/// fio, which writes to the first 64 MiB of a file for so long, and verifies. It logs its errors.
 fn verifying(disk: &FileDisk<'_>, engine: &[&str], seconds: u32) -> anyhow::Result<Command> {
     let mut fio = Command::new("fio");
     fio.args([

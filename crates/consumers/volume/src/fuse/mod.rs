@@ -11,13 +11,13 @@
 //! | [`mount`] | the mount, which outlives the processes that serve it |
 //! | `file` | what requests are answered with |
 //! | `gate` | the end |
-//! | `buffer` | memory for requests, there in advance |
+//! | `mapping` | memory for requests, there in advance |
 //! | [`server`] | threads that answer |
 //! | `uring` | requests through io_uring |
 
-mod buffer;
 mod file;
 mod gate;
+mod mapping;
 pub mod mount;
 pub mod server;
 mod uring;

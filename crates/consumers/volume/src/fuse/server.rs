@@ -5,9 +5,9 @@
 //! kernel. With io_uring ([`super::uring`]) other threads have the requests; what the kernel does not send there,
 //! these have.
 
-use super::buffer::Buffer;
 use super::file::{File, MAX_IO_BYTES, Reply, init_reply};
 use super::gate::Gate;
+use super::mapping::Mapping;
 use super::uring::Queues;
 use super::wire::{IN_HEADER_BYTES, Request, WRITE_ARGUMENTS_BYTES, answer_header, opcode};
 use crate::attach::Role;
@@ -49,7 +49,7 @@ impl FileServer {
         for _ in 0..THREADS {
             let device = Arc::clone(&device);
             // In advance: swap must not wait for a thread.
-            let buffer = Buffer::new(BUFFER_BYTES)?;
+            let buffer = Mapping::resident(BUFFER_BYTES)?;
             thread::Builder::new().name("fuse".into()).spawn(move || device.work(buffer))?;
         }
         Ok(is_over_uring)
@@ -68,7 +68,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    fn work(&self, mut buffer: Buffer) {
+    fn work(&self, mut buffer: Mapping) {
         while let Some((request, read)) = self.next(&mut buffer) {
             let reply = self.file.reply(&request, &mut buffer, WRITE_DATA_AT..read);
             self.answer(request.unique, reply, &buffer);

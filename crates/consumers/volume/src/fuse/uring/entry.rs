@@ -2,15 +2,13 @@
 
 use super::abi::{Command, Headers, Place, Places};
 use crate::fuse::file::{MAX_IO_BYTES, Reply};
+use crate::fuse::mapping::Mapping;
 use crate::fuse::server::Device;
 use crate::fuse::wire::{IN_HEADER_BYTES, OUT_HEADER_BYTES, Request, answer_header};
 use io_uring::{IoUring, squeue, types};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::ptr;
 
 /// Bytes before the data of a request.
 const HEAD_BYTES: usize = 4096;
@@ -116,25 +114,21 @@ impl Entry<'_> {
 }
 
 /// What the kernel and the entry have in common: headers, places, and then the data.
-struct Memory(*mut c_void);
+struct Memory(Mapping);
 
 impl Memory {
     fn new() -> io::Result<Memory> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, wherever the kernel likes.
-        let at =
-            unsafe { mmap_anonymous(ptr::null_mut(), MEMORY_BYTES, protection, MapFlags::PRIVATE) };
-        Ok(Memory(at?))
+        Ok(Memory(Mapping::new(MEMORY_BYTES)?))
     }
 
     /// Says where the parts are, and where that is said.
     fn places(&mut self) -> *const Places {
-        let head = self.0.expose_provenance() as u64;
+        let head = self.0.start().expose_provenance() as u64;
         let headers = Place { address: head, bytes: size_of::<Headers>() as u64 };
         let payload = Place { address: head + HEAD_BYTES as u64, bytes: MAX_IO_BYTES as u64 };
         // SAFETY: it is within the mapping, behind the headers, and aligned.
         unsafe {
-            let places = self.0.byte_add(PLACES_AT).cast::<Places>();
+            let places = self.0.start().add(PLACES_AT).cast::<Places>();
             places.write([headers, payload]);
             places
         }
@@ -144,15 +138,9 @@ impl Memory {
     fn parts(&mut self) -> (&mut Headers, &mut [u8]) {
         // SAFETY: both are within the mapping, apart from each other, of plain integers, and borrowed with it.
         unsafe {
-            let payload = self.0.byte_add(HEAD_BYTES).cast();
-            (&mut *self.0.cast(), std::slice::from_raw_parts_mut(payload, MAX_IO_BYTES))
+            let start = self.0.start();
+            let payload = start.add(HEAD_BYTES);
+            (&mut *start.cast(), std::slice::from_raw_parts_mut(payload, MAX_IO_BYTES))
         }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: of the whole mapping, of which there are no references; the ring is gone.
-        let _ = unsafe { munmap(self.0, MEMORY_BYTES) };
     }
 }

@@ -1,9 +1,9 @@
 //! Maps memory for requests.
 //!
-//! Where a successor is to answer what a killed process leaves, all of it is there before the first
-//! request comes. The kernel gives a request to a thread before it copies its bytes. Where that copy
-//! meets a page that is not there, and the process is killed just then, the copy fails, and so does
-//! the request: the kernel ends it with EIO, and no successor is asked for it.
+//! Where a successor is to answer what a killed process leaves, all of it is there before the
+//! first request comes. The kernel gives a request to a thread before it copies its bytes. Where
+//! that copy meets a page that is not there, and the process is killed just then, the copy fails,
+//! and so does the request: the kernel ends it with EIO, and no successor is asked for it.
 
 use rustix::mm::{MapFlags, ProtFlags, mlock, mmap_anonymous, munmap};
 use std::io;

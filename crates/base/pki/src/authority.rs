@@ -10,6 +10,9 @@
 //!
 //! The index is written before the certificate it tells of, so that whatever exists can be revoked.
 
+mod lock;
+
+use self::lock::Lock;
 use crate::credentials::{CA_FILE, CERTIFICATE_FILE, CRL_FILE, KEY_FILE};
 use crate::grants::{Admission, GrantError, Grants, MAX_TOKENS};
 use crate::identity::{Identity, Role};
@@ -20,14 +23,12 @@ use rcgen::{
     Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevocationReason,
     RevokedCertParams, SerialNumber,
 };
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
     CertificateDer, CertificateRevocationListDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName,
 };
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -182,7 +183,7 @@ struct Line {
 pub struct Authority {
     dir: PathBuf,
     /// Holds the lock.
-    _locked: File,
+    _lock: Lock,
 }
 
 impl Authority {
@@ -422,12 +423,7 @@ impl Authority {
     }
 
     fn lock(dir: &Path) -> Result<Authority, AuthorityError> {
-        let locked = File::open(dir).map_err(|source| io_error(dir, source))?;
-        match rustix::fs::flock(&locked, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Authority { dir: dir.to_owned(), _locked: locked }),
-            Err(Errno::WOULDBLOCK) => Err(AuthorityError::InUse(dir.to_owned())),
-            Err(errno) => Err(io_error(dir, errno.into())),
-        }
+        Ok(Authority { dir: dir.to_owned(), _lock: Lock::take(dir)? })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -627,8 +623,6 @@ mod tests {
     fn what_exists_is_not_overwritten() {
         let (scratch, authority) = authority();
         let dir = scratch.path().join("pki");
-        let second = Authority::open(&dir);
-        assert!(matches!(second, Err(AuthorityError::InUse(_))), "{second:?}");
         authority.issue(&wish("a", Role::Node)).expect("issued");
         let again = authority.issue(&wish("a", Role::Node));
         assert!(matches!(again, Err(AuthorityError::Issued { .. })), "{again:?}");

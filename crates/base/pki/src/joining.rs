@@ -44,12 +44,6 @@ const MAX_QUESTION_BYTES: u64 = 16 << 10;
 /// Longest answer: a list of some hundred thousand revoked certificates.
 const MAX_ANSWER_BYTES: u64 = 16 << 20;
 
-/// How long another command may work on the authority.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
-
-/// Between two attempts.
-const LOCK_PAUSE: Duration = Duration::from_millis(50);
-
 /// Between two attempts to accept, when that does not work.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -332,8 +326,7 @@ impl Reception {
     }
 
     fn exchange(&self, stream: Timely, peer: SocketAddr) -> io::Result<()> {
-        let (chain, key) = self
-            .authority()
+        let (chain, key) = Authority::open(&self.dir)
             .and_then(|authority| authority.own_face())
             .map_err(io::Error::other)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -364,23 +357,9 @@ impl Reception {
         if !is_name(name) {
             return Err("that cannot be a node's name".to_owned());
         }
-        let admitted = self
-            .authority()
+        let admitted = Authority::open(&self.dir)
             .and_then(|authority| authority.admit(secret, name, request, self.days));
         admitted.map_err(|error| error.to_string())
-    }
-
-    /// The authority, when no other command works on it.
-    fn authority(&self) -> Result<Authority, AuthorityError> {
-        let begun = Instant::now();
-        loop {
-            match Authority::open(&self.dir) {
-                Err(AuthorityError::InUse(_)) if begun.elapsed() < LOCK_PATIENCE => {
-                    thread::sleep(LOCK_PAUSE);
-                }
-                opened => return opened,
-            }
-        }
     }
 }
 
@@ -418,12 +397,7 @@ mod tests {
 
         /// As another command does.
         fn authority(&self) -> Authority {
-            let reception = Reception {
-                dir: self.scratch.path().join("pki"),
-                days: 30,
-                under_way: Arc::default(),
-            };
-            reception.authority().expect("opened")
+            Authority::open(&self.scratch.path().join("pki")).expect("opened")
         }
 
         fn token(&self, name: Option<&str>, uses: u32) -> Token {

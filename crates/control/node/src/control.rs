@@ -330,6 +330,7 @@ mod tests {
     use crate::message::{StartPager, StartVm, Wanted};
     use crate::node::{Node, NodeConfig};
     use crate::node_dir::NodeDir;
+    use crate::report::HeartbeatAnswer;
     use crate::vms::VmState;
     use hecaton_testkit::{patience, wait_until_seen};
     use std::io::{BufRead, BufReader, Write};
@@ -385,6 +386,18 @@ mod tests {
             client.launch_line().expect("a handle").over().expect("said");
             assert_eq!(client.wait_end().expect("told").error, None);
             assert_eq!(node.pagers().count(), 0);
+        });
+    }
+
+    /// Each takes the locks of the node's donors and of its membership.
+    #[test]
+    fn what_it_is_can_be_asked_while_it_follows_its_manager() {
+        with_node(|node, _| {
+            let answer = HeartbeatAnswer::default();
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..10_000).for_each(|_| node.inner.follow(&answer)));
+                (0..10_000).for_each(|_| drop(node.report()));
+            });
         });
     }
 

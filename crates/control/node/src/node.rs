@@ -143,7 +143,7 @@ pub enum NodeError {
 /// A running node. [`Node::stop`] ends it and everything that it started.
 #[derive(Debug)]
 pub struct Node {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     /// Emptied when the node stops.
     open: Mutex<Open>,
 }
@@ -460,7 +460,7 @@ impl Inner {
 
     /// Divides what the node may use of the pool among its consumers, at the end of a second.
     pub(crate) fn divide(&self) {
-        let donors: Vec<_> = self.lock_donors().iter().map(Donor::report).collect();
+        let donors = self.donor_reports();
         let (consumers, volumes) = (self.pagers.reports(), self.volumes.reports());
         let mut division = self.division();
         division.decide(&donors, &consumers, &volumes);
@@ -476,6 +476,9 @@ impl Inner {
     }
 
     pub(crate) fn report(&self) -> NodeReport {
+        // One lock at a time: who has that of the donors takes others ([`Inner::follow`]).
+        let member = self.membership().report();
+        let pool = self.division().share();
         let mut report = NodeReport {
             name: self.name.clone(),
             boot: self.boot,
@@ -487,9 +490,9 @@ impl Inner {
             control_socket: self.dir.paths().control_socket(),
             followed_epoch: self.followed_epoch.load(Ordering::Relaxed),
             donors_version: self.directory.version(),
-            member: self.membership().report(),
-            pool: self.division().share(),
-            donors: self.lock_donors().iter().map(Donor::report).collect(),
+            member,
+            pool,
+            donors: self.donor_reports(),
             consumers: self.pagers.reports(),
             untold: None,
             vms: self.vms.reports(),
@@ -528,17 +531,14 @@ impl Inner {
 
     /// What the agent lets a donor lend; nothing, if there is no such donor.
     pub(crate) fn host_limit(&self, donor: &str) -> u64 {
-        let donors = self.lock_donors();
-        donors.iter().find(|one| one.name() == donor).map_or(0, Donor::host_limit)
+        self.lock_donors().iter().find(|one| one.name() == donor).map_or(0, Donor::host_limit)
     }
 
     /// Sets [`Inner::host_limit`].
     pub(crate) fn set_host_limit(&self, donor: &str, limit_bytes: u64) {
-        let donors = self.lock_donors();
-        donors
-            .iter()
-            .filter(|one| one.name() == donor)
-            .for_each(|one| one.set_host_limit(limit_bytes));
+        for one in self.lock_donors().iter().filter(|one| one.name() == donor) {
+            one.set_host_limit(limit_bytes);
+        }
     }
 
     fn lock_donors(&self) -> std::sync::MutexGuard<'_, Vec<Donor>> {

@@ -423,7 +423,9 @@ impl Authority {
     }
 
     fn lock(dir: &Path) -> Result<Authority, AuthorityError> {
-        Ok(Authority { dir: dir.to_owned(), _lock: Lock::take(dir)? })
+        let lock = Lock::take(dir).map_err(|source| io_error(dir, source))?;
+        let lock = lock.ok_or_else(|| AuthorityError::InUse(dir.to_owned()))?;
+        Ok(Authority { dir: dir.to_owned(), _lock: lock })
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -3,10 +3,10 @@
 //! A command waits for the one that works on the authority, which takes some milliseconds: nodes
 //! join while an administrator issues certificates.
 
-use super::{AuthorityError, io_error};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,20 +24,20 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Locks the authority in `dir`.
-    pub(super) fn take(dir: &Path) -> Result<Lock, AuthorityError> {
+    /// Locks the authority in `dir`. None if another command has it for too long.
+    pub(super) fn take(dir: &Path) -> io::Result<Option<Lock>> {
         Lock::take_within(dir, PATIENCE)
     }
 
-    fn take_within(dir: &Path, patience: Duration) -> Result<Lock, AuthorityError> {
-        let locked = File::open(dir).map_err(|source| io_error(dir, source))?;
+    fn take_within(dir: &Path, patience: Duration) -> io::Result<Option<Lock>> {
+        let locked = File::open(dir)?;
         let begun = Instant::now();
         loop {
             match flock(&locked, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Lock { _dir: locked }),
+                Ok(()) => return Ok(Some(Lock { _dir: locked })),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => thread::sleep(PAUSE),
-                Err(Errno::WOULDBLOCK) => return Err(AuthorityError::InUse(dir.to_owned())),
-                Err(errno) => return Err(io_error(dir, errno.into())),
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }
@@ -50,15 +50,14 @@ mod tests {
     #[test]
     fn who_comes_waits_for_who_has_it_and_not_for_ever() {
         let dir = tempfile::tempdir().expect("a directory");
-        let first = Lock::take(dir.path()).expect("nobody has it");
-        let refused = Lock::take_within(dir.path(), Duration::ZERO);
-        assert!(matches!(refused, Err(AuthorityError::InUse(_))), "{refused:?}");
+        let first = Lock::take(dir.path()).expect("locked").expect("nobody has it");
+        assert!(Lock::take_within(dir.path(), Duration::ZERO).expect("asked").is_none());
         let dir = dir.path();
         thread::scope(|scope| {
             let long = Duration::from_secs(3600);
             let second = scope.spawn(move || Lock::take_within(dir, long));
             drop(first);
-            second.join().expect("no panic").expect("it is free");
+            second.join().expect("no panic").expect("locked").expect("it is free");
         });
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn of_a_pager_while_programs_start(cluster: &Cluster) -> TestResult {
 /// A pager that dies again and again is not started for ever, and the program is told to end.
 pub(crate) fn of_a_pager_without_end(cluster: &Cluster) -> TestResult {
     let ended = run_watched(&mut verifier(cluster), LONG, |_| {
-        if let Ok(pager) = cluster.pager_of_only_consumer() {
+        if let Some(pager) = cluster.known_pager()? {
             kill_dead(pager);
         }
         Ok(())
@@ -89,7 +89,7 @@ fn survives(cluster: &Cluster, mut command: Command) -> TestResult {
         thread::sleep(Duration::from_millis(300 + random.below(500) as u64));
         // Between a death and the next report the node may know of no pager, and when the program
         // is done there is none.
-        let Ok(pager) = cluster.pager_of_only_consumer() else { continue };
+        let Some(pager) = cluster.known_pager()? else { continue };
         kill_dead(pager);
         killed += 1;
     }
@@ -197,11 +197,9 @@ fn with_its_own_node() -> anyhow::Result<(Cluster, Running, ChildStdout)> {
     let program = program_of(&running)?;
     until("the node knows the pager, and the program has memory", PATIENCE, || {
         let bytes = anonymous_bytes(program);
-        Ok(match cluster.pager_of_only_consumer() {
-            Ok(_) if bytes >= Some(FILLED_BYTES) => Ok(()),
-            Ok(_) => Err(format!("the program has {bytes:?} bytes")),
-            Err(error) => Err(format!("{error:#}")),
-        })
+        let pager = cluster.known_pager()?;
+        let has_both = pager.is_some() && bytes >= Some(FILLED_BYTES);
+        Ok(if has_both { Ok(()) } else { Err(format!("pager {pager:?}, {bytes:?} bytes")) })
     })?;
     Ok((cluster, running, output))
 }

@@ -3,7 +3,7 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG},
+    cluster::{Cluster, LONG, PATIENCE},
     process::{Running, anonymous_bytes, family, missing, name_of, run_watched},
 };
 use anyhow::{Context as _, ensure};
@@ -119,6 +119,8 @@ pub(crate) fn the_pager_stays_small(cluster: &Cluster) -> TestResult {
         // Entries of all pages and records of those that left are the least that there must be:
         // otherwise the wrong thing was measured.
         ensure!(taken > LARGE / 4096 * (bytes_per_page - 8), "only {taken_kib} KiB were found");
+        // The next one is to be the only one.
+        cluster.wait_until_idle(PATIENCE)?;
     }
     Ok(Outcome::Passed)
 }

@@ -110,7 +110,7 @@ pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
     let mut killed = 0;
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(700));
-        if let Ok(pager) = cluster.pager_of_only_consumer() {
+        if let Some(pager) = cluster.known_pager()? {
             kill_dead(pager);
             killed += 1;
         }
@@ -292,10 +292,12 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended() -> TestResult {
             })?;
         }
         // Donors tell once a second what they have lent.
-        cluster.eventually("a donor is used", PATIENCE, |_| {
-            Ok(a_donor_in_use(&cluster, &mut Random(5))?.is_some())
+        let donor = until("a donor is used", PATIENCE, || {
+            Ok(a_donor_in_use(&cluster, &mut Random(5))?.ok_or("none has lent anything"))
         })?;
-        let donor = a_donor_in_use(&cluster, &mut Random(5))?.context("no donor is used")?;
+        // A copy that is made of a page which has gone bad has gone bad too.
+        cluster.pager_of_only_consumer()?;
+        cluster.until_whole()?;
         let damaged = damage(donor, 50)?;
         ensure!(damaged > 0, "the donor has no page");
         if is_scrubbed {

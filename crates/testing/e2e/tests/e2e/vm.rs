@@ -90,7 +90,7 @@ pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster, guests: &Guests)
                 kill_dead(u32::try_from(donors[random.below(donors.len())])?);
                 killed += 1;
             }
-        } else if let Ok(pager) = cluster.pager_of_only_consumer() {
+        } else if let Some(pager) = cluster.known_pager()? {
             kill_dead(pager);
             killed += 1;
         }

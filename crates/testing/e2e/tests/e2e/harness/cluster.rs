@@ -4,7 +4,7 @@ use crate::harness::{
     process::{Ended, Running, kill_dead, run},
     wait::until,
 };
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use hecaton_memory::unix_time_ms;
 use serde_json::Value;
 use std::{
@@ -293,13 +293,21 @@ impl Cluster {
         })
     }
 
-    /// The process of the only consumer's pager.
+    /// The process of the only consumer's pager, as soon as the node has told of it.
     pub(crate) fn pager_of_only_consumer(&self) -> anyhow::Result<u32> {
+        until("the pager of the only consumer is told of", PATIENCE, || {
+            Ok(self.known_pager()?.ok_or("there is not one consumer with a pager"))
+        })
+    }
+
+    /// The process of the only consumer's pager, if the node has told of it. For a moment after a
+    /// program has begun, or a pager has ended, it has not.
+    pub(crate) fn known_pager(&self) -> anyhow::Result<Option<u32>> {
         let status = self.status()?;
         let pids: Vec<_> = all(&status, "consumers").map(|one| one["pid"].as_u64()).collect();
         match pids[..] {
-            [Some(pid)] => Ok(u32::try_from(pid)?),
-            _ => bail!("there is not one consumer with a pager: {status}"),
+            [Some(pid)] => Ok(Some(u32::try_from(pid)?)),
+            _ => Ok(None),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
 use hecaton_policy::evict::Installed;
 use hecaton_policy::prefetch::Window;
+use hecaton_space::SpaceError;
 use hecaton_transport::protocol::MAX_PAGES;
 use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;
 use hecaton_uffd::{Errno, Uffd};
@@ -453,12 +454,20 @@ impl Core {
     }
 
     /// The pages from `from` on will not come with this request: they are out again, and whoever
-    /// waits for them faults again.
-    pub(crate) fn fetch_failed(&mut self, fetch: &Fetch, from: usize) {
-        for index in from..fetch.keys.len() {
-            if !self.wanted(fetch, index) {
-                continue;
-            }
+    /// waits for them faults again. The consumer cannot go on without what is lost and was wanted.
+    ///
+    /// Pages that were freed meanwhile are not: their segment may have been given back as a whole,
+    /// and the donor then knows nothing of what it is asked for.
+    pub(crate) fn fetch_failed(&mut self, fetch: &Fetch, from: usize, error: &SpaceError) {
+        let pages = from..fetch.keys.len();
+        let wanted: Vec<usize> = pages.filter(|&index| self.wanted(fetch, index)).collect();
+        // A window that nobody may want is no reason to give a donor up: who waits for one of its
+        // pages faults again, and asks for that page alone.
+        let is_ahead = matches!(error, SpaceError::Away { .. }) && fetch.demanded_at.is_none();
+        if !wanted.is_empty() && !error.is_transient() && !is_ahead {
+            self.fail(error.to_string());
+        }
+        for index in wanted {
             let key = fetch.keys[index];
             self.end_fetch(key);
             let entry = self.get(key);
@@ -496,8 +505,35 @@ pub(crate) fn examine(page: &[u8]) -> Content {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::OnLoss;
     use crate::inherit::tests::{PARENT, connection, pager, put_out};
     use crate::state::STAGING_SLOTS;
+    use hecaton_memory::SpaceId;
+
+    #[test]
+    fn what_was_freed_while_it_was_asked_for_may_be_gone() {
+        let mut core = pager();
+        core.on_loss = OnLoss::Report;
+        let space = SpaceId(7);
+        let lost = SpaceError::Lost { space, segment: 0, donor: "one".into() };
+        let mut fetches = Vec::new();
+        for vpn in [1 << 20, (1 << 20) + 1] {
+            let key = Key::new(PARENT, vpn);
+            let page = put_out(&mut core, key);
+            core.fetch_ahead(key, page, false, &mut fetches, 0);
+        }
+        let [fetch] = &fetches[..] else { panic!("they are asked for in one") };
+        fetch.keys.iter().for_each(|&key| core.discard(key));
+        core.fetch_failed(fetch, 0, &lost);
+        assert_eq!(core.failed, None, "nobody wanted it");
+
+        let key = Key::new(PARENT, 2 << 20);
+        let page = put_out(&mut core, key);
+        let mut fetches = Vec::new();
+        core.fetch_ahead(key, page, false, &mut fetches, 0);
+        core.fetch_failed(&fetches[0], 0, &lost);
+        assert!(core.failed.is_some(), "what it wanted is lost");
+    }
 
     /// What is in two slots and named by one record would leave the other slot to somebody else's page.
     #[test]

@@ -19,7 +19,7 @@ use crate::stage::Stage;
 use crate::state::journal;
 use crate::tables::Key;
 use hecaton_space::group::DonorIndex;
-use hecaton_space::{Completion, Lane, Space, SpaceError};
+use hecaton_space::{Completion, Lane, Space};
 use hecaton_transport::vigil::Vigil;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::*;
@@ -445,7 +445,7 @@ impl Server {
                 Ok(()) => {
                     watched.requests.insert(self.next_token, fetch);
                 }
-                Err(error) => fetch_failed(&self.shared, &fetch, 0, &error),
+                Err(error) => self.shared.lock().fetch_failed(&fetch, 0, &error),
             }
         }
     }
@@ -500,7 +500,7 @@ impl Server {
             }
             Completion::Failed { token, from, error } => {
                 if let Some(fetch) = requests.remove(&token) {
-                    fetch_failed(shared, &fetch, from, &error);
+                    shared.lock().fetch_failed(&fetch, from, &error);
                 }
             }
             Completion::Written { .. } => unreachable!("this lane only reads"),
@@ -513,15 +513,4 @@ impl Server {
             self.send();
         }
     }
-}
-
-fn fetch_failed(shared: &Shared, fetch: &Fetch, from: usize, error: &SpaceError) {
-    let mut core = shared.lock();
-    // A window that nobody may want is no reason to give a donor up: who waits for one of its pages
-    // faults again, and asks for that page alone.
-    let given_up = matches!(error, SpaceError::Away { .. }) && fetch.demanded_at.is_none();
-    if !error.is_transient() && !given_up {
-        core.fail(error.to_string());
-    }
-    core.fetch_failed(fetch, from);
 }

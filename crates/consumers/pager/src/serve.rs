@@ -8,7 +8,7 @@
 use crate::PagerError;
 use crate::attach;
 use crate::core::{Core, Fault, Fetch};
-use crate::fault::Arrival;
+use crate::fault::fetch::Arrival;
 use crate::fork;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};

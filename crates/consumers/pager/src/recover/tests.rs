@@ -8,7 +8,7 @@
 use super::*;
 use crate::core::{BatchItem, Fetch};
 use crate::evict::settle;
-use crate::fault::Arrival;
+use crate::fault::fetch::Arrival;
 use crate::helper::Helper;
 use crate::inherit::tests::{PARENT, connection, pager};
 use crate::space_pages::GiveBack;

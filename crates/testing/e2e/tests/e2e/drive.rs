@@ -104,17 +104,17 @@ pub(crate) fn file_systems_outlive_what_is_killed(guests: &Guests) -> TestResult
     // As it begins to write all of it back.
     for at in [4, 8, 12, 16] {
         machine.wait_for(&format!("guest: filled /mnt {at}"))?;
-        kill_dead(small.pid()?);
+        small.kill()?;
     }
     machine.wait_for("guest: filled /mnt/big 2")?;
     let status = cluster.status()?;
     let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
     kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
-    kill_dead(big.pid()?);
+    big.kill()?;
     machine.wait_for("guest: full")?;
     machine.wait_for("guest: ready")?;
     // While it boots, and its firmware and kernel set their queues up.
-    kill_dead(small.pid()?);
+    small.kill()?;
     machine.succeed()?;
     for disk in [&small, &big] {
         let stats = disk.stats()?;
@@ -204,7 +204,7 @@ pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster, guests: &Guests) -> Tes
         })
     };
     written(16 << 20)?;
-    kill_dead(disk.pid()?);
+    disk.kill()?;
     machine.succeed()?;
     let stats = disk.stats()?;
     ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{stats}");

@@ -60,6 +60,8 @@ pub(crate) fn of_a_node_that_others_borrow_from() -> TestResult {
         donors.any(|one| one["name"] == "lender" && one["bytes"].as_u64() > Some(0))
     };
     cluster.eventually("the lender has some of it", LONG, |status| Ok(holds(status)))?;
+    // Its memory ends with it.
+    cluster.until_whole()?;
     let status = cluster.status()?;
     let life = node_of(&status, "lender").context("no lender")?["member"]["life"].clone();
 

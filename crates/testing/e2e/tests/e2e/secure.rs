@@ -131,6 +131,7 @@ pub(crate) fn pages_travel_by_tls() -> TestResult {
         Ok(all(status, "donors").filter(|donor| lent(donor)).count() > 1)
     })?;
     refuses_strangers(&cluster, issue(&pki, "stranger", "node", &[])?)?;
+    cluster.until_whole()?;
     kill_dead(cluster.pager_of_only_consumer()?);
     // With its donor, which does not outlive it.
     let mut killed = lenders.remove(0);

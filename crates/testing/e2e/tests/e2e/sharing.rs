@@ -115,16 +115,17 @@ impl Host<'_> {
 
     /// Waits until the other nodes have no volume any more, and returns the process of this one's.
     fn has_it_alone(&self) -> anyhow::Result<u32> {
-        self.cluster.eventually("one node has the volume", PATIENCE, |status| {
+        let pid = until("one node has the volume, with a process", PATIENCE, || {
+            let status = self.cluster.status()?;
             let mut nodes = status["nodes"].as_array().into_iter().flatten();
-            Ok(nodes.all(|node| {
+            let is_alone = nodes.all(|node| {
                 let volumes = node["volumes"].as_array().map_or(0, Vec::len);
                 volumes == usize::from(node["name"] == self.name)
-            }))
+            });
+            let pid = all(&status, "volumes").next().and_then(|volume| volume["pid"].as_u64());
+            Ok(pid.filter(|_| is_alone).ok_or(status))
         })?;
-        let status = self.cluster.status()?;
-        let pid = all(&status, "volumes").next().and_then(|volume| volume["pid"].as_u64());
-        Ok(u32::try_from(pid.context("it has no process")?)?)
+        Ok(u32::try_from(pid)?)
     }
 }
 

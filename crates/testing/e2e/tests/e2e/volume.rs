@@ -134,9 +134,12 @@ impl<'a> Disk<'a> {
         Ok(self.status()?["stats"].clone())
     }
 
+    /// The process that serves it, as soon as one does.
     pub(crate) fn pid(&self) -> anyhow::Result<u32> {
-        let status = self.status()?;
-        let pid = status["pid"].as_u64().with_context(|| format!("no process: {status}"))?;
+        let pid = until("a process serves the volume", PATIENCE, || {
+            let status = self.status()?;
+            Ok(status["pid"].as_u64().ok_or(status))
+        })?;
         Ok(u32::try_from(pid)?)
     }
 
@@ -309,7 +312,7 @@ pub(crate) fn one_is_resized_while_it_is_used(cluster: &Cluster) -> TestResult {
     ensure!(refused.stderr.contains("5M") && refused.stderr.contains("40M"), "{}", refused.stderr);
     io(&["discard 36M 4M", "discard 20M 1M"])?;
     resize("16M")?.expect_success("hecaton volume resize")?;
-    kill_dead(disk.pid()?);
+    disk.kill()?;
     ensure!(size()? == (16 << 20).to_string(), "a successor has another size");
     cluster.eventually("it is told", PATIENCE, |_| Ok(disk.status()?["size_bytes"] == 16 << 20))?;
     drop(attached);
@@ -437,7 +440,7 @@ pub(crate) fn an_export_is_taken_back(cluster: &Cluster) -> TestResult {
     };
     read(&disk.uri())?.expect_success("reading at the export that stayed")?;
     // The place is free, also for a process that is another one by then.
-    kill_dead(disk.pid()?);
+    disk.kill()?;
     ensure!(disk.export(&["--nbd", &at])? == uri, "it is exported elsewhere");
     read(&uri)?.expect_success("reading at the export that came back")?;
     disk.delete()?;
@@ -468,7 +471,7 @@ pub(crate) fn the_rest_is_spilled_and_comes_back() -> TestResult {
     // The pool has 128 MiB.
     cluster.eventually("the rest is told", PATIENCE, |_| Ok(spilled()? >= 32 << 20))?;
     ensure!(fs::metadata(&spill)?.blocks() * 512 >= 32 << 20, "the file has nothing");
-    kill_dead(disk.pid()?);
+    disk.kill()?;
     run(Command::new("nbdcopy").arg(&uri).arg(&copy), LONG)?
         .expect_success("nbdcopy from the volume")?;
     ensure!(fs::read(&copy)? == bytes, "another image");
@@ -477,7 +480,7 @@ pub(crate) fn the_rest_is_spilled_and_comes_back() -> TestResult {
     let dropped = run(io.args(["-f", "raw", "-c", "discard 0 96M"]).arg(&uri), PATIENCE)?;
     dropped.expect_success("qemu-io")?;
     cluster.eventually("all is back", PATIENCE, |_| Ok(spilled()? == 0))?;
-    kill_dead(disk.pid()?);
+    disk.kill()?;
     fs::remove_file(&copy)?;
     run(Command::new("nbdcopy").arg(&uri).arg(&copy), LONG)?
         .expect_success("nbdcopy from the volume")?;
@@ -793,7 +796,7 @@ pub(crate) fn what_is_buffered_outlives_the_process(cluster: &Cluster) -> TestRe
         cluster.eventually("it has flushed", PATIENCE, |_| {
             Ok(fs::read_to_string(&said)?.lines().filter(|line| line.starts_with('f')).count() > 3)
         })?;
-        kill_dead(disk.pid()?);
+        disk.kill()?;
         let ended = client.wait(PATIENCE, || Ok(()))?;
         ensure!(!ended.success(), "it was not disturbed");
         let copy = cluster.file("buffered-copy");
@@ -850,7 +853,7 @@ pub(crate) fn a_snapshot_stays_as_it_is(cluster: &Cluster) -> TestResult {
     let monday = disk.snapshot("monday")?;
     succeeds(&disk, &["write -P 3 4M 8M", "discard 20M 2M"])?;
     let tuesday = disk.snapshot("tuesday")?;
-    kill_dead(monday.pid()?);
+    monday.kill()?;
     let of_monday = ["read -P 1 0 8M", "read -P 0 8M 12M", "read -P 2 20M 4M", "read -P 0 24M 8M"];
     let read_only = |disk: &Disk<'_>, steps: &[&str]| -> anyhow::Result<()> {
         let mut io = Command::new("qemu-io");

@@ -3,52 +3,22 @@
 //! Everything goes through the command line, as a person's use does. Each test has a world of its
 //! own: see `harness::world`.
 
-mod agent;
-mod announce;
-mod api;
-mod attach;
-mod cold;
-mod concurrent;
-mod containers;
-mod cores;
-mod crash;
-mod dashboard;
-mod disk;
-mod domains;
-mod drive;
-mod encrypted;
-mod file;
-mod fork;
-mod grants;
+mod control;
+mod copies;
 mod harness;
-mod harvest;
-mod hosts;
-mod integrity;
-mod life;
-mod limit;
-mod managers;
-mod mirror;
-mod nbd_clients;
-mod numa_host;
-mod parking;
-mod policy;
-mod pool;
-mod programs;
-mod recovery;
-mod redis;
-mod restart;
-mod secrets;
-mod secure;
-mod sharing;
-mod swap;
-mod traffic;
-mod unprivileged;
-mod usage;
-mod vm;
-mod volume;
+mod machines;
+mod paging;
+mod volumes;
 
+use control::{announce, api, dashboard, grants, managers, policy, secrets, secure, usage};
+use copies::{cold, encrypted, hosts, integrity, mirror, parking, recovery, restart};
 use harness::runner::{self, Test};
+use machines::{agent, attach, containers, cores, domains, harvest, numa_host, vm};
+use paging::{
+    concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
+};
 use std::process::ExitCode;
+use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
 macro_rules! tests {

@@ -293,6 +293,13 @@ impl Cluster {
         })
     }
 
+    /// The process of one of the donors.
+    pub(crate) fn donor(&self, index: usize) -> anyhow::Result<u32> {
+        let status = self.status()?;
+        let pid = all(&status, "donors").nth(index).and_then(|donor| donor["pid"].as_u64());
+        Ok(u32::try_from(pid.context("the donor has no process")?)?)
+    }
+
     /// The process of the only consumer's pager, as soon as the node has told of it.
     pub(crate) fn pager_of_only_consumer(&self) -> anyhow::Result<u32> {
         until("the pager of the only consumer is told of", PATIENCE, || {

@@ -6,7 +6,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all},
+        cluster::{Cluster, LONG, PATIENCE},
         guest::{
             GUEST_PATIENCE, Guests, Machine, Qemu, Spec,
             archive::{archive, installed},
@@ -107,9 +107,7 @@ pub(crate) fn file_systems_outlive_what_is_killed(guests: &Guests) -> TestResult
         small.kill()?;
     }
     machine.wait_for("guest: filled /mnt/big 2")?;
-    let status = cluster.status()?;
-    let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
-    kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+    kill_dead(cluster.donor(0)?);
     big.kill()?;
     machine.wait_for("guest: full")?;
     machine.wait_for("guest: ready")?;

@@ -4,7 +4,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all, start_writing, succeed},
+        cluster::{Cluster, LONG, PATIENCE, start_writing, succeed},
         process::{Running, kill_dead, missing, run},
     },
     volume::Disk,
@@ -260,9 +260,7 @@ pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
             thread::sleep(Duration::from_millis(500));
         }
         if turn == 0 {
-            let status = cluster.status()?;
-            let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
-            kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+            kill_dead(cluster.donor(0)?);
         }
         let ended = running.wait(LONG, || Ok(()))?;
         ensure!(ended.success(), "{engine:?} ended with {ended}\n    {}", cluster.log_tail());

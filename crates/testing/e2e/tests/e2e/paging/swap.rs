@@ -4,7 +4,7 @@ use crate::{
     encrypted::{marked, start_in},
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all},
+        cluster::{Cluster, LONG, PATIENCE},
         process::{Running, kill_dead, missing, name_of, run, signal},
         wait::until,
         world::leftovers::loop_devices_here,
@@ -125,9 +125,7 @@ fn kill_both(cluster: &Cluster, killed: u32) -> anyhow::Result<()> {
             Err(error) => Err(format!("{error:#}")),
         })
     })?;
-    let status = cluster.status()?;
-    let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
-    kill_dead(u32::try_from(donor.context("a donor has no process")?)?);
+    kill_dead(cluster.donor(0)?);
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG, PATIENCE, all, is_since, start_writing},
+    cluster::{Cluster, LONG, PATIENCE, is_since, start_writing},
     process::{Running, kill_dead, missing, missing_any, run, signal},
     wait::until,
 };
@@ -128,19 +128,18 @@ impl<'a> Disk<'a> {
     /// What it has counted, as told after this was called.
     pub(crate) fn stats(&self) -> anyhow::Result<Value> {
         let since_ms = unix_time_ms();
-        self.cluster.eventually("the volume tells its statistics", PATIENCE, |_| {
-            Ok(is_since(&self.status()?["stats"], since_ms))
-        })?;
-        Ok(self.status()?["stats"].clone())
+        until("the volume tells its statistics", PATIENCE, || {
+            let stats = self.status()?["stats"].clone();
+            Ok(if is_since(&stats, since_ms) { Ok(stats) } else { Err(stats) })
+        })
     }
 
     /// The process that serves it, as soon as one does.
     pub(crate) fn pid(&self) -> anyhow::Result<u32> {
-        let pid = until("a process serves the volume", PATIENCE, || {
+        until("a process serves the volume", PATIENCE, || {
             let status = self.status()?;
-            Ok(status["pid"].as_u64().ok_or(status))
-        })?;
-        Ok(u32::try_from(pid)?)
+            Ok(status["pid"].as_u64().and_then(|pid| pid.try_into().ok()).ok_or(status))
+        })
     }
 
     /// Kills the process that serves it.
@@ -509,9 +508,7 @@ pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
         if turn > 0 {
             thread::sleep(Duration::from_millis(800));
         }
-        let status = cluster.status()?;
-        let donor = all(&status, "donors").nth(turn).and_then(|donor| donor["pid"].as_u64());
-        let donor = u32::try_from(donor.context("a donor has no process")?)?;
+        let donor = cluster.donor(turn)?;
         if turn == 1 {
             kill_dead(donor);
         } else {
@@ -596,9 +593,7 @@ pub(crate) fn a_write_to_a_silent_donor_is_settled() -> TestResult {
         run(io.args(["-f", "raw", "-c", step]).arg(disk.uri()), LONG)
     };
     io("write -P 1 0 128k")?.expect_success("a first write")?;
-    let status = cluster.status()?;
-    let donor = all(&status, "donors").next().and_then(|donor| donor["pid"].as_u64());
-    let donor = u32::try_from(donor.context("the donor has no process")?)?;
+    let donor = cluster.donor(0)?;
     signal(donor, Signal::STOP);
     let failed = [io("write -P 2 0 64k"), io("write -P 4 0 4k"), io("read 0 4k")];
     signal(donor, Signal::CONT);

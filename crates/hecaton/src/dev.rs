@@ -162,10 +162,11 @@ fn announce(args: &Args, manager: &ManagerServer, node: &Node) -> anyhow::Result
         None => String::new(),
     };
     out::announce(format_args!(
-        "The cluster is ready: {} donors lend {}; the manager is at {}.\n    \
+        "The cluster is ready: {} donors lend {}. Its manager, and its dashboard in a browser:\n    \
+         {}\n    \
          hecaton run{option} -- COMMAND    runs a program on it\n    \
          hecaton status{option}            shows what it holds\n    \
-         hecaton top{option}               shows it live; so does that address in a browser\n\
+         hecaton top{option}               shows it live\n\
          Ctrl-C ends it.",
         report.donors.len(),
         Size(lend),

@@ -323,6 +323,7 @@ pub(crate) fn are_made_once_wherever_the_manager_is_killed(cluster: &Cluster) ->
                 false => hosts.manager.wait(PATIENCE, || Ok(())).map(|_| true)?,
             };
             drop(tracer);
+            let is_killed = is_killed || hosts.is_killed()?;
             if !is_killed {
                 request = ordered;
                 is_over = true;

@@ -5,6 +5,7 @@ use crate::{
         Outcome, TestResult,
         cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
         process::{Running, kill_dead, missing, run},
+        wait::until,
     },
     programs::end_verified,
     secure::{SecureManager, issue, secure_manager},
@@ -164,7 +165,10 @@ pub(crate) fn are_in_no_log() -> TestResult {
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
     run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(&uri), PATIENCE)?
         .expect_success("nbdcopy")?;
-    volume(&["delete", "disk"])?;
+    // Its server sees the end of a client a moment later.
+    until("the volume is deleted", PATIENCE, || {
+        Ok(volume(&["delete", "disk"]).map_err(|error| format!("{error:#}")))
+    })?;
     cluster.wait_until_idle(PATIENCE)?;
 
     let mut keys = Vec::new();

@@ -4,7 +4,9 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+        cluster::{
+            Cluster, PATIENCE, PATIENT_WITH_DONORS, all, hecaton, log_in, ready_line, scratch,
+        },
         process::{Running, kill_dead, run},
     },
     programs::end_verified,
@@ -122,7 +124,7 @@ pub(crate) fn pages_travel_by_tls() -> TestResult {
 
     let mut program = cluster.command("run");
     program.env_remove("HECATON_MANAGER").arg("--dir").arg(&dir);
-    program.args(["--local", "16M", "--mirror", "2", "--"]);
+    program.args(["--local", "16M", "--mirror", "2"]).args(PATIENT_WITH_DONORS).arg("--");
     program.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "8000"]);
     program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(cluster.log()?);
     let mut program = Running::spawn(&mut program)?;

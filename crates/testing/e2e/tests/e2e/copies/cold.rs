@@ -5,7 +5,7 @@ use crate::{
     encrypted::alter,
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all},
+        cluster::{Cluster, LONG, PATIENCE, PATIENT_WITH_DONORS, all},
         guest::{Guests, Machine, Spec},
         process::{kill_dead, missing, signal},
         verifier::Verifier,
@@ -22,7 +22,7 @@ use serde_json::Value;
 fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Verifier> {
     let mut command = cluster.command("run");
     command.args(["--local", "16M", "--mirror", "3", "--ec", "4+2", "--cold-after", "1"]);
-    command.args(options).args(["--", "python3", "-c", PROGRAM]);
+    command.args(PATIENT_WITH_DONORS).args(options).args(["--", "python3", "-c", PROGRAM]);
     let verifier = Verifier::start(&mut command)?;
     until_coded(cluster)?;
     Ok(verifier)
@@ -34,7 +34,9 @@ fn until_coded(cluster: &Cluster) -> anyhow::Result<()> {
         let is_coded =
             pool["coded_bytes"].as_u64() > Some(0) && pool["saved_bytes"].as_u64() > Some(0);
         if is_coded { Ok(()) } else { Err(pool.to_string()) }
-    })
+    })?;
+    // What is not coded yet has all copies.
+    cluster.until_whole()
 }
 
 fn donors(cluster: &Cluster) -> anyhow::Result<Vec<u32>> {
@@ -107,6 +109,7 @@ pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     let status = cluster.status()?;
     let pool = pool_of_only_consumer(&status);
     ensure!(scrub(&status, "lost_pages") == 0, "{pool}");
+    cluster.until_whole()?;
     without(&donors(&cluster)?[..2], || program.check())?;
     program.check()?;
     program.finish(LONG)?;

@@ -5,7 +5,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all},
+        cluster::{Cluster, LONG, PATIENCE, PATIENT_WITH_DONORS, all},
         process::{kill_dead, missing, missing_any, run},
         verifier::Verifier,
         wait::until,
@@ -174,8 +174,9 @@ pub(crate) fn donors_can_change_nothing() -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let cluster = Cluster::start(3, "200M")?;
-    // Of two copies, the one that nobody alters may just be done without, when its donor has no processor.
-    let mut mirrored = start(&cluster, &["--encrypt", "--mirror", "3"])?;
+    let [failover, after_ms] = PATIENT_WITH_DONORS;
+    let mut mirrored = start(&cluster, &["--encrypt", "--mirror", "3", failover, after_ms])?;
+    cluster.pager_of_only_consumer()?;
     cluster.until_whole()?;
     let altered = alter(all(&cluster.status()?, "donors").next().context("no donor")?)?;
     ensure!(altered >= PAGES_AWAY, "only {altered} pages were there to be altered");

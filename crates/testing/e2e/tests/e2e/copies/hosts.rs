@@ -8,16 +8,17 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, all, at_host, hecaton, log_in, ready_line, scratch,
-            until_heartbeats,
+            Cluster, LONG, PATIENCE, PATIENT_WITH_DONORS, all, at_host, hecaton, log_in,
+            ready_line, scratch, until_heartbeats,
         },
+        fio::{end_fio, fio_verify, no_fio},
         process::{Running, Stopped, kill_dead, missing, missing_any, run, signal},
         wait::until,
         whole::{is_missing, used_donors, users},
     },
     programs::write_lines,
     redis::Redis,
-    volume::{Disk, fio_verify, no_fio},
+    volume::Disk,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -51,11 +52,7 @@ const LEASE: &str = "8";
 /// How long extents may stay after it has run out unnoticed.
 const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
 
-/// fio's status when it ends because it was told to.
-const FIO_INTERRUPTED: i32 = 128;
-
-/// How long a donor may be silent before other copies take its place: a host whose processor is
-/// busy is not to be taken for gone, or the next failure would take the last copy.
+/// What [`PATIENT_WITH_DONORS`] says.
 const FAILOVER: Duration = Duration::from_millis(1500);
 
 /// So long after a donor came back, each request that had waited for it is answered or given up.
@@ -313,9 +310,9 @@ impl Hosts {
 }
 
 /// Options of a program or a volume.
-fn two_copies() -> [String; 4] {
-    let failover_ms = FAILOVER.as_millis().to_string();
-    ["--mirror".into(), "2".into(), "--failover".into(), failover_ms]
+fn two_copies() -> [&'static str; 4] {
+    let [failover, after_ms] = PATIENT_WITH_DONORS;
+    ["--mirror", "2", failover, after_ms]
 }
 
 fn start_node(
@@ -342,21 +339,16 @@ pub(crate) fn they_fail_one_after_another() -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let program = hosts.verifier("verifier", &[])?;
-    let options = two_copies();
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    let disk = Disk::create(&hosts.cluster, "disk", "128M", &options)?;
+    let disk = Disk::create(&hosts.cluster, "disk", "128M", &two_copies())?;
     let mut fio = fio_verify(&disk.uri(), hosts.cluster.log()?);
-    // Until it is told to end, or reads a wrong byte.
-    let mut fio = Running::spawn(fio.args(["--time_based", "--runtime=1h"]))?;
+    let mut fio = Running::spawn(&mut fio)?;
     hosts.fail_one_after_another(&["verifier", "disk"], &mut || {
         let ended = fio.child_mut().try_wait()?;
         ensure!(ended.is_none(), "fio has ended with {ended:?}");
         Ok(())
     })?;
 
-    signal(fio.id(), Signal::INT);
-    let ended = fio.wait(PATIENCE, || Ok(()))?;
-    ensure!(ended.code() == Some(FIO_INTERRUPTED), "fio ended with {ended}");
+    end_fio(&mut fio)?;
     let stats = disk.stats()?;
     ensure!(stats["errors"] == 0, "{stats}");
     disk.delete()?;

@@ -5,7 +5,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, all},
+        cluster::{AFTER_LEASE, Cluster, LONG, PATIENCE, PATIENT_WITH_DONORS, all},
         guest::{Guests, Machine, Spec, report},
         process::{Running, kill_dead, missing, run, signal},
         wait::until,
@@ -30,28 +30,25 @@ use std::{
 /// How often a donor is stopped under one program.
 const STOPS: usize = 4;
 
-/// A program that verifies what it reads, with arguments for the pool before it.
+/// A program that verifies what it reads until its input ends, with arguments for the pool before
+/// it.
 fn verifier(cluster: &Cluster, arguments: &[&str]) -> Command {
-    verifier_for(Duration::from_secs(12), cluster, arguments)
-}
-
-/// One that does so for that long at least.
-fn verifier_for(time: Duration, cluster: &Cluster, arguments: &[&str]) -> Command {
     let mut command = cluster.command("run");
     command.args(["--local", "24M"]).args(arguments).arg("--");
     command.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["3", "6000"]);
-    command.arg(time.as_millis().to_string());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
 
 fn spawn(mut command: Command) -> anyhow::Result<(Running, ChildStdout)> {
-    let mut running = Running::spawn(command.stdout(Stdio::piped()))?;
+    let mut running = Running::spawn(&mut command)?;
     let output = running.output()?;
     program_of(&running)?;
     Ok((running, output))
 }
 
 fn has_verified(cluster: &Cluster, mut running: Running, mut output: ChildStdout) -> TestResult {
+    drop(running.child_mut().stdin.take());
     expect_verified(cluster, &mut running, &mut output)?;
     cluster.wait_until_idle(AFTER_LEASE)?;
     Ok(Outcome::Passed)
@@ -62,16 +59,16 @@ pub(crate) fn pool_of_only_consumer(status: &Value) -> Value {
     all(status, "consumers").next().map_or(Value::Null, |one| one["stats"]["pool"].clone())
 }
 
-/// A donor that has lent something to the consumer.
-fn a_donor_in_use(cluster: &Cluster, random: &mut Random) -> anyhow::Result<Option<u32>> {
-    let status = cluster.status()?;
-    let is_used = |donor: &&Value| donor["stats"]["lent_pages"].as_u64() > Some(0);
-    let used = all(&status, "donors").filter(is_used).filter_map(|donor| donor["pid"].as_u64());
-    let used: Vec<u64> = used.collect();
-    match used.len() {
-        0 => Ok(None),
-        count => Ok(Some(u32::try_from(used[random.below(count)])?)),
-    }
+/// The process of a donor that has lent something to the consumer, as soon as there is one.
+fn until_one_is_in_use(cluster: &Cluster, random: &mut Random) -> anyhow::Result<u32> {
+    let used = until("a donor is used", PATIENCE, || {
+        let status = cluster.status()?;
+        let is_used = |donor: &&Value| donor["stats"]["lent_pages"].as_u64() > Some(0);
+        let used = all(&status, "donors").filter(is_used).filter_map(|donor| donor["pid"].as_u64());
+        let used: Vec<u64> = used.collect();
+        Ok(if used.is_empty() { Err("none has lent anything") } else { Ok(used) })
+    })?;
+    Ok(u32::try_from(used[random.below(used.len())])?)
 }
 
 /// Each donor in turn says nothing for as long as it takes to be given up, and comes back with pages
@@ -80,19 +77,16 @@ pub(crate) fn silent_donors_are_done_without() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
     let mut random = Random(17);
-    let (mut stopped, mut copied) = (0, 0);
+    let mut copied = 0;
     for _ in 0..STOPS {
-        thread::sleep(Duration::from_millis(500));
-        let Some(donor) = a_donor_in_use(&cluster, &mut random)? else { continue };
+        let donor = until_one_is_in_use(&cluster, &mut random)?;
         signal(donor, Signal::STOP);
         thread::sleep(Duration::from_millis(1500));
         signal(donor, Signal::CONT);
-        stopped += 1;
         cluster.until_whole()?;
         let pool = pool_of_only_consumer(&cluster.status()?);
         copied = copied.max(pool["copied_bytes"].as_u64().unwrap_or_default());
     }
-    ensure!(stopped > 0, "no donor was ever used");
     ensure!(copied > 0, "no copy was made anew");
     has_verified(&cluster, running, output)
 }
@@ -103,9 +97,7 @@ pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
     let mut random = Random(23);
-    let donor = until("a donor is used", PATIENCE, || {
-        Ok(a_donor_in_use(&cluster, &mut random)?.ok_or("none has lent anything"))
-    })?;
+    let donor = until_one_is_in_use(&cluster, &mut random)?;
     signal(donor, Signal::STOP);
     let mut killed = 0;
     for _ in 0..3 {
@@ -116,7 +108,7 @@ pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
         }
     }
     signal(donor, Signal::CONT);
-    ensure!(killed > 0, "the program was over before anything happened to it");
+    ensure!(killed > 0, "no pager was ever told of");
     has_verified(&cluster, running, output)
 }
 
@@ -185,14 +177,11 @@ fn cancel_recall(cluster: &Cluster, donor: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long programs run under which donors want memory back.
-const RECALLS_TAKE: Duration = Duration::from_secs(25);
-
 /// One donor after the other has half of what it has lent back while its borrower runs, and keeps to
 /// the limit when its process is killed.
 pub(crate) fn donors_have_memory_back_under_a_program() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
-    let (running, output) = spawn(verifier_for(RECALLS_TAKE, &cluster, &[]))?;
+    let (running, output) = spawn(verifier(&cluster, &[]))?;
     for donor in ["donor-1", "donor-2"] {
         let to = until_it_lends(&cluster, donor)? / 2;
         recall(&cluster, donor, to)?;
@@ -212,7 +201,7 @@ pub(crate) fn donors_have_memory_back_under_a_program() -> TestResult {
 /// With nobody else to take them, the donor's copies go, and are made anew when it lends again.
 pub(crate) fn copies_make_room_for_a_donor_that_wants_memory_back() -> TestResult {
     let cluster = Cluster::start(2, "400M")?;
-    let (running, output) = spawn(verifier_for(RECALLS_TAKE, &cluster, &["--mirror", "2"]))?;
+    let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
     for donor in ["donor-1", "donor-2"] {
         until_it_lends(&cluster, donor)?;
         recall(&cluster, donor, 0)?;
@@ -275,8 +264,10 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended() -> TestResult {
     for rate in ["512M", "off"] {
         let cluster = Cluster::start(3, "400M")?;
         let mut command = cluster.command("run");
-        command.args(["--local", "16M", "--mirror", "2", "--scrub", rate, "--", "python3", "-c"]);
-        command.arg(PROGRAM).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(["--local", "16M", "--mirror", "2", "--scrub", rate])
+            .args(PATIENT_WITH_DONORS);
+        command.args(["--", "python3", "-c", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
         let mut input = running.child_mut().stdin.take().context("no input")?;
         let output = running.output()?;
@@ -292,9 +283,7 @@ pub(crate) fn pages_that_go_bad_in_a_donor_are_mended() -> TestResult {
             })?;
         }
         // Donors tell once a second what they have lent.
-        let donor = until("a donor is used", PATIENCE, || {
-            Ok(a_donor_in_use(&cluster, &mut Random(5))?.ok_or("none has lent anything"))
-        })?;
+        let donor = until_one_is_in_use(&cluster, &mut Random(5))?;
         // A copy that is made of a page which has gone bad has gone bad too.
         cluster.pager_of_only_consumer()?;
         cluster.until_whole()?;

@@ -4,7 +4,9 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, ready_line, scratch},
+        cluster::{
+            Cluster, LONG, PATIENCE, PATIENT_WITH_DONORS, all, hecaton, log_in, ready_line, scratch,
+        },
         process::{Running, kill_dead},
     },
     programs::end_verified,
@@ -50,7 +52,8 @@ pub(crate) fn of_a_node_that_others_borrow_from() -> TestResult {
     let cluster = Cluster::of(url.clone(), Vec::new(), borrower, scratch)?;
     cluster.wait_for_donors(3)?;
     let mut program = cluster.command("run");
-    program.args(["--local", "16M", "--mirror", "2", "--donors", "lender,other,borrower", "--"]);
+    program.args(["--local", "16M", "--mirror", "2", "--donors", "lender,other,borrower"]);
+    program.args(PATIENT_WITH_DONORS).arg("--");
     program.arg(env!("CARGO_BIN_EXE_verify-threads")).args(["1", "8000"]);
     program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log.try_clone()?);
     let mut program = Running::spawn(&mut program)?;

@@ -35,6 +35,11 @@ pub(crate) const AFTER_LEASE: Duration = Duration::from_secs(100);
 /// How long a program may take. Ten times what it takes on a slow machine: only a hang is longer.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
+/// Options of a program or a volume: a donor may be silent for 1.5 s before other copies take its
+/// place. One whose host is busy is not to be taken for gone, or the next failure would take the
+/// last copy.
+pub(crate) const PATIENT_WITH_DONORS: [&str; 2] = ["--failover", "1500"];
+
 /// The built command: `HECATON`, or the one beside the test's own directory.
 pub(crate) fn hecaton() -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os("HECATON") {
@@ -287,7 +292,9 @@ impl Cluster {
             let consumers = all(status, "consumers").count();
             let mut held = 0;
             for donor in all(status, "donors") {
-                held += lent_pages(donor)?;
+                // One that has just come has not told yet.
+                let Ok(lent) = lent_pages(donor) else { return Ok(false) };
+                held += lent;
             }
             Ok(consumers == 0 && held == 0)
         })

@@ -2,6 +2,7 @@
 
 pub(crate) mod browser;
 pub(crate) mod cluster;
+pub(crate) mod fio;
 pub(crate) mod guest;
 pub(crate) mod process;
 pub(crate) mod runner;

@@ -342,8 +342,9 @@ pub(crate) fn no_libvirt_stalls_nobody(cluster: &Cluster) -> TestResult {
     admit("agent-node", "release")?.expect_success("hecaton vm admit of an end")?;
     ensure!(host.status()?["machines"][1].is_null(), "it was admitted when it ended");
     admit("agent-node", "prepare")?.expect_success("hecaton vm admit")?;
-    let status = host.status()?;
-    ensure!(state(&status, "libvirt:a") == Some("starting"), "{status}");
+    host.eventually("it is told of", PATIENCE, |status| {
+        Ok(state(status, "libvirt:a") == Some("starting"))
+    })?;
     // The one that was not started asks again, and is not counted twice.
     admit("agent-node", "prepare")?.expect_success("hecaton vm admit again")?;
     host.eventually("it is counted once", PATIENCE, |status| {

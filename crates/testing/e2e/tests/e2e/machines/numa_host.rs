@@ -327,8 +327,10 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
                 let Ok(parts) = parts(status) else { return Ok(false) };
                 Ok(has_come && harvested(parts.map(|(_, mib)| mib)))
             })?;
-            let [first, second] = parts(&host.status()?)?.map(|(_, mib)| mib);
-            println!("    {what}: {first} and {second} MiB harvested");
+            // A machine that is silent for a moment has none.
+            if let Ok([(_, first), (_, second)]) = parts(&host.status()?) {
+                println!("    {what}: {first} and {second} MiB harvested");
+            }
             anyhow::Ok(())
         };
     // The kernel has a little for itself.
@@ -338,7 +340,10 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
             let mut numbers = line.split(' ').skip(2).map(str::parse::<u64>);
             let mut next = || anyhow::Ok(numbers.next().context("no figure")??);
             let has = [next()?, next()?];
-            let said = parts(&host.status()?)?.map(|(_, mib)| mib);
+            let said = match parts(&host.status()?) {
+                Ok(said) => said.map(|(_, mib)| mib),
+                Err(silent) => return Ok(Err(format!("{silent:#}"))),
+            };
             let minimum = has[0].checked_sub(said[0]);
             let kernels = said[1].checked_sub(has[1]);
             let is_so = minimum.is_some_and(|mib| (64..=256).contains(&mib))

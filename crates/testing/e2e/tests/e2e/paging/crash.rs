@@ -53,7 +53,10 @@ pub(crate) fn of_a_pager_while_programs_start(cluster: &Cluster) -> TestResult {
 
 /// A pager that dies again and again is not started for ever, and the program is told to end.
 pub(crate) fn of_a_pager_without_end(cluster: &Cluster) -> TestResult {
-    let ended = run_watched(&mut verifier(cluster), LONG, |_| {
+    let mut command = cluster.on_pool("24M", env!("CARGO_BIN_EXE_verify-threads"));
+    // For so long that it is not over first.
+    command.args(["3", "6000", &LONG.as_millis().to_string()]);
+    let ended = run_watched(&mut command, LONG, |_| {
         if let Some(pager) = cluster.known_pager()? {
             kill_dead(pager);
         }

@@ -7,7 +7,7 @@ use crate::{
         cluster::{Cluster, LONG, PATIENCE, start_writing, succeed},
         process::{Running, kill_dead, missing, run},
     },
-    volume::Disk,
+    volume::{Disk, delete},
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -67,7 +67,7 @@ impl<'a> FileDisk<'a> {
     }
 
     fn delete(self) -> anyhow::Result<()> {
-        succeed(self.cluster.command("volume").args(["delete", self.name]))?;
+        delete(self.cluster, self.name, PATIENCE)?;
         ensure!(!self.path.exists(), "the file of a deleted volume is left");
         Ok(())
     }

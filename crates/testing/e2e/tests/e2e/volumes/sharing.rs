@@ -62,8 +62,15 @@ impl Host<'_> {
         self.does(&["export", "disk", "--read-only", "--nbd", &at])
     }
 
+    /// The server sees the end of a client a moment later.
     fn unexport(&self) -> anyhow::Result<()> {
-        self.does(&["unexport", "disk", "--nbd", &format!("unix:{}", self.socket().display())])
+        let address = format!("unix:{}", self.socket().display());
+        self.before_long(|| self.does(&["unexport", "disk", "--nbd", &address]))
+    }
+
+    /// As [`Host::unexport`].
+    fn delete(&self) -> anyhow::Result<()> {
+        self.before_long(|| self.does(&["delete", "disk"]))
     }
 
     fn uri(&self) -> String {
@@ -222,7 +229,7 @@ pub(crate) fn a_volume_goes_from_node_to_node() -> TestResult {
     a.has_it_alone()?;
     a.export()?;
     a.holds(&new)?;
-    a.does(&["delete", "disk"])?;
+    a.delete()?;
     let (_manager, others) = others;
     all_end(&cluster, others)
 }
@@ -291,9 +298,9 @@ pub(crate) fn nodes_read_one_volume_or_one_writes() -> TestResult {
     let had = a.process()?;
     thread::scope(|scope| {
         let reading = readers.map(|host| scope.spawn(|| host.before_long(|| host.holds(&old))));
-        kill_dead(had);
         // Nobody has told the next process who reads.
-        let refused = a.lets_nobody_write("a volume has no writer beside readers");
+        let refused = kill_server(had)
+            .and_then(|()| a.lets_nobody_write("a volume has no writer beside readers"));
         refused.and_then(|()| {
             reading.into_iter().try_for_each(|one| one.join().expect("it does not panic"))
         })
@@ -337,7 +344,7 @@ pub(crate) fn nodes_read_one_volume_or_one_writes() -> TestResult {
     b.unexport()?;
     b.does(&["detach", "disk"])?;
     a.holds(&old)?;
-    a.does(&["delete", "disk"])?;
+    a.delete()?;
     let (_manager, others) = others;
     all_end(&cluster, others)
 }

@@ -3,6 +3,7 @@
 use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, LONG, PATIENCE, is_since, start_writing},
+    fio::{end_fio, fio_verify, no_fio},
     process::{Running, kill_dead, missing, missing_any, run, signal},
     wait::until,
 };
@@ -45,14 +46,19 @@ impl Drop for Disk<'_> {
             return;
         }
         // Its clients go with what held them.
-        let deleted = || Ok(delete(self.cluster, self.name));
-        let _ = until("the volume is deleted", Duration::from_secs(5), deleted);
+        let _ = delete(self.cluster, self.name, Duration::from_secs(5));
     }
 }
 
-fn delete(cluster: &Cluster, name: &str) -> anyhow::Result<()> {
-    run(cluster.command("volume").args(["delete", name]), PATIENCE)?
-        .expect_success("hecaton volume delete")
+/// Deletes a volume that nobody uses. Its server, or the kernel, sees the end of a client a moment
+/// after the client has ended.
+pub(crate) fn delete(cluster: &Cluster, name: &str, limit: Duration) -> anyhow::Result<()> {
+    until("the volume is deleted", limit, || {
+        let ended = run(cluster.command("volume").args(["delete", name]), PATIENCE)?;
+        let is_in_use = ended.stderr.contains("is in use");
+        ensure!(ended.status.success() || is_in_use, "hecaton volume delete: {}", ended.stderr);
+        Ok(if is_in_use { Err(ended.stderr) } else { Ok(()) })
+    })
 }
 
 impl<'a> Disk<'a> {
@@ -147,16 +153,9 @@ impl<'a> Disk<'a> {
         kill_server(self.pid()?)
     }
 
-    /// Nobody is connected any more, and its socket is gone with it. The server sees the end of a
-    /// client a moment after the client has ended.
+    /// Nobody is connected any more, and its socket is gone with it.
     pub(crate) fn delete(mut self) -> anyhow::Result<()> {
-        until("the volume is deleted", PATIENCE, || {
-            let mut command = self.cluster.command("volume");
-            let ended = run(command.args(["delete", self.name]), PATIENCE)?;
-            let is_in_use = ended.stderr.contains("is in use by");
-            ensure!(ended.status.success() || is_in_use, "hecaton volume delete: {}", ended.stderr);
-            Ok(if is_in_use { Err(ended.stderr) } else { Ok(()) })
-        })?;
+        delete(self.cluster, self.name, PATIENCE)?;
         self.is_deleted = true;
         ensure!(!self.socket.exists(), "the socket of a deleted volume is left");
         Ok(())
@@ -319,30 +318,6 @@ pub(crate) fn one_is_resized_while_it_is_used(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Why fio cannot be a client here, if it cannot.
-pub(crate) fn no_fio() -> anyhow::Result<Option<String>> {
-    if let Some(reason) = missing("fio") {
-        return Ok(Some(reason));
-    }
-    let engines = run(Command::new("fio").arg("--enghelp"), PATIENCE)?;
-    let has_nbd = engines.text().lines().any(|line| line.trim() == "nbd");
-    Ok((!has_nbd).then(|| "this fio has no nbd engine".to_owned()))
-}
-
-/// fio writing all over the first 100 MiB of a volume, and comparing what it reads back; for how
-/// long, the caller adds. Its errors go to `log`.
-pub(crate) fn fio_verify(uri: &str, log: fs::File) -> Command {
-    let mut fio = Command::new("fio");
-    fio.args(["--name=v", "--ioengine=nbd", "--rw=randwrite", "--bsrange=512-32k"])
-        .args(["--iodepth=32", "--size=100M", "--verify=crc32c", "--verify_backlog=512"])
-        .args(["--verify_fatal=1", "--verify_state_save=0"])
-        .arg(format!("--uri={uri}"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log);
-    fio
-}
-
 /// Any number of clients read, or one writes; who is refused learns who has it.
 pub(crate) fn many_read_or_one_writes(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["qemu-io", "nbdinfo", "nbdcopy"]) {
@@ -502,8 +477,7 @@ pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
     let cluster = Cluster::start(3, "200M")?;
     let disk = Disk::create(&cluster, "disk", "128M", &["--mirror", "2"])?;
     let mut fio = fio_verify(&disk.uri(), cluster.log()?);
-    fio.args(["--io_size=400M", "--time_based", "--runtime=10"]);
-    let mut running = start_writing(&mut fio, || disk.status())?;
+    let mut fio = start_writing(&mut fio, || disk.status())?;
     for turn in 0..3 {
         if turn > 0 {
             thread::sleep(Duration::from_millis(800));
@@ -517,12 +491,12 @@ pub(crate) fn fio_verifies_while_donors_fail() -> TestResult {
             signal(donor, Signal::CONT);
         }
     }
-    ensure!(matches!(running.child_mut().try_wait(), Ok(None)), "fio was over before anything");
-    let ended = running.wait(LONG, || Ok(()))?;
-    ensure!(ended.success(), "fio ended with {ended}\n    {}", cluster.log_tail());
+    cluster.eventually("fio has written much", LONG, |_| {
+        Ok(disk.stats()?["writes"].as_u64() > Some(1000))
+    })?;
+    end_fio(&mut fio).with_context(|| cluster.log_tail())?;
     let stats = disk.stats()?;
     ensure!(stats["errors"] == 0 && stats["unkept_bytes"] == 0, "{stats}");
-    ensure!(stats["writes"].as_u64() > Some(1000), "{stats}");
     cluster.until_whole()?;
     disk.delete()?;
     cluster.wait_until_idle(PATIENCE)?;

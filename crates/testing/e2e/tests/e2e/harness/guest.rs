@@ -134,8 +134,8 @@ impl Guests {
                 words.extend(["-L".into(), unpacked.join(firmware).into()]);
             }
         }
-        // With two emulated processors a guest hangs now and then, both of them halted: the second one's timer stands still. Tests
-        // in which two are to be in memory at once add `-smp 2`.
+        // With two emulated processors a guest has stood still now and then, for a reason that is
+        // not known (docs/vms.md). Tests in which two are to be in memory at once add `-smp 2`.
         let fixed = "-accel tcg -M q35 -nodefaults -display none -serial stdio -smp 1";
         words.extend(fixed.split(' ').map(OsString::from));
         if qemu == Qemu::Installed {

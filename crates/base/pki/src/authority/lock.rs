@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// How long another command may work on the authority.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Between two attempts.
+/// Between two attempts: the kernel has no lock of a file that waits with a limit.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Nobody else has the authority until this is dropped.

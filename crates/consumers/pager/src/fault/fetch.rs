@@ -286,8 +286,8 @@ mod tests {
         assert!(core.failed.is_some(), "what it wanted is lost");
     }
 
-    /// What is in two slots and named by one record would leave the other slot to somebody else's
-    /// page.
+    /// The record of a page names one slot. If the page were in a second one too, that slot would
+    /// still hold it when it is given to another page.
     #[test]
     fn a_page_that_two_processes_have_fetched_ahead_is_in_one_slot() {
         let mut core = pager();

@@ -3,9 +3,8 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch},
-        process::{Running, kill_dead, missing, run},
-        wait::until,
+        cluster::{Cluster, PATIENCE, all, hecaton, log_in, ready_line, scratch, when_unused},
+        process::{Ended, Running, kill_dead, missing, run},
     },
     programs::end_verified,
     secure::{SecureManager, issue, secure_manager},
@@ -150,25 +149,22 @@ pub(crate) fn are_in_no_log() -> TestResult {
     })?;
     end_verified(&cluster, &mut program)?;
 
-    let volume = |words: &[&str]| -> anyhow::Result<()> {
+    let volume = |words: &[&str]| -> anyhow::Result<Ended> {
         let mut command = cluster.command("volume");
         command.env_remove("HECATON_MANAGER").args(words).arg("--dir").arg(&dir);
-        let mut running = Running::spawn(command.stdout(Stdio::null()).stderr(log.try_clone()?))?;
-        let ended = running.wait(PATIENCE, || Ok(()))?;
-        ensure!(ended.success(), "{words:?} ended with {ended}");
-        Ok(())
+        let ended = run(&mut command, PATIENCE)?;
+        log.try_clone()?.write_all(ended.stderr.as_bytes())?;
+        Ok(ended)
     };
     let (socket, image) = (cluster.file("disk.nbd"), cluster.file("image"));
     fs::write(&image, vec![7; 8 << 20])?;
-    volume(&["create", "disk", "--size", "8M", "--encrypt"])?;
-    volume(&["export", "disk", "--nbd", &format!("unix:{}", socket.display())])?;
+    volume(&["create", "disk", "--size", "8M", "--encrypt"])?.expect_success("volume create")?;
+    let address = format!("unix:{}", socket.display());
+    volume(&["export", "disk", "--nbd", &address])?.expect_success("volume export")?;
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
     run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(&uri), PATIENCE)?
         .expect_success("nbdcopy")?;
-    // Its server sees the end of a client a moment later.
-    until("the volume is deleted", PATIENCE, || {
-        Ok(volume(&["delete", "disk"]).map_err(|error| format!("{error:#}")))
-    })?;
+    when_unused(PATIENCE, || volume(&["delete", "disk"]))?;
     cluster.wait_until_idle(PATIENCE)?;
 
     let mut keys = Vec::new();

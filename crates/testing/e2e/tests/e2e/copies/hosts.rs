@@ -52,7 +52,7 @@ const LEASE: &str = "8";
 /// How long extents may stay after it has run out unnoticed.
 const AFTER_SHORT_LEASE: Duration = Duration::from_secs(20);
 
-/// What [`PATIENT_WITH_DONORS`] says.
+/// So long [`PATIENT_WITH_DONORS`] lets a donor be silent.
 const FAILOVER: Duration = Duration::from_millis(1500);
 
 /// So long after a donor came back, each request that had waited for it is answered or given up.

@@ -6,7 +6,8 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, all, eventually, log_in, ready_line, scratch, until_heartbeats,
+            Cluster, LONG, PATIENCE, all, eventually, log_in, ready_line, scratch,
+            until_heartbeats, when_unused,
         },
         fio::{end_fio, fio_verify, no_fio},
         guest::{Guests, Machine, Qemu},
@@ -28,7 +29,7 @@ use std::{
 };
 
 /// What is killed, one after the other, each when the one before is back.
-const KILLS: usize = 10;
+const KILLS: usize = 14;
 
 /// Long enough for a test, and no longer for what a failed one leaves.
 const ADOPT_WITHIN: &str = "120";
@@ -398,11 +399,7 @@ pub(crate) fn of_a_node_under_a_volume(cluster: &Cluster) -> TestResult {
         Ok(part["restarts"] == 1 && part["size_bytes"] == 128 << 20 && stats["errors"] == 0)
     })?;
     io("read -P 7 104M 4M")?;
-    // Its server sees the end of a client a moment later.
-    until("the volume is deleted", PATIENCE, || {
-        let ended = volume(&["delete", "disk"])?;
-        Ok(if ended.status.success() { Ok(()) } else { Err(ended.stderr) })
-    })?;
+    when_unused(PATIENCE, || volume(&["delete", "disk"]))?;
     ensure!(!socket.exists(), "the socket of a deleted volume is left");
     daemons.end()?;
     Ok(Outcome::Passed)

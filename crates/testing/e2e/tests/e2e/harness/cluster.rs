@@ -377,6 +377,20 @@ fn lent_pages(donor: &Value) -> anyhow::Result<u64> {
     Ok(lent + leaving)
 }
 
+/// Repeats a command that a volume refuses while somebody uses it. Its server, or the kernel, sees
+/// the end of a client a moment after the client has ended. Any other refusal is an error.
+pub(crate) fn when_unused(
+    limit: Duration,
+    command: impl Fn() -> anyhow::Result<Ended>,
+) -> anyhow::Result<()> {
+    until("nobody uses the volume", limit, || {
+        let ended = command()?;
+        let is_in_use = ended.stderr.contains("is in use");
+        ensure!(ended.status.success() || is_in_use, "it was refused: {}", ended.stderr);
+        Ok(if is_in_use { Err(ended.stderr) } else { Ok(()) })
+    })
+}
+
 /// Starts a program that writes to a volume, and waits until the volume's `status` tells of its
 /// writes.
 pub(crate) fn start_writing(

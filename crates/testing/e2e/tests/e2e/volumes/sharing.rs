@@ -3,7 +3,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch},
+        cluster::{Cluster, LONG, PATIENCE, all, hecaton, log_in, scratch, when_unused},
         process::{Ended, Running, Stopped, kill_dead, missing, missing_any, run},
         wait::until,
     },
@@ -62,15 +62,13 @@ impl Host<'_> {
         self.does(&["export", "disk", "--read-only", "--nbd", &at])
     }
 
-    /// The server sees the end of a client a moment later.
     fn unexport(&self) -> anyhow::Result<()> {
         let address = format!("unix:{}", self.socket().display());
-        self.before_long(|| self.does(&["unexport", "disk", "--nbd", &address]))
+        when_unused(PATIENCE, || self.volume(&["unexport", "disk", "--nbd", &address]))
     }
 
-    /// As [`Host::unexport`].
     fn delete(&self) -> anyhow::Result<()> {
-        self.before_long(|| self.does(&["delete", "disk"]))
+        when_unused(PATIENCE, || self.volume(&["delete", "disk"]))
     }
 
     fn uri(&self) -> String {

@@ -2,7 +2,7 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG, PATIENCE, is_since, start_writing},
+    cluster::{Cluster, LONG, PATIENCE, is_since, start_writing, when_unused},
     fio::{end_fio, fio_verify, no_fio},
     process::{Running, kill_dead, missing, missing_any, run, signal},
     wait::until,
@@ -50,15 +50,9 @@ impl Drop for Disk<'_> {
     }
 }
 
-/// Deletes a volume that nobody uses. Its server, or the kernel, sees the end of a client a moment
-/// after the client has ended.
+/// Deletes a volume that nobody uses.
 pub(crate) fn delete(cluster: &Cluster, name: &str, limit: Duration) -> anyhow::Result<()> {
-    until("the volume is deleted", limit, || {
-        let ended = run(cluster.command("volume").args(["delete", name]), PATIENCE)?;
-        let is_in_use = ended.stderr.contains("is in use");
-        ensure!(ended.status.success() || is_in_use, "hecaton volume delete: {}", ended.stderr);
-        Ok(if is_in_use { Err(ended.stderr) } else { Ok(()) })
-    })
+    when_unused(limit, || run(cluster.command("volume").args(["delete", name]), PATIENCE))
 }
 
 impl<'a> Disk<'a> {

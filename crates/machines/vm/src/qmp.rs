@@ -3,9 +3,13 @@
 //! Every wait has an end. A machine whose processor waits for a page that is lost answers nothing
 //! that needs the processor to stop, and whoever asks must be able to go on. What comes in between
 //! (events, answers to commands that were given up) is kept or passed over; events of kinds that
-//! are not known are no error.
+//! are not known are no error. A QEMU that hangs as it ends is helped on ([`process`]).
+
+mod process;
 
 use crate::refusal::{self, Reason, Refusal};
+use process::Process;
+use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -28,6 +32,9 @@ pub struct Monitor {
     unread: Vec<u8>,
     events: VecDeque<Event>,
     commands: u64,
+    process: Option<Process>,
+    /// It has told of its guest's end since it last answered a command that was given after that.
+    has_shut_down: bool,
 }
 
 /// Something that happened in the machine.
@@ -55,6 +62,14 @@ pub enum QmpError {
     Silent {
         /// The socket.
         path: PathBuf,
+        /// The command.
+        command: String,
+        /// How long was waited.
+        patience: Duration,
+    },
+    /// It has shut down, and hung as it ended. It was sent SIGTERM, by which it goes on to its end.
+    #[error("QEMU has shut down, and did not answer `{command}` within {ms} ms nor end: it was sent SIGTERM", ms = patience.as_millis())]
+    HungAtEnd {
         /// The command.
         command: String,
         /// How long was waited.
@@ -104,10 +119,12 @@ impl Monitor {
         stream.set_write_timeout(Some(patience)).map_err(failed)?;
         let mut monitor = Monitor {
             path: path.to_owned(),
+            process: Process::behind(&stream),
             stream,
             unread: Vec::new(),
             events: VecDeque::new(),
             commands: 0,
+            has_shut_down: false,
         };
         let until = Instant::now() + patience;
         let Some(greeting) = monitor.read_message(until)? else {
@@ -123,29 +140,39 @@ impl Monitor {
     /// The process at the other end: the one that listens, which is QEMU. None if it is in another
     /// process namespace.
     pub fn peer_pid(&self) -> Option<u32> {
-        let peer = rustix::net::sockopt::socket_peercred(&self.stream).ok()?;
-        u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+        let pid = process::peer_pid(&self.stream)?;
+        u32::try_from(pid.as_raw_nonzero().get()).ok()
     }
 
-    /// Gives a command, and waits for what it returns.
+    /// Gives a command, and waits for what it returns. A QEMU that ends is asked nothing: its end
+    /// is waited for as long, and is an error.
     pub fn execute(
         &mut self,
         command: &str,
         arguments: Value,
         patience: Duration,
     ) -> Result<Value, QmpError> {
+        self.take_events(Instant::now())?;
+        if self.has_shut_down {
+            self.take_events(Instant::now() + patience)?;
+        }
         self.commands += 1;
         let id = self.commands;
         let line = json!({ "execute": command, "arguments": arguments, "id": id });
         let written = self.stream.write_all(format!("{line}\n").as_bytes());
         written.map_err(|source| self.failed(source))?;
         let until = Instant::now() + patience;
+        let had_shut_down = self.has_shut_down;
         loop {
             let Some(mut message) = self.read_message(until)? else {
-                return Err(self.silent(command, patience));
+                return Err(self.unanswered(command, patience));
             };
             if self.keep_event(&mut message) || message.get("id") != Some(&json!(id)) {
                 continue;
+            }
+            if had_shut_down {
+                // It is kept (`-no-shutdown`).
+                self.has_shut_down = false;
             }
             if let Some(error) = message.get("error") {
                 let reason = error["desc"].as_str().unwrap_or("no reason").to_owned();
@@ -153,6 +180,14 @@ impl Monitor {
             }
             return Ok(message["return"].take());
         }
+    }
+
+    /// Puts aside what has happened until then.
+    fn take_events(&mut self, until: Instant) -> Result<(), QmpError> {
+        while let Some(mut message) = self.read_message(until)? {
+            self.keep_event(&mut message);
+        }
+        Ok(())
     }
 
     /// The next event, or none if time is up.
@@ -239,11 +274,12 @@ impl Monitor {
         if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
         }
+        self.has_shut_down |= name == "SHUTDOWN";
         self.events.push_back(Event { name, data: message["data"].take() });
         true
     }
 
-    /// The next line, or none if time is up.
+    /// The next line, or none if time is up and none has come.
     fn read_message(&mut self, until: Instant) -> Result<Option<Value>, QmpError> {
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -258,28 +294,40 @@ impl Monitor {
                 return Err(self.protocol("a line without an end"));
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
             let mut bytes = [0; 16 << 10];
-            let read = self.stream.set_read_timeout(Some(left));
-            match read.and_then(|()| self.stream.read(&mut bytes)) {
+            match self.read_within(left, &mut bytes) {
                 Ok(0) => return Err(self.failed(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => self.unread.extend_from_slice(&bytes[..count]),
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock
-                            | io::ErrorKind::TimedOut
-                            | io::ErrorKind::Interrupted
-                    ) => {}
-                Err(error) => return Err(self.failed(error)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::WouldBlock if left.is_zero() => return Ok(None),
+                    io::ErrorKind::WouldBlock => {}
+                    _ => return Err(self.failed(error)),
+                },
             }
         }
     }
 
+    /// Reads what has come, or comes within `left`; else that is [`io::ErrorKind::WouldBlock`].
+    fn read_within(&mut self, left: Duration, bytes: &mut [u8]) -> io::Result<usize> {
+        if left.is_zero() {
+            let (read, _) = rustix::net::recv(&self.stream, bytes, RecvFlags::DONTWAIT)?;
+            return Ok(read);
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(bytes)
+    }
+
     fn failed(&self, source: io::Error) -> QmpError {
         QmpError::Io { path: self.path.clone(), source }
+    }
+
+    /// Nothing has come in time.
+    fn unanswered(&self, command: &str, patience: Duration) -> QmpError {
+        if self.has_shut_down && self.process.as_ref().is_some_and(Process::terminate) {
+            return QmpError::HungAtEnd { command: command.to_owned(), patience };
+        }
+        self.silent(command, patience)
     }
 
     fn silent(&self, command: &str, patience: Duration) -> QmpError {

@@ -27,7 +27,10 @@ impl QmpLink {
     /// Does what is to be done. The sizes that were asked for, and the devices after that.
     pub(super) fn visit(&mut self, desk: &Shared) -> Result<(Sizes, Vec<MemoryDevice>), QmpError> {
         let visited = self.visit_connected(desk);
-        if visited.is_err() {
+        if let Err(error) = &visited {
+            if matches!(error, QmpError::HungAtEnd { .. }) {
+                tracing::warn!(pid = self.pid, %error, "a machine is helped to its end");
+            }
             // What it has not answered it may answer later, to nobody.
             self.connected = None;
         }
@@ -90,9 +93,9 @@ fn ask(
     };
     match asked {
         Ok(()) => Ok(()),
-        Err(ResizeError::Monitor(
-            error @ (QmpError::Silent { .. } | QmpError::Io { .. } | QmpError::Protocol { .. }),
-        )) => Err(error),
+        Err(ResizeError::Monitor(error)) if !matches!(error, QmpError::Refused { .. }) => {
+            Err(error)
+        }
         Err(refused) => {
             tracing::warn!(device, bytes, error = %refused, "not resized");
             Ok(())

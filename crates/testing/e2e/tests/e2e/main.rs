@@ -13,7 +13,7 @@ mod volumes;
 use control::{announce, api, dashboard, grants, managers, policy, secrets, secure, usage};
 use copies::{cold, encrypted, hosts, integrity, mirror, parking, recovery, restart};
 use harness::runner::{self, Test};
-use machines::{agent, attach, containers, cores, domains, harvest, numa_host, vm};
+use machines::{agent, attach, containers, cores, domains, ending, harvest, numa_host, vm};
 use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
@@ -180,6 +180,7 @@ fn main() -> ExitCode {
         vm::suspended_and_resumed,
         vm::rebooted_again_and_again,
         vm::saved_and_dumped,
+        ending::while_it_is_asked,
         vm::eight_small_ones_at_once,
         vm::it_is_detached_and_runs_on,
         attach::of_qemu,

@@ -3,8 +3,9 @@
 //! `look` returns an outer error when the event cannot come any more: the wait ends at once. Its inner
 //! error says what it saw: the wait goes on, and at the limit fails with the last of them.
 
+use super::world::processes;
 use anyhow::Context as _;
-use hecaton_testkit::{scaled, wait_for, wait_for_every};
+use hecaton_testkit::{TimedOut, scaled, wait_for, wait_for_every};
 use std::{fmt::Display, time::Duration};
 
 /// Waits until `look` returns a value, and returns that.
@@ -13,7 +14,7 @@ pub(crate) fn until<T, S: Display>(
     limit: Duration,
     mut look: impl FnMut() -> anyhow::Result<Result<T, S>>,
 ) -> anyhow::Result<T> {
-    wait_for(what, scaled(limit), || sorted(look()))?.with_context(|| aborted(what))
+    outcome(what, wait_for(what, scaled(limit), || sorted(look())))
 }
 
 /// The same, with a pause of `tick` between two looks.
@@ -23,7 +24,7 @@ pub(crate) fn until_every<T, S: Display>(
     limit: Duration,
     mut look: impl FnMut() -> anyhow::Result<Result<T, S>>,
 ) -> anyhow::Result<T> {
-    wait_for_every(tick, what, scaled(limit), || sorted(look()))?.with_context(|| aborted(what))
+    outcome(what, wait_for_every(tick, what, scaled(limit), || sorted(look())))
 }
 
 /// An error that ends the wait is its outcome.
@@ -35,6 +36,9 @@ fn sorted<T, S>(looked: anyhow::Result<Result<T, S>>) -> Result<anyhow::Result<T
     }
 }
 
-fn aborted(what: &str) -> String {
-    format!("while waiting for: {what}")
+fn outcome<T>(what: &str, waited: Result<anyhow::Result<T>, TimedOut>) -> anyhow::Result<T> {
+    if waited.is_err() {
+        processes::note(what);
+    }
+    waited?.with_context(|| format!("while waiting for: {what}"))
 }

@@ -5,6 +5,7 @@ pub(crate) mod attach;
 pub(crate) mod containers;
 pub(crate) mod cores;
 pub(crate) mod domains;
+pub(crate) mod ending;
 pub(crate) mod harvest;
 pub(crate) mod numa_host;
 pub(crate) mod vm;

@@ -17,8 +17,11 @@
 pub(crate) mod cgroups;
 pub(crate) mod leftovers;
 mod logs;
+mod place;
+pub(crate) mod processes;
 
-use self::cgroups::Groups;
+pub(crate) use self::place::dir;
+use self::{cgroups::Groups, place::DIR};
 use super::{
     guest::Guests,
     runner::{Outcome, TestResult},
@@ -45,9 +48,8 @@ use std::{
     time::Duration,
 };
 
-/// Names of environment variables that say to a process which world it is in.
+/// The environment variable that says to a process which test its world is of.
 const TEST: &str = "HECATON_E2E_TEST";
-const DIR: &str = "HECATON_E2E_DIR";
 
 /// Beginning of the names of directories and cgroups, by which leftovers are known.
 pub(crate) const PREFIX: &str = "hecaton-e2e-";
@@ -70,11 +72,6 @@ const TICK: Duration = Duration::from_millis(20);
 /// The test that this process is the door to.
 pub(crate) fn name_of_test() -> Option<String> {
     env::var(TEST).ok()
-}
-
-/// The directory of this process's world.
-pub(crate) fn dir() -> PathBuf {
-    env::var_os(DIR).map(PathBuf::from).expect("tests run in a world")
 }
 
 /// Takes part in a world, or finds out that nobody does: locks its directory.

@@ -46,13 +46,8 @@ else
 fi
 stage clippy cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 
-# The configuration counts in quarters of a processor. Alone, unit tests leave it idle for most of
-# the time: twice as many run at once.
-tests=(cargo nextest run --locked --workspace)
-case $mode in
-full) tests+=(--test-threads $((4 * $(nproc)))) ;;
-*) tests+=(--test-threads $((8 * $(nproc))) -E 'not package(hecaton-e2e)') ;;
-esac
+tests=(cargo nextest run --locked --workspace --test-threads $((2 * $(nproc))))
+[ "$mode" = full ] || tests+=(-E 'not package(hecaton-e2e)')
 junit=target/nextest/default/junit.xml
 rm -f "$junit"
 stage tests "${tests[@]}"

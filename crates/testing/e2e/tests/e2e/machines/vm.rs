@@ -63,7 +63,7 @@ pub(crate) fn debians_own_qemu(cluster: &Cluster, guests: &Guests) -> TestResult
 }
 
 pub(crate) fn four_gib_with_128_mib(cluster: &Cluster, guests: &Guests) -> TestResult {
-    let script = "stress-ng --vm 2 --vm-bytes 1200M --vm-keep --verify -t 30";
+    let script = "stress-ng --vm 2 --vm-bytes 1200M --vm-keep --verify -t 20";
     let (memory, local, arguments) = ("4G", "128M", TWO_PROCESSORS);
     let spec = Spec { memory, local, script, arguments, ..Spec::default() };
     Machine::start(cluster, guests, &spec)?.succeed()?;
@@ -382,7 +382,7 @@ pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(
 }
 
 pub(crate) fn eight_small_ones_at_once(cluster: &Cluster, guests: &Guests) -> TestResult {
-    let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 8";
+    let script = "stress-ng --vm 1 --vm-bytes 100M --verify -t 4";
     let names: Vec<_> = (1..=8).map(|number| format!("small-{number}")).collect();
     let mut machines = Vec::new();
     for name in &names {

@@ -16,7 +16,7 @@ const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
 
 /// Fills a file system on a device whose process is killed again and again, and its node, too, takes the device away, and
 /// finds all of it on another one that is to be read only. Of a device whose node and process are killed together it finds
-/// nothing, and nobody waits for it. Then a program has six times the memory that it may have, on swap whose process is
+/// nothing, and nobody waits for it. Then a program has four times the memory that it may have, on swap whose process is
 /// killed.
 const SCRIPT: &str = r#"
 load ublk_drv
@@ -69,7 +69,7 @@ c
 v unexport d --ublk --force && [ ! -e $d ] || die force
 umount /mnt; v delete d || die gone
 create
-fio --name=d --filename=$d --thread --ioengine=psync --direct=1 --numjobs=4 --size=12M --offset_increment=16M \
+fio --name=d --filename=$d --thread --ioengine=psync --direct=1 --numjobs=4 --size=6M --offset_increment=16M \
   --rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/tried 2>&1 ||
   die fio "$(tail -3 /tmp/tried)"
 dd if=$d of=/dev/null bs=4k count=1 2>/dev/null || die read
@@ -79,12 +79,12 @@ sleep 2; [ ! -s /tmp/late ] || die early
 gone() { grep -qx 0 /tmp/late && [ ! -e $d ]; }
 node a; a=$!; try gone
 mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || die cgroup
-mkfifo /tmp/in; verify='verify-threads 2 12288'
+mkfifo /tmp/in; verify='verify-threads 2 8192'
 try donors
-hecaton run --via swap --name s --local 16M --swap 160M --dir /tmp/a -- $verify </tmp/in & s=$!
+hecaton run --via swap --name s --local 16M --swap 112M --dir /tmp/a -- $verify </tmp/in & s=$!
 exec 8>/tmp/in
 used() { awk '/ublkb/ { print int($4 / 1024) }' /proc/swaps; }
-i=0; until [ "$(used)" -gt 50 ] 2>/dev/null; do i=$((i+1)); [ $i -lt 200 ] || die swap $(used); sleep 1; done
+i=0; until [ "$(used)" -gt 30 ] 2>/dev/null; do i=$((i+1)); [ $i -lt 200 ] || die swap $(used); sleep 1; done
 kill_server; sleep 3; exec 8>&-
 wait $s || die verify
 grep -q ublkb /proc/swaps && die swapoff

@@ -1,4 +1,5 @@
 //! The behaviour of the manager inside a guest.
 
 mod governor;
+mod host;
 mod manager;

@@ -1,10 +1,11 @@
 //! The manager with a host at the other end of its port, real applications, and its API.
 
+use crate::host::Host;
 use hecaton_guest::{
     Address, ApiServer, ApplicationStatus, Config, Manager, Memory, ServeError, State,
 };
 use hecaton_testkit::{patience, wait_for, wait_until, wait_until_seen};
-use hecaton_vm::guest_port::{GuestMessage, HostMessage, Lines, Notice, line};
+use hecaton_vm::guest_port::{GuestMessage, HostMessage, Notice};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -54,8 +55,7 @@ impl Guest {
 
     /// Takes the manager's next connection, and its greeting.
     fn greeted(&self) -> Host {
-        let mut host = Host { stream: self.host.accept().unwrap().0, lines: Lines::default() };
-        host.stream.set_read_timeout(Some(patience())).unwrap();
+        let mut host = Host::new(self.host.accept().unwrap().0);
         assert_eq!(host.hear(), GuestMessage::Hello);
         host
     }
@@ -96,47 +96,6 @@ impl Drop for Guest {
         if let Some(manager) = self.manager.take() {
             manager.stop();
         }
-    }
-}
-
-/// The host's end of the port.
-struct Host {
-    stream: UnixStream,
-    lines: Lines,
-}
-
-impl Host {
-    fn say(&mut self, message: &HostMessage) {
-        self.stream.write_all(line(message).as_bytes()).unwrap();
-    }
-
-    fn hear(&mut self) -> GuestMessage {
-        let mut bytes = [0; 4096];
-        loop {
-            if let Some(message) = self.lines.next_message() {
-                return message.expect("a message");
-            }
-            let count = self.stream.read(&mut bytes).expect("something in time");
-            assert!(count > 0, "the manager has gone");
-            self.lines.take(&bytes[..count]);
-        }
-    }
-
-    /// What it hears in the end. Before that it may hear how small the machine can be already.
-    fn hear_the_end(&mut self) -> GuestMessage {
-        loop {
-            match self.hear() {
-                GuestMessage::Giving { .. } => {}
-                end => return end,
-            }
-        }
-    }
-
-    fn is_silent(&mut self) -> bool {
-        self.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        let read = self.stream.read(&mut [0; 1]).map_err(|error| error.kind());
-        self.stream.set_read_timeout(Some(patience())).unwrap();
-        read == Err(io::ErrorKind::WouldBlock)
     }
 }
 

@@ -34,7 +34,7 @@ impl Host {
         }
     }
 
-    /// What it hears in the end. Before that it may hear how small the machine can be already.
+    /// The manager's last answer. The manager may say before how small the machine can be already.
     pub(crate) fn hear_the_end(&mut self) -> GuestMessage {
         loop {
             match self.hear() {

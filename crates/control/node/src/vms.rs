@@ -15,7 +15,7 @@ use crate::message::StartVm;
 use crate::pagers::{LeftVm, PagerError, Pagers};
 use crate::stop::Stop;
 use hecaton_pager::Stats;
-use hecaton_vm::qmp::{Monitor, QmpError, RunState};
+use hecaton_vm::qmp::{Monitor, RunState};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -297,12 +297,7 @@ impl Follower {
             Ok(state) => state,
             Err(error) => {
                 // It has ended, or is ending: the pager's end tells.
-                match error {
-                    QmpError::HungAtEnd { .. } => {
-                        tracing::warn!(vm = self.name, %error, "the machine is helped to its end");
-                    }
-                    _ => tracing::debug!(vm = self.name, %error, "the monitor does not answer"),
-                }
+                tracing::debug!(vm = self.name, %error, "the monitor does not answer");
                 self.monitor = None;
                 return;
             }

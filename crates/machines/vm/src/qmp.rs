@@ -325,7 +325,9 @@ impl Monitor {
     /// Nothing has come in time.
     fn unanswered(&self, command: &str, patience: Duration) -> QmpError {
         if self.has_shut_down && self.process.as_ref().is_some_and(Process::terminate) {
-            return QmpError::HungAtEnd { command: command.to_owned(), patience };
+            let error = QmpError::HungAtEnd { command: command.to_owned(), patience };
+            tracing::warn!(monitor = %self.path.display(), %error, "QEMU is helped to its end");
+            return error;
         }
         self.silent(command, patience)
     }

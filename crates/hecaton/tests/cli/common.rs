@@ -114,6 +114,9 @@ pub(crate) fn wait(child: &mut Child) -> ExitStatus {
 pub(crate) fn signal_process(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).expect("not zero");
     rustix::process::kill_process(pid, signal).expect("signalled");
+    if signal == rustix::process::Signal::STOP {
+        hecaton_testkit::wait_until_stopped(pid.as_raw_nonzero().get() as u32);
+    }
 }
 
 /// Whether a process runs; one that is dead and not reaped does not.

@@ -159,6 +159,25 @@ pub fn unused_port() -> u16 {
     panic!("no port of {COUNT} from {FIRST} on can be bound");
 }
 
+/// Waits until a process that was sent SIGSTOP stands still, or has ended. The kernel wakes one of its
+/// threads to stop them all; on a busy machine the others go on until that one has its turn.
+///
+/// # Panics
+/// If it does not within [`patience`].
+pub fn wait_until_stopped(pid: u32) {
+    wait_until(&format!("process {pid} is stopped"), || threads_that_go_on(pid) == 0);
+}
+
+fn threads_that_go_on(pid: u32) -> usize {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
+    let goes_on = |thread: std::fs::DirEntry| {
+        let Ok(stat) = std::fs::read_to_string(thread.path().join("stat")) else { return false };
+        // The name, in parentheses, may contain anything.
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.starts_with(['T', 't', 'Z', 'X']))
+    };
+    threads.flatten().map(goes_on).filter(|&goes_on| goes_on).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +225,23 @@ mod tests {
             let refused = std::panic::catch_unwind(|| scale(Some(wrong)));
             assert!(refused.is_err(), "{wrong:?} is taken");
         }
+    }
+
+    #[test]
+    fn a_stopped_process_stands_still() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(threads_that_go_on(child.id()), 1);
+        let kill = |signal: &str| {
+            let id = child.id().to_string();
+            assert!(
+                std::process::Command::new("kill").args([signal, &id]).status().unwrap().success()
+            );
+        };
+        kill("-STOP");
+        wait_until_stopped(child.id());
+        assert_eq!(threads_that_go_on(child.id()), 0);
+        kill("-KILL");
+        child.wait().unwrap();
+        wait_until_stopped(child.id());
     }
 }

@@ -2,6 +2,7 @@
 
 use super::wait::until_every;
 use anyhow::{Context as _, ensure};
+use hecaton_testkit::wait_until_stopped;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::{
     fmt, fs,
@@ -63,8 +64,8 @@ impl Running {
         self.child.stdout.take().context("its output is not piped, or somebody has it")
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        let _ = kill_process(pid(self.id()), signal);
+    pub(crate) fn signal(&self, kind: Signal) {
+        signal(self.id(), kind);
     }
 
     /// Waits for the end; looks at `watch` every 5 ms meanwhile.
@@ -118,9 +119,12 @@ pub(crate) fn kill_dead(id: u32) {
     signal(id, Signal::KILL);
 }
 
-/// A signal for any process.
+/// A signal for any process. One that is stopped stands still when this returns.
 pub(crate) fn signal(id: u32, signal: Signal) {
     let _ = kill_process(pid(id), signal);
+    if signal == Signal::STOP {
+        wait_until_stopped(id);
+    }
 }
 
 /// A process that is stopped, and goes on when this is dropped: also one that a failed test leaves.

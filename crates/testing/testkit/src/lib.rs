@@ -159,8 +159,10 @@ pub fn unused_port() -> u16 {
     panic!("no port of {COUNT} from {FIRST} on can be bound");
 }
 
-/// Waits until a process that was sent SIGSTOP stands still, or has ended. The kernel wakes one of
-/// its threads to stop them all; on a busy machine the others go on until that one is scheduled.
+/// Waits until a process that was sent SIGSTOP stands still, or has ended.
+///
+/// The kernel wakes one of its threads to stop them all. On a busy machine the others go on until
+/// that one is scheduled.
 ///
 /// # Panics
 /// If it does not within [`patience`].

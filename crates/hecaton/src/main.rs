@@ -150,7 +150,7 @@ fn run() -> ExitCode {
         Command::Donor => donor::run(),
         Command::Pager => pager::run(),
         Command::VolumeServer => volume_server::run(),
-        Command::SwapKeeper => run::swap_keeper::run(),
+        Command::SwapKeeper => run::swap::keeper::run(),
     });
     result.unwrap_or_else(|error| {
         eprintln!("hecaton: {error:#}");

@@ -16,8 +16,8 @@
 //! | pager | [`Step::Welcome`] | serves both |
 //!
 //! A pager may be killed at any point of this, and its successor has what was written down, but not
-//! what was in a message. So each side asks again: the parent by another connection if this one ends
-//! before `Go`, the successor by another `Go`, upon which the child says again what it said.
+//! what was in a message. So each side asks again: the parent by another connection if this one
+//! ends before `Go`, the successor by another `Go`, upon which the child says again what it said.
 //!
 //! Plain structures in the machine's byte order: both ends are on one host and of one version, and
 //! a version that differs is refused.
@@ -25,10 +25,14 @@
 use std::mem::size_of;
 
 /// First word of [`Attach`] and [`Answer`]: the protocol and its version.
-pub const MAGIC: u32 = 0x4845_4307;
+pub const MAGIC: u32 = 0x4845_4308;
 
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
+
+/// The environment variable with the bytes of the largest mapping that a program may make, in
+/// decimal.
+pub const LARGEST_MAPPING_VARIABLE: &str = "HECATON_LARGEST_MAPPING";
 
 /// The environment variable that names the node's control socket, in a virtual machine that
 /// somebody else than Hecaton starts: the library asks there for a pager when the machine makes its
@@ -86,6 +90,8 @@ pub struct Attach {
     /// In `own`: a table of [`Range`]s, empty ones included, that the pager must not register
     /// although they look like any other memory (threads' stacks, locked memory).
     pub left_alone: u64,
+    /// [`USES_WIPE_ON_FORK`] or 0.
+    pub flags: u64,
     /// What is registered and may already hold pages. None for a child: the pager registers what
     /// it has copied entries of, and what else is worth it.
     pub ranges: [Range; MAX_RANGES],
@@ -99,7 +105,11 @@ impl Attach {
     }
 }
 
-const _: () = assert!(size_of::<Attach>() == 16 + 8 + 16 + 8 + MAX_RANGES * 16);
+const _: () = assert!(size_of::<Attach>() == 16 + 8 + 16 + 8 + 8 + MAX_RANGES * 16);
+
+/// In [`Attach::flags`] of a child: some of its memory may be to be empty in it
+/// (`MADV_WIPEONFORK`). The kernel says which.
+pub const USES_WIPE_ON_FORK: u64 = 1;
 
 /// What the pager says to an [`Attach`].
 #[repr(u32)]
@@ -145,8 +155,8 @@ pub enum Op {
     /// Empty the area, then move each run to it, one after the other; [`Reply::done`] holds the
     /// pages moved of each run.
     Take = 2,
-    /// `MADV_DONTNEED` on each run, after [`Op::Hold`]; [`Reply::done`] holds the pages of each run,
-    /// or 0.
+    /// `MADV_DONTNEED` on each run, after [`Op::Hold`]; [`Reply::done`] holds the pages of each
+    /// run, or 0.
     Drop = 3,
     /// Empty the area. No reply.
     Clear = 4,

@@ -76,6 +76,8 @@ const CHILD_PATIENCE: Duration = Duration::from_secs(10);
 const PAGEMAP_PRESENT: u64 = 1 << 63;
 /// The page is write-protected through userfaultfd.
 const PAGEMAP_UFFD_WP: u64 = 1 << 57;
+/// No other process maps the page.
+const PAGEMAP_EXCLUSIVE: u64 = 1 << 56;
 
 /// What the kernel says of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,6 +85,8 @@ pub(crate) struct Mapped {
     pub(crate) present: bool,
     /// Unknown of a page in a memory file.
     pub(crate) protected: Option<bool>,
+    /// No other process maps it. Unknown, and false, of a page in a memory file.
+    pub(crate) exclusive: bool,
 }
 
 impl AddressSpace {
@@ -379,6 +383,7 @@ impl AddressSpace {
             .map(|word| Mapped {
                 present: word & PAGEMAP_PRESENT != 0,
                 protected: Some(word & PAGEMAP_UFFD_WP != 0),
+                exclusive: word & PAGEMAP_EXCLUSIVE != 0,
             })
             .collect())
     }

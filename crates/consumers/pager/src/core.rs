@@ -94,6 +94,8 @@ pub(crate) struct Core {
     pub(crate) fill_ahead: FillAhead,
     /// Pages that may be resident.
     pub(crate) limit: u64,
+    /// Pages above the limit that may be resident, because nothing more can be evicted.
+    pub(crate) excess: u64,
     /// Pages of the pool that the consumer may hold; `None`: what it gets.
     pub(crate) target: Option<u64>,
     /// Pages resident in charged address spaces.
@@ -172,6 +174,7 @@ impl Core {
             prefetcher: Prefetcher::new(Limits::for_capacity(capacity)),
             fill_ahead: FillAhead::new(capacity),
             limit,
+            excess: 0,
             target: None,
             resident: 0,
             fetching: 0,
@@ -198,18 +201,6 @@ impl Core {
             on_loss: OnLoss::Kill,
             failed: None,
         }
-    }
-
-    /// Pages that may still become resident.
-    pub(crate) fn room(&self) -> u64 {
-        self.limit.saturating_sub(self.resident + self.fetching)
-    }
-
-    /// Whether the evictor has something to do.
-    pub(crate) fn wants_eviction(&self) -> bool {
-        self.room() < self.reserve() && self.resident > 0
-            || !self.starved.is_empty()
-            || self.evict_to.is_some_and(|pages| self.resident > pages)
     }
 
     pub(crate) fn get(&mut self, key: Key) -> Entry {

@@ -16,6 +16,8 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
+mod room;
+
 use crate::core::{BatchItem, Core};
 use crate::fault::{Content, examine};
 use crate::helper;
@@ -42,12 +44,18 @@ pub(crate) struct Evictor {
     emptied: Vec<u32>,
     /// Of the last question to a helper.
     pub(crate) last_nonce: u64,
+    /// Pages tried since one could be taken.
+    refused: u64,
 }
+
+/// Pause once every page was tried and none could be taken. Pinned memory is given free by its
+/// program, and nothing tells of it.
+const NOTHING_TO_TAKE_PAUSE: Duration = Duration::from_millis(10);
 
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>, space: &Arc<Space>) -> Result<Evictor, SpaceError> {
         let writer = Writer::new(shared.clone(), space.lane()?);
-        Ok(Evictor { shared, writer, emptied: Vec::new(), last_nonce: 0 })
+        Ok(Evictor { shared, writer, emptied: Vec::new(), last_nonce: 0, refused: 0 })
     }
 
     /// Staged pages that a predecessor had not seen acknowledged.
@@ -139,6 +147,26 @@ impl Evictor {
             self.writer.stage(page, sum, slot);
         }
         self.clear_areas(&victims);
+        self.pause_if_all_refused(&victims);
+    }
+
+    /// Once no page can be taken, faults get memory above the limit: they would wait for ever.
+    fn pause_if_all_refused(&mut self, victims: &[Victim]) {
+        let mut core = self.shared.lock();
+        if victims.iter().any(|victim| victim.taken) {
+            self.refused = 0;
+            core.shrink_excess();
+            return;
+        }
+        self.refused += victims.len() as u64;
+        if self.refused < core.resident {
+            return;
+        }
+        if !core.starved.is_empty() {
+            core.grow_excess();
+        }
+        drop(core);
+        std::thread::sleep(NOTHING_TO_TAKE_PAUSE);
     }
 
     /// Step 1.
@@ -153,7 +181,7 @@ impl Evictor {
         }
         // Small steps keep faults on the batch's pages from waiting long when little is needed.
         let reserve = core.reserve();
-        let mut wanted = reserve + 64 - core.room().min(reserve);
+        let mut wanted = reserve + 64 - core.room_within_limit().min(reserve);
         if let Some(pages) = core.evict_to {
             wanted = wanted.max(core.resident.saturating_sub(pages));
         }
@@ -194,15 +222,7 @@ impl Evictor {
                 let entry = core.get(key);
                 let clean = entry.is_clean_resident() && entry.space_page().is_some();
                 let slot = if clean { None } else { core.take_slot() };
-                Victim {
-                    key,
-                    clean,
-                    slot,
-                    passed_over: false,
-                    taken: false,
-                    copied: false,
-                    content: None,
-                }
+                Victim::new(key, clean, slot)
             })
             .collect()
     }

@@ -30,7 +30,7 @@ use crate::serve::Server;
 use crate::shared::Shared;
 use crate::stage::Stage;
 use hecaton_uffd::Uffd;
-use hecaton_uffd::handover::{Kind, Step};
+use hecaton_uffd::handover::{Kind, Step, USES_WIPE_ON_FORK};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -214,7 +214,8 @@ fn attach_child(
     if core.space(child).is_none() {
         return Err(refuse("it was given up".into()));
     }
-    core.adopt_child(child, Uffd(uffd)).map_err(refuse)?;
+    let wipes = attach.flags & USES_WIPE_ON_FORK != 0;
+    core.adopt_child(child, Uffd(uffd), wipes).map_err(refuse)?;
     let core = &mut *core;
     let space = core.spaces[child].as_mut().expect("just looked at");
     space.uffd = Uffd(uffd);

@@ -104,7 +104,7 @@ fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
     let Ok(mappings) = read_mappings(pid) else { return };
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
     let mut left_alone = None;
-    for mapping in mappings.iter().filter(|mapping| mapping.pageable) {
+    for mapping in mappings.iter().filter(|mapping| mapping.is_pageable()) {
         let mut core = shared.lock();
         let Some(helper) = core.helper(index) else { return };
         let Some(space) = core.space(index) else { return };

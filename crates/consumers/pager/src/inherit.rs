@@ -1,11 +1,11 @@
-//! What a forked child has from its parent: entries as of the fork, and then the truth of its memory.
-//! Steps 2 and 4 of [`crate::fork`].
+//! What a forked child has from its parent: entries as of the fork, and then the truth of its
+//! memory. Steps 2 and 4 of [`crate::fork`].
 
 use crate::address_space::AddressSpace;
 use crate::core::Core;
 use crate::guard::helper_label;
 use crate::helper::Helper;
-use crate::mappings::{Mapping, read_mappings};
+use crate::mappings::{Mapping, read_mappings, wiped_on_fork};
 use crate::stage::Stage;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
@@ -95,9 +95,14 @@ impl Core {
         })
     }
 
-    /// The child has attached, and waits: brings its mappings and its entries in line. May be done
-    /// twice.
-    pub(crate) fn adopt_child(&mut self, child: usize, uffd: Uffd) -> Result<(), String> {
+    /// The child has attached, and waits: brings its mappings and its entries in line. `wipes`:
+    /// some of its memory may be to be empty (`MADV_WIPEONFORK`). May be done twice.
+    pub(crate) fn adopt_child(
+        &mut self,
+        child: usize,
+        uffd: Uffd,
+        wipes: bool,
+    ) -> Result<(), String> {
         let space = self.spaces[child].as_mut().expect("it has just attached");
         let pid = space.pid.expect("it has said so");
         let gone = |error: std::io::Error| format!("its memory cannot be looked at: {error}");
@@ -120,6 +125,8 @@ impl Core {
             space.remember_registered(Range { start, len });
         }
         self.discard_unmapped(child, &registered);
+        let wiped = if wipes { wiped_on_fork(pid).map_err(gone)? } else { Vec::new() };
+        wiped.into_iter().for_each(|range| self.discard_wiped(child, range));
         for mapping in registered {
             let (first, end) = (mapping.start / PAGE, mapping.end / PAGE);
             for chunk in self.tables.chunks_in(child, first..end) {
@@ -143,6 +150,16 @@ impl Core {
                 if !is_mapped && self.get(key) != Entry::ZERO {
                     self.discard(key);
                 }
+            }
+        }
+    }
+
+    /// The kernel has left this memory of the child's empty, and so it is in the pool.
+    fn discard_wiped(&mut self, child: usize, range: Range) {
+        let (first, end) = (range.start / PAGE, (range.start + range.len) / PAGE);
+        for chunk in self.tables.chunks_in(child, first..end) {
+            for vpn in chunk.vpn().max(first)..(chunk.vpn() + CHUNK_PAGES).min(end) {
+                self.discard(Key::new(child, vpn));
             }
         }
     }

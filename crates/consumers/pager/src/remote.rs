@@ -1,4 +1,4 @@
-//! Reading a program's memory.
+//! Reads a program's memory.
 
 /// Reads from the memory of process `pid` into this one's. True if all was read.
 ///
@@ -18,6 +18,44 @@ pub(crate) unsafe fn read(pid: i32, to: &[libc::iovec], from: &[libc::iovec]) ->
         read == wanted as isize
     };
     read(pid) || threads(pid).into_iter().any(read)
+}
+
+/// Gives the process pages of its own in the place of those that a fork shares or has shared.
+///
+/// The kernel pins a page for `process_vm_readv`, and a pinned page belongs to one process alone
+/// (`gup_must_unshare`, Linux 5.19). The bytes that are read do not matter. The pages must be
+/// there.
+pub(crate) fn unshare(pid: i32, addresses: &[u64]) {
+    let mut rest = addresses;
+    while !rest.is_empty() {
+        let (part, later) = rest.split_at(rest.len().min(MAX_PARTS));
+        let mut bytes = [0u8; MAX_PARTS];
+        let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: part.len() };
+        let from: Vec<libc::iovec> = part
+            .iter()
+            .map(|&address| libc::iovec { iov_base: address as *mut _, iov_len: 1 })
+            .collect();
+        // SAFETY: the array is this function's.
+        if !unsafe { read(pid, &[to], &from) } {
+            // One that has gone stops those behind it. They stay shared, and where they are.
+            return;
+        }
+        rest = later;
+    }
+}
+
+/// Most parts of one read (UIO_MAXIOV).
+const MAX_PARTS: usize = 1024;
+
+/// Whether pages of the process are pinned for long, or that cannot be told.
+pub(crate) fn has_pins(pid: i32) -> bool {
+    let pinned = |thread: i32| {
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+        let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmPin:"))?;
+        kilobytes.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    // Of a first thread that has ended nothing is said.
+    pinned(pid).or_else(|| threads(pid).into_iter().find_map(pinned)) != Some(0)
 }
 
 fn threads(pid: i32) -> Vec<i32> {

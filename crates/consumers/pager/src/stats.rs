@@ -8,8 +8,8 @@ use std::time::Duration;
 /// Counters and latencies since the pager was first started, and its state at this moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
-    /// When these figures were taken: milliseconds of Unix time. What is shown of a consumer elsewhere
-    /// is up to two reports old.
+    /// When these figures were taken: milliseconds of Unix time. What is shown of a consumer
+    /// elsewhere is up to two reports old.
     #[serde(default)]
     pub taken_at_ms: u64,
     /// Bytes that may be local.
@@ -22,7 +22,8 @@ pub struct Stats {
     pub pool_bytes: u64,
     /// The most that `pool_bytes` ever was.
     pub pool_peak_bytes: u64,
-    /// Bytes of the pool that the consumer may hold by the cluster's policy; none where nothing limits it.
+    /// Bytes of the pool that the consumer may hold by the cluster's policy; none where nothing
+    /// limits it.
     #[serde(default)]
     pub target_bytes: Option<u64>,
     /// Pages put into the pool.
@@ -59,6 +60,10 @@ pub struct Stats {
     pub pages_dropped_clean: u64,
     /// Of those: all zero, dropped without writing.
     pub pages_dropped_zero: u64,
+    /// Times that a page could not be evicted, because it is pinned (O_DIRECT, registered buffers)
+    /// or locked (`mlock`). It stays in the program's memory.
+    #[serde(default)]
+    pub evictions_refused: u64,
     /// Pages fetched ahead of a fault.
     pub pages_prefetched: u64,
     /// Of those: found to be used, as far as is known.
@@ -71,8 +76,8 @@ pub struct Stats {
     /// Bytes that the machine's memory files take on this host.
     #[serde(default)]
     pub memory_file_bytes: u64,
-    /// The machine's memory is such that nothing can be taken away: what is local grows as it is used,
-    /// and the limit is not kept.
+    /// The machine's memory is such that nothing can be taken away: what is local grows as it is
+    /// used, and the limit is not kept.
     #[serde(default)]
     pub limit_is_advisory: bool,
     /// Pages of guest RAM that the machine gave up: by its balloon, free page reporting or unplug.

@@ -4,7 +4,9 @@ use crate::own::{self, AREA, LEFT_ALONE, RANGES};
 use crate::withhold::withhold;
 use crate::{helper, maps, sys};
 use hecaton_uffd::abi::*;
-use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, MAX_RANGES, Range, Step};
+use hecaton_uffd::handover::{
+    Answer, Attach, Kind, MAGIC, MAX_RANGES, Range, Step, USES_WIPE_ON_FORK,
+};
 use hecaton_uffd::sys::syscall;
 use hecaton_uffd::{Errno, Uffd};
 use std::os::fd::RawFd;
@@ -199,6 +201,7 @@ fn introduction(kind: Kind) -> Attach {
         area: 0,
         own: own::range(),
         left_alone: LEFT_ALONE.entries().as_ptr() as u64,
+        flags: if own::uses_wipe_on_fork() { USES_WIPE_ON_FORK } else { 0 },
         ranges: [Range::default(); MAX_RANGES],
     }
 }

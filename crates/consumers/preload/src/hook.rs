@@ -13,14 +13,16 @@
 
 use crate::attach::{self, Failure};
 use crate::fork;
+use crate::hypervisor::guest;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
 use crate::turn::{Act, Alone, Together};
-use crate::{guest, own, sites, sys, withhold};
+use crate::{own, room, sites, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
 use own::PAGE;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `munmap`, `mremap`,
 /// `madvise` and `brk`. Where those are not found, the pager's own search is all there is.
@@ -39,7 +41,7 @@ pub(crate) fn install() -> Result<(), Failure> {
         sites::install(libc_handle)?;
         let curbrk = libc::dlsym(libc_handle, c"__curbrk".as_ptr());
         if !curbrk.is_null() {
-            CURRENT_BREAK.store(curbrk.cast(), std::sync::atomic::Ordering::Relaxed);
+            CURRENT_BREAK.store(curbrk.cast(), Relaxed);
             replace(libc::dlsym(libc_handle, c"brk".as_ptr()), brk as *const ());
         }
         replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
@@ -161,6 +163,13 @@ unsafe extern "C" fn mmap(
     } else {
         (Some(Together::new()), None)
     };
+    let is_charged = prot & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0;
+    let is_paged = is_private_memory && !stays_local;
+    if is_paged && is_charged && room::is_too_large(len) {
+        return as_libc_says(Err(Errno(libc::ENOMEM)));
+    }
+    // What is paged is not charged to the host: see `room`.
+    let flags = if is_paged { flags | libc::MAP_NORESERVE } else { flags };
     // SAFETY: the caller's promises are those of mmap.
     let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
     if let Ok(start) = mapped
@@ -203,7 +212,15 @@ unsafe extern "C" fn mmap_in_hypervisor(
 unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -> c_int {
     let range = Range { start: address as u64, len: len.next_multiple_of(PAGE) as u64 };
     // Other advice may wait for the pager to read of it, and is no affair of forks.
-    let _turn = matches!(advice, libc::MADV_DONTFORK | libc::MADV_DOFORK).then(Together::new);
+    let is_of_forks = matches!(
+        advice,
+        libc::MADV_DONTFORK | libc::MADV_DOFORK | libc::MADV_WIPEONFORK | libc::MADV_KEEPONFORK
+    );
+    let _turn = is_of_forks.then(Together::new);
+    if advice == libc::MADV_WIPEONFORK {
+        // Before it has an effect, so that no child is missed.
+        own::note_wipe_on_fork();
+    }
     // SAFETY: the caller's promises are those of madvise.
     let advised = unsafe { sys::advise(address as usize, len, advice as usize) };
     match advice {
@@ -231,6 +248,9 @@ unsafe extern "C" fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    if new_len > len && room::is_too_large(new_len) {
+        return as_libc_says(Err(Errno(libc::ENOMEM)));
+    }
     let _turn = Alone::new(Act::Other);
     let has_place = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let to = if has_place { to as usize } else { 0 };
@@ -242,7 +262,7 @@ unsafe extern "C" fn mremap(
 
 unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {
     let _turn = Together::new();
-    let current = CURRENT_BREAK.load(std::sync::atomic::Ordering::Relaxed);
+    let current = CURRENT_BREAK.load(Relaxed);
     // SAFETY: the kernel answers with the break that is in force; `current` is libc's variable,
     // which libc's own brk writes as we do, without a lock.
     unsafe {

@@ -2,11 +2,11 @@
 //!
 //! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
 //! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
-//! one small helper thread that moves pages out on the pager's command: no other process may.
-//! In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`guest`]. One
-//! that libvirt starts asks the node for its pager first: see [`launch`].
-//! Memory that the program maps later is registered as it is mapped ([`hook`]); a forked child
-//! attaches itself before anything else runs in it ([`fork`]).
+//! one small helper thread that moves pages out on the pager's command: no other process may. In a
+//! hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`hypervisor`]. One
+//! that libvirt starts asks the node for its pager first. Memory that the program maps later is
+//! registered as it is mapped ([`hook`]); a forked child attaches itself before anything else runs
+//! in it ([`fork`]).
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
@@ -19,12 +19,12 @@
 
 mod attach;
 mod fork;
-mod guest;
 mod helper;
 mod hook;
-mod launch;
+mod hypervisor;
 mod maps;
 mod own;
+mod room;
 mod sites;
 mod sys;
 mod turn;
@@ -37,18 +37,21 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
-        if !guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
+        if !hypervisor::guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
     if let (Some(node), Some(request)) = (variable(c"HECATON_NODE"), variable(c"HECATON_VM")) {
-        if !launch::prepare(node.to_bytes(), request.to_bytes()) || !hook::install_in_hypervisor() {
+        if !hypervisor::launch::prepare(node.to_bytes(), request.to_bytes())
+            || !hook::install_in_hypervisor()
+        {
             attach::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
     let Some(path) = variable(c"HECATON_PAGER") else { return };
+    room::limit(variable(c"HECATON_LARGEST_MAPPING"));
     if let Err(failure) = attach::fresh(path.to_bytes()).and_then(|()| hook::install()) {
         failure.report_and_exit();
     }

@@ -79,6 +79,20 @@ pub(crate) fn attached() -> &'static AtomicU32 {
     unsafe { &*((start() + ATTACHED_AT) as *const AtomicU32) }
 }
 
+/// Whether the program has asked for memory that its children find empty.
+#[unsafe(link_section = ".data")]
+pub(crate) static USES_WIPE_ON_FORK: AtomicU32 = AtomicU32::new(0);
+
+/// The program asks for such memory.
+pub(crate) fn note_wipe_on_fork() {
+    USES_WIPE_ON_FORK.store(1, Relaxed);
+}
+
+/// Whether it has.
+pub(crate) fn uses_wipe_on_fork() -> bool {
+    USES_WIPE_ON_FORK.load(Relaxed) != 0
+}
+
 /// A table of ranges of memory: start and length in bytes, or zeros.
 ///
 /// It is read while it is written, the first of them by the pager, from outside; so an entry's length

@@ -1,11 +1,14 @@
-//! The places in libc where children are made, and what is put there in the place of the system calls.
+//! The places in libc where children are made, and what is put there in the place of the system
+//! calls.
 //!
-//! libc's own text is changed, because its functions reach each other by internal names, and because
-//! there is no later moment at which a fork could be followed: see [`crate::fork`]. Of `_Fork` the
-//! clone must be found, or the program does not run. `clone` and `syscall` are for programs that go
-//! past `fork`; where they are not as expected, the children that they make are not followed.
+//! libc's own text is changed, because its functions reach each other by internal names, and
+//! because there is no later moment at which a fork could be followed: see [`crate::fork`]. Of
+//! `_Fork` the clone must be found, or the program does not run. `clone` and `syscall` are for
+//! programs that go past `fork`; where they are not as expected, the children that they make are
+//! not followed. `syscall` also tells of `MADV_WIPEONFORK`.
 
 use crate::attach::Failure;
+use crate::own::USES_WIPE_ON_FORK;
 use hecaton_uffd::Errno;
 use libc::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -21,9 +24,9 @@ static BEHIND_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 // Each is jumped to in the middle of a function, with a system call's arguments in its registers.
 // r11 is a system call's to change.
 //
-// `clone3` is what a C library may not know of and a kernel may not have, so whoever wants it without
-// libc can do with `clone`. Its arguments are looked at only if they are there at all: programs ask
-// with none whether there is such a call.
+// `clone3` is what a C library may not know of and a kernel may not have, so whoever wants it
+// without libc can do with `clone`. Its arguments are looked at only if they are there at all:
+// programs ask with none whether there is such a call.
 std::arch::global_asm!(
     ".p2align 4",
     "hecaton_fork_site:",
@@ -50,6 +53,11 @@ std::arch::global_asm!(
     "je 7f",
     "cmp eax, {clone3}",
     "je 9f",
+    "cmp eax, {madvise}",
+    "jne 5f",
+    "cmp edx, {wipe_on_fork}",
+    "jne 5f",
+    "mov dword ptr [rip + {uses_wipe_on_fork}], 1",
     "5:",
     "syscall",
     "55:",
@@ -84,6 +92,9 @@ std::arch::global_asm!(
     clone = const libc::SYS_clone,
     fork = const libc::SYS_fork,
     clone3 = const libc::SYS_clone3,
+    madvise = const libc::SYS_madvise,
+    wipe_on_fork = const libc::MADV_WIPEONFORK,
+    uses_wipe_on_fork = sym USES_WIPE_ON_FORK,
     clone3_least = const 64,
     sigchld = const libc::SIGCHLD,
     unknown = const -libc::ENOSYS,
@@ -133,8 +144,8 @@ pub(crate) unsafe fn install(libc_handle: *mut c_void) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts a jump to `target` in the place of the instructions `what`, and notes where they end. `None`
-/// if they are not there exactly once, or are out of a jump's reach.
+/// Puts a jump to `target` in the place of the instructions `what`, and notes where they end.
+/// `None` if they are not there exactly once, or are out of a jump's reach.
 ///
 /// # Safety
 /// `function` is null or a function of a library that stays loaded, and no thread runs it.

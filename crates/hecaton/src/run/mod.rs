@@ -10,11 +10,11 @@ pub(crate) mod exit;
 pub(crate) mod library;
 pub(crate) mod machine;
 mod program;
+mod room;
 mod session;
 pub(crate) mod signals;
 mod stats_file;
-mod swap;
-pub(crate) mod swap_keeper;
+pub(crate) mod swap;
 
 use crate::cluster::ClusterArgs;
 use crate::failure::usage;
@@ -25,7 +25,7 @@ use hecaton_memory::Size;
 use hecaton_node::message::StartPager;
 use hecaton_node::report::{Host, check_name};
 use hecaton_pager::MIN_LOCAL_BYTES;
-use hecaton_uffd::handover::SOCKET_VARIABLE;
+use hecaton_uffd::handover::{LARGEST_MAPPING_VARIABLE, SOCKET_VARIABLE};
 use program::Program;
 use session::Session;
 use std::ffi::{OsStr, OsString};
@@ -93,6 +93,7 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
     access::check()?;
     let mut session = Session::open(&args.cluster, args.lend, args.stats.as_deref())?;
+    let largest = room::largest_mapping(&args.cluster, &mut session.client, wanted.copies)?;
     let pager =
         session.client.start_pager(StartPager { name, local_bytes, guest: None, wanted })?;
     let mut command = Command::new(&program.path);
@@ -100,6 +101,7 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
         .arg0(&args.command[0])
         .args(&args.command[1..])
         .env(SOCKET_VARIABLE, &pager.socket)
+        .env(LARGEST_MAPPING_VARIABLE, largest.to_string())
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
     session.run(command, &args.command, pager)
 }

@@ -262,7 +262,7 @@ impl Ram {
     /// What is there of `count` pages from `vpn` on. Whether they are write-protected the kernel does
     /// not tell of a file; what was noted of it holds.
     pub(crate) fn mapped(&self, vpn: u64, count: usize) -> io::Result<Vec<Mapped>> {
-        let mut mapped = vec![Mapped { present: false, protected: None }; count];
+        let mut mapped = vec![Mapped { present: false, protected: None, exclusive: false }; count];
         let wanted = vpn * PAGE..(vpn + count as u64) * PAGE;
         for region in &self.regions {
             let Some(file) = region.file else { continue };

@@ -238,8 +238,7 @@ impl World {
             core.set(key, entry.with_busy(true));
             let clean = entry.is_clean_resident() && entry.space_page().is_some();
             let slot = if clean { None } else { core.take_slot() };
-            let (passed_over, taken, copied, content) = (false, false, false, None);
-            self.victims.push(Victim { key, clean, slot, passed_over, taken, copied, content });
+            self.victims.push(Victim::new(key, clean, slot));
         }
     }
 
@@ -443,6 +442,7 @@ impl World {
                 .map(|key| Mapped {
                     present: present.contains(&key),
                     protected: Some(clean.contains(&key)),
+                    exclusive: true,
                 })
                 .collect())
         });

@@ -8,6 +8,7 @@ mod copies;
 mod harness;
 mod machines;
 mod paging;
+mod transparency;
 mod volumes;
 
 use control::{announce, api, dashboard, grants, managers, policy, secrets, secure, usage};
@@ -18,6 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
+use transparency::{overcommit, pinned, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -51,6 +53,11 @@ fn main() -> ExitCode {
         fork::a_storm,
         fork::past_libc,
         unprivileged::programs_fork,
+        overcommit::of_more_than_the_host_has,
+        pinned::registered_buffers,
+        pinned::direct_reads_in_flight,
+        pinned::pages_given_to_a_pipe,
+        wiped::on_fork,
         redis::bgsave_under_load,
         limit::resident_memory_stays_below,
         pool::a_full_one_ends_the_program,

@@ -1,14 +1,16 @@
 //! In a hypervisor: hands guest RAM to the pager, and nothing else.
 //!
-//! Guest RAM is recognised as it is mapped: shared, large, and of a memory file whose name says what
-//! it is for ([`FILE_NAMES`]), wherever its descriptor came from. The hypervisor's own memory stays
-//! as it is. A userfaultfd and a connection are made when the first is mapped, not at the start: a
-//! hypervisor may fork into the background before, and the helpers that it runs have no guest RAM.
+//! Guest RAM is recognised as it is mapped: shared, large, and of a memory file whose name says
+//! what it is for ([`FILE_NAMES`]), wherever its descriptor came from. The hypervisor's own memory
+//! stays as it is. A userfaultfd and a connection are made when the first is mapped, not at the
+//! start: a hypervisor may fork into the background before, and the helpers that it runs have no
+//! guest RAM.
 //!
 //! There is no helper thread: the pager takes pages of a shared file away without one.
 
+use super::launch;
 use crate::attach::out_of_the_way;
-use crate::{launch, sys};
+use crate::sys;
 use hecaton_uffd::abi::*;
 use hecaton_uffd::guest_ram::{Answer, FILE_NAMES, Handover, MAGIC, MIN_BYTES};
 use hecaton_uffd::handover::Range;

@@ -1,17 +1,18 @@
-//! `hecaton swap-keeper`: the swap of one program, from before it starts until the last that it left
-//! behind has ended.
+//! `hecaton swap-keeper`: the swap of one program, from before it starts until the last that it
+//! left behind has ended.
 //!
-//! A process of its own, because swap must not stay when `hecaton run` is killed: the kernel swaps to
-//! it whatever becomes of us. Its standard input is a pipe from that command. Down it comes what is
-//! wanted, and up goes what there is; when the pipe ends, the command needs it no more or is dead.
-//! Then it waits until the program's group is empty, and takes everything down: a program whose
-//! command was killed has its memory on, as one on userfaultfd has.
+//! A process of its own, because swap must not stay when `hecaton run` is killed: the kernel swaps
+//! to it whatever becomes of us. Its standard input is a pipe from that command. Down it comes what
+//! is wanted, and up goes what there is; when the pipe ends, the command needs it no more or is
+//! dead. Then it waits until the program's group is empty, and takes everything down: a program
+//! whose command was killed has its memory on, as one on userfaultfd has.
 //!
-//! The kernel swaps to the volume's block device where it has ublk, and elsewhere to a loop device on the volume's file:
-//! that is two more queues on the way, the loop device's and FUSE's, and each of them allocates for a request.
+//! The kernel swaps to the volume's block device where it has ublk, and elsewhere to a loop device
+//! on the volume's file: that is two more queues on the way, the loop device's and FUSE's, and each
+//! of them allocates for a request.
 
-use super::signals::Signals;
 use crate::cgroup::Cgroup;
+use crate::run::signals::Signals;
 use crate::swap_device::{Loop, SwapOn};
 use crate::tools::{self, tool};
 use anyhow::{Context as _, bail};

@@ -2,11 +2,12 @@
 //!
 //! The program is not looked into, and nothing is loaded into it: what it has, of whatever kind, is
 //! swapped by the kernel once the group is at its limit. What is set up for it is the keeper's
-//! ([`super::swap_keeper`]).
+//! ([`keeper`]).
+
+pub(crate) mod keeper;
 
 use super::program::Program;
 use super::session::Session;
-use super::swap_keeper::{Wish, Word};
 use super::{Args, consumer_name, exit, local_bytes};
 use crate::cgroup::entering;
 use crate::failure::usage;
@@ -16,6 +17,7 @@ use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_node::NodePaths;
 use hecaton_node::message::CreateVolume;
 use hecaton_node::report::Host;
+use keeper::{Wish, Word};
 use std::env;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -76,7 +78,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     keeper.release();
     while keeper.is_there()? {
-        // It waits for what the program left behind; a signal that would end a program ends the wait.
+        // It waits for what the program left behind; a signal that would end a program ends the
+        // wait.
         if signals.wait_for_end() {
             if let Some(embedded) = &mut embedded {
                 embedded.leave();

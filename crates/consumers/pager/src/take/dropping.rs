@@ -1,0 +1,101 @@
+//! Takes pages where the kernel cannot move them: protect, copy, drop.
+//!
+//! That is all memory before Linux 6.8, and memory that is not writable (`mprotect`) since then.
+//!
+//! The kernel drops a page that is pinned without a word, and who pinned it goes on with a page
+//! that nobody else sees. So a page that only this process maps (a pinned one is never shared)
+//! stays if anything in the process is pinned for long (`VmPin` of `/proc/PID/status`: registered
+//! buffers of io_uring, RDMA).
+
+use super::{Victim, runs_of};
+use crate::core::BatchItem;
+use crate::evict::Evictor;
+use crate::state::entry::Place;
+use crate::{helper, remote};
+use hecaton_uffd::Uffd;
+use hecaton_uffd::handover::{Op, Range};
+use std::os::fd::RawFd;
+
+impl Evictor {
+    /// The helper drops what is at an address, whatever that is, and not before the pager has read
+    /// of it. So here the program must not bring other pages there: libc changes no mappings
+    /// meanwhile.
+    pub(super) fn protect_copy_drop(
+        &mut self,
+        first: usize,
+        group: &mut [Victim],
+        socket: RawFd,
+        uffd: Uffd,
+        pid: i32,
+    ) {
+        self.last_nonce += 1;
+        let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce);
+        let Ok(held) = held else { return };
+        let index = group[0].key.space();
+        let mut core = self.shared.lock();
+        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_left()) {
+            let BatchItem { key, now_at } = core.batch[first + i];
+            let is_there = now_at == key && core.get(key).place() == Place::Resident;
+            victim.passed_over |= held != [1] || !is_there;
+        }
+        drop(core);
+        for run in runs_of(group, Victim::is_left) {
+            // EAGAIN: the mappings are changing. The pages stay as they are for this time.
+            if uffd.protect(run.start, run.len).is_err() {
+                let end = run.start + run.len;
+                let within = |v: &Victim| (run.start..end).contains(&v.key.address());
+                self.skip(group, within);
+            }
+        }
+        let pins = remote::has_pins(pid);
+        for at in 0..group.len() {
+            if !group[at].is_left() {
+                continue;
+            }
+            let key = group[at].key;
+            let mut core = self.shared.lock();
+            let mapped = core.space(index).map(|space| space.mapped(key.vpn(), 1));
+            drop(core);
+            let only = |victim: &Victim| victim.key == key;
+            match mapped {
+                Some(Ok(pages)) if pages[0].present && pages[0].protected == Some(true) => {
+                    if pins && pages[0].exclusive {
+                        self.refuse(group, only);
+                    }
+                }
+                // Reading a page that is not there would wait for ourselves; see also
+                // `Core::fault`.
+                _ => self.skip(group, only),
+            }
+        }
+        let addresses: Vec<u64> = group.iter().map(|victim| victim.key.address()).collect();
+        self.copy(pid, first, group, |i| addresses[i], |_, victim| victim.is_left());
+        let mut core = self.shared.lock();
+        for (i, victim) in group.iter().enumerate().filter(|(_, victim)| victim.is_droppable()) {
+            core.state.batch.dropping(first + i);
+            core.own_drop.insert(victim.key, 0);
+        }
+        drop(core);
+        // Also if there is nothing to drop: libc goes on after this.
+        let runs = runs_of(group, Victim::is_droppable);
+        self.last_nonce += 1;
+        if helper::ask(socket, Op::Drop, &runs, self.last_nonce).is_err() {
+            return;
+        }
+        let mut core = self.shared.lock();
+        let reports = std::mem::take(&mut core.own_drop);
+        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_droppable())
+        {
+            // Whether it was dropped is seen where it is now: the program may have unmapped it, or
+            // moved it since. Nobody can have brought it back.
+            let now_at = core.batch[first + i].now_at;
+            let mapped = core.space(index).map(|space| space.mapped(now_at.vpn(), 1));
+            victim.taken = matches!(mapped, Some(Ok(pages)) if !pages[0].present);
+            if reports.get(&victim.key).is_some_and(|&reports| reports > 1) {
+                core.discard(now_at);
+            }
+        }
+        // What stays is protected still, which costs its next writer a fault. To lift that by
+        // address would be wrong if another page has come there by now.
+    }
+}

@@ -9,7 +9,9 @@
 //! Once the last copy of the program's userfaultfd is closed, the kernel answers its faults with
 //! zeros. So the helper has one, and before it lets go of that it ends the program.
 //!
-//! It must never touch memory that the pager pages: the pager may be waiting for it.
+//! It must never touch memory that the pager pages: the pager may be waiting for it. For the same
+//! reason a tracer that follows what the program starts does not get hold of it: the tracer may be
+//! waiting for a page itself.
 
 use crate::turn::{Act, Alone, Together};
 use crate::{sys, withhold};
@@ -52,7 +54,8 @@ pub(crate) fn start(
         | libc::CLONE_FS
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM;
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_UNTRACED;
     // SAFETY: all signals are blocked across the clone, so that the helper, which inherits the
     // mask, never runs a handler of the program's on its small stack.
     unsafe {

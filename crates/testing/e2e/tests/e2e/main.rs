@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{overcommit, pinned, wiped};
+use transparency::{overcommit, pinned, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         pinned::direct_reads_in_flight,
         pinned::pages_given_to_a_pipe,
         wiped::on_fork,
+        tracers::strace_follows,
         redis::bgsave_under_load,
         limit::resident_memory_stays_below,
         pool::a_full_one_ends_the_program,

@@ -3,4 +3,5 @@
 mod native;
 pub(crate) mod overcommit;
 pub(crate) mod pinned;
+pub(crate) mod tracers;
 pub(crate) mod wiped;

@@ -1114,16 +1114,15 @@ fn a_flush_is_answered_when_donors_have_all_that_was_buffered() {
     // A slot is free a moment after its page is where it is to be.
     wait_until("nothing is named", || !is_anything_named(&volume));
     let address = world.donors[0].stop();
+    let of_page = |page: u64| [vec![page as u8; 7], vec![0xaa], vec![page as u8; 4088]].concat();
+    // Each page once: a page that is being written out is locked until its donor has answered.
     for page in 0..100 {
-        volume.write(page * PAGE, &[page as u8; PAGE_SIZE]).unwrap();
-        volume.write(page * PAGE + 7, &[0xaa]).unwrap();
+        volume.write(page * PAGE, &of_page(page)).unwrap();
     }
     assert_eq!(volume.stats(0).buffered_bytes, 100 * PAGE);
     let flushed = volume.flush().unwrap_err();
     assert!(matches!(flushed, BlockError::Unflushed), "{flushed}");
     let kept = |volume: &Volume| {
-        let of_page =
-            |page: u64| [vec![page as u8; 7], vec![0xaa], vec![page as u8; 4088]].concat();
         (0..100).all(|page| read(volume, page * PAGE, PAGE_SIZE) == of_page(page))
     };
     world.donors[0].serve_again(address);

@@ -12,7 +12,6 @@ mod dashboard;
 pub mod election;
 pub mod etcd;
 pub mod events;
-mod guard;
 pub mod harvest;
 pub mod lasting;
 mod ledger;

@@ -3,7 +3,6 @@
 use crate::api::Manager;
 use crate::dashboard;
 use crate::etcd::{Campaign, Seat};
-use crate::guard::guarded;
 use crate::ledger::{Keep, Ledger};
 use crate::store::{Store, StoreError};
 use crate::tls::{Peer, TlsListener};
@@ -122,7 +121,10 @@ impl ManagerServer {
         let ledger = Arc::new(Mutex::new(ledger));
         let manager = Manager::new(Arc::clone(&ledger), credentials.clone());
         let routes = manager.router(dashboard::routes(&manager));
-        let router = guarded(routes, address, credentials.clone());
+        let certified = credentials.clone();
+        let router = hecaton_web::guarded(routes, address, move |name| {
+            certified.as_ref().is_some_and(|own| own.now().is_for(name))
+        });
         let scheme = if credentials.is_some() { "https" } else { "http" };
         let server = HttpServer::start(address, "--listen", router, credentials).await?;
         // Nobody is to be sent to a manager that does not listen.

@@ -72,6 +72,8 @@ impl ApiServer {
                 let at = loopback(text)?;
                 let listener = TcpListener::bind(at).await.map_err(failed)?;
                 let address = Address::Tcp(listener.local_addr().map_err(failed)?.to_string());
+                // Pages in a browser of the guest's reach loopback, too.
+                let routes = hecaton_web::guarded(routes, at, |_| false);
                 let serving =
                     tokio::spawn(async move { axum::serve(Bounded::new(listener), routes).await });
                 Ok(ApiServer { address, path: None, serving })

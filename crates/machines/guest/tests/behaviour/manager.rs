@@ -225,6 +225,9 @@ fn a_hook_and_a_caller_of_the_api_are_told_in_order_before_the_host_is_answered(
     for query in ["wait=30", "wait=30s", "since=1&wait=301s", "since=x", "sinse=1"] {
         assert_eq!(status(&format!("/state?{query}")), 400, "{query}");
     }
+    // A page whose name was made to point here.
+    let rebound = ureq::get(format!("{url}/state")).header("host", "evil.example").call();
+    assert!(matches!(rebound, Err(ureq::Error::StatusCode(421))), "{rebound:?}");
     runtime.block_on(server.stop());
 }
 

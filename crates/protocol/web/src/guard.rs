@@ -1,32 +1,38 @@
-//! What a web page of somebody else's may not do to a manager through its reader's browser.
+//! Rejects cross-site and DNS-rebinding requests from browsers.
 //!
 //! A browser sends requests to any address that a page names, loopback and the inner network
-//! included. Two ways of misusing that are closed here, for all routes:
+//! included. Two ways of misusing that are closed here, for all routes of a server:
 //!
-//! - *Cross-site requests.* A request that changes something and says where it comes from (`Origin`,
-//!   which browsers always send with such requests, or `Sec-Fetch-Site`) must come from the manager's
-//!   own page, and be JSON, which no HTML form can send. Programs say neither, and pass.
-//! - *DNS rebinding.* A page whose own name was made to point here is of the same site, as far as the
-//!   browser can tell. But its requests name that site as their `Host`. On loopback, `Host` must be an
-//!   address, `localhost`, this machine's name or one in the manager's certificate, which a browser takes for
-//!   no other name; elsewhere, where nodes may know the manager by a name of any kind, that is asked of requests
-//!   from browsers that change something.
+//! - *Cross-site requests.* A request that changes something and says where it comes from
+//!   (`Origin`, which browsers always send with such requests, or `Sec-Fetch-Site`) must come from
+//!   the server's own page, and be JSON, which no HTML form can send. Programs say neither, and
+//!   pass.
+//! - *DNS rebinding.* A page whose own name was made to point here is of the same site for the
+//!   browser. But its requests name that site as their `Host`. On loopback, `Host` must be an
+//!   address, `localhost`, this machine's name or another name of the server's (one in its
+//!   certificate), which a browser takes for no other name. Elsewhere, where programs may know the
+//!   server by a name of any kind, that is asked of requests from browsers that change something.
+//!
+//! A request whose host cannot be parsed is refused everywhere.
 
+use crate::host::Host;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use hecaton_pki::Credentials;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Where a server listens, as far as it matters here.
-#[derive(Clone, Debug)]
+/// Whether a name in lower case is another one of the server's.
+type IsOwn = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// Where a server listens, and its names.
+#[derive(Clone)]
 struct Guard {
     is_loopback: bool,
     own_name: String,
-    credentials: Option<Arc<Credentials>>,
+    is_own: IsOwn,
 }
 
 /// Why a request is refused.
@@ -35,8 +41,8 @@ enum Refusal {
     #[error("the request names no host")]
     NoHost,
     #[error(
-        "`{0}` is not a name that this manager answers to: use its address, `localhost`, the \
-         name of its machine, or one that its certificate has"
+        "`{0}` is not a name that this server answers to: use its address, `localhost`, the name \
+         of its machine, or one that its certificate has"
     )]
     Host(String),
     #[error("a page of `{0}` may not change anything here")]
@@ -46,10 +52,9 @@ enum Refusal {
 }
 
 impl Guard {
-    /// For a server on this address, which shows these credentials.
-    fn new(address: SocketAddr, credentials: Option<Arc<Credentials>>) -> Guard {
+    fn new(address: SocketAddr, is_own: IsOwn) -> Guard {
         let own_name = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
-        Guard { is_loopback: address.ip().is_loopback(), own_name, credentials }
+        Guard { is_loopback: address.ip().is_loopback(), own_name, is_own }
     }
 
     fn admit(
@@ -59,9 +64,10 @@ impl Guard {
         headers: &HeaderMap,
     ) -> Result<(), Refusal> {
         let host = host.ok_or(Refusal::NoHost)?;
-        let is_own = self.is_own(host);
+        let not_ours = || Refusal::Host(host.to_owned());
+        let is_own = self.is_own(&Host::parse(host).ok_or_else(not_ours)?);
         if self.is_loopback && !is_own {
-            return Err(Refusal::Host(host.to_owned()));
+            return Err(not_ours());
         }
         if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
             return Ok(());
@@ -77,7 +83,7 @@ impl Guard {
             return Err(Refusal::Origin(origin.to_owned()));
         }
         if !is_own {
-            return Err(Refusal::Host(host.to_owned()));
+            return Err(not_ours());
         }
         let kind = text(header::CONTENT_TYPE.as_str()).unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim();
@@ -87,31 +93,26 @@ impl Guard {
         }
     }
 
-    /// Whether nobody else's name can be this host: addresses cannot be rebound, and by a name that is not in
-    /// the certificate no browser comes here.
-    fn is_own(&self, host: &str) -> bool {
-        let name = match host.strip_prefix('[') {
-            Some(rest) => {
-                let Some((address, _)) = rest.split_once(']') else { return false };
-                return address.parse::<Ipv6Addr>().is_ok();
+    /// Whether nobody else's name can be this host: addresses cannot be rebound, and by a name that
+    /// is not the server's no browser comes here.
+    fn is_own(&self, host: &Host) -> bool {
+        match host {
+            Host::Address(_) => true,
+            Host::Name(name) => {
+                name == "localhost" || *name == self.own_name || (self.is_own)(name)
             }
-            None => host.split(':').next().unwrap_or_default(),
-        };
-        let name = name.trim_end_matches('.').to_lowercase();
-        name.parse::<IpAddr>().is_ok()
-            || name == "localhost"
-            || name == self.own_name
-            || self.credentials.as_ref().is_some_and(|own| own.now().is_for(&name))
+        }
     }
 }
 
-/// Routes of a server on this address, with the guard before them.
-pub(crate) fn guarded(
+/// Routes of a server on this address, with the guard before them. `is_own` tells of a name in
+/// lower case whether it is one of the server's.
+pub fn guarded(
     routes: Router,
     address: SocketAddr,
-    credentials: Option<Arc<Credentials>>,
+    is_own: impl Fn(&str) -> bool + Send + Sync + 'static,
 ) -> Router {
-    routes.layer(from_fn_with_state(Guard::new(address, credentials), check))
+    routes.layer(from_fn_with_state(Guard::new(address, Arc::new(is_own)), check))
 }
 
 /// Lets a request pass, or says why not.
@@ -136,22 +137,15 @@ async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Resp
 mod tests {
     use super::*;
     use axum::http::{HeaderName, HeaderValue};
-    use hecaton_pki::{Authority, Identity, Role, Wish};
 
     fn guard(is_loopback: bool) -> Guard {
-        Guard { is_loopback, own_name: "m1".to_owned(), credentials: None }
+        named(is_loopback, "")
     }
 
-    /// With a certificate for these hosts.
-    fn certified(is_loopback: bool, hosts: &[&str]) -> (tempfile::TempDir, Guard) {
-        let scratch = tempfile::tempdir().expect("a directory");
-        let authority = Authority::init(&scratch.path().join("pki")).expect("made");
-        let identity = Identity { name: "m".to_owned(), role: Role::Manager };
-        let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let wish = Wish { identity, hosts, days: 1, renew: false };
-        let dir = authority.issue(&wish).expect("issued").dir;
-        let credentials = Some(Arc::new(Credentials::open(&dir).expect("opened")));
-        (scratch, Guard { credentials, ..guard(is_loopback) })
+    /// A server that has this name, too.
+    fn named(is_loopback: bool, name: &'static str) -> Guard {
+        let is_own: IsOwn = Arc::new(move |host| host == name);
+        Guard { is_loopback, own_name: "m1".to_owned(), is_own }
     }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -169,9 +163,17 @@ mod tests {
         {
             assert_eq!(admit(good), Ok(()), "{good}");
         }
-        for bad in
-            ["evil.example:7070", "127.0.0.1.evil.example", "localhost.evil.example", "", "[x"]
-        {
+        for bad in [
+            "evil.example:7070",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "",
+            "[x",
+            "[::1]evil.com",
+            "127.0.0.1:evil.com",
+            "[::1]:80.evil",
+            "localhost:80@evil",
+        ] {
             assert_eq!(admit(bad), Err(Refusal::Host(bad.to_owned())), "{bad}");
         }
         assert_eq!(guard(true).admit(&Method::GET, None, &HeaderMap::new()), Err(Refusal::NoHost));
@@ -182,6 +184,8 @@ mod tests {
         let guard = guard(false);
         let none = HeaderMap::new();
         assert_eq!(guard.admit(&Method::POST, Some("manager.example:7070"), &none), Ok(()));
+        let odd = guard.admit(&Method::GET, Some("manager.example:x"), &none);
+        assert_eq!(odd, Err(Refusal::Host("manager.example:x".to_owned())));
         let page = headers(&[
             ("origin", "http://evil.example:7070"),
             ("content-type", "application/json"),
@@ -191,9 +195,9 @@ mod tests {
     }
 
     #[test]
-    fn names_in_the_certificate_are_its_own() {
+    fn other_names_of_the_server_are_its_own() {
         for is_loopback in [true, false] {
-            let (_scratch, guard) = certified(is_loopback, &["manager.example"]);
+            let guard = named(is_loopback, "manager.example");
             let put = |host: &'static str, origin: &'static str| {
                 let page = headers(&[("origin", origin), ("content-type", "application/json")]);
                 guard.admit(&Method::PUT, Some(host), &page)

@@ -11,6 +11,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A write that takes longer is told of: commands give a manager up after 5 s.
+const SLOW_WRITE: Duration = Duration::from_secs(1);
+
 /// Where a manager keeps its registry.
 #[derive(Debug)]
 pub enum Keep {
@@ -139,12 +142,18 @@ impl Ledger {
 
     fn write(&mut self) -> Result<(), LedgerError> {
         let Some(changes) = self.book.unwritten() else { return Ok(()) };
+        let began = Instant::now();
         match (&mut self.keeper, self.book.term()) {
             (Keeper::Memory, _) => {}
             (Keeper::File(store), _) => store.write(changes)?,
             // Whatever term it is: etcd knows whether another has begun since.
             (Keeper::Etcd(seat), Some(term)) => seat.write(term, changes)?,
             (Keeper::Etcd(seat), None) => return Err(LedgerError::NotLeading(seat.leader())),
+        }
+        let took = began.elapsed();
+        if took > SLOW_WRITE {
+            let ms = took.as_millis() as u64;
+            tracing::warn!(ms, "the registry took long to write; nobody was answered meanwhile");
         }
         self.book.written();
         Ok(())

@@ -39,7 +39,8 @@ impl BatchRecord {
     /// The slot holds the contents of item `item`: the program's page may go.
     pub(crate) fn copied(&self, item: usize, slot: u32) {
         assert!((slot as usize) < STAGING_SLOTS);
-        self.0[2 + 2 * item].store(u64::from(slot) + 1, Release);
+        // What else is noted of the item stays: the places of others in the area depend on it.
+        self.0[2 + 2 * item].fetch_or(u64::from(slot) + 1, Release);
     }
 
     /// The helper is about to be told to drop item `item`.
@@ -80,5 +81,24 @@ impl BatchRecord {
             let slot = (self.0[2 + 2 * i].load(Relaxed) as u32).checked_sub(1);
             (i, self.0[1 + 2 * i].load(Relaxed), slot)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_that_was_left_out_stays_so_when_it_is_copied_and_dropped() {
+        let words = Box::leak((0..BatchRecord::WORDS).map(|_| AtomicU64::new(0)).collect());
+        let batch = BatchRecord::at(words);
+        batch.begin([7, 8].into_iter());
+        batch.leave_out(0);
+        batch.copied(0, 5);
+        batch.dropping(0);
+        batch.copied(1, 6);
+        assert_eq!(batch.items().collect::<Vec<_>>(), [(0, 7, Some(5)), (1, 8, Some(6))]);
+        assert!(batch.is_left_out(0) && batch.is_dropping(0));
+        assert!(!batch.is_left_out(1) && !batch.is_dropping(1));
     }
 }

@@ -45,7 +45,9 @@ impl Evictor {
         if !self.move_once(first, group, helper, pid, Runs::Long) {
             return false;
         }
-        self.unshare(group, pid);
+        if group.iter().any(Victim::is_movable) {
+            self.unshare(group, pid);
+        }
         if !group.iter().any(Victim::is_movable) {
             return true;
         }

@@ -1,9 +1,9 @@
 //! Has the kernel read and write memory past the page table while other memory pushes it out.
 //!
-//! `pinned-buffers HOW FILE`, where HOW is `registered` (buffers of io_uring), `direct` (O_DIRECT,
+//! `pinned-buffers HOW FILE PAGES`, where HOW is `registered` (buffers of io_uring), `direct` (O_DIRECT,
 //! many requests in flight) or `spliced` (vmsplice). FILE is written first, then read and compared.
 
-use hecaton_e2e::{Checked, Random};
+use hecaton_e2e::{Checked, Random, number_argument};
 use io_uring::{IoUring, opcode, types};
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -19,15 +19,12 @@ const LEN: usize = 16 << 20;
 /// One request.
 const PART: usize = 64 << 10;
 
-/// Pages of other memory: far more than is local.
-const OTHERS: usize = 40_000;
-
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 2;
 
 fn main() {
     let how = std::env::args().nth(1).expect("HOW is missing");
     let path = std::env::args().nth(2).expect("FILE is missing");
-    let mut others = Checked::new(1, OTHERS);
+    let mut others = Checked::new(1, number_argument(3));
     match how.as_str() {
         "registered" => registered(Path::new(&path), &mut others),
         "direct" => direct(Path::new(&path), &mut others),
@@ -135,7 +132,8 @@ fn direct(path: &Path, others: &mut Checked) {
             }
             ring.submit().expect("the kernel takes the requests");
             // The buffer's pages are the oldest by now: they are evicted first.
-            (0..2_000).for_each(|page| others.write(page + next / PART * 100));
+            let first = next / PART * 100;
+            (first..first + 2_000).for_each(|page| others.write(page % others.pages()));
             ring.submit_and_wait(IN_FLIGHT).expect("the kernel ends the requests");
             for done in ring.completion() {
                 assert_eq!(done.result(), PART as i32);

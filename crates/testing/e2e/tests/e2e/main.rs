@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         pinned::registered_buffers,
         pinned::direct_reads_in_flight,
         pinned::pages_given_to_a_pipe,
+        pinned::all_that_may_be_local,
         wiped::on_fork,
         tracers::strace_follows,
         redis::bgsave_under_load,

@@ -34,7 +34,7 @@ trap 'exit 143' TERM
 dir=$(mktemp -d)
 disk=${DEMO_DIR:-${CARGO_TARGET_DIR:-target}}
 mkdir -p "$disk"
-big=$(mktemp -d "$(cd "$disk" && pwd)/hecaton-demo-XXXXXX")
+big=$(mktemp -d -p "$(cd "$disk" && pwd)" --suffix=-hecaton-demo)
 
 # need_mib NUMBER: of $big.
 need_mib() {

@@ -48,8 +48,8 @@ pub(crate) struct Evictor {
     refused: u64,
 }
 
-/// Pause once every page was tried and none could be taken. Pinned memory is given free by its
-/// program, and nothing tells of it.
+/// Pause once every page was tried and none could be taken. The kernel reports no event when a
+/// program unpins memory, so the evictor looks again after this time.
 const NOTHING_TO_TAKE_PAUSE: Duration = Duration::from_millis(10);
 
 impl Evictor {
@@ -150,7 +150,7 @@ impl Evictor {
         self.pause_if_all_refused(&victims);
     }
 
-    /// Once no page can be taken, faults get memory above the limit: they would wait for ever.
+    /// Gives faults memory above the limit once no page can be taken: they would wait for ever.
     fn pause_if_all_refused(&mut self, victims: &[Victim]) {
         let mut core = self.shared.lock();
         if victims.iter().any(|victim| victim.taken) {

@@ -1,5 +1,5 @@
-//! What a forked child has from its parent: entries as of the fork, and then the truth of its
-//! memory. Steps 2 and 4 of [`crate::fork`].
+//! Copies a parent's entries to its forked child, and corrects them by the child's memory. Steps 2
+//! and 4 of [`crate::fork`].
 
 use crate::address_space::AddressSpace;
 use crate::core::Core;

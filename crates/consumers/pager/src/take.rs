@@ -112,7 +112,7 @@ impl Evictor {
         }
     }
 
-    /// The kernel lets these pages not go: they are counted, and stay.
+    /// Counts pages that the kernel refuses to give up, and leaves them.
     fn refuse(&mut self, group: &mut [Victim], which: impl Fn(&Victim) -> bool) {
         let refused = group.iter().filter(|victim| victim.is_left() && which(victim)).count();
         self.shared.lock().stats.evictions_refused += refused as u64;

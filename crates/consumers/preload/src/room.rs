@@ -1,5 +1,4 @@
-//! Refuses mappings that neither the host nor the pool can ever hold, as the kernel refuses those
-//! that a host cannot.
+//! Refuses mappings that are larger than memory, swap and pool together.
 //!
 //! The kernel charges a private mapping to the host when it is made, and by its heuristic
 //! (`vm.overcommit_memory` 0) refuses one that is larger than memory and swap together. A mapping

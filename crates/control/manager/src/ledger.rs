@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A write that takes longer is told of: commands give a manager up after 5 s.
+/// The manager logs writes that take longer: commands give it up after 5 s.
 const SLOW_WRITE: Duration = Duration::from_secs(1);
 
 /// Where a manager keeps its registry.

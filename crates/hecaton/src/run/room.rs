@@ -12,14 +12,20 @@
 
 use crate::cluster::ClusterArgs;
 use anyhow::Context as _;
+use hecaton_memory::meminfo::{MEMINFO, field_bytes};
 use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_node::client::NodeClient;
 use hecaton_node::donors::DonorReport;
 use hecaton_node::report::NodeReport;
 use std::fs;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 const MODE: &str = "/proc/sys/vm/overcommit_memory";
-const MEMINFO: &str = "/proc/meminfo";
+
+/// While no manager leads, a program starts all the same.
+const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The largest mapping in bytes; `u64::MAX` if any may be made, or the size of the pool is not
 /// known. Warns if the kernel will refuse less.
@@ -46,16 +52,24 @@ pub(super) fn largest_mapping(
     Ok(largest)
 }
 
-/// What the cluster lends, lent or not; `None` if some of it is not known.
+/// Adds up the memory that the cluster's donors lend, in bytes, lent already or not. `None` if a donor
+/// has not said how much it lends, or nobody answers.
 fn pool_bytes(cluster: &ClusterArgs, node: &mut NodeClient) -> Option<u64> {
     let donors: Vec<DonorReport> = match cluster.manager().ok().flatten() {
         Some(manager) => {
-            let status = manager.status().ok()?;
-            status.nodes.into_iter().flat_map(|node| node.report.donors).collect()
+            let (tell, told) = mpsc::channel();
+            thread::spawn(move || {
+                let donors = manager.status().ok().map(|status| {
+                    status.nodes.into_iter().flat_map(|node| node.report.donors).collect()
+                });
+                // Nobody listens any more after the patience.
+                let _ = tell.send(donors);
+            });
+            told.recv_timeout(MANAGER_PATIENCE).ok()??
         }
         None => {
             let report = node.status().ok()?;
-            // Donors that were announced are other nodes', and lend nobody knows what.
+            // Other nodes' donors, which were announced, do not say how much they lend.
             let known = node.donors().ok()?.len();
             (known <= report.donors.len()).then_some(report.donors)?
         }
@@ -64,7 +78,7 @@ fn pool_bytes(cluster: &ClusterArgs, node: &mut NodeClient) -> Option<u64> {
     (all_told && !donors.is_empty()).then(|| pages_to_bytes(NodeReport::home_pages(&donors)))
 }
 
-/// What a host has room for, in bytes.
+/// Memory, swap and unused commit limit of a host, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct HostRoom {
     memory: u64,
@@ -75,12 +89,7 @@ struct HostRoom {
 
 impl HostRoom {
     fn parse(meminfo: &str) -> Option<HostRoom> {
-        let field = |name: &str| {
-            let line =
-                meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-            let kilobytes: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-            Some(kilobytes * 1024)
-        };
+        let field = |name| field_bytes(meminfo, name);
         Some(HostRoom {
             memory: field("MemTotal")?,
             swap: field("SwapTotal")?,

@@ -1,9 +1,9 @@
 //! Takes pages where the kernel cannot move them: protect, copy, drop.
 //!
-//! That is all memory before Linux 6.8, and memory that is not writable (`mprotect`) since then.
+//! The kernel moves no memory before Linux 6.8, and only writable memory since then.
 //!
-//! The kernel drops a page that is pinned without a word, and who pinned it goes on with a page
-//! that nobody else sees. So a page that only this process maps (a pinned one is never shared)
+//! The kernel drops a pinned page without an error, and the device goes on with a page that no
+//! process sees. So a page that only this process maps (a pinned one is never shared)
 //! stays if anything in the process is pinned for long (`VmPin` of `/proc/PID/status`: registered
 //! buffers of io_uring, RDMA).
 

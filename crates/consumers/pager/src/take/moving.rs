@@ -1,8 +1,8 @@
 //! Takes pages where the kernel can move them (Linux 6.8): the helper moves them into its area.
 //!
 //! The kernel refuses to move a page that a device or the kernel itself has pinned (O_DIRECT, AIO,
-//! registered buffers of io_uring, RDMA), because who pinned it goes on reading or writing it past
-//! the page table. Such a page stays where it is: dropped, it would lose what arrives in it.
+//! registered buffers of io_uring, RDMA), because the device goes on reading or writing it past the
+//! page table. Such a page stays local: if the pager dropped it, data that arrives would be lost.
 //!
 //! | the kernel refuses a page | then |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Whatever a program does, it ends as it does without Hecaton.
+//! Runs programs on the pool that do unusual things with memory, and compares with native runs.
 
 mod native;
 pub(crate) mod overcommit;

@@ -1,4 +1,4 @@
-//! A program may map what its host and the pool hold together, and no more.
+//! Checks that a program may map as much as its host and the pool hold together, and no more.
 
 use crate::harness::{
     Outcome, TestResult,

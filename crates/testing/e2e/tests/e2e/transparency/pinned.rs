@@ -1,4 +1,4 @@
-//! The kernel reads and writes pinned memory past the page table: it stays where it is.
+//! Checks that pinned pages stay local: the kernel reads and writes them past the page table.
 
 use super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster};

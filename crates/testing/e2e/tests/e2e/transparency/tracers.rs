@@ -1,4 +1,4 @@
-//! A tracer is a program as any other: it runs on the pool, and so does what it traces.
+//! Runs tracers on the pool, together with the programs that they trace.
 
 use super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster, process::missing_any};
@@ -15,7 +15,7 @@ assert all(memory[at:at + 8] == at.to_bytes(8, 'little') for at in range(0, size
 print(subprocess.run(['echo', 'verified'], capture_output=True).stdout)
 ";
 
-/// It waits for pages itself while what it traces stands still.
+/// strace waits for pages of its own while the program that it traces stands still.
 pub(crate) fn strace_follows(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["strace", "python3"]) {
         return Ok(Outcome::Skipped(reason));

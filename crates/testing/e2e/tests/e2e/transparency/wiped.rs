@@ -1,4 +1,4 @@
-//! Memory that a child must find empty, or not at all, wherever its parent's pages are.
+//! Checks that a child finds `MADV_WIPEONFORK` memory empty wherever its parent's pages are.
 
 use super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster};

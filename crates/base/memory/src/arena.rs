@@ -11,7 +11,7 @@
 //! A copy that races with a write may be a mixture of two states of the page. The page's checksum,
 //! which travels with it to the borrower, decides whether it is one of them.
 
-use crate::memfd::{Backing, MemoryError, SharedMemory};
+use crate::host::memfd::{Backing, MemoryError, SharedMemory};
 use crate::{PAGE_SIZE, pages_to_bytes};
 use rustix::io::Errno;
 use std::io;

@@ -1,30 +1,25 @@
 //! Pages, extents and ids: the words that every other crate speaks.
 //!
 //! Everything here is either a plain value or a thin owner of memory; nothing here talks to a
-//! network, and only [`cgroup`], [`memfd`], [`meminfo`], [`numa`], [`huge_pages`] and [`random_u64`] talk to the
-//! kernel.
+//! network, and only what is in `host` talks to the kernel: [`cgroup`], [`memfd`], [`meminfo`],
+//! [`numa`], [`huge_pages`] and [`random_u64`].
 
 pub mod arena;
 mod bitmap;
 pub mod buddy;
-pub mod cgroup;
 pub mod checksum;
-mod clock;
-pub mod huge_pages;
+mod host;
 pub mod ids;
-pub mod memfd;
-pub mod meminfo;
-pub mod numa;
-mod random;
 mod signature;
 pub mod size;
 mod split_mix;
 pub mod words;
 
 pub use checksum::{PageSum, ZERO_PAGE_SUM, is_zero, page_sum};
-pub use clock::unix_time_ms;
+pub use host::clock::unix_time_ms;
+pub use host::random::random_u64;
+pub use host::{cgroup, huge_pages, memfd, meminfo, numa};
 pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
-pub use random::random_u64;
 pub use signature::{PageSignature, page_signature};
 pub use size::{ParseSizeError, Size};
 pub use split_mix::SplitMix;

@@ -4,7 +4,7 @@
 //! access is atomic, so that the compiler neither splits nor merges nor reorders the stores across
 //! a release; and a store that has been executed is in the memory, whatever becomes of the process.
 
-use crate::memfd::{Backing, MemoryError, SharedMemory};
+use crate::host::memfd::{Backing, MemoryError, SharedMemory};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -52,8 +52,8 @@ pub(super) fn largest_mapping(
     Ok(largest)
 }
 
-/// Adds up the memory that the cluster's donors lend, in bytes, lent already or not. `None` if a donor
-/// has not said how much it lends, or nobody answers.
+/// Adds up the memory that the cluster's donors lend, in bytes, lent already or not. `None` if a
+/// donor has not said how much it lends, or nobody answers.
 fn pool_bytes(cluster: &ClusterArgs, node: &mut NodeClient) -> Option<u64> {
     let donors: Vec<DonorReport> = match cluster.manager().ok().flatten() {
         Some(manager) => {

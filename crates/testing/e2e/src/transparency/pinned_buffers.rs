@@ -1,7 +1,8 @@
 //! Has the kernel read and write memory past the page table while other memory pushes it out.
 //!
-//! `pinned-buffers HOW FILE PAGES`, where HOW is `registered` (buffers of io_uring), `direct` (O_DIRECT,
-//! many requests in flight) or `spliced` (vmsplice). FILE is written first, then read and compared.
+//! `pinned-buffers HOW FILE PAGES`, where HOW is `registered` (buffers of io_uring), `direct`
+//! (O_DIRECT, many requests in flight) or `spliced` (vmsplice). FILE is written first, then read
+//! and compared.
 
 use hecaton_e2e::{Checked, Random, number_argument};
 use io_uring::{IoUring, opcode, types};

@@ -3,8 +3,8 @@
 //! They are looked at before memory is made of them: `memfd_create` and `mmap` succeed without a
 //! single huge page, and the failure would come with the first write, as SIGBUS.
 
-use crate::memfd::{HUGE_PAGE_BYTES, MemoryError};
-use crate::numa::SYSFS_NODES;
+use crate::host::memfd::{HUGE_PAGE_BYTES, MemoryError};
+use crate::host::numa::SYSFS_NODES;
 use std::path::{Path, PathBuf};
 
 /// Where the kernel counts them for the whole host.

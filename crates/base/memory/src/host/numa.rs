@@ -117,7 +117,7 @@ pub(crate) fn bind(base: NonNull<u8>, range: Range<u64>, node: u32) -> io::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memfd::{Backing, SharedMemory};
+    use crate::host::memfd::{Backing, SharedMemory};
     use std::fs;
 
     fn fake(list: &str, nodes: &[(u32, &str)]) -> tempfile::TempDir {

@@ -7,7 +7,7 @@
 //! The file is sealed against shrinking and growing. A mapping beyond the end of a file raises
 //! SIGBUS; with the seal no holder of the descriptor, whatever it does, can bring that about.
 
-use crate::huge_pages;
+use crate::host::huge_pages;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -202,7 +202,7 @@ impl SharedMemory {
     /// it is. The rule belongs to the file and outlives the mapping.
     pub fn bind(&self, range: Range<u64>, node: u32) -> io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.bytes as u64, "{range:?} is outside");
-        crate::numa::bind(self.base, range, node)
+        crate::host::numa::bind(self.base, range, node)
     }
 }
 

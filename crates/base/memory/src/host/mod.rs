@@ -1,0 +1,9 @@
+//! Asks the kernel: memory files, huge pages, NUMA nodes, cgroups, clock and random numbers.
+
+pub mod cgroup;
+pub(crate) mod clock;
+pub mod huge_pages;
+pub mod memfd;
+pub mod meminfo;
+pub mod numa;
+pub(crate) mod random;

@@ -5,8 +5,8 @@
 //! - [`Arena::write_page`] and [`Arena::read_page`] copy word by word with relaxed atomics. On
 //!   x86-64 and AArch64 these are plain moves, a tenth of a microsecond for a page; what they buy
 //!   over `memcpy` is that a race is no undefined behaviour.
-//! - [`Arena::page_address`] and [`Arena::commit_pages`] are for the kernel, which copies whatever it
-//!   finds.
+//! - [`Arena::page_address`] and [`Arena::commit_pages`] are for the kernel, which copies whatever
+//!   it finds.
 //!
 //! A copy that races with a write may be a mixture of two states of the page. The page's checksum,
 //! which travels with it to the borrower, decides whether it is one of them.
@@ -64,8 +64,8 @@ impl Arena {
     }
 
     /// Stores pages that follow one another and have no memory yet, in a third less time than
-    /// [`Arena::write_page`] takes for them: written through the file, a page is not cleared first, and
-    /// there is no fault. It is right for pages of any kind.
+    /// [`Arena::write_page`] takes for them: written through the file, a page is not cleared first,
+    /// and there is no fault. It is right for pages of any kind.
     ///
     /// # Panics
     /// If there is one that there is not.

@@ -18,8 +18,9 @@ pub struct ExtentId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
-/// Which state of a segment's group an extent was last known to be whole in. Rises whenever a member
-/// leaves the group: of several extents for a segment those with the highest are the right ones.
+/// Which state of a segment's group an extent was last known to be whole in. Rises whenever a
+/// member leaves the group: of several extents for a segment those with the highest are the right
+/// ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Generation(pub u64);
 

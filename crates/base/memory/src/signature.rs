@@ -1,21 +1,21 @@
 //! Signatures of pages, which an erasure code can be computed on.
 //!
-//! A page's sum tells whether it is what was stored by whoever knows the sum. A parity's is known to nobody
-//! but the donor that has it: the borrower keeps sums of its own pages. So that the borrower can tell whether a
-//! parity still belongs to the pages that it was made of, and none of them has to travel for it, donors compute
-//! an *algebraic signature* (Litwin and Schwarz, "Algebraic Signatures for Scalable Distributed Data
-//! Structures", ICDE 2004): a sum of a page's bytes with fixed weights, in the field that the code
-//! computes in. That is linear, and so the signature of a parity is what the code makes of the
-//! pages' signatures (Schwarz and Miller, "Store, Forget, and Check", ICDCS 2006). CRC32C is linear too,
-//! but not over this field.
+//! A page's sum tells whether it is what was stored by whoever knows the sum. A parity's is known
+//! to nobody but the donor that has it: the borrower keeps sums of its own pages. So that the
+//! borrower can tell whether a parity still belongs to the pages that it was made of, and none of
+//! them has to travel for it, donors compute an *algebraic signature* (Litwin and Schwarz,
+//! "Algebraic Signatures for Scalable Distributed Data Structures", ICDE 2004): a sum of a page's
+//! bytes with fixed weights, in the field that the code computes in. That is linear, and so the
+//! signature of a parity is what the code makes of the pages' signatures (Schwarz and Miller,
+//! "Store, Forget, and Check", ICDCS 2006). CRC32C is linear too, but not over this field.
 //!
-//! It finds each change within eight bytes that follow each other, and of others all but one in 2^64. It is no
-//! stand-in for the sum: who chooses what to change can keep it.
+//! It finds each change within eight bytes that follow each other, and of others all but one in
+//! 2^64. It is no stand-in for the sum: who chooses what to change can keep it.
 
 use crate::PAGE_SIZE;
 
-/// Eight sums of a page's bytes, over GF(2^8) with the polynomial 0x11d: of those whose place in the page leaves
-/// the same remainder by eight.
+/// Eight sums of a page's bytes, over GF(2^8) with the polynomial 0x11d: of those whose place in
+/// the page leaves the same remainder by eight.
 pub type PageSignature = [u8; 8];
 
 /// Lanes that are summed up on their own: the compiler makes vector code of that.

@@ -1,6 +1,6 @@
-//! Numbers that look random and are the same for the same seed: for choices, faults and contents that
-//! are to be repeated. Everybody can foretell them; [`random_u64`](crate::random_u64) is for what nobody
-//! should.
+//! Numbers that look random and are the same for the same seed: for choices, faults and contents
+//! that are to be repeated. Everybody can foretell them; [`random_u64`](crate::random_u64) is for
+//! what nobody should.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone, Debug, Default)]

@@ -1,20 +1,20 @@
 //! What a pager and whoever starts it (the node) say to each other.
 //!
 //! - Standard input is a socket. Down it comes one [`PagerStart`], and when no further program will
-//!   be started on the pager, [`PagerOrder::LaunchOver`]. Then the pager waits until no process uses
-//!   it any more, gives all extents back and ends with status 0. Up it go [`PagerEvent`]s. If the
-//!   pager is killed, or ends with status 101 (it panicked), another one is started with what it had
-//!   handed over; any other end is meant.
+//!   be started on the pager, [`PagerOrder::LaunchOver`]. Then the pager waits until no process
+//!   uses it any more, gives all extents back and ends with status 0. Up it go [`PagerEvent`]s. If
+//!   the pager is killed, or ends with status 101 (it panicked), another one is started with what
+//!   it had handed over; any other end is meant.
 //! - When that socket ends without the order, the node was killed. The pager pages on, and answers
-//!   the node that adopts it (see [`crate::adoption`]) with [`PagerLeft`]; if none comes within
-//!   [`Outlive::patience`], and at once if it is not to outlive its node, the end is as good as the
-//!   order.
+//!   the node that adopts it (see [`crate::process::adoption`]) with [`PagerLeft`]; if none comes
+//!   within [`Outlive::patience`], and at once if it is not to outlive its node, the end is as good
+//!   as the order.
 //! - On standard output it says the line "ready" once the sockets listen.
 //! - At [`PagerConfig::node`] statistics are pushed each second, and a last time before the end;
 //!   donors are asked for there.
 
-use crate::adoption::Outlive;
-use crate::placement::Placement;
+use crate::pool::placement::Placement;
+use crate::process::adoption::Outlive;
 use hecaton_policy::site::Site;
 use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 use serde::{Deserialize, Serialize};
@@ -58,11 +58,12 @@ pub struct PagerConfig {
     /// What is kept in an erasure code when it has gone cold. Only where there are copies.
     #[serde(default)]
     pub cold: Option<Cold>,
-    /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: only those
-    /// that came back wrong are compared.
+    /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: only
+    /// those that came back wrong are compared.
     #[serde(default)]
     pub scrub_bytes_per_s: u64,
-    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved.
+    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or
+    /// moved.
     #[serde(default = "copying")]
     pub copying_bytes_per_s: u64,
     /// How long a donor may be silent before other copies take its place.
@@ -72,8 +73,8 @@ pub struct PagerConfig {
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
     pub guest: Option<Guest>,
-    /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node that
-    /// adopts it.
+    /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node
+    /// that adopts it.
     #[serde(default)]
     pub monitor: Option<PathBuf>,
     /// How the pager outlives its node; without it no other node finds it.
@@ -81,9 +82,9 @@ pub struct PagerConfig {
     pub outlive: Option<Outlive>,
 }
 
-/// How long donors keep a space whose pager is silent, if the launcher does not say: long enough for a
-/// pager to be started again on a host that is short of everything, short enough that a lost host's
-/// pages do not stay.
+/// How long donors keep a space whose pager is silent, if the launcher does not say: long enough
+/// for a pager to be started again on a host that is short of everything, short enough that a lost
+/// host's pages do not stay.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// How long a donor may be away before a consumer is ended that wants a page of it, if the launcher
@@ -99,7 +100,8 @@ fn failover() -> Duration {
 }
 
 impl PagerConfig {
-    /// One copy of each page at any donor, for a program that nobody but its pager's parent looks after.
+    /// One copy of each page at any donor, for a program that nobody but its pager's parent looks
+    /// after.
     pub fn new(consumer: String, space: u64, local_bytes: u64, socket: PathBuf) -> PagerConfig {
         PagerConfig {
             consumer,
@@ -159,7 +161,8 @@ pub struct Donor {
 const MAX_DONORS: usize = 4096;
 
 impl Donor {
-    /// Those that are named now, with what is said of them now, and after them those that were named before.
+    /// Those that are named now, with what is said of them now, and after them those that were
+    /// named before.
     pub fn joined(now: Vec<Donor>, before: Vec<Donor>) -> Vec<Donor> {
         let names: BTreeSet<String> = now.iter().map(|donor| donor.name.clone()).collect();
         let others = before.into_iter().filter(|donor| !names.contains(&donor.name));

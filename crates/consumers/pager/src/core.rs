@@ -6,23 +6,23 @@
 //! says of a page and what the kernel has change together; never across a wait for a donor, a
 //! helper or a disk.
 
-use crate::address_space::AddressSpace;
-use crate::fork::ForkRequest;
-use crate::guard::Guard;
+use crate::evict::staging::Staging;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
-use crate::helper::Helper;
+use crate::process::guard::Guard;
+use crate::programs::address_space::AddressSpace;
+use crate::programs::fork::ForkRequest;
+use crate::programs::helper::Helper;
+use crate::programs::stage::Stage;
 use crate::shared::EpollSet;
-use crate::space_pages::SpacePages;
-use crate::stage::Stage;
-use crate::staging::Staging;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place, TAG_MASK};
 use crate::state::record::Record;
+use crate::state::space_pages::SpacePages;
+use crate::state::tables::{Key, Tables};
 use crate::state::{MAX_SPACES, State};
 use crate::stats::{LatencyRecorder, Stats};
-use crate::tables::{Key, Tables};
 use hecaton_memory::PageSum;
 use hecaton_policy::evict::{self, EvictionClock, Installed, Order};
 use hecaton_policy::prefetch::{FillAhead, Limits, Prefetcher};
@@ -281,7 +281,7 @@ impl Core {
         space.charged = true;
         self.resident += space.resident;
         space.save(&self.state, index);
-        for first in self.tables.chunks_in(index, crate::tables::ALL_PAGES) {
+        for first in self.tables.chunks_in(index, crate::state::tables::ALL_PAGES) {
             for key in (0..crate::state::CHUNK_PAGES).map(|i| first.plus(i)) {
                 let entry = self.get(key);
                 if entry.place() == Place::Resident && !entry.is_busy() {
@@ -298,8 +298,8 @@ impl Core {
         Some(slot)
     }
 
-    /// The contents of a page, which are in `slot`, belong to a space page of their own from now on.
-    /// Returns that.
+    /// The contents of a page, which are in `slot`, belong to a space page of their own from now
+    /// on. Returns that.
     pub(crate) fn stage_out(&mut self, key: Key, entry: Entry, slot: u32, sum: PageSum) -> u64 {
         let page = self.new_page(key);
         let record = Record::FREE.with_refs(1).with_slot(Some(slot)).with_sum(sum);
@@ -377,7 +377,7 @@ impl Core {
 
     fn tear_down(&mut self, index: usize) {
         self.forget_parent(index);
-        for first in self.tables.chunks_in(index, crate::tables::ALL_PAGES) {
+        for first in self.tables.chunks_in(index, crate::state::tables::ALL_PAGES) {
             for i in 0..crate::state::CHUNK_PAGES {
                 self.discard(first.plus(i));
             }

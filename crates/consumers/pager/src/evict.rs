@@ -16,18 +16,22 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
+pub(crate) mod give_back;
 mod room;
+pub(crate) mod staging;
+pub(crate) mod take;
+pub(crate) mod write_out;
 
 use crate::core::{BatchItem, Core};
+use crate::evict::take::Victim;
+use crate::evict::write_out::Writer;
 use crate::fault::{Content, examine};
-use crate::helper;
+use crate::programs::helper;
 use crate::shared::Shared;
 use crate::state::CHUNK_PAGES;
 use crate::state::batch::MAX_BATCH;
 use crate::state::entry::{Entry, Place};
-use crate::tables::Key;
-use crate::take::Victim;
-use crate::write_out::Writer;
+use crate::state::tables::Key;
 use hecaton_memory::PageSum;
 use hecaton_policy::evict::Installed;
 use hecaton_space::{Space, SpaceError};

@@ -1,11 +1,12 @@
 //! Says what is done about a fault.
 
+pub(crate) mod event;
 pub(crate) mod fetch;
 
-use crate::address_space::AddressSpace;
 use crate::core::{Core, Fault, Fetch};
+use crate::programs::address_space::AddressSpace;
 use crate::state::entry::Place;
-use crate::tables::Key;
+use crate::state::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, is_zero, page_sum};
 use hecaton_policy::evict::Installed;
 use hecaton_uffd::abi::UFFDIO_COPY_MODE_WP;

@@ -1,66 +1,34 @@
 //! The pager: gives one consumer (a program and what it forks) more memory than it has on its host.
 //!
-//! It holds the programs' userfaultfds. A fault is answered with zeros, from staging, or with a page
-//! fetched from the space; when local memory runs short, pages leave in batches ahead of need.
+//! It holds the programs' userfaultfds. A fault is answered with zeros, from staging, or with a
+//! page fetched from the space; when local memory runs short, pages leave in batches ahead of need.
 //!
-//! | module | what it is about |
+//! | module | does |
 //! |---|---|
-//! | [`guard`], [`adopt`], [`channel`] | what the node holds for the pager, and gives to the next one |
-//! | [`adoption`], [`lifeline`] | how a child that has outlived its node is taken over by the next one |
-//! | [`worker`] | the pager process: its threads, its beginning and end |
-//! | [`serve`], [`source`] | the fault loop: kernel messages and arriving pages |
-//! | [`fault`], [`event`] | what is done about each of them |
-//! | [`evict`], [`take`], [`write_out`], [`staging`], [`give_back`] | making room; giving it back |
-//! | [`target`] | what the consumer may hold of the pool |
-//! | [`core`], [`shared`], [`tables`], [`space_pages`], [`state`] | where each page is, in memory that outlives the process |
-//! | [`sealing`] | pages that donors can neither read nor alter |
-//! | [`recover`], [`discover`] | taking over from a pager that died; pages that nobody has noted |
-//! | [`guest`] | guest RAM of virtual machines |
-//! | [`attach`], [`fork`], [`inherit`] | programs and their children come |
-//! | [`address_space`], [`stage`], [`mappings`], [`helper`], [`remote`] | one program's memory, the thread in it that works for us |
-//! | [`housekeeping`], [`node`], [`control`], [`stats`] | the outside |
+//! | [`serve`] | runs the fault loop: kernel messages and arriving pages |
+//! | [`fault`] | resolves faults, and follows what programs do to their mappings |
+//! | [`evict`] | makes room: takes pages, stages them, writes them out |
+//! | [`core`], [`shared`], [`state`] | hold where each page is, in memory that outlives the process |
+//! | [`programs`] | attaches programs, follows their forks, talks to the helper thread in each |
+//! | [`guest`] | pages the RAM of virtual machines |
+//! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
+//! | [`recover`] | takes over from a pager that died |
+//! | [`process`] | runs the process: threads, descriptors that the node holds, the node's orders |
+//! | [`config`], [`stats`] | what a pager is told, and what it counts |
 
-mod address_space;
-mod adopt;
-pub mod adoption;
-mod attach;
-pub mod channel;
-mod cold;
 pub mod config;
-mod control;
 mod core;
-mod discover;
-mod event;
 mod evict;
 mod fault;
-mod fork;
-mod give_back;
-mod guard;
 mod guest;
-mod helper;
-mod housekeeping;
-mod inherit;
-mod lifeline;
-mod mappings;
-mod node;
-pub mod placement;
+mod pool;
+mod process;
+mod programs;
 mod recover;
-mod remote;
-mod scrub;
-mod sealing;
 mod serve;
 mod shared;
-mod source;
-mod space_pages;
-mod stage;
-mod staging;
 mod state;
 pub mod stats;
-mod tables;
-mod take;
-mod target;
-mod worker;
-mod write_out;
 
 pub use config::{
     Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerLeft, PagerOrder,
@@ -68,9 +36,10 @@ pub use config::{
 };
 pub use hecaton_policy::site::Site;
 pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
-pub use placement::{DonorUse, Placement, PoolUse, RamRange};
+pub use pool::placement::{self, DonorUse, Placement, PoolUse, RamRange};
+pub use process::worker::{PANICKED, end_on_panic};
+pub use process::{adoption, channel};
 pub use stats::{Latency, Stats};
-pub use worker::{PANICKED, end_on_panic};
 
 use hecaton_space::SpaceError;
 use rustix::net::SocketType;
@@ -116,16 +85,16 @@ pub enum PagerError {
 /// See [`PagerError`].
 pub fn run() -> Result<(), PagerError> {
     let node = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let mut receiver = channel::Receiver::new(node.try_clone()?.into());
+    let mut receiver = process::channel::Receiver::new(node.try_clone()?.into());
     let (config, held) = receive_start(&mut receiver)?;
-    let guard = Arc::new(guard::Guard::new(node.into_raw_fd())?);
+    let guard = Arc::new(process::guard::Guard::new(node.into_raw_fd())?);
     page(&config, held, &guard, receiver).inspect_err(|error| guard.say_why(error))
 }
 
 /// What the pager is to be, and what the pager before it had handed over.
 fn receive_start(
-    receiver: &mut channel::Receiver,
-) -> Result<(PagerConfig, adopt::Labelled), PagerError> {
+    receiver: &mut process::channel::Receiver,
+) -> Result<(PagerConfig, process::adopt::Labelled), PagerError> {
     let start: Option<PagerStart> = receiver.receive().unwrap_or_default();
     let PagerStart { config, held: count } = start.ok_or(PagerError::NotStarted)?;
     let mut held = Vec::new();
@@ -139,9 +108,9 @@ fn receive_start(
 
 fn page(
     config: &PagerConfig,
-    held: adopt::Labelled,
-    guard: &Arc<guard::Guard>,
-    receiver: channel::Receiver,
+    held: process::adopt::Labelled,
+    guard: &Arc<process::guard::Guard>,
+    receiver: process::channel::Receiver,
 ) -> Result<(), PagerError> {
     if config.local_bytes < MIN_LOCAL_BYTES {
         return Err(PagerError::LocalTooSmall(config.local_bytes));
@@ -155,23 +124,24 @@ fn page(
             Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
-        let held = worker::Held { state, listener, control, firecracker, lost: false };
+        let held = process::worker::Held { state, listener, control, firecracker, lost: false };
         let (labels, fds): (_, Vec<RawFd>) = held.labelled().into_iter().unzip();
         guard.hold(labels, &fds);
         held
     } else {
-        let (held, strays) = adopt::adopt(held)?;
-        for strays in strays.chunks(channel::MAX_FDS_PER_LINE) {
+        let (held, strays) = process::adopt::adopt(held)?;
+        for strays in strays.chunks(process::channel::MAX_FDS_PER_LINE) {
             guard.release_labels(strays.to_vec());
         }
         held
     };
-    let adoption = config.outlive.as_ref().map(adoption::AdoptionSocket::listen).transpose()?;
+    let adoption =
+        config.outlive.as_ref().map(process::adoption::AdoptionSocket::listen).transpose()?;
     let mut out = std::io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
 
-    let ways = worker::NodeWays { guard: guard.clone(), receiver, adoption };
-    let ended = worker::run(config, held, ways);
+    let ways = process::worker::NodeWays { guard: guard.clone(), receiver, adoption };
+    let ended = process::worker::run(config, held, ways);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
     if let Some(Guest::Firecracker { socket, .. }) = &config.guest {

@@ -14,15 +14,15 @@
 //!
 //! "In memory" is for a program what its page table says, for guest RAM what its file says.
 
-use crate::address_space::{AddressSpace, Mapped};
 use crate::core::Core;
 use crate::fault::{Content, examine};
 use crate::guest::Ram;
-use crate::remote;
-use crate::stage::Stage;
+use crate::programs::address_space::{AddressSpace, Mapped};
+use crate::programs::remote;
+use crate::programs::stage::Stage;
 use crate::state::entry::{Entry, Place};
+use crate::state::tables::{ALL_PAGES, Key};
 use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, SEGMENT_PAGES, STAGING_SLOTS};
-use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
 use hecaton_space::Expected;
@@ -62,7 +62,8 @@ impl Core {
             self.state.slot_pages.iter().filter_map(|page| page.load(Relaxed).checked_sub(1));
         for page in named.iter().map(|&(_, page)| page).chain(staged) {
             let record = self.pages.record(&self.state, page);
-            // Nor is what a record says of a slot true until the slot says the same: it is free, and others' next.
+            // Nor is what a record says of a slot true until the slot says the same: it is free,
+            // and others' next.
             let holds =
                 |slot: &u32| self.state.slot_pages[*slot as usize].load(Relaxed) == page + 1;
             let record = record.with_slot(record.slot().filter(holds));
@@ -283,8 +284,8 @@ impl Core {
                 // lists what is registered and finds the former.
                 return self.set(key, clear);
             }
-            // Where the kernel does not tell, an entry is dirty before its page's protection is lifted;
-            // and a page that is protected and dirty costs its next writer one fault.
+            // Where the kernel does not tell, an entry is dirty before its page's protection is
+            // lifted; and a page that is protected and dirty costs its next writer one fault.
             let dirty =
                 entry.place() != Place::Resident || entry.is_dirty() || protected == Some(false);
             if dirty

@@ -5,19 +5,19 @@
 //! served. That keeps a single random fault at one request and one answer, without a hand-over
 //! between threads.
 
+pub(crate) mod source;
+
 use crate::PagerError;
-use crate::attach;
 use crate::core::{Core, Fault, Fetch};
 use crate::fault::fetch::Arrival;
-use crate::fork;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
-use crate::helper;
+use crate::programs::stage::Stage;
+use crate::programs::{attach, fork, helper};
+use crate::serve::source::Source;
 use crate::shared::Shared;
-use crate::source::Source;
-use crate::stage::Stage;
 use crate::state::journal;
-use crate::tables::Key;
+use crate::state::tables::Key;
 use hecaton_space::group::DonorIndex;
 use hecaton_space::{Completion, Lane, Space};
 use hecaton_transport::vigil::Vigil;
@@ -352,8 +352,8 @@ impl Server {
         }
         self.unwatch(socket);
         let mut core = self.shared.lock();
-        // Descriptors may be closed in a process that lives on, whose memory must be served: letting
-        // go of it would give it zeros. Housekeeping notices when it has ended.
+        // Descriptors may be closed in a process that lives on, whose memory must be served:
+        // letting go of it would give it zeros. Housekeeping notices when it has ended.
         if core.space(space).is_some_and(|space| space.has_ended()) {
             core.end_space(space);
         }

@@ -1,7 +1,7 @@
 //! What the pager's threads share: the lock, and what they wake each other with.
 
 use crate::core::Core;
-use crate::sealing::Sealing;
+use crate::state::sealing::Sealing;
 use hecaton_memory::PAGE_SIZE;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;

@@ -1,6 +1,6 @@
 //! What a pager counts, and how it is shown.
 
-use crate::placement::PoolUse;
+use crate::pool::placement::PoolUse;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

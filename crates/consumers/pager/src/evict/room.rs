@@ -44,7 +44,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use crate::inherit::tests::pager;
+    use crate::programs::inherit::tests::pager;
 
     #[test]
     fn pages_above_the_limit_are_taken_back_as_others_go() {

@@ -4,7 +4,7 @@ use super::{PAGE, let_write};
 use crate::core::{Core, Fetch};
 use crate::state::SEGMENT_PAGES;
 use crate::state::entry::Place;
-use crate::tables::Key;
+use crate::state::tables::Key;
 use hecaton_memory::{PAGE_SIZE, PageSum, page_sum};
 use hecaton_policy::evict::Installed;
 use hecaton_policy::prefetch::Window;
@@ -257,7 +257,7 @@ impl Core {
 mod tests {
     use super::*;
     use crate::core::OnLoss;
-    use crate::inherit::tests::{PARENT, connection, pager, put_out};
+    use crate::programs::inherit::tests::{PARENT, connection, pager, put_out};
     use crate::state::STAGING_SLOTS;
     use hecaton_memory::SpaceId;
 

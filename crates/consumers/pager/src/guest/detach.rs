@@ -7,8 +7,8 @@
 
 use crate::core::{Core, Fetch};
 use crate::state::entry::Place;
+use crate::state::tables::{ALL_PAGES, Key};
 use crate::state::{CHUNK_PAGES, Flag};
-use crate::tables::{ALL_PAGES, Key};
 use hecaton_memory::{PAGE_SIZE, pages_for_bytes, pages_to_bytes};
 use hecaton_policy::evict::Installed;
 use hecaton_uffd::Errno;

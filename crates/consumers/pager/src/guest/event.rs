@@ -10,12 +10,12 @@
 
 use super::Ram;
 use super::memory_file::MemoryFile;
-use crate::address_space::AddressSpace;
 use crate::core::{Core, close};
-use crate::guard::ram_label;
+use crate::process::guard::ram_label;
+use crate::programs::address_space::AddressSpace;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::Place;
-use crate::tables::Key;
+use crate::state::tables::Key;
 use std::ops::Range;
 
 impl Core {

@@ -1,11 +1,11 @@
 //! Takes pages of guest RAM away: protect, copy, punch, settle, with no help from the hypervisor.
 //!
-//! Steps 2 and 3 of an eviction (see [`crate::evict`]) for pages that are in a memory file. The pages
-//! are write-protected: from then on whoever writes (a vCPU, a device's thread, KVM on behalf of
-//! either, the kernel's own copy to the guest) waits, because faults on busy pages do. Readers go
-//! on. The pages are read from the file into staging, and then punched out of it, which takes them
-//! from every mapping at once; from then on readers wait too. So no write can come between the copy
-//! and the end of the page.
+//! Steps 2 and 3 of an eviction (see [`crate::evict`]) for pages that are in a memory file. The
+//! pages are write-protected: from then on whoever writes (a vCPU, a device's thread, KVM on behalf
+//! of either, the kernel's own copy to the guest) waits, because faults on busy pages do. Readers
+//! go on. The pages are read from the file into staging, and then punched out of it, which takes
+//! them from every mapping at once; from then on readers wait too. So no write can come between the
+//! copy and the end of the page.
 //!
 //! Two kinds of access pass the protection by and must be kept away, since the kernel tells nobody
 //! of them: a device that writes to a page which was pinned before (VFIO, a disk read with O_DIRECT
@@ -15,7 +15,7 @@
 use super::FilePlace;
 use super::memory_file::MemoryFile;
 use crate::evict::Evictor;
-use crate::take::{Victim, runs_of};
+use crate::evict::take::{Victim, runs_of};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::Uffd;
 use std::ops::Range;

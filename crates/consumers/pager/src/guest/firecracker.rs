@@ -6,20 +6,20 @@
 //! loaded into the pool before ([`super::image`]).
 //!
 //! Its memory is private, and registered for missing pages only. So pages are brought in on demand,
-//! and given up when its balloon frees them, but none can be taken away: no thread of ours can be in
-//! a static program, and nobody else may. The local limit is not kept for it, and the statistics say
-//! so.
+//! and given up when its balloon frees them, but none can be taken away: no thread of ours can be
+//! in a static program, and nobody else may. The local limit is not kept for it, and the statistics
+//! say so.
 
 use super::Ram;
 use super::handover::{Refused, is_userfaultfd};
 use super::span::{self, MAX_REGIONS, Refusal, Span};
-use crate::address_space::AddressSpace;
-use crate::attach::{self, peer};
 use crate::core::{Core, close};
-use crate::guard::{helper_label, uffd_label};
+use crate::process::guard::{helper_label, uffd_label};
+use crate::programs::address_space::AddressSpace;
+use crate::programs::attach::{self, peer};
 use crate::serve::Server;
+use crate::serve::source::Source;
 use crate::shared::Shared;
-use crate::source::Source;
 use crate::state::Flag;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::Uffd;
@@ -222,8 +222,8 @@ impl Server {
     }
 }
 
-/// A peer has something to say. It is returned if it has more; else it was refused, or its memory is
-/// paged.
+/// A peer has something to say. It is returned if it has more; else it was refused, or its memory
+/// is paged.
 fn hear(server: &Server, mut peer: Arriving, image_bytes: u64) -> Option<Arriving> {
     let shared = &server.shared;
     let outcome = match peer.read(image_bytes) {
@@ -303,8 +303,8 @@ impl Core {
         }
     }
 
-    /// The machine's contents are those of the image, which is its own from now on. A predecessor may
-    /// have been killed in the middle of this.
+    /// The machine's contents are those of the image, which is its own from now on. A predecessor
+    /// may have been killed in the middle of this.
     pub(crate) fn give_image(&mut self) {
         let is_fixed = |space: &AddressSpace| space.guest.as_ref().is_some_and(|r| !r.has_files());
         let fixed = self.live_spaces().find(|(_, space)| is_fixed(space));

@@ -6,10 +6,10 @@
 use super::memory_file::MemoryFile;
 use super::span::{self, Refusal, Span};
 use super::{HeldFile, Ram};
-use crate::address_space::AddressSpace;
-use crate::attach::{Message, peer, receive_message};
 use crate::core::{Core, close};
-use crate::guard::{helper_label, ram_label, uffd_label};
+use crate::process::guard::{helper_label, ram_label, uffd_label};
+use crate::programs::address_space::AddressSpace;
+use crate::programs::attach::{Message, peer, receive_message};
 use crate::serve::Server;
 use crate::shared::Shared;
 use hecaton_uffd::Uffd;

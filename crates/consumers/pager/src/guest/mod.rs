@@ -5,7 +5,8 @@
 //! the pager holds too, so the pager itself punches pages out of the file, and no thread of ours is
 //! in the hypervisor. What is said of a page (in the tables), which page leaves (the eviction
 //! order), and which comes early are the same code for both; the seam is [`Ram`] here, and two
-//! questions of [`crate::address_space::AddressSpace`]: can a page be taken, and is it there.
+//! questions of [`crate::programs::address_space::AddressSpace`]: can a page be taken, and is it
+//! there.
 //!
 //! Memory that a hypervisor hands over without its file (Firecracker's is private) can be brought
 //! in, and is given up when the hypervisor frees it, but nothing can be taken away from it.

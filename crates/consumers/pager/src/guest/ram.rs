@@ -3,8 +3,8 @@
 use super::memory_file::{Identity, MemoryFile};
 use super::region::Region;
 use super::span::{MAX_REGIONS, Span, meets};
-use crate::address_space::Mapped;
-use crate::guard::ram_label;
+use crate::process::guard::ram_label;
+use crate::programs::address_space::Mapped;
 use crate::state::{CHUNK_PAGES, REGION_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,8 @@ pub(crate) struct FilePlace {
 /// All guest RAM of one hypervisor, sorted by address.
 #[derive(Debug, Default)]
 pub(crate) struct Ram {
-    /// The connection on which further regions come; its end may mean that the hypervisor has ended.
+    /// The connection on which further regions come; its end may mean that the hypervisor has
+    /// ended.
     pub(crate) socket: Option<RawFd>,
     regions: Vec<Region>,
 }
@@ -83,8 +84,8 @@ impl Ram {
         self.regions.iter().all(|region| region.file.is_some())
     }
 
-    /// Whether its pages can be write-protected: `libhecaton.so` registers files so, and a hypervisor
-    /// that hands private memory over does not.
+    /// Whether its pages can be write-protected: `libhecaton.so` registers files so, and a
+    /// hypervisor that hands private memory over does not.
     pub(crate) fn protects(&self) -> bool {
         self.has_files()
     }
@@ -120,8 +121,8 @@ impl Ram {
         ends.max().unwrap_or(0).next_multiple_of(CHUNK) + start % CHUNK
     }
 
-    /// Adds a region that was checked; it owns `file` from now on. False when there is no place left
-    /// to write it down.
+    /// Adds a region that was checked; it owns `file` from now on. False when there is no place
+    /// left to write it down.
     pub(crate) fn add(
         &mut self,
         state: &State,
@@ -150,8 +151,8 @@ impl Ram {
         true
     }
 
-    /// Takes out the parts of regions within `addresses`. Returns what was punched off: the parts of
-    /// files that nobody maps any more, and the files that no region names any more.
+    /// Takes out the parts of regions within `addresses`. Returns what was punched off: the parts
+    /// of files that nobody maps any more, and the files that no region names any more.
     pub(crate) fn remove(
         &mut self,
         state: &State,
@@ -183,8 +184,8 @@ impl Ram {
                     kept |= self.add_at(state, space, span, file, position);
                 }
             }
-            // What is left is written down before the whole is erased: a kill in between leaves both,
-            // and `load` prefers the parts.
+            // What is left is written down before the whole is erased: a kill in between leaves
+            // both, and `load` prefers the parts.
             Region::erase(state, region.saved_at);
             let file = region.file.filter(|_| !kept);
             files.extend(file.map(|file| HeldFile { file, serial: region.serial }));
@@ -259,8 +260,8 @@ impl Ram {
         renumbered
     }
 
-    /// What is there of `count` pages from `vpn` on. Whether they are write-protected the kernel does
-    /// not tell of a file; what was noted of it holds.
+    /// What is there of `count` pages from `vpn` on. Whether they are write-protected the kernel
+    /// does not tell of a file; what was noted of it holds.
     pub(crate) fn mapped(&self, vpn: u64, count: usize) -> io::Result<Vec<Mapped>> {
         let mut mapped = vec![Mapped { present: false, protected: None, exclusive: false }; count];
         let wanted = vpn * PAGE..(vpn + count as u64) * PAGE;

@@ -26,7 +26,8 @@ impl Region {
         address - self.span.start + self.span.offset
     }
 
-    /// Words in the state file: address space plus one (0: free), descriptor plus one, then as named.
+    /// Words in the state file: address space plus one (0: free), descriptor plus one, then as
+    /// named.
     pub(super) fn save(&self, state: &State, space: usize) {
         let words = &state.regions[self.saved_at * REGION_WORDS..][..REGION_WORDS];
         words[1].store(self.file.map_or(0, |file| file.0 as u64 + 1), Relaxed);

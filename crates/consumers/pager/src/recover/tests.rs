@@ -8,11 +8,11 @@
 use super::*;
 use crate::core::{BatchItem, Fetch};
 use crate::evict::settle;
+use crate::evict::take::Victim;
 use crate::fault::fetch::Arrival;
-use crate::helper::Helper;
-use crate::inherit::tests::{PARENT, connection, pager};
-use crate::space_pages::GiveBack;
-use crate::take::Victim;
+use crate::programs::helper::Helper;
+use crate::programs::inherit::tests::{PARENT, connection, pager};
+use crate::state::space_pages::GiveBack;
 use hecaton_memory::{SplitMix, page_sum};
 use std::collections::VecDeque;
 
@@ -276,7 +276,7 @@ impl World {
         }
     }
 
-    /// As [`crate::write_out::Writer::forget_superseded`].
+    /// As [`crate::evict::write_out::Writer::forget_superseded`].
     fn forget_superseded(&mut self) {
         let core = &mut self.core;
         self.unsent.retain(|&Write { page, sum, slot, .. }| {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release};
 /// Most pages in a batch: as many as the area in the program holds.
 pub(crate) const MAX_BATCH: usize = MAX_RUNS;
 
-/// Word 0: items. Then two words an item: the page's key; and its staging slot plus one once the slot
-/// holds the page's contents, with [`DROPPING`] once the helper was told to drop it, or
+/// Word 0: items. Then two words an item: the page's key; and its staging slot plus one once the
+/// slot holds the page's contents, with [`DROPPING`] once the helper was told to drop it, or
 /// [`LEFT_OUT`]. The items of an address space stand together, and the *i*th of those that are not
 /// left out is moved to page *i* of its area.
 pub(crate) struct BatchRecord(&'static [AtomicU64]);

@@ -22,6 +22,9 @@ pub(crate) mod batch;
 pub(crate) mod entry;
 pub(crate) mod journal;
 pub(crate) mod record;
+pub(crate) mod sealing;
+pub(crate) mod space_pages;
+pub(crate) mod tables;
 
 use crate::guest::span::MAX_REGIONS;
 use batch::BatchRecord;
@@ -94,11 +97,11 @@ pub(crate) struct State {
     /// Of each segment of the space, the generation that its last acknowledged write or discard
     /// brought to the donors: an extent with an older one has missed something.
     pub(crate) generations: &'static [AtomicU64],
-    /// Two words of each stripe of the space that is coded: with which generation (0: it is not), and
-    /// which of its segments are part of it.
+    /// Two words of each stripe of the space that is coded: with which generation (0: it is not),
+    /// and which of its segments are part of it.
     pub(crate) codes: &'static [AtomicU64],
-    /// The key of an encrypted space, and its pages' seals. Those are written by the thread that writes
-    /// pages out, and read of pages that it does not write: see [`crate::sealing`].
+    /// The key of an encrypted space, and its pages' seals. Those are written by the thread that
+    /// writes pages out, and read of pages that it does not write: see [`crate::state::sealing`].
     pub(crate) seals: SealTable<'static>,
     /// Of each staging slot, the space page that it holds plus one; 0 when free.
     pub(crate) slot_pages: &'static [AtomicU64],

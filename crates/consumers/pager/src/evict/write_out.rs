@@ -1,11 +1,11 @@
 //! Writes what is staged to the donors: step 5 of an eviction (see [`crate::evict`]).
 //!
-//! Many requests are under way at a time, each of pages of one segment. A slot is free once its page
-//! was acknowledged. What could not be written stays staged, and is tried again.
+//! Many requests are under way at a time, each of pages of one segment. A slot is free once its
+//! page was acknowledged. What could not be written stays staged, and is tried again.
 
-use crate::sealing::Envelope;
 use crate::shared::Shared;
 use crate::state::SEGMENT_PAGES;
+use crate::state::sealing::Envelope;
 use hecaton_memory::PageSum;
 use hecaton_space::{Completion, Lane, SpaceError};
 use hecaton_transport::protocol::MAX_PAGES;

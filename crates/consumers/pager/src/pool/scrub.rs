@@ -1,9 +1,9 @@
 //! What the copies of the consumer's pages must be, for [`hecaton_space::Space::keep_scrubbed`].
 //!
-//! That is known by a page's record: the sum of what was sent, once donors have acknowledged
-//! it. Of a page that leaves sealed that is the sum of the ciphertext, which takes no room of its own: what
-//! comes back sealed is checked by its tag, so that nobody asks for the sum of what was sealed. (See
-//! [`hecaton_space::scrub`] for what is done about copies that differ.)
+//! That is known by a page's record: the sum of what was sent, once donors have acknowledged it. Of
+//! a page that leaves sealed that is the sum of the ciphertext, which takes no room of its own:
+//! what comes back sealed is checked by its tag, so that nobody asks for the sum of what was
+//! sealed. (See [`hecaton_space::scrub`] for what is done about copies that differ.)
 
 use crate::state::record::Record;
 use hecaton_memory::PageSum;

@@ -1,11 +1,11 @@
 //! One program's (or forked child's, or hypervisor's) memory: its userfaultfd, its helper, its
 //! mappings.
 
-use crate::guard::{helper_label, uffd_label};
 use crate::guest::{FilePlace, Ram};
-use crate::helper::{self, Helper};
-use crate::mappings::read_mappings;
-use crate::stage::Stage;
+use crate::process::guard::{helper_label, uffd_label};
+use crate::programs::helper::{self, Helper};
+use crate::programs::mappings::read_mappings;
+use crate::programs::stage::Stage;
 use crate::state::{SPACE_WORDS, State};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::Range;
@@ -37,7 +37,8 @@ pub(crate) struct AddressSpace {
     /// Whether `resident` counts against the consumer's local memory: a child that is about to
     /// call exec shares its pages with its parent and is not worth evicting anything for.
     pub(crate) charged: bool,
-    /// It was found stopped (SIGSTOP), and nothing can be taken from it. Looked at again now and then.
+    /// It was found stopped (SIGSTOP), and nothing can be taken from it. Looked at again now and
+    /// then.
     pub(crate) stopped: bool,
     /// It has ended; torn down as soon as no eviction batch names it.
     pub(crate) gone: bool,
@@ -215,8 +216,8 @@ impl AddressSpace {
         self.uffd.zero(16 * page, page).error == Some(Errno(libc::ESRCH))
     }
 
-    /// Whether the process is stopped, and its helper with it. Not by a debugger, which stops a process
-    /// for moments, again and again.
+    /// Whether the process is stopped, and its helper with it. Not by a debugger, which stops a
+    /// process for moments, again and again.
     pub(crate) fn is_stopped(&self) -> bool {
         let Some(pid) = self.pid else { return false };
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
@@ -366,7 +367,8 @@ impl AddressSpace {
         self.registered = kept;
     }
 
-    /// What the kernel says of `count` pages from `vpn` on. An error means that the process is gone.
+    /// What the kernel says of `count` pages from `vpn` on. An error means that the process is
+    /// gone.
     pub(crate) fn mapped(&mut self, vpn: u64, count: usize) -> std::io::Result<Vec<Mapped>> {
         if let Some(ram) = self.guest.as_ref().filter(|ram| ram.has_files()) {
             return ram.mapped(vpn, count);

@@ -3,20 +3,20 @@
 //! The pager's standard input is a socket to the node. Up it go duplicates of the state file, of
 //! the listening sockets, and of each program's userfaultfd and helper's connection, each before
 //! the program that it belongs to goes on; down it come all of them, to a pager that is started
-//! because the one before it was killed ([`crate::adopt`]).
+//! because the one before it was killed ([`crate::process::adopt`]).
 //!
 //! A descriptor is handed over when it is *sent*: from then on it lives in the socket's queue, and
 //! the node empties the queue to its end before it starts another pager. So nobody waits for the
 //! node here, and a node that is slow, or stopped, costs nothing.
 //!
-//! A node that has died holds nothing. Then the pager goes on unguarded: if it is killed after that,
-//! the helpers in its programs see the connection end, and end the programs. The node that adopts the
-//! pager ([`crate::lifeline`]) is handed all of it anew, with the tables locked: what comes or goes
-//! after that is told to that node like any other change.
+//! A node that has died holds nothing. Then the pager goes on unguarded: if it is killed after
+//! that, the helpers in its programs see the connection end, and end the programs. The node that
+//! adopts the pager ([`crate::process::lifeline`]) is handed all of it anew, with the tables
+//! locked: what comes or goes after that is told to that node like any other change.
 
-use crate::adoption::Answer;
-use crate::channel::{self, MAX_FDS_PER_LINE};
 use crate::config::{PagerEvent, PagerLeft};
+use crate::process::adoption::Answer;
+use crate::process::channel::{self, MAX_FDS_PER_LINE};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;

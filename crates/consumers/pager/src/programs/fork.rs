@@ -2,33 +2,33 @@
 //!
 //! A program says that it is about to fork, and waits ([`hecaton_uffd::handover`]). Then
 //!
-//! 1. *Quiet*: no eviction batch names the parent, and none begins; what the kernel reports of it is
-//!    read to the end.
-//! 2. *Copy*: the child gets an address space with its parent's entries. A space page that both name
-//!    has two references and is not overwritten: who changes its copy gets another page when that
-//!    is evicted.
-//! 3. *Go*: the parent forks. From here on nothing that the kernel reports of the parent is read, so
-//!    that its threads, which may free, move or write pages, come to a stop at the first that
+//! 1. *Quiet*: no eviction batch names the parent, and none begins; what the kernel reports of it
+//!    is read to the end.
+//! 2. *Copy*: the child gets an address space with its parent's entries. A space page that both
+//!    name has two references and is not overwritten: who changes its copy gets another page when
+//!    that is evicted.
+//! 3. *Go*: the parent forks. From here on nothing that the kernel reports of the parent is read,
+//!    so that its threads, which may free, move or write pages, come to a stop at the first that
 //!    matters, and the copy stays true until the fork has happened.
 //! 4. *Attach*: the child sends a userfaultfd. The parent's reports are read: what moved before the
-//!    fork moves in the copy too. The child's mappings are registered, and the entries compared with
-//!    what is in its memory. Both go on.
+//!    fork moves in the copy too. The child's mappings are registered, and the entries compared
+//!    with what is in its memory. Both go on.
 //!
 //! The connection ends when neither parent nor child holds it any more: then there is no child, and
 //! its copy is torn down. A child that is stopped at the wrong moment is given up after a while.
 //!
-//! Which came first, the fork or another thread's change of a mapping, is told by what the child has
-//! mapped. That is not ambiguous, because libc makes no mapping, which might take the place of one
-//! that went, between `Go` and the fork (`libhecaton.so` sees to it). A program that does so by bare
-//! system calls, in one thread, while another forks and a third unmaps, is not covered.
+//! Which came first, the fork or another thread's change of a mapping, is told by what the child
+//! has mapped. That is not ambiguous, because libc makes no mapping, which might take the place of
+//! one that went, between `Go` and the fork (`libhecaton.so` sees to it). A program that does so by
+//! bare system calls, in one thread, while another forks and a third unmaps, is not covered.
 
-use crate::address_space::AddressSpace;
-use crate::attach::{self, MessageFrom};
 use crate::core::{Core, close};
-use crate::helper::Helper;
+use crate::programs::address_space::AddressSpace;
+use crate::programs::attach::{self, MessageFrom};
+use crate::programs::helper::Helper;
+use crate::programs::stage::Stage;
 use crate::serve::Server;
 use crate::shared::Shared;
-use crate::stage::Stage;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{Kind, Step, USES_WIPE_ON_FORK};
 use std::os::fd::RawFd;
@@ -284,8 +284,8 @@ fn drain(server: &mut Server, shared: &Shared, space: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inherit::tests::{PARENT, connection, pager};
-    use crate::tables::Key;
+    use crate::programs::inherit::tests::{PARENT, connection, pager};
+    use crate::state::tables::Key;
 
     #[test]
     fn one_fork_of_a_process_at_a_time_and_the_evictor_in_between() {

@@ -1,4 +1,5 @@
-//! The pager's own socket, for people, tests and benchmarks: one request, one answer, one line each.
+//! The pager's own socket, for people, tests and benchmarks: one request, one answer, one line
+//! each.
 //!
 //! | request | answer |
 //! |---|---|
@@ -9,8 +10,8 @@
 //! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
 
 use crate::config::MIN_LOCAL_BYTES;
-use crate::housekeeping::Pool;
-use crate::placement::Placement;
+use crate::pool::placement::Placement;
+use crate::process::housekeeping::Pool;
 use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
 use serde::Deserialize;

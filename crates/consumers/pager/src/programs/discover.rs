@@ -1,10 +1,10 @@
-//! Pages that are in memory before the pager knows of them: they were written before their range was
-//! registered, or filled by a pager that was killed before it had noted it.
+//! Pages that are in memory before the pager knows of them: they were written before their range
+//! was registered, or filled by a pager that was killed before it had noted it.
 
-use crate::address_space::Mapped;
 use crate::core::Core;
+use crate::programs::address_space::Mapped;
 use crate::state::entry::{Entry, Place};
-use crate::tables::Key;
+use crate::state::tables::Key;
 use hecaton_policy::evict::Installed;
 use hecaton_uffd::handover::Range;
 use std::io;
@@ -17,9 +17,9 @@ impl Core {
         Ok(())
     }
 
-    /// The same of a program that runs. False if it is changing its mappings just now: pages that it
-    /// has moved into the range may be known under the address that they come from, and the event
-    /// that says so would be taken for another move.
+    /// The same of a program that runs. False if it is changing its mappings just now: pages that
+    /// it has moved into the range may be known under the address that they come from, and the
+    /// event that says so would be taken for another move.
     pub(crate) fn discover_pages_of_running(
         &mut self,
         index: usize,

@@ -14,9 +14,9 @@
 use super::{Victim, runs_of};
 use crate::core::BatchItem;
 use crate::evict::Evictor;
-use crate::helper::{self, Helper};
-use crate::mappings::MappingQuery;
-use crate::remote;
+use crate::programs::helper::{self, Helper};
+use crate::programs::mappings::MappingQuery;
+use crate::programs::remote;
 use crate::state::entry::Place;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::{Command, Op, Range};

@@ -32,8 +32,9 @@ impl NodeLine {
         NodeLine { consumer, socket: config.node.clone(), stream: None }
     }
 
-    /// Tells the node the statistics; whether it listens is its own affair. Returns its word on how many bytes
-    /// of the pool the consumer may hold, if it has one: `Some(None)` is that nothing limits it.
+    /// Tells the node the statistics; whether it listens is its own affair. Returns its word on how
+    /// many bytes of the pool the consumer may hold, if it has one: `Some(None)` is that nothing
+    /// limits it.
     pub(crate) fn report(&mut self, stats: &Stats) -> Option<Option<u64>> {
         let Ok(Value::Object(mut stats)) = serde_json::to_value(stats) else { return None };
         stats.insert("consumer".into(), self.consumer.clone().into());
@@ -82,9 +83,9 @@ fn exchange(stream: &mut BufReader<UnixStream>, request: &Value) -> std::io::Res
     Ok(serde_json::from_str(&answer)?)
 }
 
-/// Who the donors are: those that the node names, and all that were named before. One that is not named any
-/// more may have pages all the same: its node is silent to the manager, or the manager away. So they are kept
-/// in the configuration, for a process in this one's place.
+/// Who the donors are: those that the node names, and all that were named before. One that is not
+/// named any more may have pages all the same: its node is silent to the manager, or the manager
+/// away. So they are kept in the configuration, for a process in this one's place.
 pub(crate) struct NodeDirectory {
     config: Arc<Mutex<PagerConfig>>,
     line: Mutex<NodeLine>,

@@ -1,6 +1,6 @@
 //! Talking to the helper thread in a program.
 
-use crate::remote;
+use crate::programs::remote;
 use hecaton_uffd::handover::{Attach, Command, MAX_RUNS, Op, Range, Reply};
 use std::os::fd::RawFd;
 

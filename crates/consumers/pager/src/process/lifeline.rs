@@ -4,12 +4,12 @@
 //! and the donors that it knew. When another node adopts it, that one is handed what the one before
 //! held, and listened to in its place.
 
-use crate::adoption::{AdoptionSocket, NodeStream};
-use crate::channel::Receiver;
 use crate::config::{PagerConfig, PagerLeft, PagerOrder, PagerStart};
+use crate::process::adoption::{AdoptionSocket, NodeStream};
+use crate::process::channel::Receiver;
+use crate::process::worker::Held;
 use crate::shared::Shared;
 use crate::state::Flag;
-use crate::worker::Held;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

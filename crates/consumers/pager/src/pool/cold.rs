@@ -1,7 +1,7 @@
 //! What is known here of stripes that are coded because they have gone cold (see
 //! [`hecaton_space::stripe`]), for the space and for a successor.
 
-use crate::scrub::stored;
+use crate::pool::scrub::stored;
 use hecaton_memory::{Generation, PageSum};
 use hecaton_space::{Code, Coded, Record};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,8 +36,8 @@ impl Record for CodeRecord {
     }
 }
 
-/// What was noted of the stripes that these segments are part of. The others are not looked at: that
-/// would take memory for the whole table.
+/// What was noted of the stripes that these segments are part of. The others are not looked at:
+/// that would take memory for the whole table.
 pub(crate) fn coded_stripes(
     codes: &[AtomicU64],
     code: Code,

@@ -2,16 +2,16 @@
 //!
 //! A child of the node (a donor, a pager) has a stream to it as its standard input. When that ends
 //! without a word the node was killed, and the child goes on with what it does. It is to be found
-//! at a socket in the node's directory, at which it listens from its start: so a node that is started
-//! in the place of the other finds all children that are there, however soon it comes, and knows
-//! before it takes a port or a name whether somebody has it. That children look for a node was
-//! rejected: the node would have to guess how long it must wait for them.
+//! at a socket in the node's directory, at which it listens from its start: so a node that is
+//! started in the place of the other finds all children that are there, however soon it comes, and
+//! knows before it takes a port or a name whether somebody has it. That children look for a node
+//! was rejected: the node would have to guess how long it must wait for them.
 //!
 //! The node says [`Claim`], the child answers [`Answer`], with what it is and its descriptors. From
-//! then on the connection is what the standard input was. Who else connects is refused, and the child
-//! waits on.
+//! then on the connection is what the standard input was. Who else connects is refused, and the
+//! child waits on.
 
-use crate::channel::{self, Receiver};
+use crate::process::channel::{self, Receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

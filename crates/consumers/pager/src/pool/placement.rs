@@ -1,9 +1,9 @@
 //! Which donors back which part of a consumer's memory, and in how many copies.
 //!
-//! A machine's RAM lies in its space as it lies in the machine: byte *n* of its RAM is byte *n* of the
-//! space, region after region in the order in which they were handed over. A range of RAM is so a
-//! range of segments, and moving it to other donors is moving those. (A program's memory has no such
-//! order: its pages get places in the space as they are evicted.)
+//! A machine's RAM lies in its space as it lies in the machine: byte *n* of its RAM is byte *n* of
+//! the space, region after region in the order in which they were handed over. A range of RAM is so
+//! a range of segments, and moving it to other donors is moving those. (A program's memory has no
+//! such order: its pages get places in the space as they are evicted.)
 
 use crate::state::SEGMENT_PAGES;
 use hecaton_memory::{PAGE_SIZE, Size};
@@ -189,7 +189,8 @@ pub struct PoolUse {
     /// Memory that is coded.
     #[serde(default)]
     pub coded_bytes: u64,
-    /// What that saves: extents that copies of it would take, less those that it has with its parities.
+    /// What that saves: extents that copies of it would take, less those that it has with its
+    /// parities.
     #[serde(default)]
     pub saved_bytes: u64,
     /// What the comparing of copies has come to.

@@ -1,15 +1,15 @@
 //! Copies a parent's entries to its forked child, and corrects them by the child's memory. Steps 2
-//! and 4 of [`crate::fork`].
+//! and 4 of [`crate::programs::fork`].
 
-use crate::address_space::AddressSpace;
 use crate::core::Core;
-use crate::guard::helper_label;
-use crate::helper::Helper;
-use crate::mappings::{Mapping, read_mappings, wiped_on_fork};
-use crate::stage::Stage;
+use crate::process::guard::helper_label;
+use crate::programs::address_space::AddressSpace;
+use crate::programs::helper::Helper;
+use crate::programs::mappings::{Mapping, read_mappings, wiped_on_fork};
+use crate::programs::stage::Stage;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
-use crate::tables::{ALL_PAGES, Key};
+use crate::state::tables::{ALL_PAGES, Key};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_policy::evict::Installed;
 use hecaton_uffd::Uffd;
@@ -219,7 +219,7 @@ impl Core {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::guard::Guard;
+    use crate::process::guard::Guard;
     use crate::state::State;
     use crate::state::record::Record;
     use std::os::fd::{BorrowedFd, IntoRawFd};

@@ -1,26 +1,27 @@
-//! Pages leave sealed and are opened when they come back, where their owner wants that (`--encrypt`; see
-//! [`hecaton_space::seal`]).
+//! Pages leave sealed and are opened when they come back, where their owner wants that
+//! (`--encrypt`; see [`hecaton_space::seal`]).
 //!
 //! # Which seal a page has
 //!
-//! A page is sealed anew each time it is sent, by the one thread that writes out, and its seal replaces the
-//! one before at that moment: when the donors hold nothing of it yet, and may hold an older version for a
-//! while. That is right because such a page is staged until they have acknowledged it, and is read from
-//! there. Read from a donor are only pages that are stored and have no slot, and of those
+//! A page is sealed anew each time it is sent, by the one thread that writes out, and its seal
+//! replaces the one before at that moment: when the donors hold nothing of it yet, and may hold an
+//! older version for a while. That is right because such a page is staged until they have
+//! acknowledged it, and is read from there. Read from a donor are only pages that are stored and
+//! have no slot, and of those
 //!
-//! - nothing is written, so that the seal is of what was sent last, and stays while the read is under way
-//!   (an entry that still waits for the answer names the page all the time);
-//! - nothing sent earlier can come after: the pages of one request arrive in their order, a request that
-//!   failed is out of the way before it is reported so, and what a dead pager sent is fenced.
+//! - nothing is written, so that the seal is of what was sent last, and stays while the read is
+//!   under way (an entry that still waits for the answer names the page all the time);
+//! - nothing sent earlier can come after: the pages of one request arrive in their order, a request
+//!   that failed is out of the way before it is reported so, and what a dead pager sent is fenced.
 //!
-//! So what a hedged read, a donor that missed a write, or one that lies brings is either the same bytes
-//! or does not open. All copies of a page are the same bytes: one sealing goes to all members of a group,
-//! and donors copy from each other what they have.
+//! So what a hedged read, a donor that missed a write, or one that lies brings is either the same
+//! bytes or does not open. All copies of a page are the same bytes: one sealing goes to all members
+//! of a group, and donors copy from each other what they have.
 //!
 //! # Versions
 //!
-//! Each sealing has a version of its own, be it of the same contents sent again. So nothing depends on
-//! whether they are the same.
+//! Each sealing has a version of its own, be it of the same contents sent again. So nothing depends
+//! on whether they are the same.
 
 use hecaton_memory::{PAGE_SIZE, PageNo, PageSum, page_sum};
 use hecaton_space::seal::Sealer;
@@ -47,8 +48,8 @@ impl Sealing {
         self.table.set(page, &self.sealer.seal(page, version, contents));
     }
 
-    /// Opens pages where they were received. Says of each whether it is what was written; what is left of
-    /// one that is not means nothing.
+    /// Opens pages where they were received. Says of each whether it is what was written; what is
+    /// left of one that is not means nothing.
     pub(crate) fn open(&self, pages: &[PageNo], data: &mut [u8], is_sound: &mut Vec<bool>) {
         is_sound.clear();
         is_sound.extend(

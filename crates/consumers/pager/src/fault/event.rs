@@ -6,7 +6,7 @@
 use crate::core::Core;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
-use crate::tables::Key;
+use crate::state::tables::Key;
 use hecaton_policy::evict::Installed;
 use std::ops::Range;
 

@@ -1,24 +1,23 @@
 //! The process that pages: sets up the threads, and ends when the consumer has.
 
 use crate::PagerError;
-use crate::adoption::AdoptionSocket;
-use crate::channel::Receiver;
-use crate::cold::{CodeRecord, coded_stripes};
 use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
-use crate::evict::Evictor;
-use crate::fork;
-use crate::give_back;
-use crate::guard::{self, Guard};
+use crate::evict::{Evictor, give_back};
 use crate::guest;
-use crate::housekeeping::{self, Pool};
-use crate::lifeline::Lifeline;
-use crate::node::{NodeDirectory, NodeLine};
-use crate::placement::Placement;
-use crate::scrub;
-use crate::sealing::Sealing;
+use crate::pool::cold::{CodeRecord, coded_stripes};
+use crate::pool::placement::Placement;
+use crate::pool::scrub;
+use crate::process::adoption::AdoptionSocket;
+use crate::process::channel::Receiver;
+use crate::process::guard::{self, Guard};
+use crate::process::housekeeping::{self, Pool};
+use crate::process::lifeline::Lifeline;
+use crate::process::node::{NodeDirectory, NodeLine};
+use crate::programs::fork;
 use crate::serve::Server;
 use crate::shared::Shared;
+use crate::state::sealing::Sealing;
 use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
@@ -39,7 +38,7 @@ pub(crate) struct Held {
     pub(crate) control: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
-    /// A program ran on memory whose userfaultfd is gone: see [`crate::adopt`].
+    /// A program ran on memory whose userfaultfd is gone: see [`crate::process::adopt`].
     pub(crate) lost: bool,
 }
 
@@ -211,7 +210,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
 }
 
 /// How long a connection may be silent at most, for a renewal not to wait for one donor until the
-/// lease at the others has run out. It waits for an answer, a new connection, and two answers on that.
+/// lease at the others has run out. It waits for an answer, a new connection, and two answers on
+/// that.
 fn longest_silence(lease: Duration) -> Duration {
     lease / 8
 }

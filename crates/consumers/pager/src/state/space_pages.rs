@@ -3,12 +3,12 @@
 //! Space pages are given out in slots of 2 MiB, one to each chunk of an address space, and a page
 //! takes the place in the slot that it has in its chunk: neighbours in the program are neighbours
 //! at the donor, and one request fetches them. After a fork a page may be taken already by the
-//! other process's copy; the chunk then gets a further slot. A machine's RAM has its slots in its own
-//! order (see [`crate::placement`]), which a chunk's owner asks for.
+//! other process's copy; the chunk then gets a further slot. A machine's RAM has its slots in its
+//! own order (see [`crate::pool::placement`]), which a chunk's owner asks for.
 
 use crate::state::record::{MAX_REFS, Record};
+use crate::state::tables::Key;
 use crate::state::{CHUNK_PAGES, SEGMENT_PAGES, SPACE_PAGES, State};
-use crate::tables::Key;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -86,7 +86,8 @@ impl SpacePages {
     /// A page for the contents of `key`, with one reference: in the slot `wanted`, if that is free.
     ///
     /// # Panics
-    /// When all 4 TiB of the space are in use. If a slot was taken for empty and is not: a successor counts anew.
+    /// When all 4 TiB of the space are in use. If a slot was taken for empty and is not: a
+    /// successor counts anew.
     pub(crate) fn allocate(&mut self, state: &State, key: Key, wanted: Option<u32>) -> u64 {
         let (chunk, offset) = (key.0 / CHUNK_PAGES, key.0 % CHUNK_PAGES);
         let usable = self.slot_of_chunk.get(&chunk).copied().filter(|&slot| {
@@ -115,8 +116,8 @@ impl SpacePages {
     }
 
     /// Takes a slot into use, if nothing is in it and it is not being given back just now. What is
-    /// still to be given back of it need not be any more: nobody reads what donors have of it before
-    /// it is written.
+    /// still to be given back of it need not be any more: nobody reads what donors have of it
+    /// before it is written.
     fn open(&mut self, slot: u32) -> bool {
         if u64::from(slot) >= SPACE_PAGES / CHUNK_PAGES {
             return false;
@@ -153,7 +154,8 @@ impl SpacePages {
         shared
     }
 
-    /// One entry less names the page; returns its record when it was the last, for its staging slot.
+    /// One entry less names the page; returns its record when it was the last, for its staging
+    /// slot.
     pub(crate) fn release(&mut self, state: &State, page: u64) -> Option<Record> {
         let record = self.record(state, page);
         let refs = record.refs().checked_sub(1).expect("a page that nothing names was released");
@@ -166,7 +168,8 @@ impl SpacePages {
         Some(record)
     }
 
-    /// `named` are all pages that entries name: they are counted, and no slot of one is free, leaves or is two chunks'.
+    /// `named` are all pages that entries name: they are counted, and no slot of one is free,
+    /// leaves or is two chunks'.
     #[cfg(test)]
     pub(crate) fn assert_sound(&self, named: impl Iterator<Item = u64>) {
         let mut live = vec![0; self.live.len()];
@@ -250,9 +253,10 @@ impl SpacePages {
         self.leaving.append(&mut self.kept_back);
     }
 
-    /// For a successor: counts a page that an entry names, and remembers its slot for the chunk, unless it is another
-    /// chunk's: of one that two processes share, each may be the only one that names some pages. The slot would stay
-    /// the first one's when it has been emptied and given to others.
+    /// For a successor: counts a page that an entry names, and remembers its slot for the chunk,
+    /// unless it is another chunk's: of one that two processes share, each may be the only one that
+    /// names some pages. The slot would stay the first one's when it has been emptied and given to
+    /// others.
     pub(crate) fn recount(&mut self, state: &State, page: u64, key: Key) {
         let slot = (page / CHUNK_PAGES) as usize;
         self.know(slot);

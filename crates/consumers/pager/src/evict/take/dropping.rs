@@ -10,8 +10,8 @@
 use super::{Victim, runs_of};
 use crate::core::BatchItem;
 use crate::evict::Evictor;
+use crate::programs::{helper, remote};
 use crate::state::entry::Place;
-use crate::{helper, remote};
 use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{Op, Range};
 use std::os::fd::RawFd;

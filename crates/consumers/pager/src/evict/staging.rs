@@ -5,7 +5,7 @@
 //! soon costs no round trip, and tells the eviction order that it was evicted too early. The one
 //! page of each prefetched window that shows whether the program follows waits here too.
 
-use crate::space_pages::SpacePages;
+use crate::state::space_pages::SpacePages;
 use crate::state::{STAGING_SLOTS, State};
 use hecaton_memory::PageSum;
 use std::collections::VecDeque;
@@ -94,8 +94,8 @@ impl Staging {
         self.clean.push_back(slot);
     }
 
-    /// The donors have acknowledged what was in the slot, and `sum` is that of what they were sent. If
-    /// the page has gone or has newer contents elsewhere, the slot is free.
+    /// The donors have acknowledged what was in the slot, and `sum` is that of what they were sent.
+    /// If the page has gone or has newer contents elsewhere, the slot is free.
     pub(crate) fn written(
         &mut self,
         state: &State,
@@ -162,7 +162,7 @@ impl Staging {
 mod tests {
     use super::*;
     use crate::state::record::Record;
-    use crate::tables::Key;
+    use crate::state::tables::Key;
     use std::os::fd::BorrowedFd;
 
     /// Pages that leave sealed have another sum at the donors than in their slots.

@@ -3,15 +3,16 @@
 //!
 //! Where the kernel can move pages, the program's helper moves them into its area, and they are
 //! copied from there ([`moving`]). Where it cannot, they are protected, copied where they are, and
-//! dropped by the helper ([`dropping`]). Guest RAM is taken without a helper: [`crate::guest::evict`].
+//! dropped by the helper ([`dropping`]). Guest RAM is taken without a helper:
+//! [`crate::guest::evict`].
 
 mod dropping;
 mod moving;
 
 use crate::evict::Evictor;
 use crate::fault::Content;
-use crate::tables::Key;
-use crate::{helper, remote};
+use crate::programs::{helper, remote};
+use crate::state::tables::Key;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::Range;
 use std::time::Duration;
@@ -85,7 +86,8 @@ impl Evictor {
             let Some(helper) = core.helper(index) else { return };
             let has_family = core.live_spaces().nth(1).is_some();
             let space = core.spaces[index].as_mut().expect("it has a helper");
-            // Its helper would answer when it is continued, and everybody else would wait till then.
+            // Its helper would answer when it is continued, and everybody else would wait till
+            // then.
             space.stopped = has_family && space.is_stopped();
             if space.stopped {
                 return;

@@ -1,10 +1,10 @@
 //! Tells donors of what nobody names any more: pages, and whole segments.
 //!
-//! In a thread of its own, because a donor that is away is waited for. What it could not be told of is
-//! kept, unused, and tried again; so new pages do not go to where they could not be written.
+//! In a thread of its own, because a donor that is away is waited for. What it could not be told of
+//! is kept, unused, and tried again; so new pages do not go to where they could not be written.
 
 use crate::shared::Shared;
-use crate::space_pages::GiveBack;
+use crate::state::space_pages::GiveBack;
 use hecaton_space::{Space, SpaceError};
 use std::time::{Duration, Instant};
 
@@ -76,9 +76,9 @@ fn give(shared: &Shared, space: &Space, what: &GiveBack) -> Result<bool, SpaceEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inherit::tests::{PARENT, pager};
+    use crate::programs::inherit::tests::{PARENT, pager};
     use crate::state::CHUNK_PAGES;
-    use crate::tables::Key;
+    use crate::state::tables::Key;
     use std::sync::mpsc::channel;
 
     #[test]

@@ -1,15 +1,15 @@
 //! Programs come.
 
-use crate::address_space::AddressSpace;
 use crate::core::{Core, close};
-use crate::fork;
-use crate::guard::{helper_label, uffd_label};
 use crate::guest;
-use crate::helper::Helper;
-use crate::remote;
+use crate::process::guard::{helper_label, uffd_label};
+use crate::programs::address_space::AddressSpace;
+use crate::programs::fork;
+use crate::programs::helper::Helper;
+use crate::programs::remote;
+use crate::programs::stage::Stage;
 use crate::serve::Server;
 use crate::shared::Shared;
-use crate::stage::Stage;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};

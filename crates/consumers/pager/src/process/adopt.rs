@@ -9,11 +9,11 @@
 //! and the consumer is ended.
 
 use crate::PagerError;
-use crate::address_space::{AddressSpace, Renumbered};
-use crate::guard;
 use crate::guest::Ram;
+use crate::process::guard;
+use crate::process::worker::Held;
+use crate::programs::address_space::{AddressSpace, Renumbered};
 use crate::state::{MAX_SPACES, State};
-use crate::worker::Held;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
@@ -70,8 +70,8 @@ fn renumber(state: &State, held: &mut HashMap<String, OwnedFd>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::helper::Helper;
-    use crate::stage::Stage;
+    use crate::programs::helper::Helper;
+    use crate::programs::stage::Stage;
     use hecaton_uffd::Uffd;
 
     fn state() -> State {

@@ -1,14 +1,14 @@
 //! What is done now and then: forked children, memory mapped behind our back, statistics.
 
 use crate::config::PagerConfig;
-use crate::control;
 use crate::core::Core;
-use crate::helper;
-use crate::mappings::read_mappings;
-use crate::node::NodeLine;
+use crate::process::control;
+use crate::process::node::NodeLine;
+use crate::process::worker::TERMINATED;
+use crate::programs::helper;
+use crate::programs::mappings::read_mappings;
 use crate::shared::Shared;
 use crate::stats::Stats;
-use crate::worker::TERMINATED;
 use hecaton_memory::{PAGE_SIZE, unix_time_ms};
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};

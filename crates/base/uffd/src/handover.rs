@@ -1,9 +1,9 @@
 //! What `libhecaton.so` and the pager say to each other.
 //!
 //! One `SOCK_SEQPACKET` connection an address space: it opens with [`Attach`] (with the userfaultfd
-//! by `SCM_RIGHTS`) and an [`Answer`]. After that the pager sends [`Command`]s to the helper thread
-//! in the program and gets one [`Reply`] to each. When the connection ends, the address space is
-//! gone: the helper lives exactly as long as it does.
+//! by `SCM_RIGHTS`) and an [`Answer`]. After that the pager sends [`Command`]s to the program's
+//! helper and gets one [`Reply`] to each. When the connection ends, the address space is gone, or
+//! somebody has killed the helper.
 //!
 //! A child's connection is opened by its parent, before the fork:
 //!

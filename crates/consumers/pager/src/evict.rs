@@ -121,16 +121,14 @@ impl Evictor {
         let mut victims = self.claim();
         if victims.is_empty() {
             // Nothing can be evicted just now: slots are being written, or all is in programs that
-            // have no helper, or are stopped. In the latter cases, waiting would be for ever.
+            // have no helper. In the latter case, waiting would be for ever.
             if !self.writer.is_idle() {
                 self.writer.collect(Some(Duration::from_millis(1)));
             } else {
                 let mut core = self.shared.lock();
                 core.wake_waiting();
-                let some_stopped = core.live_spaces().any(|(_, space)| space.stopped);
                 drop(core);
-                // Each time all that a stopped program has is looked through.
-                std::thread::sleep(Duration::from_millis(if some_stopped { 20 } else { 1 }));
+                std::thread::sleep(Duration::from_millis(1));
             }
             return;
         }
@@ -192,7 +190,6 @@ impl Evictor {
         let slots = core.staging.available();
         let most = (wanted as usize).clamp(32, MAX_BATCH).min(slots).min(core.limit as usize / 16);
         let mut places = Vec::with_capacity(most);
-        let mut put_back = Vec::new();
         {
             let (tables, state, spaces) = (&mut core.tables, &core.state, &core.spaces);
             let mut still = |place: u32| {
@@ -202,19 +199,12 @@ impl Evictor {
                 let evictable = space.is_some_and(|space| space.can_give_up(key.address()))
                     && entry.place() == Place::Resident
                     && !entry.is_busy();
-                if evictable && space.is_some_and(|space| space.stopped) {
-                    put_back.push(place);
-                    return false;
-                }
                 if evictable {
                     tables.set(state, key, entry.with_busy(true));
                 }
                 evictable
             };
             core.order.victims(most, &mut still, &mut places);
-        }
-        for place in put_back {
-            core.order.installed(place, Installed::Demand);
         }
         let key_at = |&place: &u32| core.tables.key_at(&core.state, place);
         let mut keys: Vec<Key> = places.iter().filter_map(key_at).collect();

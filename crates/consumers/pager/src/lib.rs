@@ -9,7 +9,7 @@
 //! | [`fault`] | resolves faults, and follows what programs do to their mappings |
 //! | [`evict`] | makes room: takes pages, stages them, writes them out |
 //! | [`core`], [`shared`], [`state`] | hold where each page is, in memory that outlives the process |
-//! | [`programs`] | attaches programs, follows their forks, talks to the helper thread in each |
+//! | [`programs`] | attaches programs, follows their forks, talks to the helper of each |
 //! | [`guest`] | pages the RAM of virtual machines |
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
 //! | [`recover`] | takes over from a pager that died |

@@ -196,7 +196,7 @@ impl Server {
             drop(core);
             let settled = helper::barrier(helper.socket, uffd, || self.read_events(space));
             if settled.is_err() {
-                shared.lock().spaces[space].as_mut().expect("it has a helper").gone = true;
+                shared.lock().lose_helper_before_settling(space);
             }
         }
     }
@@ -326,12 +326,12 @@ impl Server {
             }
             Source::Helper(space) => {
                 let mut core = self.shared.lock();
-                // A program that has called `exec` or ended; reported once more until it is closed.
-                // Looked at again, since what was reported may be another's who had the index
-                // before.
-                let helper = core.helper(space);
-                if helper.is_some_and(|helper| helper::has_ended(helper.socket, Duration::ZERO)) {
-                    core.end_space(space);
+                // A program that has called `exec` or ended. Looked at again, since what was
+                // reported may be another's who had the index before.
+                let ended = core.helper(space).filter(helper::Helper::has_ended);
+                if let Some(helper) = ended {
+                    self.unwatch(helper.socket);
+                    core.lose_helper(space);
                 }
                 drop(core);
                 self.shared.evict.notify_one();
@@ -388,7 +388,7 @@ impl Server {
         let shared = self.shared.clone();
         let mut core = shared.lock();
         if core.taking == Some(space) {
-            // A program that is stopped just now must not stop those that were forked with it: what
+            // A helper that is stopped must not stop those that were forked with its program: what
             // is not read yet is reported again.
             core = shared.taken.wait_timeout(core, TAKING).expect("never poisoned").0;
             if core.taking == Some(space) {

@@ -1,5 +1,7 @@
 //! Connecting an address space to its pager: at start, and in the child of a fork.
 
+use crate::failure::Failure;
+use crate::helper::Links;
 use crate::own::{self, AREA, LEFT_ALONE, RANGES};
 use crate::withhold::withhold;
 use crate::{helper, maps, sys};
@@ -23,43 +25,6 @@ static UFFD: AtomicI32 = AtomicI32::new(-1);
 /// Set once at start; each fork needs it again. Zero-terminated by its initial value.
 #[unsafe(link_section = ".data")]
 static mut SOCKET_PATH: [u8; 108] = [0; 108];
-
-/// What went wrong, and where.
-pub(crate) struct Failure(pub(crate) &'static str, pub(crate) Errno);
-
-impl Failure {
-    /// Guest RAM would not be seen.
-    pub(crate) const HYPERVISOR: Failure =
-        Failure("guest RAM cannot be watched: libc's mmap cannot be replaced", Errno(libc::EPERM));
-
-    /// Says so on standard error.
-    pub(crate) fn report(&self) {
-        let mut digits = [0u8; 12];
-        let mut at = digits.len();
-        let mut number = self.1.0.unsigned_abs();
-        while at > 0 && (number > 0 || at == digits.len()) {
-            at -= 1;
-            digits[at] = b'0' + (number % 10) as u8;
-            number /= 10;
-        }
-        for part in [b"hecaton: ", self.0.as_bytes(), b": error ", &digits[at..], b"\n"] {
-            // SAFETY: the kernel reads within the slice.
-            let _ = unsafe {
-                syscall(libc::SYS_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0])
-            };
-        }
-    }
-
-    /// A program that was asked to run on pool memory and cannot must not run on local memory
-    /// unnoticed.
-    pub(crate) fn report_and_exit(self) -> ! {
-        self.report();
-        loop {
-            // SAFETY: ends the process.
-            let _ = unsafe { syscall(libc::SYS_exit_group, [1, 0, 0, 0, 0, 0]) };
-        }
-    }
-}
 
 /// Ends a process whose memory was copied past [`crate::fork`]: it lacks what its parent has in the
 /// pool, and would find zeros in its place if it were let map memory there.
@@ -86,32 +51,12 @@ fn open_uffd() -> Result<Uffd, Failure> {
                     `sysctl vm.unprivileged_userfaultfd=1` or `chmod 666 /dev/userfaultfd`";
         Failure(what, errno)
     };
-    let uffd = out_of_the_way(Uffd::open().map_err(refused)?);
+    let uffd = Uffd(sys::out_of_the_way(Uffd::open().map_err(refused)?.0));
     match uffd.api(PAGER_FEATURES) {
         Ok(_) => Ok(uffd),
         Err(errno) => {
             sys::close(uffd.0);
             Err(Failure("this kernel's userfaultfd lacks what paging needs", errno))
-        }
-    }
-}
-
-/// A high descriptor number, so that the program finds the low ones it expects.
-pub(crate) fn out_of_the_way(uffd: Uffd) -> Uffd {
-    let mut limit = [1024u64, 0];
-    // SAFETY: the kernel writes two words, the structure's two members; fcntl touches no memory.
-    unsafe {
-        let to = limit.as_mut_ptr() as usize;
-        let what = libc::RLIMIT_NOFILE as usize;
-        let _ = syscall(libc::SYS_prlimit64, [0, what, 0, to, 0, 0]);
-        let lowest = limit[0].clamp(64, 1 << 16) - 32;
-        let command = libc::F_DUPFD_CLOEXEC as usize;
-        match syscall(libc::SYS_fcntl, [uffd.0 as usize, command, lowest as usize, 0, 0, 0]) {
-            Ok(high) => {
-                sys::close(uffd.0);
-                Uffd(high as RawFd)
-            }
-            Err(_) => uffd,
         }
     }
 }
@@ -166,6 +111,7 @@ pub(crate) fn fresh(path: &[u8]) -> Result<(), Failure> {
 /// userfaultfd off the child's mappings, and a page that is in the pool reads as zeros.
 pub(crate) fn child(connection: RawFd) -> Result<(), Failure> {
     sys::close(UFFD.swap(-1, Relaxed));
+    helper::let_go_of_parents_lifeline();
     // SAFETY: whatever the parent's helper had in the area is the parent's.
     let _ = unsafe { sys::dont_need(own::area(), AREA) };
     let uffd = open_uffd()?;
@@ -266,16 +212,13 @@ fn answer(socket: RawFd) -> Result<Step, Failure> {
 /// The pager serves this address space: starts the helper, whose connection `socket` becomes.
 fn attached(socket: RawFd, mover: Option<Uffd>) -> Result<(), Failure> {
     own::attached().store(1, Relaxed);
-    let started = helper::start(
-        own::helper_stack_top(),
-        socket,
-        Uffd(UFFD.load(Relaxed)),
-        mover,
-        own::area() as u64,
-    );
-    sys::close(socket);
-    if let Some(mover) = mover {
-        sys::close(mover.0);
+    let maps = maps::open().unwrap_or(-1);
+    let uffd = Uffd(UFFD.load(Relaxed));
+    let started = helper::start(Links { socket, uffd, mover, maps });
+    for fd in [socket, maps, mover.map_or(-1, |mover| mover.0)] {
+        if fd >= 0 {
+            sys::close(fd);
+        }
     }
-    started.map_err(|errno| Failure("the helper thread cannot be started", errno))
+    started.map_err(|errno| Failure("the helper cannot be started", errno))
 }

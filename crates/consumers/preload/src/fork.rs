@@ -20,7 +20,8 @@
 //! instruction is the thread's id, which is left out and written later, and the restartable
 //! sequence's processor number, whose page must be in memory.
 
-use crate::attach::{self, Failure};
+use crate::attach;
+use crate::failure::Failure;
 use crate::turn::{self, Act, Alone};
 use crate::{own, sys, withhold};
 use hecaton_uffd::Errno;

@@ -11,7 +11,8 @@
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context
 //! switches); an allocator of our own (changes the program).
 
-use crate::attach::{self, Failure};
+use crate::attach;
+use crate::failure::Failure;
 use crate::fork;
 use crate::hypervisor::guest;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};

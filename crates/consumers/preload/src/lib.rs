@@ -2,11 +2,11 @@
 //!
 //! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
 //! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
-//! one small helper thread that moves pages out on the pager's command: no other process may. In a
-//! hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see [`hypervisor`]. One
-//! that libvirt starts asks the node for its pager first. Memory that the program maps later is
-//! registered as it is mapped ([`hook`]); a forked child attaches itself before anything else runs
-//! in it ([`fork`]).
+//! a small helper that moves pages out on the pager's command: only a process with the same memory
+//! may. In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see
+//! [`hypervisor`]. One that libvirt starts asks the node for its pager first. Memory that the
+//! program maps later is registered as it is mapped ([`hook`]); a forked child attaches itself
+//! before anything else runs in it ([`fork`]).
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
@@ -18,6 +18,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod attach;
+mod failure;
 mod fork;
 mod helper;
 mod hook;
@@ -38,7 +39,7 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
         if !hypervisor::guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
-            attach::Failure::HYPERVISOR.report_and_exit();
+            failure::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
@@ -46,7 +47,7 @@ extern "C" fn constructor() {
         if !hypervisor::launch::prepare(node.to_bytes(), request.to_bytes())
             || !hook::install_in_hypervisor()
         {
-            attach::Failure::HYPERVISOR.report_and_exit();
+            failure::Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }

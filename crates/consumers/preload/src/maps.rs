@@ -1,10 +1,11 @@
 //! Reads `/proc/self/maps` without allocating: at the start, for what was mapped before the library
 //! was, and at each fork.
+//!
+//! The helper may open no files, and has been given one that is open.
 
 use crate::sys;
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
-use hecaton_uffd::sys::syscall;
 use std::os::fd::RawFd;
 
 /// Smaller mappings than this stay as they are: libraries' zeroed data and the loader's own.
@@ -13,39 +14,43 @@ const SMALLEST: u64 = 64 << 10;
 /// Calls `each` with every mapping that is worth paging.
 pub(crate) fn for_each_pageable(own: Range, mut each: impl FnMut(Range)) {
     // Without /proc the pager finds none either, and tells of it.
-    let _ = for_each_line(|line| {
+    let Ok(maps) = open() else { return };
+    let _ = for_each_line(maps, |line| {
         if let Some((range, name)) = anonymous(line, own)
             && (range.len >= SMALLEST || name == b"[heap]")
         {
             each(range);
         }
     });
+    sys::close(maps);
+}
+
+/// A descriptor of `/proc/self/maps`, which tells of this memory to whoever reads it.
+pub(crate) fn open() -> Result<RawFd, Errno> {
+    sys::open(c"/proc/self/maps")
 }
 
 /// Calls `each` with every mapping that is private and anonymous, in order of address; but for the
 /// first stack, and what is in `own`.
-pub(crate) fn for_each_anonymous(own: Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
-    for_each_line(|line| {
+pub(crate) fn for_each_anonymous(
+    maps: RawFd,
+    own: Range,
+    mut each: impl FnMut(Range),
+) -> Result<(), Errno> {
+    for_each_line(maps, |line| {
         if let Some((range, _)) = anonymous(line, own) {
             each(range);
         }
     })
 }
 
-fn for_each_line(mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
-    let path = c"/proc/self/maps".as_ptr() as usize;
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-    // SAFETY: the path is a C string.
-    let opened =
-        unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]) };
-    let fd = opened? as RawFd;
+fn for_each_line(maps: RawFd, mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
+    let mut at = 0;
     let mut buffer = [0u8; 4096];
     let mut filled = 0;
-    let outcome = loop {
-        let read = match sys::read(fd, &mut buffer[filled..]) {
-            Ok(read) => read,
-            Err(errno) => break Err(errno),
-        };
+    loop {
+        let read = sys::read_at(maps, &mut buffer[filled..], at)?;
+        at += read;
         filled += read;
         let mut used = 0;
         while let Some(length) = buffer[used..filled].iter().position(|&b| b == b'\n') {
@@ -53,17 +58,15 @@ fn for_each_line(mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
             used += length + 1;
         }
         if read == 0 {
-            break Ok(());
+            return Ok(());
         }
         if used == 0 && filled == buffer.len() {
             // A name of a page's length: a line as no anonymous mapping has.
-            break Err(Errno(libc::ENAMETOOLONG));
+            return Err(Errno(libc::ENAMETOOLONG));
         }
         buffer.copy_within(used..filled, 0);
         filled -= used;
-    };
-    sys::close(fd);
-    outcome
+    }
 }
 
 /// The range and the name of a mapping that is private and anonymous: no stack, not within `own`.
@@ -110,14 +113,19 @@ mod tests {
 
     #[test]
     fn every_line_comes_once() {
-        let mut last = 0;
-        let mut lines = 0;
-        for_each_anonymous(Range::default(), |range| {
-            assert!(range.start >= last);
-            last = range.start + range.len;
-            lines += 1;
-        })
-        .unwrap();
-        assert!(lines > 0);
+        let maps = open().unwrap();
+        let listed = || {
+            let (mut last, mut lines) = (0, 0);
+            for_each_anonymous(maps, Range::default(), |range| {
+                assert!(range.start >= last);
+                last = range.start + range.len;
+                lines += 1;
+            })
+            .unwrap();
+            lines
+        };
+        assert!(listed() > 0);
+        assert!(listed() > 0, "an open file can be read again");
+        sys::close(maps);
     }
 }

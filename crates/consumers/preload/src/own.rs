@@ -5,7 +5,6 @@
 //! `.data`, which is a mapping of the file and thereby never paged either; `.bss` may share a
 //! mapping with memory that is.
 
-use crate::helper;
 use crate::sys;
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::{MAX_RUNS, Range};
@@ -21,9 +20,10 @@ pub(crate) const AREA: usize = MAX_RUNS * PAGE;
 pub(crate) const RANGES: usize = 1024;
 const TABLE: usize = (RANGES * size_of::<Range>()).next_multiple_of(PAGE);
 const FORK_STACK: usize = 64 << 10;
+const HELPER_STACK: usize = 64 << 10;
 
 const HELPER_STACK_AT: usize = PAGE;
-const FORK_STACK_AT: usize = HELPER_STACK_AT + helper::STACK + PAGE;
+const FORK_STACK_AT: usize = HELPER_STACK_AT + HELPER_STACK + PAGE;
 const AREA_AT: usize = FORK_STACK_AT + FORK_STACK + PAGE;
 const LEFT_ALONE_AT: usize = AREA_AT + AREA;
 const KEPT_BY_PROGRAM_AT: usize = LEFT_ALONE_AT + TABLE;
@@ -44,7 +44,7 @@ pub(crate) fn map() -> Result<(), Errno> {
     let wipe = libc::MADV_WIPEONFORK as usize;
     // SAFETY: parts of the mapping just made.
     unsafe {
-        sys::protect(own + HELPER_STACK_AT, helper::STACK, writable)?;
+        sys::protect(own + HELPER_STACK_AT, HELPER_STACK, writable)?;
         sys::protect(own + FORK_STACK_AT, FORK_STACK, writable)?;
         sys::protect(own + AREA_AT, ATTACHED_AT + PAGE - AREA_AT, writable)?;
         sys::advise(own + ATTACHED_AT, PAGE, wipe)?;
@@ -63,7 +63,7 @@ pub(crate) fn area() -> usize {
 }
 
 pub(crate) fn helper_stack_top() -> usize {
-    start() + HELPER_STACK_AT + helper::STACK
+    start() + HELPER_STACK_AT + HELPER_STACK
 }
 
 /// The end of the stack on which a fork runs; one thread of a process uses it at a time.

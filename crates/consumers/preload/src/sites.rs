@@ -7,7 +7,7 @@
 //! programs that go past `fork`; where they are not as expected, the children that they make are
 //! not followed. `syscall` also tells of `MADV_WIPEONFORK`.
 
-use crate::attach::Failure;
+use crate::failure::Failure;
 use crate::own::USES_WIPE_ON_FORK;
 use hecaton_uffd::Errno;
 use libc::c_void;

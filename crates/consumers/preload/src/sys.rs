@@ -3,6 +3,7 @@
 
 use hecaton_uffd::Errno;
 use hecaton_uffd::sys::syscall;
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 
@@ -106,13 +107,43 @@ pub(crate) fn close(fd: RawFd) {
     let _ = unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// SIGKILL to the process that the calling thread belongs to.
-pub(crate) fn kill_own_process() {
-    // SAFETY: numbers only.
-    let _ = unsafe {
-        let pid = syscall(libc::SYS_getpid, [0; 6]).unwrap_or(0);
-        syscall(libc::SYS_kill, [pid, libc::SIGKILL as usize, 0, 0, 0, 0])
+pub(crate) fn process_id() -> i32 {
+    // SAFETY: no arguments, no memory.
+    unsafe { syscall(libc::SYS_getpid, [0; 6]).map_or(0, |pid| pid as i32) }
+}
+
+/// Opens a file to be read.
+pub(crate) fn open(path: &CStr) -> Result<RawFd, Errno> {
+    let (path, flags) = (path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);
+    // SAFETY: the path is a C string.
+    let opened =
+        unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]) };
+    opened.map(|fd| fd as RawFd)
+}
+
+/// What the symbolic link at `path` says, cut to the length of `name`.
+pub(crate) fn read_link(path: &CStr, name: &mut [u8]) -> Result<usize, Errno> {
+    let (path, to) = (path.as_ptr() as usize, name.as_mut_ptr() as usize);
+    let here = libc::AT_FDCWD as usize;
+    // SAFETY: the path is a C string, and the kernel writes at most the slice's length.
+    unsafe { syscall(libc::SYS_readlinkat, [here, path, to, name.len(), 0, 0]) }
+}
+
+/// Gives a descriptor a high number, so that the program finds the low ones that it expects.
+pub(crate) fn out_of_the_way(fd: RawFd) -> RawFd {
+    let mut limit = [1024u64, 0];
+    // SAFETY: the kernel writes two words, the structure's two members; fcntl touches no memory.
+    let moved = unsafe {
+        let to = limit.as_mut_ptr() as usize;
+        let what = libc::RLIMIT_NOFILE as usize;
+        let _ = syscall(libc::SYS_prlimit64, [0, what, 0, to, 0, 0]);
+        let lowest = limit[0].clamp(64, 1 << 16) - 32;
+        let command = libc::F_DUPFD_CLOEXEC as usize;
+        syscall(libc::SYS_fcntl, [fd as usize, command, lowest as usize, 0, 0, 0])
     };
+    let Ok(moved) = moved else { return fd };
+    close(fd);
+    moved as RawFd
 }
 
 pub(crate) fn thread_id() -> i32 {
@@ -131,6 +162,13 @@ pub(crate) fn read(fd: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
             return result;
         }
     }
+}
+
+/// Reads from the place `at` in a file.
+pub(crate) fn read_at(fd: RawFd, buffer: &mut [u8], at: usize) -> Result<usize, Errno> {
+    let to = buffer.as_mut_ptr() as usize;
+    // SAFETY: the kernel writes at most the buffer's length.
+    unsafe { syscall(libc::SYS_pread64, [fd as usize, to, buffer.len(), at, 0, 0]) }
 }
 
 /// Sends one packet; a peer that is gone is an error, not a signal.

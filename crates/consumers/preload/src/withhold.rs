@@ -11,10 +11,12 @@
 //! Rejected: userfaultfd's event for forks, which takes CAP_SYS_PTRACE; and a seccomp filter, which
 //! would forbid set-user-ID programs for good.
 
-use crate::attach::Failure;
+use crate::failure::Failure;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
 use crate::{maps, own, sys};
+use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
+use std::os::fd::RawFd;
 
 /// No child that is not followed has this memory from now on.
 pub(crate) fn withhold(range: Range) {
@@ -23,7 +25,9 @@ pub(crate) fn withhold(range: Range) {
 
 /// A child is about to be made that will be followed: it has all that the program lets it have.
 pub(crate) fn suspend() -> Result<(), Failure> {
-    each_run(|run| {
+    let failure = |errno| Failure("a fork takes /proc/self/maps, which cannot be read", errno);
+    let maps = maps::open().map_err(failure)?;
+    let suspended = each_run(maps, |run| {
         let (mut at, end) = (run.start, run.start + run.len);
         while at < end {
             let rest = Range { start: at, len: end - at };
@@ -34,13 +38,23 @@ pub(crate) fn suspend() -> Result<(), Failure> {
             }
             at = at.max(kept.start + kept.len);
         }
-    })
+    });
+    sys::close(maps);
+    suspended.map_err(failure)
 }
 
 /// In either process, once the child is there, or cannot be made.
 pub(crate) fn resume() {
     // What was read a moment ago can be read again; and if not, this is no worse than without.
-    let _ = each_run(withhold);
+    if let Ok(maps) = maps::open() {
+        resume_from(maps);
+        sys::close(maps);
+    }
+}
+
+/// The same for who has an open file of the mappings.
+pub(crate) fn resume_from(maps: RawFd) {
+    let _ = each_run(maps, withhold);
 }
 
 fn advise(range: Range, advice: i32) {
@@ -49,9 +63,9 @@ fn advise(range: Range, advice: i32) {
 }
 
 /// Calls `each` for all memory that may be paged, neighbours together.
-fn each_run(mut each: impl FnMut(Range)) -> Result<(), Failure> {
+fn each_run(maps: RawFd, mut each: impl FnMut(Range)) -> Result<(), Errno> {
     let mut run = Range::default();
-    let listed = maps::for_each_anonymous(own::range(), |mapping| {
+    let listed = maps::for_each_anonymous(maps, own::range(), |mapping| {
         if LEFT_ALONE.first_in(mapping).is_some() {
             return;
         }
@@ -67,5 +81,5 @@ fn each_run(mut each: impl FnMut(Range)) -> Result<(), Failure> {
     if run.len > 0 {
         each(run);
     }
-    listed.map_err(|errno| Failure("a fork takes /proc/self/maps, which cannot be read", errno))
+    listed
 }

@@ -74,6 +74,11 @@ impl Embedded {
             .context("the cluster for the program does not answer")
     }
 
+    /// The process that is waited for when this is dropped.
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Leaves the cluster to what still uses it.
     pub(super) fn leave(&mut self) {
         self.leave = true;

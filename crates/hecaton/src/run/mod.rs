@@ -9,6 +9,7 @@ mod embedded;
 pub(crate) mod exit;
 pub(crate) mod library;
 pub(crate) mod machine;
+mod orphans;
 mod program;
 mod room;
 mod session;

@@ -3,6 +3,7 @@
 
 use super::embedded::Embedded;
 use super::exit;
+use super::orphans::Orphans;
 use super::signals::{self, Signals};
 use super::stats_file::StatsFile;
 use crate::cluster::ClusterArgs;
@@ -64,7 +65,8 @@ impl Session {
         let Session { client, mut embedded, signals, stats } = self;
         signals.release_in(&mut command);
         let name = pager.name.clone();
-        let outcome = watch(command, client, pager, &signals);
+        let cluster = embedded.as_ref().map(Embedded::id);
+        let outcome = watch(command, client, pager, &signals, cluster);
         if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {
             embedded.leave();
         }
@@ -95,6 +97,7 @@ fn watch(
     client: NodeClient,
     pager: PagerAddress,
     signals: &Signals,
+    cluster: Option<u32>,
 ) -> anyhow::Result<Outcome> {
     let launched = Arc::new(Launched::new(&client, pager)?);
     let (told, pager_end) = mpsc::channel();
@@ -112,11 +115,12 @@ fn watch(
     let mut child = spawned
         .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))?;
     let mut ended = None;
-    let status = wait_program(&mut child, signals, &pager_end, &mut ended)?;
+    let orphans = Orphans::except(cluster.into_iter().chain([child.id()]));
+    let status = wait_program(&mut child, signals, &pager_end, &mut ended, &orphans)?;
     let seconds = started.elapsed().as_secs_f64();
     launched.over();
     if ended.is_none() {
-        wait_pager(signals, &pager_end, &mut ended);
+        wait_pager(signals, &pager_end, &mut ended, &orphans);
     }
     let pager = match ended {
         Some(Ok(end)) => Some(end),
@@ -138,8 +142,10 @@ fn wait_program(
     signals: &Signals,
     pager_end: &Receiver<PagerResult>,
     ended: &mut Option<PagerResult>,
+    orphans: &Orphans,
 ) -> anyhow::Result<ExitStatus> {
     loop {
+        orphans.reap();
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
@@ -159,8 +165,10 @@ fn wait_pager(
     signals: &Signals,
     pager_end: &Receiver<PagerResult>,
     ended: &mut Option<PagerResult>,
+    orphans: &Orphans,
 ) {
     loop {
+        orphans.reap();
         match pager_end.try_recv() {
             Ok(end) => {
                 *ended = Some(end);

@@ -74,7 +74,7 @@ impl Evictor {
     /// batch.
     pub(crate) fn take(&mut self, first: usize, group: &mut [Victim]) {
         let (helper, uffd, pid) = {
-            let mut core = self.shared.lock();
+            let core = self.shared.lock();
             let index = group[0].key.space();
             let addresses = group.iter().map(|victim| victim.key.address());
             let Some(Some(space)) = core.spaces.get(index) else { return };
@@ -84,21 +84,17 @@ impl Evictor {
                 return self.take_from_files(first, group, uffd, &places);
             }
             let Some(helper) = core.helper(index) else { return };
-            let has_family = core.live_spaces().nth(1).is_some();
-            let space = core.spaces[index].as_mut().expect("it has a helper");
-            // Its helper would answer when it is continued, and everybody else would wait till
-            // then.
-            space.stopped = has_family && space.is_stopped();
-            if space.stopped {
-                return;
-            }
+            let space = core.spaces[index].as_ref().expect("it has a helper");
             (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
         };
-        if helper.area != 0 && !self.move_away(first, group, &helper, pid) {
-            return;
-        }
-        if group.iter().any(Victim::is_left) {
+        let goes_on = helper.area == 0 || self.move_away(first, group, &helper, pid);
+        if goes_on && group.iter().any(Victim::is_left) {
             self.protect_copy_drop(first, group, helper.socket, uffd, pid);
+        }
+        // Pages may be in the area that the helper has not told of. No thread of the program may
+        // run on after it has been given zeros for one.
+        if group.iter().any(Victim::is_left) && helper.has_ended() {
+            self.shared.lock().lose_helper(group[0].key.space());
         }
     }
 

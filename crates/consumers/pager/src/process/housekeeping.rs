@@ -73,9 +73,9 @@ fn watch_spaces(shared: &Shared) {
     for (index, pid) in spaces {
         let mut core = shared.lock();
         let Some(space) = core.space(index) else { continue };
-        if space.stopped && !space.is_stopped() {
-            space.stopped = false;
-            shared.evict.notify_one();
+        if space.helper_lost {
+            core.lose_helper(index);
+            continue;
         }
         if space.is_due() {
             core.charge(index);
@@ -117,7 +117,7 @@ fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
             continue;
         }
         // Before anything of it can be evicted: that, too, takes the helper, and comes later. One
-        // that has no time (its process is stopped, or it moves pages away) has it at another tick.
+        // that has no time (it moves pages away) has it at another tick.
         let mut withhold = Command::new(Op::Withhold, 0);
         (withhold.runs[0], withhold.count) = (new, 1);
         if !helper::try_send(helper.socket, &withhold) {

@@ -3,7 +3,7 @@
 
 use crate::guest::{FilePlace, Ram};
 use crate::process::guard::{helper_label, uffd_label};
-use crate::programs::helper::{self, Helper};
+use crate::programs::helper::Helper;
 use crate::programs::mappings::read_mappings;
 use crate::programs::stage::Stage;
 use crate::state::{SPACE_WORDS, State};
@@ -37,9 +37,8 @@ pub(crate) struct AddressSpace {
     /// Whether `resident` counts against the consumer's local memory: a child that is about to
     /// call exec shares its pages with its parent and is not worth evicting anything for.
     pub(crate) charged: bool,
-    /// It was found stopped (SIGSTOP), and nothing can be taken from it. Looked at again now and
-    /// then.
-    pub(crate) stopped: bool,
+    /// See [`crate::programs::helper_loss`].
+    pub(crate) helper_lost: bool,
     /// It has ended; torn down as soon as no eviction batch names it.
     pub(crate) gone: bool,
     /// No other address space of this consumer has, had or will have it.
@@ -102,7 +101,7 @@ impl AddressSpace {
             inherited: 0,
             since: Instant::now(),
             charged: false,
-            stopped: false,
+            helper_lost: false,
             gone: false,
             serial: 0,
             write_run: (0, 0),
@@ -140,30 +139,21 @@ impl AddressSpace {
         self.save(state, index);
     }
 
-    /// SIGKILL. A child that has not attached ends itself when its connection does.
+    /// Ends its process. The helper does it when its connection ends, because the process's number
+    /// may be another's by now; so does a child that has not attached.
     pub(crate) fn kill(&self) {
         if self.guest.is_some() {
             return self.kill_hypervisor();
         }
         let Some(helper) = self.helper else { return };
-        if self.stage != Stage::Live {
-            // SAFETY: the descriptor is open as long as the address space is known.
-            unsafe { libc::shutdown(helper.socket, libc::SHUT_RDWR) };
-            return;
-        }
-        let Some(pid) = self.pid.and_then(Pid::from_raw) else { return };
-        // The number may be another process's by now; but not if the connection still stands after
-        // it was looked up, because then the process has not ended since it attached.
-        if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
-            && !helper::has_ended(helper.socket, Duration::ZERO)
-        {
-            let _ = pidfd_send_signal(&process, Signal::KILL);
-        }
+        // SAFETY: the descriptor is open as long as the address space is known.
+        unsafe { libc::shutdown(helper.socket, libc::SHUT_RDWR) };
     }
 
     fn kill_hypervisor(&self) {
         let Some(pid) = self.pid.and_then(Pid::from_raw) else { return };
-        // As above, but for the memory in place of the connection.
+        // The number may be another process's by now; but not if the memory is still there after it
+        // was looked up.
         if let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
             && !self.has_ended()
         {
@@ -214,15 +204,6 @@ impl AddressSpace {
         // Nothing is ever mapped at page 16; a living process answers ENOENT.
         let page = PAGE_SIZE as u64;
         self.uffd.zero(16 * page, page).error == Some(Errno(libc::ESRCH))
-    }
-
-    /// Whether the process is stopped, and its helper with it. Not by a debugger, which stops a
-    /// process for moments, again and again.
-    pub(crate) fn is_stopped(&self) -> bool {
-        let Some(pid) = self.pid else { return false };
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-        // The name, in parentheses, may contain anything.
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
     }
 
     /// Writes down what a successor needs.
@@ -395,7 +376,6 @@ impl AddressSpace {
 mod tests {
     use super::*;
     use crate::state::MAX_SPACES;
-    use hecaton_testkit::wait_until;
     use std::os::fd::BorrowedFd;
 
     const HELPER: Helper = Helper {
@@ -448,22 +428,6 @@ mod tests {
         space.forget_registered(0, 15);
         space.forget_registered(45, 90);
         assert_eq!(space.registered, [(15, 20), (30, 45)]);
-    }
-
-    #[test]
-    fn sees_whether_it_is_stopped() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let mut space = AddressSpace::new(Uffd(-1), HELPER);
-        space.pid = Some(child.id() as i32);
-        assert!(!space.is_stopped());
-        let process = Pid::from_child(&child);
-        rustix::process::kill_process(process, Signal::STOP).unwrap();
-        wait_until("the process is stopped", || space.is_stopped());
-        rustix::process::kill_process(process, Signal::CONT).unwrap();
-        wait_until("the process goes on", || !space.is_stopped());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!space.is_stopped());
     }
 
     #[test]

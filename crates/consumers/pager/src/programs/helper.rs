@@ -1,10 +1,10 @@
-//! Talking to the helper thread in a program.
+//! Talks to the helper of a program.
 
 use crate::programs::remote;
 use hecaton_uffd::handover::{Attach, Command, MAX_RUNS, Op, Range, Reply};
 use std::os::fd::RawFd;
 
-/// What the helper thread of a program can be asked through.
+/// The helper of a program: what it can be asked through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Helper {
     /// The connection to it.
@@ -38,6 +38,11 @@ impl Helper {
         Helper { socket, area, own, left_alone, left_alone_count: left_alone_count as usize }
     }
 
+    /// Whether its end of the connection is closed.
+    pub(crate) fn has_ended(&self) -> bool {
+        has_ended(self.socket, std::time::Duration::ZERO)
+    }
+
     /// What the program does not want registered, at this moment.
     pub(crate) fn read_left_alone(&self, pid: i32) -> Vec<Range> {
         let mut table = vec![Range::default(); self.left_alone_count.min(MAX_LEFT_ALONE)];
@@ -55,7 +60,8 @@ impl Helper {
 /// More entries are not believed.
 const MAX_LEFT_ALONE: usize = 1 << 16;
 
-/// The helper is gone, and its address space with it: it ended, or called `exec`.
+/// The helper is gone, and with it the memory of the program, which ended, or called `exec`; or
+/// somebody has killed the helper.
 #[derive(Debug)]
 pub(crate) struct Gone;
 

@@ -5,6 +5,7 @@ pub(crate) mod attach;
 pub(crate) mod discover;
 pub(crate) mod fork;
 pub(crate) mod helper;
+pub(crate) mod helper_loss;
 pub(crate) mod inherit;
 pub(crate) mod mappings;
 pub(crate) mod remote;

@@ -6,10 +6,10 @@
 //! start: a hypervisor may fork into the background before, and the helpers that it runs have no
 //! guest RAM.
 //!
-//! There is no helper thread: the pager takes pages of a shared file away without one.
+//! There is no helper: the pager takes pages of a shared file away without one.
 
 use super::launch;
-use crate::attach::out_of_the_way;
+
 use crate::sys;
 use hecaton_uffd::abi::*;
 use hecaton_uffd::guest_ram::{Answer, FILE_NAMES, Handover, MAGIC, MIN_BYTES};
@@ -136,7 +136,7 @@ fn open() -> Result<Uffd, Refused> {
     let Ok(uffd) = Uffd::open() else {
         return refuse(b"userfaultfd is not permitted to this process");
     };
-    let uffd = out_of_the_way(uffd);
+    let uffd = Uffd(sys::out_of_the_way(uffd.0));
     if uffd.api(GUEST_RAM_FEATURES).is_err() {
         sys::close(uffd.0);
         return refuse(
@@ -198,7 +198,7 @@ fn connect() -> Result<RawFd, Errno> {
     // SAFETY: written by `prepare` and `open` only, which do not run at the same time as this.
     let path: [u8; 108] = unsafe { path.read() };
     let length = path.iter().position(|&b| b == 0).unwrap_or(path.len());
-    let socket = out_of_the_way(Uffd(sys::connect(&path[..length])?)).0;
+    let socket = sys::out_of_the_way(sys::connect(&path[..length])?);
     let patience = libc::timeval { tv_sec: PATIENCE_SECONDS, tv_usec: 0 };
     // SAFETY: the kernel reads the structure.
     let _ = unsafe {

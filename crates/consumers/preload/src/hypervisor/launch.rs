@@ -4,9 +4,7 @@
 //! names the pager's socket. The connection stays open for as long as the hypervisor lives: by its
 //! end the node knows that nothing more will be started on that pager.
 
-use crate::attach::out_of_the_way;
 use crate::sys;
-use hecaton_uffd::Uffd;
 use hecaton_uffd::sys::syscall;
 use std::os::fd::RawFd;
 
@@ -54,7 +52,7 @@ pub(crate) fn ask<T>(
     let Ok(socket) = sys::connect_stream(&node[..end]) else {
         return refused(b"the node cannot be reached; is it running, and as this user?");
     };
-    let socket = out_of_the_way(Uffd(socket)).0;
+    let socket = sys::out_of_the_way(socket);
     set_patience(socket);
     // SAFETY: within the array, which is not written any more.
     let request = unsafe { std::slice::from_raw_parts(request, length) };

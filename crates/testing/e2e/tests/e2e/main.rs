@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{overcommit, pinned, tracers, wiped};
+use transparency::{identity, overcommit, pinned, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -59,6 +59,11 @@ fn main() -> ExitCode {
         pinned::pages_given_to_a_pipe,
         pinned::all_that_may_be_local,
         wiped::on_fork,
+        identity::namespaces,
+        identity::helper_has_no_rights,
+        identity::helpers_are_reaped,
+        identity::program_ends_with_its_helper,
+        tracers::strace_attaches,
         tracers::strace_follows,
         redis::bgsave_under_load,
         limit::resident_memory_stays_below,

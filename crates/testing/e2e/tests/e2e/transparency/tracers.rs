@@ -15,6 +15,47 @@ assert all(memory[at:at + 8] == at.to_bytes(8, 'little') for at in range(0, size
 print(subprocess.run(['echo', 'verified'], capture_output=True).stdout)
 ";
 
+/// Starts a process, attaches strace to it, stops it, and uses as much memory itself.
+const ATTACHING: &str = r#"
+import os, subprocess, sys
+TRACED = '
+'.join([
+    'import os, sys',
+    'memory = bytearray(40 << 20)',
+    'places = range(0, len(memory), 4096)',
+    'for at in places: memory[at:at + 8] = at.to_bytes(8, "little")',
+    'os.write(int(sys.argv[1]), b"x")',
+    'sys.stdin.read()',
+    'assert all(memory[at:at + 8] == at.to_bytes(8, "little") for at in places)',
+])
+read, write = os.pipe()
+command = [sys.executable, '-c', TRACED, str(write)]
+traced = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write])
+os.read(read, 1)
+command = ['strace', '-f', '-o', sys.argv[1], '-p', str(traced.pid)]
+tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+assert 'attached' in tracer.stderr.readline()
+os.kill(traced.pid, 19)
+memory = bytearray(40 << 20)
+for at in range(0, len(memory), 4096):
+    memory[at] = 1
+os.kill(traced.pid, 18)
+traced.communicate(b'')
+print(traced.wait(), tracer.wait(), sum(memory[::4096]), flush=True)
+"#;
+
+/// A tracer that is given a process's number does not get hold of what serves its memory: the two
+/// have more together than is local.
+pub(crate) fn strace_attaches(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["strace", "python3"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let trace = cluster.file("trace");
+    let trace = trace.to_str().context("a path of letters")?;
+    same_as_native(cluster, "24M", &["python3", "-c", ATTACHING, trace])?;
+    Ok(Outcome::Passed)
+}
+
 /// strace waits for pages of its own while the program that it traces stands still.
 pub(crate) fn strace_follows(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["strace", "python3"]) {

@@ -34,6 +34,14 @@ pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
 /// decimal.
 pub const LARGEST_MAPPING_VARIABLE: &str = "HECATON_LARGEST_MAPPING";
 
+/// The environment variable with the bytes of local memory, in decimal. Locked memory is limited by
+/// it.
+pub const LOCAL_VARIABLE: &str = "HECATON_LOCAL";
+
+/// The environment variable with the process number of the launcher: the program that it has
+/// started must not run on local memory unnoticed, as others may that this program starts.
+pub const LAUNCHER_VARIABLE: &str = "HECATON_LAUNCHER";
+
 /// The environment variable that names the node's control socket, in a virtual machine that
 /// somebody else than Hecaton starts: the library asks there for a pager when the machine makes its
 /// memory.

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::helper::Links;
 use crate::own::{self, AREA, LEFT_ALONE, RANGES};
-use crate::withhold::withhold;
+use crate::withhold::{self, withhold};
 use crate::{helper, maps, sys};
 use hecaton_uffd::abi::*;
 use hecaton_uffd::handover::{
@@ -29,7 +29,7 @@ static mut SOCKET_PATH: [u8; 108] = [0; 108];
 /// Ends a process whose memory was copied past [`crate::fork`]: it lacks what its parent has in the
 /// pool, and would find zeros in its place if it were let map memory there.
 pub(crate) fn end_if_copied_unseen() {
-    if own::attached().load(Relaxed) == 0 {
+    if own::attached().load(Relaxed) == 0 && !own::is_unpaged() {
         let what = "this process was forked by a bare system call, which cannot be followed";
         Failure(what, Errno(libc::ENOTSUP)).report_and_exit();
     }
@@ -39,6 +39,9 @@ pub(crate) fn end_if_copied_unseen() {
 /// with another userfaultfd, or the program closed ours) simply stays local; the pager looks for
 /// such ranges from outside.
 pub(crate) fn register(start: u64, len: u64) {
+    if own::is_unpaged() {
+        return;
+    }
     end_if_copied_unseen();
     withhold(Range { start, len });
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
@@ -74,8 +77,14 @@ fn open_area() -> Option<Uffd> {
     ready.then_some(uffd)
 }
 
-/// Attaches a program that has just started.
-pub(crate) fn fresh(path: &[u8]) -> Result<(), Failure> {
+/// A program that the pager has welcomed, and whose helper is to be started.
+pub(crate) struct Fresh {
+    socket: RawFd,
+    mover: Option<Uffd>,
+}
+
+/// Attaches a program that has just started. After an error its memory is as it was.
+pub(crate) fn fresh(path: &[u8]) -> Result<Fresh, Failure> {
     if path.len() >= 108 {
         return Err(Failure("the pager's socket path is too long", Errno(libc::ENAMETOOLONG)));
     }
@@ -101,7 +110,23 @@ pub(crate) fn fresh(path: &[u8]) -> Result<(), Failure> {
     let mover = open_area();
     attach.area = mover.map_or(0, |_| own::area() as u64);
     may_be_read();
-    let socket = ask(&attach, Some(uffd), Step::Welcome)?;
+    match ask(&attach, Some(uffd), Step::Welcome) {
+        Ok(socket) => Ok(Fresh { socket, mover }),
+        Err(failure) => {
+            UFFD.store(-1, Relaxed);
+            sys::close(uffd.0);
+            if let Some(mover) = mover {
+                sys::close(mover.0);
+            }
+            // Read a moment ago; children would lack the memory that is listed.
+            let _ = withhold::suspend();
+            Err(failure)
+        }
+    }
+}
+
+/// Starts the helper of a program that has just started.
+pub(crate) fn begin(Fresh { socket, mover }: Fresh) -> Result<(), Failure> {
     attached(socket, mover)
 }
 
@@ -128,6 +153,17 @@ pub(crate) fn child(connection: RawFd) -> Result<(), Failure> {
             Step::Go => say(connection, &attach, Some(uffd)).map_err(HUNG_UP)?,
             Step::Refused => return Err(REFUSED),
         }
+    }
+}
+
+/// In the child of a fork that was not followed. With CLONE_FILES the parent's descriptors are in
+/// the same table, and stay.
+pub(crate) fn stay_local(shares_descriptors: bool) {
+    own::become_unpaged();
+    let uffd = UFFD.swap(-1, Relaxed);
+    if !shares_descriptors && uffd >= 0 {
+        sys::close(uffd);
+        helper::let_go_of_parents_lifeline();
     }
 }
 

@@ -13,6 +13,11 @@ impl Failure {
 
     /// Says so on standard error.
     pub(crate) fn report(&self) {
+        self.report_with("");
+    }
+
+    /// The same, behind what follows from it.
+    pub(crate) fn report_with(&self, consequence: &'static str) {
         let mut digits = [0u8; 12];
         let mut at = digits.len();
         let mut number = self.1.0.unsigned_abs();
@@ -21,7 +26,9 @@ impl Failure {
             digits[at] = b'0' + (number % 10) as u8;
             number /= 10;
         }
-        for part in [b"hecaton: ", self.0.as_bytes(), b": error ", &digits[at..], b"\n"] {
+        let because = if consequence.is_empty() { "" } else { ": " };
+        let parts = ["hecaton: ", consequence, because, self.0, ": error "];
+        for part in parts.map(str::as_bytes).into_iter().chain([&digits[at..], b"\n"]) {
             // SAFETY: the kernel reads within the slice.
             let _ = unsafe {
                 syscall(libc::SYS_write, [2, part.as_ptr() as usize, part.len(), 0, 0, 0])

@@ -25,8 +25,6 @@ mod hook;
 mod hypervisor;
 mod maps;
 mod own;
-mod room;
-mod sites;
 mod sys;
 mod turn;
 mod withhold;
@@ -52,10 +50,30 @@ extern "C" fn constructor() {
         return;
     }
     let Some(path) = variable(c"HECATON_PAGER") else { return };
-    room::limit(variable(c"HECATON_LARGEST_MAPPING"));
-    if let Err(failure) = attach::fresh(path.to_bytes()).and_then(|()| hook::install()) {
+    hook::limit(variable(c"HECATON_LARGEST_MAPPING"), variable(c"HECATON_LOCAL"));
+    let fresh = match attach::fresh(path.to_bytes()) {
+        Ok(fresh) => fresh,
+        Err(failure) if is_the_launchers(variable(c"HECATON_LAUNCHER")) => {
+            failure.report_and_exit()
+        }
+        Err(failure) => return failure.report_with("this program stays on local memory"),
+    };
+    if let Err(failure) = attach::begin(fresh).and_then(|()| hook::install()) {
         failure.report_and_exit();
     }
+    // What this process calls by `exec` is another program.
+    // SAFETY: no thread of the program runs yet.
+    unsafe { libc::unsetenv(c"HECATON_LAUNCHER".as_ptr()) };
+}
+
+/// Whether this is the program that the launcher, with this process number, has started. Programs
+/// that it starts may not be able to reach the pager: in a sandbox, or as another user.
+fn is_the_launchers(launcher: Option<&std::ffi::CStr>) -> bool {
+    // SAFETY: no arguments, no memory.
+    let parent = unsafe { libc::getppid() };
+    launcher.is_some_and(|number| {
+        number.to_str().ok().and_then(|text| text.parse().ok()) == Some(parent)
+    })
 }
 
 fn variable(name: &std::ffi::CStr) -> Option<&'static std::ffi::CStr> {

@@ -44,6 +44,45 @@ pub(crate) fn for_each_anonymous(
     })
 }
 
+/// The same for those that can be read.
+pub(crate) fn for_each_readable_anonymous(
+    maps: RawFd,
+    own: Range,
+    mut each: impl FnMut(Mapping),
+) -> Result<(), Errno> {
+    for_each_line(maps, |line| {
+        if anonymous(line, own).is_some()
+            && let Some(Fields { range, permissions: [b'r', write, ..], .. }) = fields(line)
+        {
+            each(Mapping { range, is_writable: *write == b'w', is_private: true });
+        }
+    })
+}
+
+/// A mapping of any kind.
+pub(crate) struct Mapping {
+    pub(crate) range: Range,
+    pub(crate) is_writable: bool,
+    pub(crate) is_private: bool,
+}
+
+/// Calls `each` with every mapping, in order of address, that can be accessed and is not in `own`.
+pub(crate) fn for_each(
+    maps: RawFd,
+    own: Range,
+    mut each: impl FnMut(Mapping),
+) -> Result<(), Errno> {
+    for_each_line(maps, |line| {
+        if let Some(fields) = fields(line)
+            && matches!(fields.permissions, [b'r', ..] | [_, b'w', ..])
+            && !overlap(fields.range, own)
+        {
+            let [_, w, _, p, ..] = *fields.permissions else { return };
+            each(Mapping { range: fields.range, is_writable: w == b'w', is_private: p == b'p' });
+        }
+    })
+}
+
 fn for_each_line(maps: RawFd, mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
     let mut at = 0;
     let mut buffer = [0u8; 4096];
@@ -69,22 +108,36 @@ fn for_each_line(maps: RawFd, mut each: impl FnMut(&[u8])) -> Result<(), Errno> 
     }
 }
 
-/// The range and the name of a mapping that is private and anonymous: no stack, not within `own`.
-///
 /// `start-end perms offset dev inode   path`
-fn anonymous(line: &[u8], own: Range) -> Option<(Range, &[u8])> {
+struct Fields<'a> {
+    range: Range,
+    permissions: &'a [u8],
+    inode: &'a [u8],
+    name: &'a [u8],
+}
+
+fn fields(line: &[u8]) -> Option<Fields<'_>> {
     let mut fields = line.split(|&b| b == b' ').filter(|field| !field.is_empty());
     let mut bounds = fields.next()?.split(|&b| b == b'-');
     let start = hex(bounds.next()?)?;
     let end = hex(bounds.next()?)?;
-    let perms = fields.next()?;
+    let permissions = fields.next()?;
     let inode = fields.nth(2)?;
     let name = fields.next().unwrap_or(b"");
+    Some(Fields { range: Range { start, len: end - start }, permissions, inode, name })
+}
+
+/// The range and the name of a mapping that is private and anonymous: no stack, not within `own`.
+fn anonymous(line: &[u8], own: Range) -> Option<(Range, &[u8])> {
+    let Fields { range, permissions, inode, name } = fields(line)?;
     let is_anonymous =
         inode == b"0" && (name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:"));
-    let overlaps_own = start < own.start + own.len && own.start < end;
-    (is_anonymous && perms.get(3) == Some(&b'p') && !overlaps_own)
-        .then_some((Range { start, len: end - start }, name))
+    (is_anonymous && permissions.get(3) == Some(&b'p') && !overlap(range, own))
+        .then_some((range, name))
+}
+
+fn overlap(one: Range, other: Range) -> bool {
+    one.start < other.start + other.len && other.start < one.start + one.len
 }
 
 fn hex(digits: &[u8]) -> Option<u64> {

@@ -72,11 +72,30 @@ pub(crate) fn fork_stack_top() -> usize {
 }
 
 /// Nonzero where the address space is attached. The kernel empties this page in every copy of an
-/// address space, so that a copy that nobody told of is noticed; a `vfork` child, which has no copy,
-/// finds what its parent has.
+/// address space, so that a copy that nobody told of is noticed; a `vfork` child, which has no
+/// copy, finds what its parent has.
 pub(crate) fn attached() -> &'static AtomicU32 {
     // SAFETY: mapped and writable for the life of the process, once there is a mapping at all.
     unsafe { &*((start() + ATTACHED_AT) as *const AtomicU32) }
+}
+
+/// Whether this process is the child of a fork that was not followed, and stays on local memory.
+#[unsafe(link_section = ".data")]
+static UNPAGED: AtomicU32 = AtomicU32::new(0);
+
+/// It is.
+pub(crate) fn become_unpaged() {
+    UNPAGED.store(1, Relaxed);
+}
+
+/// Whether it is.
+pub(crate) fn is_unpaged() -> bool {
+    UNPAGED.load(Relaxed) != 0
+}
+
+/// Whether the pager serves this process.
+pub(crate) fn is_paged() -> bool {
+    start() != 0 && !is_unpaged() && attached().load(Relaxed) != 0
 }
 
 /// Whether the program has asked for memory that its children find empty.
@@ -95,8 +114,8 @@ pub(crate) fn uses_wipe_on_fork() -> bool {
 
 /// A table of ranges of memory: start and length in bytes, or zeros.
 ///
-/// It is read while it is written, the first of them by the pager, from outside; so an entry's length
-/// is stored last and cleared first. What does not fit is not noted.
+/// It is read while it is written, the first of them by the pager, from outside; so an entry's
+/// length is stored last and cleared first. What does not fit is not noted.
 pub(crate) struct Ranges {
     at: usize,
     /// Entries that were ever in use.

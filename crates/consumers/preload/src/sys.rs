@@ -43,11 +43,15 @@ pub(crate) unsafe fn dont_need(start: usize, len: usize) -> Result<(), Errno> {
 
 /// Whether the page is in memory.
 pub(crate) fn is_resident(page: usize) -> bool {
-    let mut here = 0u8;
-    let to = &raw mut here as usize;
-    // SAFETY: the kernel writes one byte for one page.
-    let asked = unsafe { syscall(libc::SYS_mincore, [page, 4096, to, 0, 0, 0]) };
-    asked.is_ok() && here & 1 != 0
+    let mut here = [0u8];
+    residency(page, &mut here) && here[0] & 1 != 0
+}
+
+/// Sets bit 0 for each page from `first` that is in memory. False if that cannot be told.
+pub(crate) fn residency(first: usize, pages: &mut [u8]) -> bool {
+    let to = pages.as_mut_ptr() as usize;
+    // SAFETY: the kernel writes one byte for each page.
+    unsafe { syscall(libc::SYS_mincore, [first, pages.len() * 4096, to, 0, 0, 0]).is_ok() }
 }
 
 /// Sets the calling thread's signal mask, and returns what it was.

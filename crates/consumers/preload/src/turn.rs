@@ -1,7 +1,7 @@
 //! Who may change the program's mappings, and when.
 //!
-//! The pager learns of a change from an event, which the kernel queues after the change was made: by
-//! then other threads may have changed more, and told of it. What the pager then believes of an
+//! The pager learns of a change from an event, which the kernel queues after the change was made:
+//! by then other threads may have changed more, and told of it. What the pager then believes of an
 //! address would be true of another page. So libc's calls take turns. Each returns only when the
 //! pager has read of what it did, and until then:
 //!
@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | `mmap`, `brk`, `munmap` | no | where something has gone, only memory may come that the pager fills, and it fills none before it has read all events |
 //! | `mremap` | yes | it brings pages to where others were |
+//! | `mremap` to a given place | yes, and no page is taken | the helper knows pages by address |
 //! | `mmap` of what is not paged (stacks) | yes | so does it |
 //! | a fork | yes | its child has mappings of before or after a change, and the pager must know which; and see [`crate::withhold`] |
 //! | the helper, while it drops pages by their addresses | yes | an address must mean the page that was copied |
@@ -22,6 +23,8 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 /// How long whoever is to be alone waits for the others. They are over in microseconds, while there
 /// is a pager that reads events.
 const PATIENCE_MS: u64 = 100;
+/// How long a fork waits that must not go on before.
+const LONG_PATIENCE_MS: u64 = 2000;
 
 /// Threads that are changing mappings and need not be alone.
 #[unsafe(link_section = ".data")]
@@ -36,6 +39,20 @@ static ALONE: AtomicU32 = AtomicU32::new(0);
 pub(crate) enum Act {
     Fork = 1,
     Other = 2,
+    /// A fork whose child has no pager, and needs all pages.
+    LocalFork = 3,
+    /// Pages come where others are.
+    Replace = 4,
+}
+
+impl Act {
+    /// How long the others are waited for.
+    const fn patience_ms(self) -> u64 {
+        match self {
+            Act::Fork | Act::Other => PATIENCE_MS,
+            Act::LocalFork | Act::Replace => LONG_PATIENCE_MS,
+        }
+    }
 }
 
 /// Held while mappings are changed together with others.
@@ -57,7 +74,15 @@ impl Together {
     /// For who must not wait, and is in the way of forks only: `None` while there is one.
     pub(crate) fn unless_forking() -> Option<Together> {
         let held = Together::add();
-        (ALONE.load(SeqCst) != Act::Fork as u32).then_some(held)
+        let act = ALONE.load(SeqCst);
+        (act != Act::Fork as u32 && act != Act::LocalFork as u32).then_some(held)
+    }
+
+    /// For the helper that takes pages: `None` while all must stay.
+    pub(crate) fn unless_pages_stay() -> Option<Together> {
+        let held = Together::add();
+        let act = ALONE.load(SeqCst);
+        (act != Act::LocalFork as u32 && act != Act::Replace as u32).then_some(held)
     }
 
     fn add() -> Together {
@@ -83,7 +108,7 @@ impl Alone {
             sys::wait_while(&ALONE, other, 1000);
         }
         let held = Alone(());
-        held.wait_for_others();
+        held.wait_for_others(act.patience_ms());
         held
     }
 
@@ -91,12 +116,12 @@ impl Alone {
     pub(crate) fn try_new(act: Act) -> Option<Alone> {
         ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst).ok()?;
         let held = Alone(());
-        held.wait_for_others().then_some(held)
+        held.wait_for_others(act.patience_ms()).then_some(held)
     }
 
-    /// False if they take too long.
-    fn wait_for_others(&self) -> bool {
-        let until = sys::now_ms() + PATIENCE_MS;
+    /// False if they take longer than `patience_ms`.
+    fn wait_for_others(&self, patience_ms: u64) -> bool {
+        let until = sys::now_ms() + patience_ms;
         loop {
             match TOGETHER.load(SeqCst) {
                 0 => return true,
@@ -112,6 +137,14 @@ impl Drop for Alone {
         ALONE.store(0, SeqCst);
         sys::wake_all(&ALONE);
     }
+}
+
+/// In a fork: no page is taken until it is over. False if the helper, or somebody who changes
+/// mappings, takes too long.
+pub(crate) fn keep_pages() -> bool {
+    ALONE.store(Act::LocalFork as u32, SeqCst);
+    let fork = std::mem::ManuallyDrop::new(Alone(()));
+    fork.wait_for_others(Act::LocalFork.patience_ms())
 }
 
 /// A fork is over; its [`Alone`] was forgotten, because it ends in two processes.
@@ -157,7 +190,13 @@ mod tests {
         drop(alone);
         let fork = Alone::new(Act::Fork);
         assert!(Together::unless_forking().is_none());
+        assert!(Together::unless_pages_stay().is_some());
+        assert!(keep_pages());
+        assert!(Together::unless_forking().is_none() && Together::unless_pages_stay().is_none());
         drop(fork);
+        let replace = Alone::new(Act::Replace);
+        assert!(Together::unless_forking().is_some() && Together::unless_pages_stay().is_none());
+        drop(replace);
         assert_eq!((ALONE.load(SeqCst), TOGETHER.load(SeqCst)), (0, 0));
     }
 }

@@ -1,12 +1,14 @@
 //! Keeps memory that may be in the pool out of copies that nobody follows.
 //!
-//! A child that is made by a `syscall` instruction of the program's own, past [`crate::sites`], has
-//! the program's mappings without their userfaultfd: what of them is in the pool would read as zeros
-//! in it. So memory is marked as not to be copied (MADV_DONTFORK) before it is registered, and such a
-//! child gets SIGSEGV where it would have got zeros. It may still call `exec`.
+//! A child that is made by a `syscall` instruction of the program's own, past
+//! [`crate::hook::sites`], has the program's mappings without their userfaultfd: what of them is in
+//! the pool would read as zeros in it. So memory is marked as not to be copied (MADV_DONTFORK)
+//! before it is registered, and such a child gets SIGSEGV where it would have got zeros. It may
+//! still call `exec`.
 //!
-//! For a fork that is followed the marks are taken off, except what the program itself keeps from its
-//! children, and put back in both processes afterwards. Until then a child that another thread makes past [`crate::sites`] is not protected.
+//! For a fork that is followed the marks are taken off, except what the program itself keeps from
+//! its children, and put back in both processes afterwards. Until then a child that another thread
+//! makes past [`crate::hook::sites`] is not protected.
 //!
 //! Rejected: userfaultfd's event for forks, which takes CAP_SYS_PTRACE; and a seccomp filter, which
 //! would forbid set-user-ID programs for good.
@@ -27,20 +29,23 @@ pub(crate) fn withhold(range: Range) {
 pub(crate) fn suspend() -> Result<(), Failure> {
     let failure = |errno| Failure("a fork takes /proc/self/maps, which cannot be read", errno);
     let maps = maps::open().map_err(failure)?;
-    let suspended = each_run(maps, |run| {
-        let (mut at, end) = (run.start, run.start + run.len);
-        while at < end {
-            let rest = Range { start: at, len: end - at };
-            let kept = KEPT_BY_PROGRAM.first_in(rest).unwrap_or(Range { start: end, len: 0 });
-            let given = kept.start.saturating_sub(at);
-            if given > 0 {
-                advise(Range { start: at, len: given }, libc::MADV_DOFORK);
-            }
-            at = at.max(kept.start + kept.len);
-        }
-    });
+    let suspended = each_run(maps, give);
     sys::close(maps);
     suspended.map_err(failure)
+}
+
+/// Children have this memory from now on, but for what the program itself keeps from them.
+pub(crate) fn give(run: Range) {
+    let (mut at, end) = (run.start, run.start + run.len);
+    while at < end {
+        let rest = Range { start: at, len: end - at };
+        let kept = KEPT_BY_PROGRAM.first_in(rest).unwrap_or(Range { start: end, len: 0 });
+        let given = kept.start.saturating_sub(at);
+        if given > 0 {
+            advise(Range { start: at, len: given }, libc::MADV_DOFORK);
+        }
+        at = at.max(kept.start + kept.len);
+    }
 }
 
 /// In either process, once the child is there, or cannot be made.

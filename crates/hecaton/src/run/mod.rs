@@ -26,7 +26,9 @@ use hecaton_memory::Size;
 use hecaton_node::message::StartPager;
 use hecaton_node::report::{Host, check_name};
 use hecaton_pager::MIN_LOCAL_BYTES;
-use hecaton_uffd::handover::{LARGEST_MAPPING_VARIABLE, SOCKET_VARIABLE};
+use hecaton_uffd::handover::{
+    LARGEST_MAPPING_VARIABLE, LAUNCHER_VARIABLE, LOCAL_VARIABLE, SOCKET_VARIABLE,
+};
 use program::Program;
 use session::Session;
 use std::ffi::{OsStr, OsString};
@@ -103,6 +105,8 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
         .args(&args.command[1..])
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(LARGEST_MAPPING_VARIABLE, largest.to_string())
+        .env(LOCAL_VARIABLE, local_bytes.to_string())
+        .env(LAUNCHER_VARIABLE, std::process::id().to_string())
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
     session.run(command, &args.command, pager)
 }

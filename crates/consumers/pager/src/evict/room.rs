@@ -28,7 +28,11 @@ impl Core {
     pub(super) fn grow_excess(&mut self) {
         if self.excess == 0 {
             let (resident, limit) = (self.resident, self.limit);
-            tracing::warn!(resident, limit, "exceeding --local: all pages are pinned or locked");
+            tracing::warn!(
+                resident,
+                limit,
+                "exceeding --local: all pages are pinned, locked, or kept for a fork"
+            );
         }
         let wanted = self.resident + self.fetching + self.reserve();
         self.excess = wanted.saturating_sub(self.limit);

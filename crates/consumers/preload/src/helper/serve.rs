@@ -96,7 +96,9 @@ impl Helper<'_> {
             reply.done[0] = self.held.is_some().into();
         } else if command.op == Op::Take as u32 {
             drop(held);
-            take(self.links.mover, runs, &mut reply.done);
+            if let Some(_held) = Together::unless_pages_stay() {
+                take(self.links.mover, runs, &mut reply.done);
+            }
         } else if let (Some(_held), true) = (held, command.op == Op::Drop as u32) {
             for (run, done) in runs.iter().zip(&mut reply.done) {
                 // SAFETY: the pager has copied the pages and write-protected them.

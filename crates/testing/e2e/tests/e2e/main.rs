@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{identity, overcommit, pinned, tracers, wiped};
+use transparency::{identity, interfaces, locked, overcommit, pinned, sandboxes, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -63,6 +63,13 @@ fn main() -> ExitCode {
         identity::helper_has_no_rights,
         identity::helpers_are_reaped,
         identity::program_ends_with_its_helper,
+        interfaces::robust_mutexes,
+        interfaces::own_userfaultfd,
+        interfaces::stress_ng_userfaultfd,
+        locked::within_local_memory,
+        locked::more_than_local_memory,
+        sandboxes::their_forks,
+        sandboxes::another_user,
         tracers::strace_attaches,
         tracers::strace_follows,
         redis::bgsave_under_load,

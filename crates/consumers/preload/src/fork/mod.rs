@@ -3,15 +3,15 @@
 //! Nothing of glibc's may run in a child before it is attached: `fork` itself puts malloc's arenas
 //! and the open streams in order there, long before any handler of `pthread_atfork`, and what of
 //! them is in the pool would read as zeros. So the system calls themselves are replaced
-//! ([`crate::sites`]): the clone inside of glibc's `_Fork`, the one in its `clone`, and those that
-//! its `syscall` is asked for. Each makes the same system call, by `hecaton_follow`, and in the child
-//! returns once it is attached. Children that share their parent's memory (threads, `vfork`) are
-//! none of this module's business.
+//! ([`crate::hook::sites`]): the clone inside of glibc's `_Fork`, the one in its `clone`, and those
+//! that its `syscall` is asked for. Each makes the same system call, by `hecaton_follow`, and in
+//! the child returns once it is attached. Children that share their parent's memory (threads,
+//! `vfork`) are none of this module's business.
 //!
 //! Userfaultfd's own event for forks was rejected: it takes CAP_SYS_PTRACE in the program, and two
 //! ways of following a fork are one too many. What is lost with it: a child made by a `syscall`
-//! instruction of the program's own cannot be followed. It has none of the memory that may be in the
-//! pool ([`crate::withhold`]).
+//! instruction of the program's own cannot be followed. It has none of the memory that may be in
+//! the pool ([`crate::withhold`]).
 //!
 //! Between the pager's word to go and the child's attachment no page of the program's may be
 //! touched, because no fault is served: the parent's are held back so that its memory, the pager's
@@ -20,13 +20,16 @@
 //! instruction is the thread's id, which is left out and written later, and the restartable
 //! sequence's processor number, whose page must be in memory.
 
+mod local;
+
 use crate::attach;
 use crate::failure::Failure;
 use crate::turn::{self, Act, Alone};
 use crate::{own, sys, withhold};
 use hecaton_uffd::Errno;
+use libc::c_int;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// The forking thread's signal mask. Guarded, like all that follows, by the fork's being alone.
 #[unsafe(link_section = ".data")]
@@ -37,8 +40,8 @@ static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 #[unsafe(link_section = ".data")]
 static WRITTEN_PAGE: AtomicUsize = AtomicUsize::new(0);
 /// Where the program wants the child's number or descriptor written, in the parent; 0: nowhere. The
-/// kernel writes it here: it does so before the child runs, and a page of the program's may be in the
-/// pool.
+/// kernel writes it here: it does so before the child runs, and a page of the program's may be in
+/// the pool.
 #[unsafe(link_section = ".data")]
 static PARENTS_WORD_AT: AtomicUsize = AtomicUsize::new(0);
 #[unsafe(link_section = ".data")]
@@ -76,15 +79,35 @@ fn thread_pointer() -> usize {
     pointer
 }
 
-/// On the library's stack: has the pager get ready. Returns the child's connection, or -1.
-extern "C" fn begin(flags: u64, parents_word: usize) -> RawFd {
+/// Whether the fork under way is a [`local`] one.
+#[unsafe(link_section = ".data")]
+static IS_LOCAL: AtomicBool = AtomicBool::new(false);
+/// Whether the program has been told of a child that stays local.
+#[unsafe(link_section = ".data")]
+static HAS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// How a child is to be made.
+enum Ready {
+    /// It attaches by this connection.
+    Followed(RawFd),
+    /// It stays local.
+    Local,
+}
+
+/// On the library's stack: has the pager get ready. Returns -1 if no child is to be made.
+extern "C" fn begin(flags: u64, parents_word: usize) -> c_int {
     attach::end_if_copied_unseen();
     let writes_word = flags & (libc::CLONE_PARENT_SETTID | libc::CLONE_PIDFD) as u64 != 0;
     PARENTS_WORD_AT.store(if writes_word { parents_word } else { 0 }, Relaxed);
     match get_ready(flags) {
-        Ok(connection) => {
+        Ok(ready) => {
+            let (connection, is_local) = match ready {
+                Ready::Followed(connection) => (connection, false),
+                Ready::Local => (-1, true),
+            };
             CONNECTION.store(connection, Relaxed);
-            connection
+            IS_LOCAL.store(is_local, Relaxed);
+            0
         }
         Err(failure) => {
             failure.report();
@@ -94,12 +117,33 @@ extern "C" fn begin(flags: u64, parents_word: usize) -> RawFd {
     }
 }
 
-fn get_ready(flags: u64) -> Result<RawFd, Failure> {
-    if flags & libc::CLONE_FILES as u64 != 0 {
-        // Each of the two needs a userfaultfd of its own under the same number.
-        let what = "a fork that leaves descriptors shared cannot be followed";
-        return Err(Failure(what, Errno(libc::ENOTSUP)));
+fn get_ready(flags: u64) -> Result<Ready, Failure> {
+    if own::is_unpaged() {
+        return Ok(Ready::Local);
     }
+    let followed = if flags & libc::CLONE_FILES as u64 == 0 {
+        follow()
+    } else {
+        // Each of the two needs a userfaultfd of its own under the same number.
+        Err(Failure("descriptors stay shared", Errno(libc::EPERM)))
+    };
+    match followed {
+        Ok(connection) => Ok(Ready::Followed(connection)),
+        Err(failure)
+            if matches!(failure.1.0, libc::EPERM | libc::EACCES | libc::ENOENT | libc::ENOSYS) =>
+        {
+            local::bring_all_in()?;
+            if !HAS_TOLD.swap(true, Relaxed) {
+                failure.report_with("its children stay on local memory");
+            }
+            Ok(Ready::Local)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Returns the child's connection.
+fn follow() -> Result<RawFd, Failure> {
     for _ in 0..TRIES {
         let page = WRITTEN_PAGE.load(Relaxed);
         if page != 0 {
@@ -128,18 +172,27 @@ extern "C" fn in_parent(result: isize) {
     if result < 0 {
         PARENTS_WORD_AT.store(0, Relaxed);
     }
-    withhold::resume();
-    sys::close(CONNECTION.swap(-1, Relaxed));
+    if !own::is_unpaged() {
+        withhold::resume();
+    }
+    let connection = CONNECTION.swap(-1, Relaxed);
+    if connection >= 0 {
+        sys::close(connection);
+    }
 }
 
 /// In the child, on the library's stack: attaches, and does what the kernel was not let do.
 extern "C" fn in_child(flags: u64, thread_id_at: *mut i32) {
     turn::forget_others();
     PARENTS_WORD_AT.store(0, Relaxed);
-    if let Err(failure) = attach::child(CONNECTION.swap(-1, Relaxed)) {
-        failure.report_and_exit();
+    if IS_LOCAL.load(Relaxed) {
+        attach::stay_local(flags & libc::CLONE_FILES as u64 != 0);
+    } else {
+        if let Err(failure) = attach::child(CONNECTION.swap(-1, Relaxed)) {
+            failure.report_and_exit();
+        }
+        withhold::resume();
     }
-    withhold::resume();
     if flags & libc::CLONE_CHILD_SETTID as u64 != 0 {
         // SAFETY: the caller names a word of its own.
         unsafe { thread_id_at.write_volatile(sys::thread_id()) };

@@ -5,11 +5,19 @@
 //! themselves are replaced: their first instructions become a jump to ours, which makes the system
 //! call and registers what it mapped. A program that makes the system call by itself (Go's runtime)
 //! is not seen here; the pager finds such memory from outside, a little later. What makes children
-//! is replaced too, see [`crate::sites`].
+//! is replaced too, see [`sites`].
 //!
 //! Rejected: polling `/proc/self/maps` alone (a program fills a new mapping faster than any poll);
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context
 //! switches); an allocator of our own (changes the program).
+
+mod locked;
+mod outcome;
+mod patch;
+mod registered;
+mod robust;
+mod room;
+mod sites;
 
 use crate::attach;
 use crate::failure::Failure;
@@ -17,16 +25,27 @@ use crate::fork;
 use crate::hypervisor::guest;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
 use crate::turn::{Act, Alone, Together};
-use crate::{own, room, sites, sys, withhold};
+use crate::{own, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, off_t, size_t};
+use outcome::{as_address, as_status, fail};
 use own::PAGE;
+use patch::{jump_to, replace, write_code};
+use std::ffi::CStr;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `munmap`, `mremap`,
-/// `madvise` and `brk`. Where those are not found, the pager's own search is all there is.
+/// Takes the limits that the launcher gave, as decimal bytes: the largest mapping, and the local
+/// memory.
+pub(crate) fn limit(largest: Option<&CStr>, local: Option<&CStr>) {
+    room::limit(largest);
+    locked::limit(local);
+}
+
+/// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `munmap`,
+/// `mremap`, `madvise`, `brk`, `mlock` and `mlockall`. Where those are not found, the pager's own
+/// search is all there is.
 pub(crate) fn install() -> Result<(), Failure> {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
@@ -45,10 +64,20 @@ pub(crate) fn install() -> Result<(), Failure> {
             CURRENT_BREAK.store(curbrk.cast(), Relaxed);
             replace(libc::dlsym(libc_handle, c"brk".as_ptr()), brk as *const ());
         }
-        replace(libc::dlsym(libc_handle, c"mmap".as_ptr()), mmap as *const ());
-        replace(libc::dlsym(libc_handle, c"munmap".as_ptr()), munmap as *const ());
-        replace(libc::dlsym(libc_handle, c"mremap".as_ptr()), mremap as *const ());
-        replace(libc::dlsym(libc_handle, c"madvise".as_ptr()), madvise as *const ());
+        let replacements = [
+            (c"mmap", mmap as *const ()),
+            (c"munmap", munmap as *const ()),
+            (c"mremap", mremap as *const ()),
+            (c"madvise", madvise as *const ()),
+            (c"mlock", locked::mlock as *const ()),
+            (c"mlock2", locked::mlock2 as *const ()),
+            (c"mlockall", locked::mlockall as *const ()),
+            (c"munlockall", locked::munlockall as *const ()),
+            (c"ioctl", registered::ioctl as *const ()),
+        ];
+        for (name, ours) in replacements {
+            replace(libc::dlsym(libc_handle, name.as_ptr()), ours);
+        }
     }
     Ok(())
 }
@@ -72,43 +101,6 @@ pub(crate) fn install_in_hypervisor() -> bool {
 static CURRENT_BREAK: std::sync::atomic::AtomicPtr<usize> =
     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
 
-fn jump_to(target: usize) -> [u8; 14] {
-    // jmp [rip + 0]; the address
-    let mut code = [0xff, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    code[6..].copy_from_slice(&target.to_le_bytes());
-    code
-}
-
-/// # Safety
-/// `function` is null or the start of a function of at least 14 bytes with `target`'s signature,
-/// and no thread is running its first instructions: the program has only this thread yet.
-unsafe fn replace(function: *mut c_void, target: *const ()) {
-    if !function.is_null() {
-        // SAFETY: the caller's promise. If the text cannot be written, the function stays as it is.
-        let _ = unsafe { write_code(function as usize, &jump_to(target as usize)) };
-    }
-}
-
-/// # Safety
-/// `at` is within text, and its bytes may be replaced at this moment.
-pub(crate) unsafe fn write_code(at: usize, code: &[u8]) -> Result<(), Errno> {
-    let first = at & !(PAGE - 1);
-    let end = (at + code.len()).next_multiple_of(PAGE);
-    let text = libc::PROT_READ | libc::PROT_EXEC;
-    // SAFETY: the pages stay readable and executable throughout, for other functions on them. A
-    // private file mapping is copied when written, so no other process sees it.
-    unsafe {
-        sys::protect(first, end - first, text | libc::PROT_WRITE)?;
-        std::ptr::copy_nonoverlapping(code.as_ptr(), at as *mut u8, code.len());
-        sys::protect(first, end - first, text)
-    }
-}
-
-fn fail(errno: Errno) {
-    // SAFETY: the calling thread's errno.
-    unsafe { *libc::__errno_location() = errno.0 };
-}
-
 /// The system call `mmap`, for our own versions of libc's function.
 ///
 /// # Safety
@@ -124,28 +116,6 @@ unsafe fn map(
     unsafe { syscall(libc::SYS_mmap, [address as usize, len, prot, flags, fd, offset as usize]) }
 }
 
-/// What libc's `mmap` returns for the system call's outcome.
-fn as_libc_says(mapped: Result<usize, Errno>) -> *mut c_void {
-    match mapped {
-        Ok(start) => start as *mut c_void,
-        Err(errno) => {
-            fail(errno);
-            libc::MAP_FAILED
-        }
-    }
-}
-
-/// The same of functions that return no address.
-fn as_status(done: Result<(), Errno>) -> c_int {
-    match done {
-        Ok(()) => 0,
-        Err(errno) => {
-            fail(errno);
-            -1
-        }
-    }
-}
-
 unsafe extern "C" fn mmap(
     address: *mut c_void,
     len: size_t,
@@ -154,38 +124,89 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    // Stacks stay local, as does what may not be paged (locked) or is not 4 KiB pages.
-    let never = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-    let is_private_memory =
-        flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
-    let stays_local = flags & never != 0;
-    let _turn = if is_private_memory && stays_local {
-        (None, Some(Alone::new(Act::Other)))
-    } else {
-        (Some(Together::new()), None)
-    };
+    let kind = Kind::of(flags);
     let is_charged = prot & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0;
-    let is_paged = is_private_memory && !stays_local;
-    if is_paged && is_charged && room::is_too_large(len) {
-        return as_libc_says(Err(Errno(libc::ENOMEM)));
+    if kind == Kind::Paged && is_charged && room::is_too_large(len) {
+        return as_address(Err(Errno(libc::ENOMEM)));
     }
-    // What is paged is not charged to the host: see `room`.
-    let flags = if is_paged { flags | libc::MAP_NORESERVE } else { flags };
+    if kind != Kind::Other && locked::refuses_new(len) {
+        return as_address(Err(Errno(libc::EAGAIN)));
+    }
+    let is_brought_in = flags & (libc::MAP_POPULATE | libc::MAP_NONBLOCK) == libc::MAP_POPULATE;
+    let flags = match kind {
+        // Not charged to the host: see `room`. Pages come when the pager knows of the memory.
+        Kind::Paged => (flags | libc::MAP_NORESERVE) & !libc::MAP_POPULATE,
+        _ => flags,
+    };
     // SAFETY: the caller's promises are those of mmap.
-    let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
+    let mapped = unsafe { map_and_register(kind, address, len, [prot, flags, fd], offset) };
+    if kind == Kind::Other && mapped.is_ok() {
+        locked::note_other(len);
+    }
     if let Ok(start) = mapped
-        && is_private_memory
+        && (kind == Kind::Paged && is_brought_in || locked::brings_in_new())
     {
         let range = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
+        locked::bring_in(range, kind != Kind::Other && prot & libc::PROT_WRITE != 0);
+    }
+    as_address(mapped)
+}
+
+/// What is mapped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Private memory.
+    Paged,
+    /// Private memory that stays local: stacks, and what may not be paged (locked) or is not in
+    /// pages of 4 KiB.
+    Local,
+    /// Files, and what is shared.
+    Other,
+}
+
+impl Kind {
+    fn of(flags: c_int) -> Kind {
+        let never = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+        let is_private_memory =
+            flags & libc::MAP_TYPE == libc::MAP_PRIVATE && flags & libc::MAP_ANONYMOUS != 0;
+        match (is_private_memory, flags & never) {
+            (true, 0) => Kind::Paged,
+            (true, _) => Kind::Local,
+            (false, _) => Kind::Other,
+        }
+    }
+}
+
+/// Makes a mapping in its turn, and notes or registers it.
+///
+/// # Safety
+/// As for mmap.
+unsafe fn map_and_register(
+    kind: Kind,
+    address: *mut c_void,
+    len: size_t,
+    numbers: [c_int; 3],
+    offset: off_t,
+) -> Result<usize, Errno> {
+    let _turn = match kind {
+        Kind::Local => (None, Some(Alone::new(Act::Other))),
+        _ => (Some(Together::new()), None),
+    };
+    // SAFETY: the caller's promise.
+    let start = unsafe { map(address, len, numbers, offset) }?;
+    let range = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
+    if kind != Kind::Other {
         KEPT_BY_PROGRAM.forget(range);
-        if stays_local {
-            LEFT_ALONE.note(range);
-        } else {
+    }
+    match kind {
+        Kind::Paged => {
             LEFT_ALONE.forget(range);
             attach::register(range.start, range.len);
         }
+        Kind::Local => LEFT_ALONE.note(range),
+        Kind::Other => {}
     }
-    as_libc_says(mapped)
+    Ok(start)
 }
 
 unsafe extern "C" fn mmap_in_hypervisor(
@@ -198,7 +219,7 @@ unsafe extern "C" fn mmap_in_hypervisor(
 ) -> *mut c_void {
     // SAFETY: the caller's promises are those of mmap.
     let mapped = unsafe { map(address, len, [prot, flags, fd], offset) };
-    as_libc_says(mapped.and_then(|start| {
+    as_address(mapped.and_then(|start| {
         let region = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
         let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE && fd >= 0;
         if shared && guest::mapped(region, fd, offset as u64).is_err() {
@@ -250,24 +271,29 @@ unsafe extern "C" fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     if new_len > len && room::is_too_large(new_len) {
-        return as_libc_says(Err(Errno(libc::ENOMEM)));
+        return as_address(Err(Errno(libc::ENOMEM)));
     }
-    let _turn = Alone::new(Act::Other);
+    let is_replaced = flags & libc::MREMAP_FIXED != 0;
+    let _turn = Alone::new(if is_replaced { Act::Replace } else { Act::Other });
     let has_place = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let to = if has_place { to as usize } else { 0 };
     // SAFETY: the caller's promises are those of mremap.
-    as_libc_says(unsafe {
+    as_address(unsafe {
         syscall(libc::SYS_mremap, [address as usize, len, new_len, flags as usize, to, 0])
     })
 }
 
 unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {
-    let _turn = Together::new();
     let current = CURRENT_BREAK.load(Relaxed);
+    let turn = Together::new();
     // SAFETY: the kernel answers with the break that is in force; `current` is libc's variable,
     // which libc's own brk writes as we do, without a lock.
-    unsafe {
+    let grown = unsafe {
         let before = *current;
+        if locked::refuses_new((wanted as usize).saturating_sub(before)) {
+            fail(Errno(libc::ENOMEM));
+            return -1;
+        }
         let Ok(now) = syscall(libc::SYS_brk, [wanted as usize, 0, 0, 0, 0, 0]) else { return -1 };
         *current = now;
         if now < wanted as usize {
@@ -275,9 +301,16 @@ unsafe extern "C" fn brk(wanted: *mut c_void) -> c_int {
             return -1;
         }
         let (from, to) = (before.next_multiple_of(PAGE), now.next_multiple_of(PAGE));
-        if before != 0 && from < to {
-            attach::register(from as u64, (to - from) as u64);
+        let grown = Range { start: from as u64, len: to.saturating_sub(from) as u64 };
+        if before == 0 || grown.len == 0 {
+            return 0;
         }
+        attach::register(grown.start, grown.len);
+        grown
+    };
+    drop(turn);
+    if locked::brings_in_new() {
+        locked::bring_in(grown, true);
     }
     0
 }

@@ -162,7 +162,7 @@ unsafe fn replace(
         let at = function as usize + only_place(code, what)?;
         let jump = jump_to(at, target)?;
         behind.store(at + what.len(), Relaxed);
-        Some(crate::hook::write_code(at, &jump))
+        Some(super::patch::write_code(at, &jump))
     }
 }
 

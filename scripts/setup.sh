@@ -30,7 +30,8 @@ mkfs.ext4    e2fsprogs    demo-vm,test     the guest of virtual machines
 mkfs.xfs     xfsprogs     demo-vm,test     the guest of virtual machines
 nbd-client   nbd-client   demo-vm,test     the guest of virtual machines
 shellcheck   shellcheck    test             a check of the scripts
-strace       strace        test             the test of a manager that is killed at each step of a grant
+strace       strace        test             the test of a manager that is killed at each step of a grant, and tests of tracers
+valgrind     valgrind      test             the test of a program that valgrind runs
 mbw          mbw           demo-vm,test,bench the mbw bench, and the guest of virtual machines
 memtester    memtester     demo-vm,test     the guest of virtual machines
 qemu-system-x86_64 qemu-system-x86 demo-vm,test virtual machines

@@ -20,6 +20,7 @@
 mod attach;
 mod failure;
 mod fork;
+mod front;
 mod helper;
 mod hook;
 mod hypervisor;
@@ -29,6 +30,9 @@ mod sys;
 mod turn;
 mod withhold;
 
+use failure::Failure;
+use hecaton_uffd::Errno;
+
 /// Runs when the dynamic loader has mapped the library, before `main`.
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -37,7 +41,7 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 extern "C" fn constructor() {
     if let Some(path) = variable(c"HECATON_GUEST_RAM") {
         if !hypervisor::guest::prepare(path.to_bytes()) || !hook::install_in_hypervisor() {
-            failure::Failure::HYPERVISOR.report_and_exit();
+            Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
@@ -45,18 +49,23 @@ extern "C" fn constructor() {
         if !hypervisor::launch::prepare(node.to_bytes(), request.to_bytes())
             || !hook::install_in_hypervisor()
         {
-            failure::Failure::HYPERVISOR.report_and_exit();
+            Failure::HYPERVISOR.report_and_exit();
         }
         return;
     }
     let Some(path) = variable(c"HECATON_PAGER") else { return };
+    if is_emulated() {
+        let why = Failure("valgrind does not show the program's memory", Errno(libc::ENOTSUP));
+        return why.report_with(STAYS_LOCAL);
+    }
+    front::prepare();
     hook::limit(variable(c"HECATON_LARGEST_MAPPING"), variable(c"HECATON_LOCAL"));
     let fresh = match attach::fresh(path.to_bytes()) {
         Ok(fresh) => fresh,
         Err(failure) if is_the_launchers(variable(c"HECATON_LAUNCHER")) => {
             failure.report_and_exit()
         }
-        Err(failure) => return failure.report_with("this program stays on local memory"),
+        Err(failure) => return failure.report_with(STAYS_LOCAL),
     };
     if let Err(failure) = attach::begin(fresh).and_then(|()| hook::install()) {
         failure.report_and_exit();
@@ -65,6 +74,17 @@ extern "C" fn constructor() {
     // SAFETY: no thread of the program runs yet.
     unsafe { libc::unsetenv(c"HECATON_LAUNCHER".as_ptr()) };
 }
+
+const STAYS_LOCAL: &str = "this program stays on local memory";
+
+/// Whether valgrind runs the program: its processes do not share memory as this library asks.
+fn is_emulated() -> bool {
+    let preloaded = variable(c"LD_PRELOAD").map_or(&b""[..], |list| list.to_bytes());
+    preloaded.windows(VALGRIND.len()).any(|part| part == VALGRIND)
+}
+
+/// Begins the names of the libraries that valgrind preloads.
+const VALGRIND: &[u8] = b"vgpreload_";
 
 /// Whether this is the program that the launcher, with this process number, has started. Programs
 /// that it starts may not be able to reach the pager: in a sandbox, or as another user.

@@ -39,6 +39,8 @@ static LIFELINE: AtomicI32 = AtomicI32::new(-1);
 const STARTING: u32 = u32::MAX;
 /// How often it is made sure that the helper lives.
 const LOOK_AGAIN_MS: u64 = 100;
+/// How long the helper may take: it makes some ten system calls.
+const PATIENCE_MS: u64 = 30_000;
 
 /// What the helper is started with; lives at the top of its stack.
 #[repr(C, align(16))]
@@ -128,10 +130,11 @@ fn start_with_signals_blocked(links: Links) -> Result<(), Errno> {
         let_go_of_parents_lifeline();
         return Err(errno);
     }
-    let lifeline = LIFELINE.load(Relaxed);
+    let (lifeline, until) = (LIFELINE.load(Relaxed), sys::now_ms() + PATIENCE_MS);
     loop {
         match start.outcome.load(Acquire) {
             STARTING if has_no_reader(lifeline) => return Err(Errno(libc::ESRCH)),
+            STARTING if sys::now_ms() >= until => return Err(Errno(libc::ETIMEDOUT)),
             STARTING => sys::wait_while(&start.outcome, STARTING, LOOK_AGAIN_MS),
             0 => return Ok(()),
             errno => return Err(Errno(errno as i32)),

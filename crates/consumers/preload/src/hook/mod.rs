@@ -15,7 +15,6 @@ mod locked;
 mod outcome;
 mod patch;
 mod registered;
-mod robust;
 mod room;
 mod sites;
 
@@ -244,7 +243,13 @@ unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -
         own::note_wipe_on_fork();
     }
     // SAFETY: the caller's promises are those of madvise.
-    let advised = unsafe { sys::advise(address as usize, len, advice as usize) };
+    let mut advised = unsafe { sys::advise(address as usize, len, advice as usize) };
+    if advice == libc::MADV_FREE && advised.is_ok() && own::is_paged() {
+        // The pager hears that the pages are gone, but the kernel keeps them while it has room, and
+        // nobody would count them.
+        // SAFETY: the program must be ready to find zeros; the kernel has found the memory fit.
+        advised = unsafe { sys::dont_need(address as usize, len) };
+    }
     match advice {
         libc::MADV_DONTFORK => KEPT_BY_PROGRAM.note(range),
         libc::MADV_DOFORK => {

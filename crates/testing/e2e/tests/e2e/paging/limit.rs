@@ -8,8 +8,10 @@ use crate::harness::{
 };
 use anyhow::{Context as _, ensure};
 use std::{
+    ffi::OsStr,
     fs,
     io::{BufRead as _, BufReader},
+    path::Path,
     process::Stdio,
 };
 
@@ -22,19 +24,30 @@ const IN_FLIGHT: u64 = 1 << 20;
 const NOT_PAGED: u64 = 4 << 20;
 
 pub(crate) fn resident_memory_stays_below(cluster: &Cluster) -> TestResult {
-    let mut command = cluster.on_pool("64M", env!("CARGO_BIN_EXE_verify-threads"));
-    command.args(["3", "16000", "6000"]);
+    stays_below(cluster, env!("CARGO_BIN_EXE_verify-threads"), &["3", "16000", "6000"])
+}
+
+/// The kernel keeps memory that was freed by MADV_FREE for as long as it likes.
+pub(crate) fn freed_memory_counts(cluster: &Cluster) -> TestResult {
+    stays_below(cluster, env!("CARGO_BIN_EXE_freed-memory"), &["4"])
+}
+
+fn stays_below(cluster: &Cluster, program: &str, arguments: &[&str]) -> TestResult {
+    let name = Path::new(program).file_name().and_then(OsStr::to_str).context("a name")?;
+    let mut command = cluster.on_pool("64M", program);
+    command.args(arguments);
     let (mut most, mut looks) = (0, 0);
     let ended = run_watched(&mut command, LONG, |launcher| {
-        let programs = family(launcher)
-            .into_iter()
-            .filter(|id| name_of(*id).is_some_and(|name| name.starts_with("verify-threads")));
+        // The kernel cuts names.
+        let is_program =
+            |id: &u32| name_of(*id).is_some_and(|cut| name.starts_with(cut.trim_end()));
+        let programs = family(launcher).into_iter().filter(is_program);
         let resident: u64 = programs.filter_map(anonymous_bytes).sum();
         looks += u64::from(resident > 0);
         most = most.max(resident);
         Ok(())
     })?;
-    ended.expect_success("verify-threads")?;
+    ended.expect_success(name)?;
     ensure!(looks > 50, "the program was seen only {looks} times");
     // A program that never came near its limit would prove nothing.
     ensure!(most > LOCAL / 2, "at most {} MiB were resident of {}", most >> 20, LOCAL >> 20);

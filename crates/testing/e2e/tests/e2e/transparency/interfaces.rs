@@ -10,6 +10,12 @@ pub(crate) fn robust_mutexes(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// The kernel waits for no page of a process's memory that is used as a file.
+pub(crate) fn self_memory(cluster: &Cluster) -> TestResult {
+    same_as_native(cluster, "16M", &[env!("CARGO_BIN_EXE_self-memory")])?;
+    Ok(Outcome::Passed)
+}
+
 /// Memory that a program registers with its own userfaultfd is its own from then on.
 pub(crate) fn own_userfaultfd(cluster: &Cluster) -> TestResult {
     same_as_native(cluster, "16M", &[env!("CARGO_BIN_EXE_own-userfaultfd")])?;

@@ -67,3 +67,13 @@ pub(crate) fn strace_follows(cluster: &Cluster) -> TestResult {
     same_as_native(cluster, "16M", &command)?;
     Ok(Outcome::Passed)
 }
+
+/// Under valgrind the program does not share memory with others as the kernel would have it.
+pub(crate) fn valgrind_runs(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["valgrind", "python3"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    let command = ["valgrind", "-q", "python3", "-c", "print(len(bytearray(100 << 20)))"];
+    same_as_native(cluster, "64M", &command)?;
+    Ok(Outcome::Passed)
+}

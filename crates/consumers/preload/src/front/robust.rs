@@ -8,26 +8,14 @@
 //! `pthread_mutex_init` is the only way to make one. libc does not call it by itself, so a symbol
 //! in front of libc's is enough.
 
+use super::next::Next;
 use crate::own::{self, PAGE};
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void, pthread_mutex_t, pthread_mutexattr_t};
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 type Init = unsafe extern "C" fn(*mut pthread_mutex_t, *const pthread_mutexattr_t) -> c_int;
 
-/// libc's function, once it was asked for.
-static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-fn next() -> *mut c_void {
-    let known = NEXT.load(Relaxed);
-    if !known.is_null() {
-        return known;
-    }
-    // SAFETY: the name is a C string.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_mutex_init".as_ptr()) };
-    NEXT.store(found, Relaxed);
-    found
-}
+pub(super) static NEXT: Next = Next::new(c"pthread_mutex_init");
 
 /// # Safety
 /// As for libc's.
@@ -36,7 +24,7 @@ pub(super) unsafe extern "C" fn pthread_mutex_init(
     mutex: *mut pthread_mutex_t,
     attributes: *const pthread_mutexattr_t,
 ) -> c_int {
-    let next = next();
+    let next = NEXT.get();
     if next.is_null() {
         return libc::ENOSYS;
     }

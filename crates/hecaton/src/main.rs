@@ -44,7 +44,6 @@ mod volume;
 mod volume_server;
 
 use clap::{Parser, Subcommand};
-use failure::Usage;
 use std::process::ExitCode;
 
 /// Gives a cluster's idle memory to the programs and virtual machines that need more than their
@@ -154,7 +153,7 @@ fn run() -> ExitCode {
     });
     result.unwrap_or_else(|error| {
         eprintln!("hecaton: {error:#}");
-        if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        ExitCode::from(failure::status(&error))
     })
 }
 

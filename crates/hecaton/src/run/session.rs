@@ -6,8 +6,7 @@ use super::exit;
 use super::signals::{self, Signals};
 use super::stats_file::StatsFile;
 use crate::cluster::ClusterArgs;
-use crate::failure::usage;
-use anyhow::Context as _;
+use crate::failure::{CannotRun, usage};
 use hecaton_memory::Size;
 use hecaton_node::client::{ClientError, NodeClient};
 use hecaton_node::launcher::Launched;
@@ -108,9 +107,10 @@ fn watch(
         }
     })?;
     let started = Instant::now();
-    let spawned = command.spawn();
-    let mut child = spawned
-        .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))?;
+    let mut child = command.spawn().map_err(|error| {
+        let program = Path::new(command.get_program()).display();
+        CannotRun::because(&error, format!("cannot start {program}: {error}"))
+    })?;
     let mut ended = None;
     let status = wait_program(&mut child, signals, &pager_end, &mut ended)?;
     let seconds = started.elapsed().as_secs_f64();

@@ -37,6 +37,8 @@ fn main() -> ExitCode {
         usage::bad_input_is_one_clear_line,
         usage::a_static_program_is_refused,
         life::exit_statuses_are_passed_on,
+        life::exit_status_tells_a_missing_program_from_one_that_cannot_run,
+        life::stats_are_whole_or_absent,
         life::signals_are_passed_on,
         life::exec_starts_anew,
         life::a_program_may_end_at_any_point,

@@ -140,7 +140,10 @@ fn serve(start: &Start) {
         if command.op == Op::Withhold as u32 {
             match Together::unless_forking() {
                 Some(_held) => runs.iter().for_each(|&run| withhold::withhold(run)),
-                None => missed = true,
+                None => {
+                    runs.iter().for_each(|&run| withhold::withhold_from_cores(run));
+                    missed = true;
+                }
             }
             continue;
         }

@@ -209,7 +209,19 @@ unsafe extern "C" fn mmap_in_hypervisor(
     }))
 }
 
+/// MADV_DODUMP for libc's `madvise` and `syscall`: false zeros must not get into core files.
+pub(crate) fn let_cores_have(start: usize, len: size_t) -> Result<(), Errno> {
+    if !start.is_multiple_of(PAGE) || len.checked_next_multiple_of(PAGE).is_none() {
+        return Err(Errno(libc::EINVAL));
+    }
+    let _turn = Alone::new(Act::Other);
+    withhold::let_cores_have(Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 })
+}
+
 unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    if advice == libc::MADV_DODUMP {
+        return as_status(let_cores_have(address as usize, len));
+    }
     let range = Range { start: address as u64, len: len.next_multiple_of(PAGE) as u64 };
     // Other advice may wait for the pager to read of it, and is no affair of forks.
     let is_of_forks = matches!(

@@ -12,6 +12,7 @@ use hecaton_node::client::{ClientError, NodeClient};
 use hecaton_node::launcher::Launched;
 use hecaton_node::message::{PagerAddress, PagerEnd};
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
@@ -75,6 +76,12 @@ impl Session {
         }
         if let Some(error) = outcome.pager.as_ref().and_then(|end| end.error.as_ref()) {
             eprintln!("hecaton: the pager of `{name}` failed: {error}");
+        }
+        if outcome.status.core_dumped() {
+            eprintln!(
+                "hecaton: the core file of `{name}` lacks the memory that was paged; debuggers may \
+                 show zeros there"
+            );
         }
         Ok(exit::code(outcome.status))
     }

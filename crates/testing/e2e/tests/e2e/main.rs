@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{overcommit, pinned, tracers, wiped};
+use transparency::{core_files, overcommit, pinned, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         pinned::pages_given_to_a_pipe,
         pinned::all_that_may_be_local,
         wiped::on_fork,
+        core_files::have_no_false_zeros,
         tracers::strace_follows,
         redis::bgsave_under_load,
         limit::resident_memory_stays_below,

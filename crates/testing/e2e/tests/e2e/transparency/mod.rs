@@ -1,5 +1,6 @@
 //! Runs programs on the pool that do unusual things with memory, and compares with native runs.
 
+pub(crate) mod core_files;
 mod native;
 pub(crate) mod overcommit;
 pub(crate) mod pinned;

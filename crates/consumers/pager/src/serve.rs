@@ -391,7 +391,7 @@ impl Server {
             // A program that is stopped just now must not stop those that were forked with it: what
             // is not read yet is reported again.
             core = shared.taken.wait_timeout(core, TAKING).expect("never poisoned").0;
-            if core.taking == Some(space) {
+            if core.taking == Some(space) && !core.gives_tracer_room(space) {
                 return 0;
             }
         }

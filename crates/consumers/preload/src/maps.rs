@@ -3,7 +3,7 @@
 
 use crate::sys;
 use hecaton_uffd::Errno;
-use hecaton_uffd::handover::Range;
+use hecaton_uffd::handover::{LARGEST_FOUND_BYTES, Range};
 use hecaton_uffd::sys::syscall;
 use std::os::fd::RawFd;
 
@@ -16,6 +16,7 @@ pub(crate) fn for_each_pageable(own: Range, mut each: impl FnMut(Range)) {
     let _ = for_each_line(|line| {
         if let Some((range, name)) = anonymous(line, own)
             && (range.len >= SMALLEST || name == b"[heap]")
+            && range.len <= LARGEST_FOUND_BYTES
         {
             each(range);
         }

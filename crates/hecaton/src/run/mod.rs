@@ -102,7 +102,8 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
         .args(&args.command[1..])
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(LARGEST_MAPPING_VARIABLE, largest.to_string())
-        .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
+        .env(library::PRELOAD_VARIABLE, library::preload_value(&library))
+        .env(library::SANITIZER_VARIABLE, library::sanitizer_options());
     session.run(command, &args.command, pager)
 }
 

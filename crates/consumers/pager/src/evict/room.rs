@@ -28,11 +28,26 @@ impl Core {
     pub(super) fn grow_excess(&mut self) {
         if self.excess == 0 {
             let (resident, limit) = (self.resident, self.limit);
-            tracing::warn!(resident, limit, "exceeding --local: all pages are pinned or locked");
+            tracing::warn!(
+                resident,
+                limit,
+                "exceeding --local: all pages are pinned, locked or traced"
+            );
         }
         let wanted = self.resident + self.fetching + self.reserve();
         self.excess = wanted.saturating_sub(self.limit);
         self.wake_waiting();
+    }
+
+    /// Lets faults have memory above the limit if a tracer holds the process, and says whether.
+    /// The faults are then of a tracer that shares the memory (LeakSanitizer's), and the helper can
+    /// take nothing before it has ended. No thread of the process moves memory meanwhile.
+    pub(crate) fn gives_tracer_room(&mut self, index: usize) -> bool {
+        let is_held = self.space(index).is_some_and(|space| space.is_held_by_tracer());
+        if is_held {
+            self.grow_excess();
+        }
+        is_held
     }
 
     /// Takes back what is above the limit and not used.

@@ -85,6 +85,10 @@ impl Evictor {
             }
             let Some(helper) = core.helper(index) else { return };
             let has_family = core.live_spaces().nth(1).is_some();
+            let is_waited_for = core.starved.iter().any(|key| key.space() == index);
+            if is_waited_for && core.gives_tracer_room(index) {
+                return;
+            }
             let space = core.spaces[index].as_mut().expect("it has a helper");
             // Its helper would answer when it is continued, and everybody else would wait till
             // then.

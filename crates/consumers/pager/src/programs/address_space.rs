@@ -219,10 +219,19 @@ impl AddressSpace {
     /// Whether the process is stopped, and its helper with it. Not by a debugger, which stops a
     /// process for moments, again and again.
     pub(crate) fn is_stopped(&self) -> bool {
+        self.is_in_state('T')
+    }
+
+    /// Whether a tracer holds the process, and its helper with it, at this moment.
+    pub(crate) fn is_held_by_tracer(&self) -> bool {
+        self.is_in_state('t')
+    }
+
+    fn is_in_state(&self, state: char) -> bool {
         let Some(pid) = self.pid else { return false };
         let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
         // The name, in parentheses, may contain anything.
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(state))
     }
 
     /// Writes down what a successor needs.

@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{core_files, overcommit, pinned, tracers, wiped};
+use transparency::{core_files, overcommit, pinned, runtimes, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -63,6 +63,9 @@ fn main() -> ExitCode {
         wiped::on_fork,
         core_files::have_no_false_zeros,
         tracers::strace_follows,
+        runtimes::address_sanitizer_checks,
+        runtimes::thread_sanitizer_checks,
+        runtimes::preloaded_allocators_stay,
         redis::bgsave_under_load,
         limit::resident_memory_stays_below,
         pool::a_full_one_ends_the_program,

@@ -4,5 +4,6 @@ pub(crate) mod core_files;
 mod native;
 pub(crate) mod overcommit;
 pub(crate) mod pinned;
+pub(crate) mod runtimes;
 pub(crate) mod tracers;
 pub(crate) mod wiped;

@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{core_files, overcommit, pinned, runtimes, tracers, wiped};
+use transparency::{core_files, limits, overcommit, pinned, runtimes, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -63,6 +63,8 @@ fn main() -> ExitCode {
         wiped::on_fork,
         core_files::have_no_false_zeros,
         tracers::strace_follows,
+        limits::bind_the_program_alone,
+        limits::that_cannot_be_raised_are_named,
         runtimes::address_sanitizer_checks,
         runtimes::thread_sanitizer_checks,
         runtimes::preloaded_allocators_stay,

@@ -7,6 +7,7 @@
 pub(crate) mod access;
 mod embedded;
 pub(crate) mod exit;
+mod left_behind;
 pub(crate) mod library;
 pub(crate) mod machine;
 mod program;

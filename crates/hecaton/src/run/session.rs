@@ -3,6 +3,7 @@
 
 use super::embedded::Embedded;
 use super::exit;
+use super::left_behind;
 use super::signals::{self, Signals};
 use super::stats_file::StatsFile;
 use crate::cluster::ClusterArgs;
@@ -16,9 +17,12 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Processes that outlive the program for less are its own affair.
+const LEFT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a command needs before a pager can be started for it.
 pub(super) struct Session {
@@ -102,6 +106,7 @@ fn watch(
     pager: PagerAddress,
     signals: &Signals,
 ) -> anyhow::Result<Outcome> {
+    let (name, socket) = (pager.name.clone(), pager.socket.clone());
     let launched = Arc::new(Launched::new(&client, pager)?);
     let (told, pager_end) = mpsc::channel();
     thread::Builder::new().name("pager-end".into()).spawn({
@@ -123,7 +128,16 @@ fn watch(
     let seconds = started.elapsed().as_secs_f64();
     launched.over();
     if ended.is_none() {
+        let (waiting, over) = mpsc::channel::<()>();
+        thread::Builder::new().name("left-behind".into()).spawn(move || {
+            if over.recv_timeout(LEFT_PATIENCE) == Err(RecvTimeoutError::Timeout)
+                && let Some(line) = left_behind::describe(&name, &socket)
+            {
+                eprintln!("hecaton: {line}");
+            }
+        })?;
         wait_pager(signals, &pager_end, &mut ended);
+        drop(waiting);
     }
     let pager = match ended {
         Some(Ok(end)) => Some(end),

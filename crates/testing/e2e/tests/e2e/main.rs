@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         life::exit_status_tells_a_missing_program_from_one_that_cannot_run,
         life::stats_are_whole_or_absent,
         life::signals_are_passed_on,
+        life::processes_left_behind_are_named,
         life::exec_starts_anew,
         life::a_program_may_end_at_any_point,
         life::a_process_too_many_cannot_be_forked,

@@ -104,6 +104,26 @@ pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// Whoever waits for them is told so, and may leave them.
+pub(crate) fn processes_left_behind_are_named(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.on_pool("64M", "sh");
+    command.args(["-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & exit 3"]);
+    let mut running = Running::spawn(command.stderr(Stdio::piped()))?;
+    let errors = running.child_mut().stderr.take().context("its errors are piped")?;
+    let line = BufReader::new(errors).lines().next().context("it says nothing")??;
+    let named = line.split_once(": sleep (").and_then(|(_, rest)| rest.split_once(')'));
+    let left: u32 = named.with_context(|| format!("it said {line}"))?.0.parse()?;
+    let way_out = format!("`kill {}`", running.id());
+    ensure!(line.contains("1 process ") && line.contains(&way_out), "it said {line}");
+    running.signal(Signal::TERM);
+    let status = running.wait(PATIENCE, || Ok(()))?;
+    ensure!(status.code() == Some(3), "it ended with {status}");
+    ensure!(name_of(left).as_deref() == Some("sleep"), "it did not let the process run");
+    kill_dead(left);
+    cluster.wait_until_idle(PATIENCE)?;
+    Ok(Outcome::Passed)
+}
+
 pub(crate) fn exec_starts_anew(cluster: &Cluster) -> TestResult {
     // The shell has memory of its own when it becomes another program, in the same process.
     let program = env!("CARGO_BIN_EXE_verify-threads");

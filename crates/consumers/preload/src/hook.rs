@@ -16,7 +16,7 @@ use crate::fork;
 use crate::hypervisor::guest;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
 use crate::turn::{Act, Alone, Together};
-use crate::{own, room, sites, sys, withhold};
+use crate::{exec, own, room, sites, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
@@ -24,8 +24,8 @@ use libc::{c_int, c_void, off_t, size_t};
 use own::PAGE;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `munmap`, `mremap`,
-/// `madvise` and `brk`. Where those are not found, the pager's own search is all there is.
+/// Replaces libc's `fork`, without which a program must not run, its `mmap`, `munmap`, `mremap`,
+/// `madvise` and `brk`, and those that start programs. Where those are not found, the pager's own search is all there is.
 pub(crate) fn install() -> Result<(), Failure> {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
@@ -48,6 +48,9 @@ pub(crate) fn install() -> Result<(), Failure> {
         replace(libc::dlsym(libc_handle, c"munmap".as_ptr()), munmap as *const ());
         replace(libc::dlsym(libc_handle, c"mremap".as_ptr()), mremap as *const ());
         replace(libc::dlsym(libc_handle, c"madvise".as_ptr()), madvise as *const ());
+        replace(libc::dlsym(libc_handle, c"execve".as_ptr()), exec::execve as *const ());
+        replace(libc::dlsym(libc_handle, c"execveat".as_ptr()), exec::execveat as *const ());
+        replace(libc::dlsym(libc_handle, c"fexecve".as_ptr()), exec::fexecve as *const ());
     }
     Ok(())
 }

@@ -18,6 +18,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod attach;
+mod exec;
 mod fork;
 mod helper;
 mod hook;
@@ -51,7 +52,9 @@ extern "C" fn constructor() {
         return;
     }
     let Some(path) = variable(c"HECATON_PAGER") else { return };
-    room::limit(variable(c"HECATON_LARGEST_MAPPING"));
+    let largest_mapping = variable(c"HECATON_LARGEST_MAPPING");
+    room::limit(largest_mapping);
+    exec::prepare(path, largest_mapping);
     if let Err(failure) = attach::fresh(path.to_bytes()).and_then(|()| hook::install()) {
         failure.report_and_exit();
     }

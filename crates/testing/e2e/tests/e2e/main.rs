@@ -19,7 +19,7 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{core_files, limits, overcommit, pinned, runtimes, tracers, wiped};
+use transparency::{core_files, followed, limits, overcommit, pinned, runtimes, tracers, wiped};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -64,6 +64,8 @@ fn main() -> ExitCode {
         wiped::on_fork,
         core_files::have_no_false_zeros,
         tracers::strace_follows,
+        followed::into_environments_without_the_library,
+        followed::by_each_function_of_libc,
         limits::bind_the_program_alone,
         limits::that_cannot_be_raised_are_named,
         runtimes::address_sanitizer_checks,

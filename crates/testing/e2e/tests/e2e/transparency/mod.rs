@@ -1,6 +1,7 @@
 //! Runs programs on the pool that do unusual things with memory, and compares with native runs.
 
 pub(crate) mod core_files;
+pub(crate) mod followed;
 pub(crate) mod limits;
 mod native;
 pub(crate) mod overcommit;

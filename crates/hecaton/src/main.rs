@@ -44,7 +44,7 @@ mod volume;
 mod volume_server;
 
 use clap::{Parser, Subcommand};
-use failure::Usage;
+use hecaton_node::limits;
 use std::process::ExitCode;
 
 /// Gives a cluster's idle memory to the programs and virtual machines that need more than their
@@ -121,6 +121,14 @@ enum Command {
     SwapKeeper,
 }
 
+impl Command {
+    /// Whether it raises its limits, and fails where they are too low all the same.
+    fn is_daemon(&self) -> bool {
+        use Command::{Dev, Donor, Manager, Node, Pager, VolumeServer};
+        matches!(self, Dev(_) | Donor | Manager(_) | Node(_) | Pager | VolumeServer)
+    }
+}
+
 fn main() -> ExitCode {
     out::while_read(run)
 }
@@ -130,6 +138,7 @@ fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::explain_arguments(&error),
     };
+    let is_daemon = cli.command.is_daemon();
     let result = logging::start(cli.log_json).and_then(|()| match cli.command {
         Command::Dev(args) => dev::run(args, cli.log_json),
         Command::Run(args) => run::run(args),
@@ -153,8 +162,11 @@ fn run() -> ExitCode {
         Command::SwapKeeper => run::swap::keeper::run(),
     });
     result.unwrap_or_else(|error| {
-        eprintln!("hecaton: {error:#}");
-        if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        let error_text = format!("{error:#}");
+        let limit = is_daemon.then(|| limits::in_the_way(&error_text)).flatten();
+        let limit = limit.map(|limit| format!("; {limit}")).unwrap_or_default();
+        eprintln!("hecaton: {error_text}{limit}");
+        ExitCode::from(failure::status(&error))
     })
 }
 

@@ -57,6 +57,11 @@ pub const MAX_RUNS: usize = 256;
 /// Most ranges that an [`Attach`] announces.
 pub const MAX_RANGES: usize = 120;
 
+/// Most bytes of a mapping that is paged although it was not made by libc's `mmap`. A larger one is
+/// a table over the whole address space, as sanitizers have it, with hardly a page in use; looking
+/// for these pages takes minutes.
+pub const LARGEST_FOUND_BYTES: u64 = 1 << 40;
+
 /// A page run: address and length in bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]

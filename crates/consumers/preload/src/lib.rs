@@ -18,6 +18,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod attach;
+mod exec;
 mod failure;
 mod fork;
 mod front;
@@ -59,7 +60,9 @@ extern "C" fn constructor() {
         return why.report_with(STAYS_LOCAL);
     }
     front::prepare();
-    hook::limit(variable(c"HECATON_LARGEST_MAPPING"), variable(c"HECATON_LOCAL"));
+    let limits = [variable(c"HECATON_LARGEST_MAPPING"), variable(c"HECATON_LOCAL")];
+    hook::limit(limits);
+    exec::prepare(path, limits);
     let fresh = match attach::fresh(path.to_bytes()) {
         Ok(fresh) => fresh,
         Err(failure) if is_the_launchers(variable(c"HECATON_LAUNCHER")) => {

@@ -5,7 +5,7 @@
 
 use crate::sys;
 use hecaton_uffd::Errno;
-use hecaton_uffd::handover::Range;
+use hecaton_uffd::handover::{LARGEST_FOUND_BYTES, Range};
 use std::os::fd::RawFd;
 
 /// Smaller mappings than this stay as they are: libraries' zeroed data and the loader's own.
@@ -18,6 +18,7 @@ pub(crate) fn for_each_pageable(own: Range, mut each: impl FnMut(Range)) {
     let _ = for_each_line(maps, |line| {
         if let Some((range, name)) = anonymous(line, own)
             && (range.len >= SMALLEST || name == b"[heap]")
+            && range.len <= LARGEST_FOUND_BYTES
         {
             each(range);
         }

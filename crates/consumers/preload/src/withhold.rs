@@ -1,4 +1,4 @@
-//! Keeps memory that may be in the pool out of copies that nobody follows.
+//! Keeps memory that may be in the pool out of copies that nobody follows: children and core files.
 //!
 //! A child that is made by a `syscall` instruction of the program's own, past
 //! [`crate::hook::sites`], has the program's mappings without their userfaultfd: what of them is in
@@ -10,6 +10,10 @@
 //! its children, and put back in both processes afterwards. Until then a child that another thread
 //! makes past [`crate::hook::sites`] is not protected.
 //!
+//! The kernel resolves no fault while it writes a core file: what is in the pool would be zeros in
+//! it. So the same memory is marked as not to be dumped (MADV_DONTDUMP), and is absent from core
+//! files. That mark stays during forks, and the program cannot take it off (MADV_DODUMP).
+//!
 //! Rejected: userfaultfd's event for forks, which takes CAP_SYS_PTRACE; and a seccomp filter, which
 //! would forbid set-user-ID programs for good.
 
@@ -20,9 +24,19 @@ use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use std::os::fd::RawFd;
 
-/// No child that is not followed has this memory from now on.
+/// No child that is not followed has this memory from now on, and no core file.
 pub(crate) fn withhold(range: Range) {
+    withhold_from_children(range);
+    withhold_from_cores(range);
+}
+
+fn withhold_from_children(range: Range) {
     advise(range, libc::MADV_DONTFORK);
+}
+
+/// Forks are no reason to wait with this.
+pub(crate) fn withhold_from_cores(range: Range) {
+    advise(range, libc::MADV_DONTDUMP);
 }
 
 /// A child is about to be made that will be followed: it has all that the program lets it have.
@@ -59,7 +73,32 @@ pub(crate) fn resume() {
 
 /// The same for who has an open file of the mappings.
 pub(crate) fn resume_from(maps: RawFd) {
-    let _ = each_run(maps, withhold);
+    let _ = each_run(maps, withhold_from_children);
+}
+
+/// The program wants the range in core files (MADV_DODUMP): marks all of it but what may be paged.
+/// The caller is alone.
+pub(crate) fn let_cores_have(range: Range) -> Result<(), Errno> {
+    let end = range.start.saturating_add(range.len);
+    let (mut at, mut outcome) = (range.start, Ok(()));
+    let dump = |from: u64, to: u64| match from < to {
+        // SAFETY: as the program asks.
+        true => unsafe {
+            sys::advise(from as usize, (to - from) as usize, libc::MADV_DODUMP as usize)
+        },
+        false => Ok(()),
+    };
+    let maps = maps::open()?;
+    let listed = each_run(maps, |run| {
+        let run_end = run.start + run.len;
+        if run_end > at && run.start < end {
+            outcome = outcome.and(dump(at, run.start));
+            at = run_end.min(end);
+        }
+    });
+    sys::close(maps);
+    listed?;
+    outcome.and(dump(at, end))
 }
 
 fn advise(range: Range, advice: i32) {

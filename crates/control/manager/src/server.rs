@@ -7,7 +7,7 @@ use crate::ledger::{Keep, Ledger};
 use crate::store::{Store, StoreError};
 use crate::tls::{Peer, TlsListener};
 use axum::Router;
-use hecaton_node::descriptors;
+use hecaton_node::limits;
 use hecaton_pki::Credentials;
 use rustix::io::Errno;
 use std::io;
@@ -38,9 +38,6 @@ pub enum ServeError {
     /// The registry cannot be had.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The kernel does not let it have as many connections as it may.
-    #[error("cannot raise the limit of open files")]
-    Descriptors(#[source] io::Error),
     /// A thread cannot be started.
     #[error("cannot start the manager")]
     Thread(#[source] io::Error),
@@ -105,7 +102,7 @@ impl ManagerServer {
         keep: Keep,
         credentials: Option<Arc<Credentials>>,
     ) -> Result<ManagerServer, ServeError> {
-        descriptors::raise_limit().map_err(ServeError::Descriptors)?;
+        limits::raise();
         let mut seat = None;
         let ledger = match keep {
             Keep::InMemory => Ledger::in_memory(),

@@ -7,11 +7,11 @@ use crate::announce::{self, Announcements};
 use crate::causes::with_causes;
 use crate::child::{ChildCommand, adopt_orphans};
 use crate::control::ControlServer;
-use crate::descriptors;
 use crate::division::Division;
 use crate::donor_directory::DonorDirectory;
 use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, OrphanError};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink, Told};
+use crate::limits;
 use crate::membership::Membership;
 use crate::message::{Admitted, CreateVm};
 use crate::node_dir::{DirectoryError, Identity, Lived, NodeDir, Standing};
@@ -195,7 +195,7 @@ impl Node {
             check_name(&donor.name)?;
         }
         adopt_orphans()?;
-        descriptors::raise_limit()?;
+        limits::raise();
         let agent = start_agent(&config)?;
         let identity = config.dir.identity(&config.name);
         let left = match config.adopt_within {

@@ -13,8 +13,8 @@ use super::{Place, interrupt};
 use crate::table::Table;
 use anyhow::Context as _;
 use hecaton_manager::registry::MAX_NODES;
-use hecaton_node::descriptors;
 use hecaton_node::heartbeat::ManagerLink;
+use hecaton_node::limits;
 use hecaton_node::processes::ProcessUse;
 use hecaton_pki::{Authority, Credentials, Identity, Role, Wish};
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ struct Ready {
 }
 
 fn measure(args: &Args, dir: &Path) -> anyhow::Result<Figures> {
-    descriptors::raise_limit().context("cannot raise the limit of open files")?;
+    limits::raise();
     let authority = Authority::init(&dir.join("pki"))?;
     let issue = |name: &str, role: Role| {
         let hosts = match role {

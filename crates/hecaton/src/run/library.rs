@@ -49,6 +49,26 @@ pub(super) fn preload_value(library: &Path) -> OsString {
     join(library.as_os_str(), env::var_os(PRELOAD_VARIABLE).as_deref())
 }
 
+/// The options of AddressSanitizer's runtime.
+pub(super) const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
+
+/// The value of [`SANITIZER_VARIABLE`]: what the user has set, and that another library may be
+/// loaded before the runtime. Without it the runtime ends the program.
+pub(super) fn sanitizer_options() -> OsString {
+    with_link_order(env::var_os(SANITIZER_VARIABLE).as_deref())
+}
+
+fn with_link_order(existing: Option<&OsStr>) -> OsString {
+    const OPTION: &str = "verify_asan_link_order";
+    let mut value = existing.unwrap_or_default().to_owned();
+    let is_set = value.as_bytes().windows(OPTION.len()).any(|part| part == OPTION.as_bytes());
+    if !is_set {
+        let colon = if value.is_empty() { "" } else { ":" };
+        value.push(format!("{colon}{OPTION}=0"));
+    }
+    value
+}
+
 fn join(library: &OsStr, existing: Option<&OsStr>) -> OsString {
     let mut value = library.to_owned();
     if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
@@ -83,6 +103,15 @@ mod tests {
         let prefix = tempfile::Builder::new().prefix("with space").tempdir().unwrap();
         fs::write(prefix.path().join(LIBRARY), "").unwrap();
         assert!(find_from(prefix.path()).is_err());
+    }
+
+    #[test]
+    fn sanitizer_options_of_the_user_stay() {
+        let with = |existing: Option<&str>| with_link_order(existing.map(OsStr::new));
+        assert_eq!(with(None), "verify_asan_link_order=0");
+        assert_eq!(with(Some("")), "verify_asan_link_order=0");
+        assert_eq!(with(Some("detect_leaks=0")), "detect_leaks=0:verify_asan_link_order=0");
+        assert_eq!(with(Some("verify_asan_link_order=1")), "verify_asan_link_order=1");
     }
 
     #[test]

@@ -7,9 +7,9 @@
 pub(crate) mod access;
 mod embedded;
 pub(crate) mod exit;
+mod family;
 pub(crate) mod library;
 pub(crate) mod machine;
-mod orphans;
 mod program;
 mod room;
 mod session;
@@ -107,7 +107,8 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
         .env(LARGEST_MAPPING_VARIABLE, largest.to_string())
         .env(LOCAL_VARIABLE, local_bytes.to_string())
         .env(LAUNCHER_VARIABLE, std::process::id().to_string())
-        .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
+        .env(library::PRELOAD_VARIABLE, library::preload_value(&library))
+        .env(library::SANITIZER_VARIABLE, library::sanitizer_options());
     session.run(command, &args.command, pager)
 }
 

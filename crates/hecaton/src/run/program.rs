@@ -1,8 +1,7 @@
 //! The program to run: found as a shell finds it, and looked at for what would keep its memory
 //! from the pool without a word: no dynamic linker to load the library, or one that refuses to.
 
-use crate::failure::usage;
-use anyhow::{anyhow, bail};
+use crate::failure::CannotRun;
 use rustix::fs::{Access, AtFlags, CWD};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -20,6 +19,13 @@ const MAX_SHEBANG: usize = 256;
 
 /// Most program headers that are looked at; real programs have about a dozen.
 const MAX_PROGRAM_HEADERS: u16 = 256;
+
+/// Fails for a program that exists and cannot be run.
+macro_rules! refuse {
+    ($($message:tt)*) => {
+        return Err(CannotRun::refused(format!($($message)*)).into())
+    };
+}
 
 /// A program that is there and may be executed.
 #[derive(Debug)]
@@ -47,33 +53,38 @@ impl Program {
     }
 }
 
+/// The first that can be executed, else the first that exists, as `execvp` looks for it.
 fn search_path(name: &OsStr) -> anyhow::Result<PathBuf> {
     let dirs = env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    let candidates = env::split_paths(&dirs).map(|dir| dir.join(name));
+    let candidates = || env::split_paths(&dirs).map(|dir| dir.join(name));
     let runnable = |path: &PathBuf| path.is_file() && may_execute(path).is_ok();
-    let found = if name.is_empty() { None } else { candidates.into_iter().find(runnable) };
-    let Some(found) = found else {
-        bail!("there is no program `{}` in PATH", name.display());
-    };
-    Ok(found)
+    let found = candidates().find(runnable).or_else(|| candidates().find(|path| path.exists()));
+    found.filter(|_| !name.is_empty()).ok_or_else(|| {
+        let name = name.display();
+        let message = format!("cannot run `{name}`: not found in PATH; give the program's path");
+        CannotRun::missing(message).into()
+    })
 }
 
 fn may_execute(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
+fn unusable(path: &Path, error: &io::Error) -> CannotRun {
+    CannotRun::because(error, format!("cannot run {}: {error}", path.display()))
+}
+
 fn check_executable(path: &Path) -> anyhow::Result<fs::Metadata> {
-    let unusable = |error: io::Error| anyhow!("cannot run {}: {error}", path.display());
-    let metadata = fs::metadata(path).map_err(unusable)?;
+    let metadata = fs::metadata(path).map_err(|error| unusable(path, &error))?;
     if !metadata.is_file() {
-        bail!("cannot run {}: it is not a file", path.display());
+        refuse!("cannot run {}: it is not a file", path.display());
     }
-    may_execute(path).map_err(unusable)?;
+    may_execute(path).map_err(|error| unusable(path, &error))?;
     Ok(metadata)
 }
 
 fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
-    let unusable = |error: io::Error| anyhow!("cannot run {}: {error}", path.display());
+    let unusable = |error: io::Error| unusable(path, &error);
     let metadata = check_executable(path)?;
     // A program may be executable and not readable; then the kernel alone knows what it is.
     let Ok(file) = File::open(path) else { return Ok(()) };
@@ -81,31 +92,31 @@ fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
     (&file).take(MAX_SHEBANG as u64).read_to_end(&mut head).map_err(unusable)?;
     if let Some(interpreter) = script_interpreter(&head) {
         if depth == MAX_INTERPRETERS {
-            usage!("cannot run {}: too many interpreters of interpreters", path.display());
+            refuse!("cannot run {}: too many interpreters of interpreters", path.display());
         }
         return check(Path::new(interpreter), depth + 1);
     }
     match linking(&file, &head).map_err(unusable)? {
         Linking::Dynamic => {}
-        Linking::Static => usage!(
+        Linking::Static => refuse!(
             "{} is statically linked: its memory cannot be put in the pool, because no library \
              can be loaded into it; use a dynamically linked build of it",
             path.display()
         ),
-        Linking::Musl => usage!(
+        Linking::Musl => refuse!(
             "{} is linked with musl: libhecaton.so needs the GNU C library; use a build for it",
             path.display()
         ),
-        Linking::OtherMachine => usage!(
+        Linking::OtherMachine => refuse!(
             "{} is for another kind of machine than this command (32-bit, or another processor)",
             path.display()
         ),
         Linking::NotElf => {
-            usage!("{} is neither a program nor a script that begins with `#!`", path.display())
+            refuse!("{} is neither a program nor a script that begins with `#!`", path.display())
         }
     }
     if gains_privilege(path, &metadata) {
-        usage!(
+        refuse!(
             "{} runs with other rights than yours (set-user-ID, set-group-ID or file \
              capabilities), so the dynamic linker loads no library into it; run it without \
              Hecaton, or as the user that it belongs to",

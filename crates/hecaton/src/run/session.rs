@@ -3,23 +3,26 @@
 
 use super::embedded::Embedded;
 use super::exit;
-use super::orphans::Orphans;
+use super::family::{left_behind, orphans::Orphans};
 use super::signals::{self, Signals};
 use super::stats_file::StatsFile;
 use crate::cluster::ClusterArgs;
-use crate::failure::usage;
-use anyhow::Context as _;
+use crate::failure::{CannotRun, usage};
 use hecaton_memory::Size;
 use hecaton_node::client::{ClientError, NodeClient};
 use hecaton_node::launcher::Launched;
 use hecaton_node::message::{PagerAddress, PagerEnd};
 use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Processes that outlive the program for less are its own affair.
+const LEFT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a command needs before a pager can be started for it.
 pub(super) struct Session {
@@ -79,6 +82,12 @@ impl Session {
         if let Some(error) = outcome.pager.as_ref().and_then(|end| end.error.as_ref()) {
             eprintln!("hecaton: the pager of `{name}` failed: {error}");
         }
+        if outcome.status.core_dumped() {
+            eprintln!(
+                "hecaton: the core file of `{name}` lacks the memory that was paged; debuggers may \
+                 show zeros there"
+            );
+        }
         Ok(exit::code(outcome.status))
     }
 }
@@ -99,6 +108,7 @@ fn watch(
     signals: &Signals,
     cluster: Option<u32>,
 ) -> anyhow::Result<Outcome> {
+    let (name, socket) = (pager.name.clone(), pager.socket.clone());
     let launched = Arc::new(Launched::new(&client, pager)?);
     let (told, pager_end) = mpsc::channel();
     thread::Builder::new().name("pager-end".into()).spawn({
@@ -111,16 +121,26 @@ fn watch(
         }
     })?;
     let started = Instant::now();
-    let spawned = command.spawn();
-    let mut child = spawned
-        .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))?;
+    let mut child = command.spawn().map_err(|error| {
+        let program = Path::new(command.get_program()).display();
+        CannotRun::because(&error, format!("cannot start {program}: {error}"))
+    })?;
     let mut ended = None;
     let orphans = Orphans::except(cluster.into_iter().chain([child.id()]));
     let status = wait_program(&mut child, signals, &pager_end, &mut ended, &orphans)?;
     let seconds = started.elapsed().as_secs_f64();
     launched.over();
     if ended.is_none() {
+        let (waiting, over) = mpsc::channel::<()>();
+        thread::Builder::new().name("left-behind".into()).spawn(move || {
+            if over.recv_timeout(LEFT_PATIENCE) == Err(RecvTimeoutError::Timeout)
+                && let Some(line) = left_behind::describe(&name, &socket)
+            {
+                eprintln!("hecaton: {line}");
+            }
+        })?;
         wait_pager(signals, &pager_end, &mut ended, &orphans);
+        drop(waiting);
     }
     let pager = match ended {
         Some(Ok(end)) => Some(end),

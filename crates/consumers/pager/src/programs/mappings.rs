@@ -1,6 +1,6 @@
 //! Reads the mappings of a process from `/proc/PID/maps`: all, or the one at an address.
 
-use hecaton_uffd::handover::Range;
+use hecaton_uffd::handover::{LARGEST_FOUND_BYTES, Range};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     pub(crate) fn is_pageable(&self) -> bool {
-        self.anonymous && self.writable
+        self.anonymous && self.writable && self.end - self.start <= LARGEST_FOUND_BYTES
     }
 
     pub(crate) fn overlaps(&self, range: &Range) -> bool {
@@ -158,6 +158,7 @@ mod tests {
         let pageable = |line| parse_mapping(line).unwrap().is_pageable();
         assert!(pageable("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0    [heap]"));
         assert!(pageable("7f0000000000-7f0000021000 rw-p 00000000 00:00 0 "));
+        assert!(!pageable("2008fff7000-10007fff8000 rw-p 00000000 00:00 0 "));
         assert!(!pageable("7f0000000000-7f0000021000 ---p 00000000 00:00 0 "));
         assert!(!pageable("7ffd0000000-7ffd0021000 rw-p 00000000 00:00 0    [stack]"));
         assert!(!pageable("7f0000000000-7f0000021000 rw-s 00000000 00:01 12  /dev/zero (deleted)"));

@@ -72,7 +72,10 @@ impl Helper<'_> {
         if command.op == Op::Withhold as u32 {
             match Together::unless_forking() {
                 Some(_held) => runs.iter().for_each(|&run| withhold::withhold(run)),
-                None => self.missed = true,
+                None => {
+                    runs.iter().for_each(|&run| withhold::withhold_from_cores(run));
+                    self.missed = true;
+                }
             }
             return true;
         }

@@ -11,6 +11,7 @@
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context
 //! switches); an allocator of our own (changes the program).
 
+mod cores;
 mod locked;
 mod outcome;
 mod patch;
@@ -24,7 +25,7 @@ use crate::fork;
 use crate::hypervisor::guest;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
 use crate::turn::{Act, Alone, Together};
-use crate::{own, sys, withhold};
+use crate::{exec, own, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
@@ -37,14 +38,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Takes the limits that the launcher gave, as decimal bytes: the largest mapping, and the local
 /// memory.
-pub(crate) fn limit(largest: Option<&CStr>, local: Option<&CStr>) {
+pub(crate) fn limit([largest, local]: [Option<&CStr>; 2]) {
     room::limit(largest);
     locked::limit(local);
 }
 
 /// Replaces libc's `fork`, without which a program must not run, and its `mmap`, `munmap`,
-/// `mremap`, `madvise`, `brk`, `mlock` and `mlockall`. Where those are not found, the pager's own
-/// search is all there is.
+/// `mremap`, `madvise`, `brk`, `mlock` and `mlockall`, and those that start programs. Where those
+/// are not found, the pager's own search is all there is.
 pub(crate) fn install() -> Result<(), Failure> {
     // SAFETY: dlopen with RTLD_NOLOAD only looks up what is loaded; libc stays loaded for good, so
     // the handle's reference is not given back.
@@ -73,6 +74,9 @@ pub(crate) fn install() -> Result<(), Failure> {
             (c"mlockall", locked::mlockall as *const ()),
             (c"munlockall", locked::munlockall as *const ()),
             (c"ioctl", registered::ioctl as *const ()),
+            (c"execve", exec::execve as *const ()),
+            (c"execveat", exec::execveat as *const ()),
+            (c"fexecve", exec::fexecve as *const ()),
         ];
         for (name, ours) in replacements {
             replace(libc::dlsym(libc_handle, name.as_ptr()), ours);
@@ -231,6 +235,9 @@ unsafe extern "C" fn mmap_in_hypervisor(
 }
 
 unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    if advice == libc::MADV_DODUMP {
+        return as_status(cores::let_cores_have(address as usize, len));
+    }
     let range = Range { start: address as u64, len: len.next_multiple_of(PAGE) as u64 };
     // Other advice may wait for the pager to read of it, and is no affair of forks.
     let is_of_forks = matches!(

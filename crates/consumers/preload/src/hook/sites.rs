@@ -5,7 +5,7 @@
 //! because there is no later moment at which a fork could be followed: see [`crate::fork`]. Of
 //! `_Fork` the clone must be found, or the program does not run. `clone` and `syscall` are for
 //! programs that go past `fork`; where they are not as expected, the children that they make are
-//! not followed. `syscall` also tells of `MADV_WIPEONFORK`.
+//! not followed. `syscall` also tells of `MADV_WIPEONFORK`, and does `MADV_DODUMP` our way.
 
 use crate::failure::Failure;
 use crate::own::USES_WIPE_ON_FORK;
@@ -55,6 +55,8 @@ std::arch::global_asm!(
     "je 9f",
     "cmp eax, {madvise}",
     "jne 5f",
+    "cmp edx, {let_dump}",
+    "je 77f",
     "cmp edx, {wipe_on_fork}",
     "jne 5f",
     "mov dword ptr [rip + {uses_wipe_on_fork}], 1",
@@ -85,6 +87,16 @@ std::arch::global_asm!(
     "jnz 5b",
     "mov rax, {unknown}",
     "jmp 55b",
+    "77:",
+    "lea rsp, [rsp - 128]",
+    "push rbp",
+    "mov rbp, rsp",
+    "and rsp, -16",
+    "call {let_cores_have}",
+    "mov rsp, rbp",
+    "pop rbp",
+    "lea rsp, [rsp + 128]",
+    "jmp 55b",
     behind_fork = sym BEHIND_FORK,
     behind_clone = sym BEHIND_CLONE,
     behind_syscall = sym BEHIND_SYSCALL,
@@ -93,6 +105,8 @@ std::arch::global_asm!(
     fork = const libc::SYS_fork,
     clone3 = const libc::SYS_clone3,
     madvise = const libc::SYS_madvise,
+    let_dump = const libc::MADV_DODUMP,
+    let_cores_have = sym let_cores_have,
     wipe_on_fork = const libc::MADV_WIPEONFORK,
     uses_wipe_on_fork = sym USES_WIPE_ON_FORK,
     clone3_least = const 64,
@@ -104,6 +118,14 @@ unsafe extern "C" {
     fn hecaton_fork_site();
     fn hecaton_clone_site();
     fn hecaton_syscall_site();
+}
+
+/// Returns what the system call would. Registers that a C function may change, `syscall` may, too.
+extern "C" fn let_cores_have(start: usize, len: usize) -> isize {
+    match super::cores::let_cores_have(start, len) {
+        Ok(()) => 0,
+        Err(errno) => -(errno.0 as isize),
+    }
 }
 
 /// `mov $56, %eax; syscall`

@@ -19,7 +19,10 @@ use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };
 use std::process::ExitCode;
-use transparency::{identity, interfaces, locked, overcommit, pinned, sandboxes, tracers, wiped};
+use transparency::{
+    memory::{core_files, interfaces, locked, overcommit, pinned, wiped},
+    processes::{followed, identity, limits, runtimes, sandboxes, tracers},
+};
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
 /// Tests under the names of their functions. Each is given what its signature asks for.
@@ -37,7 +40,10 @@ fn main() -> ExitCode {
         usage::bad_input_is_one_clear_line,
         usage::a_static_program_is_refused,
         life::exit_statuses_are_passed_on,
+        life::exit_status_tells_a_missing_program_from_one_that_cannot_run,
+        life::stats_are_whole_or_absent,
         life::signals_are_passed_on,
+        life::processes_left_behind_are_named,
         life::exec_starts_anew,
         life::a_program_may_end_at_any_point,
         life::a_process_too_many_cannot_be_forked,
@@ -59,6 +65,9 @@ fn main() -> ExitCode {
         pinned::pages_given_to_a_pipe,
         pinned::all_that_may_be_local,
         wiped::on_fork,
+        core_files::have_no_false_zeros,
+        followed::into_environments_without_the_library,
+        followed::by_each_function_of_libc,
         identity::namespaces,
         identity::helper_has_no_rights,
         identity::helpers_are_reaped,
@@ -67,8 +76,13 @@ fn main() -> ExitCode {
         interfaces::self_memory,
         interfaces::own_userfaultfd,
         interfaces::stress_ng_userfaultfd,
+        limits::bind_the_program_alone,
+        limits::that_cannot_be_raised_are_named,
         locked::within_local_memory,
         locked::more_than_local_memory,
+        runtimes::address_sanitizer_checks,
+        runtimes::thread_sanitizer_checks,
+        runtimes::preloaded_allocators_stay,
         sandboxes::their_forks,
         sandboxes::another_user,
         tracers::strace_attaches,

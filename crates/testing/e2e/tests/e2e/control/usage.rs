@@ -23,7 +23,7 @@ pub(crate) fn bad_input_is_one_clear_line(cluster: &Cluster) -> TestResult {
         (&["run", "--local", "12Q", "--", "true"], 2, "12Q"),
         (&["run", "--local", "4K", "--", "true"], 2, "4K"),
         (&["run", "--local", "900T", "--", "true"], 2, "900T"),
-        (&["run", "--local", "64M", "--", "no-such-program"], 1, "no-such-program"),
+        (&["run", "--local", "64M", "--", "no-such-program"], 127, "no-such-program"),
         (&["run", "--manager", nobody, "--local", "64M", "--", "true"], 1, "127.0.0.1:9"),
         (&["run", "--manager", "nonsense", "--local", "64M", "--", "true"], 2, "nonsense"),
         (&["status", "--manager", nobody], 1, "127.0.0.1:9"),

@@ -10,7 +10,10 @@ use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
 use rustix::process::Signal;
 use std::{
+    fs,
     io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
     process::Stdio,
     thread,
     time::Duration,
@@ -30,6 +33,62 @@ pub(crate) fn exit_statuses_are_passed_on(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// As of `env` and `timeout`.
+pub(crate) fn exit_status_tells_a_missing_program_from_one_that_cannot_run(
+    cluster: &Cluster,
+) -> TestResult {
+    let dir = cluster.dir("programs")?;
+    let file = |name: &str, text: &str, mode| -> anyhow::Result<PathBuf> {
+        let path = dir.join(name);
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        Ok(path)
+    };
+    let cases = [
+        (dir.join("missing"), 127),
+        (file("lacks-its-interpreter", "#!/missing/interpreter\n", 0o755)?, 127),
+        (dir.clone(), 126),
+        (file("not-executable", "#!/bin/sh\n", 0o644)?, 126),
+        (file("of-no-format", "\u{1}\u{2}\u{3}", 0o755)?, 126),
+    ];
+    for (program, code) in cases {
+        let ended = run(&mut cluster.on_pool("64M", &program), PATIENCE)?;
+        let what = format!("{}: {}", program.display(), ended.stderr);
+        ensure!(ended.status.code() == Some(code), "{what} and {}", ended.status);
+        ensure!(ended.stderr.lines().count() == 1, "{what} is not one line");
+    }
+    for (name, code) in [("missing", 127), ("not-executable", 126)] {
+        let mut command = cluster.on_pool("64M", name);
+        let ended = run(command.env("PATH", &dir), PATIENCE)?;
+        ensure!(ended.status.code() == Some(code), "{name}: {} {}", ended.status, ended.stderr);
+    }
+    Ok(Outcome::Passed)
+}
+
+pub(crate) fn stats_are_whole_or_absent(cluster: &Cluster) -> TestResult {
+    let stats = cluster.dir("stats")?.join("stats.json");
+    fs::write(&stats, "of another run")?;
+    let mut command = cluster.command("run");
+    command.args(["--local", "64M", "--stats"]).arg(&stats);
+    command.args(["--", "sh", "-c", "read x; exit 3"]).stdin(Stdio::piped());
+    let mut running = Running::spawn(&mut command)?;
+    program_of(&running)?;
+    ensure!(!stats.exists(), "the file is there before the program has ended");
+    drop(running.child_mut().stdin.take());
+    let status = running.wait(PATIENCE, || {
+        if let Ok(text) = fs::read(&stats) {
+            serde_json::from_slice::<serde_json::Value>(&text)?;
+        }
+        Ok(())
+    })?;
+    ensure!(status.code() == Some(3), "it ended with {status}");
+    let written: serde_json::Value = serde_json::from_slice(&fs::read(&stats)?)?;
+    ensure!(written["exit_status"] == 3, "{written}");
+    let left = fs::read_dir(stats.parent().context("a directory")?)?.count();
+    ensure!(left == 1, "{left} files are left");
+    Ok(Outcome::Passed)
+}
+
 pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
     let script = "trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
     let mut command = cluster.on_pool("64M", "sh");
@@ -42,6 +101,26 @@ pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
     ensure!(lines.next().transpose()?.as_deref() == Some("caught"), "it was not told");
     let status = running.wait(PATIENCE, || Ok(()))?;
     ensure!(status.code() == Some(9), "it ended with {status}");
+    Ok(Outcome::Passed)
+}
+
+/// Whoever waits for them is told so, and may leave them.
+pub(crate) fn processes_left_behind_are_named(cluster: &Cluster) -> TestResult {
+    let mut command = cluster.on_pool("64M", "sh");
+    command.args(["-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & exit 3"]);
+    let mut running = Running::spawn(command.stderr(Stdio::piped()))?;
+    let errors = running.child_mut().stderr.take().context("its errors are piped")?;
+    let line = BufReader::new(errors).lines().next().context("it says nothing")??;
+    let named = line.split_once(": sleep (").and_then(|(_, rest)| rest.split_once(')'));
+    let left: u32 = named.with_context(|| format!("it said {line}"))?.0.parse()?;
+    let way_out = format!("`kill {}`", running.id());
+    ensure!(line.contains("1 process ") && line.contains(&way_out), "it said {line}");
+    running.signal(Signal::TERM);
+    let status = running.wait(PATIENCE, || Ok(()))?;
+    ensure!(status.code() == Some(3), "it ended with {status}");
+    ensure!(name_of(left).as_deref() == Some("sleep"), "it did not let the process run");
+    kill_dead(left);
+    cluster.wait_until_idle(PATIENCE)?;
     Ok(Outcome::Passed)
 }
 

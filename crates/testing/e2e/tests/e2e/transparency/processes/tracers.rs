@@ -1,6 +1,6 @@
 //! Runs tracers on the pool, together with the programs that they trace.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster, process::missing_any};
 use anyhow::Context as _;
 

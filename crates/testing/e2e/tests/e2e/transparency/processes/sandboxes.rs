@@ -1,6 +1,6 @@
 //! Runs programs whose children cannot reach the pager: such a child stays local, and is right.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, succeed},

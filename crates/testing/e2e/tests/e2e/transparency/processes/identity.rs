@@ -1,6 +1,6 @@
 //! Runs programs that change what they are: their user, their namespaces, their descriptors.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, LONG, PATIENCE, succeed},

@@ -1,6 +1,6 @@
 //! Locks memory on the pool: within the local memory as natively, and not beyond it.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, succeed},

@@ -1,6 +1,6 @@
 //! Checks that pinned pages stay local: the kernel reads and writes them past the page table.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster};
 use anyhow::{Context as _, ensure};
 

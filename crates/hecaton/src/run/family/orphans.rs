@@ -5,19 +5,19 @@
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, waitid};
 
 /// Children that somebody waits for.
-pub(super) struct Orphans {
+pub(crate) struct Orphans {
     waited_for: Vec<Pid>,
 }
 
 impl Orphans {
-    pub(super) fn except(waited_for: impl IntoIterator<Item = u32>) -> Orphans {
+    pub(crate) fn except(waited_for: impl IntoIterator<Item = u32>) -> Orphans {
         let pid = |id: u32| Pid::from_raw(id.cast_signed());
         Orphans { waited_for: waited_for.into_iter().filter_map(pid).collect() }
     }
 
     /// Reaps all that have ended, up to the first child that somebody waits for. Must be called
     /// again whenever a child has ended.
-    pub(super) fn reap(&self) {
+    pub(crate) fn reap(&self) {
         while getpid() == Pid::INIT
             && let Some(pid) = ended_child()
             && !self.waited_for.contains(&pid)

@@ -1,6 +1,8 @@
 //! The few system calls that the library makes, raw: they leave `errno` alone, and work in a
 //! thread that has no thread-local storage of its own.
 
+mod bytes;
+
 use hecaton_uffd::Errno;
 use hecaton_uffd::sys::syscall;
 use std::ffi::CStr;

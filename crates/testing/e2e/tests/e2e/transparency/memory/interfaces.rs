@@ -1,6 +1,6 @@
 //! Runs programs that use what the kernel offers for memory, or reaches memory by.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster, process::missing_any};
 
 /// The kernel reads the list of a thread's robust mutexes when the thread ends, and waits for no

@@ -1,6 +1,6 @@
 //! Checks that a child finds `MADV_WIPEONFORK` memory empty wherever its parent's pages are.
 
-use super::native::same_as_native;
+use super::super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster};
 use anyhow::{Context as _, ensure};
 

@@ -1,0 +1,4 @@
+//! Takes care of the processes of a program beside the first.
+
+pub(super) mod left_behind;
+pub(super) mod orphans;

@@ -36,13 +36,16 @@ pub(crate) fn end_if_copied_unseen() {
 }
 
 /// Registers memory that the program has just mapped. A range that cannot be registered (already
-/// with another userfaultfd, or the program closed ours) simply stays local; the pager looks for
-/// such ranges from outside.
+/// with another userfaultfd, the program closed ours, or a filter may forbid it) simply stays
+/// local; the pager looks for such ranges from outside.
 pub(crate) fn register(start: u64, len: u64) {
     if own::is_unpaged() {
         return;
     }
     end_if_copied_unseen();
+    if own::is_filtered() {
+        return;
+    }
     withhold(Range { start, len });
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
     let _ = Uffd(UFFD.load(Relaxed)).register(start, len, mode);
@@ -130,12 +133,14 @@ pub(crate) fn begin(Fresh { socket, mover }: Fresh) -> Result<(), Failure> {
     attached(socket, mover)
 }
 
-/// Attaches the child of a fork; `connection` was opened by its parent, for it.
+/// Attaches the child of a fork; `connection` was opened by its parent, for it. Calls `welcomed` as
+/// soon as the child's memory is served.
 ///
 /// Until this returns, nothing but [`own`] memory may be touched: the kernel has taken the parent's
 /// userfaultfd off the child's mappings, and a page that is in the pool reads as zeros.
-pub(crate) fn child(connection: RawFd) -> Result<(), Failure> {
+pub(crate) fn child(connection: RawFd, welcomed: impl FnOnce()) -> Result<(), Failure> {
     sys::close(UFFD.swap(-1, Relaxed));
+    maps::forget_parents();
     helper::let_go_of_parents_lifeline();
     // SAFETY: whatever the parent's helper had in the area is the parent's.
     let _ = unsafe { sys::dont_need(own::area(), AREA) };
@@ -148,7 +153,10 @@ pub(crate) fn child(connection: RawFd) -> Result<(), Failure> {
     say(connection, &attach, Some(uffd)).map_err(HUNG_UP)?;
     loop {
         match answer(connection)? {
-            Step::Welcome => return attached(connection, mover),
+            Step::Welcome => {
+                welcomed();
+                return attached(connection, mover);
+            }
             // Its successor has not heard it.
             Step::Go => say(connection, &attach, Some(uffd)).map_err(HUNG_UP)?,
             Step::Refused => return Err(REFUSED),
@@ -163,6 +171,7 @@ pub(crate) fn stay_local(shares_descriptors: bool) {
     let uffd = UFFD.swap(-1, Relaxed);
     if !shares_descriptors && uffd >= 0 {
         sys::close(uffd);
+        maps::forget_parents();
         helper::let_go_of_parents_lifeline();
     }
 }
@@ -248,13 +257,13 @@ fn answer(socket: RawFd) -> Result<Step, Failure> {
 /// The pager serves this address space: starts the helper, whose connection `socket` becomes.
 fn attached(socket: RawFd, mover: Option<Uffd>) -> Result<(), Failure> {
     own::attached().store(1, Relaxed);
-    let maps = maps::open().unwrap_or(-1);
     let uffd = Uffd(UFFD.load(Relaxed));
-    let started = helper::start(Links { socket, uffd, mover, maps });
-    for fd in [socket, maps, mover.map_or(-1, |mover| mover.0)] {
+    let started = helper::start(Links { socket, uffd, mover, maps: -1 });
+    for fd in [socket, mover.map_or(-1, |mover| mover.0)] {
         if fd >= 0 {
             sys::close(fd);
         }
     }
+    maps::keep();
     started.map_err(|errno| Failure("the helper cannot be started", errno))
 }

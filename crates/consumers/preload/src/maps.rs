@@ -7,6 +7,7 @@ use crate::sys;
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::{LARGEST_FOUND_BYTES, Range};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::Relaxed};
 
 /// Smaller mappings than this stay as they are: libraries' zeroed data and the loader's own.
 const SMALLEST: u64 = 64 << 10;
@@ -28,7 +29,39 @@ pub(crate) fn for_each_pageable(own: Range, mut each: impl FnMut(Range)) {
 
 /// A descriptor of `/proc/self/maps`, which tells of this memory to whoever reads it.
 pub(crate) fn open() -> Result<RawFd, Errno> {
-    sys::open(c"/proc/self/maps")
+    sys::open(c"/proc/self/maps").or_else(|errno| kept().ok_or(errno))
+}
+
+/// An open `/proc/self/maps`, for when the program has left for a directory without (`chroot`); -1:
+/// none.
+#[unsafe(link_section = ".data")]
+static KEPT: AtomicI32 = AtomicI32::new(-1);
+/// Tells whether the number is another file's by now.
+#[unsafe(link_section = ".data")]
+static KEPT_FILE: AtomicU64 = AtomicU64::new(0);
+
+/// Keeps one open.
+pub(crate) fn keep() {
+    if let Ok(opened) = sys::open(c"/proc/self/maps") {
+        let kept = sys::out_of_the_way(opened);
+        KEPT_FILE.store(sys::file_number(kept).unwrap_or(0), Relaxed);
+        KEPT.store(kept, Relaxed);
+    }
+}
+
+/// In the child of a fork: what its parent has kept tells of its parent's memory.
+pub(crate) fn forget_parents() {
+    let kept = KEPT.swap(-1, Relaxed);
+    if kept >= 0 && sys::file_number(kept) == Some(KEPT_FILE.load(Relaxed)) {
+        sys::close(kept);
+    }
+}
+
+fn kept() -> Option<RawFd> {
+    let kept = KEPT.load(Relaxed);
+    (kept >= 0 && sys::file_number(kept) == Some(KEPT_FILE.load(Relaxed)))
+        .then(|| sys::duplicate(kept).ok())
+        .flatten()
 }
 
 /// Calls `each` with every mapping that is private and anonymous, in order of address; but for the

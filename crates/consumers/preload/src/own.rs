@@ -93,6 +93,22 @@ pub(crate) fn is_unpaged() -> bool {
     UNPAGED.load(Relaxed) != 0
 }
 
+/// Whether the program has a filter of system calls (seccomp). One that it has inherited does not
+/// count: this process was let attach.
+#[unsafe(link_section = ".data")]
+pub(crate) static IS_FILTERED: AtomicU32 = AtomicU32::new(0);
+
+/// The program sets a filter.
+pub(crate) fn become_filtered() {
+    IS_FILTERED.store(1, Relaxed);
+}
+
+/// Whether it has: no system call must be made for it that it would not make by itself, where that
+/// can be avoided.
+pub(crate) fn is_filtered() -> bool {
+    IS_FILTERED.load(Relaxed) != 0
+}
+
 /// Whether the pager serves this process.
 pub(crate) fn is_paged() -> bool {
     start() != 0 && !is_unpaged() && attached().load(Relaxed) != 0

@@ -149,7 +149,23 @@ impl Evictor {
         }
         // SAFETY: the slots were taken for this batch, so nobody else touches them.
         if !unsafe { remote::read(pid, &to, &from) } {
-            return self.note_end(group[0].key.space());
+            // One page that may not be read (PROT_NONE) stops those behind it.
+            let mut memory = remote::Memory::of(pid);
+            let mut unread = Vec::new();
+            items.retain(|&(i, slot)| {
+                let to = self.shared.lock().state.slot(slot);
+                // SAFETY: as above; a slot is a page.
+                let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), PAGE_SIZE) };
+                let is_read = memory.read(address(i), to);
+                if !is_read {
+                    unread.push(group[i].key);
+                }
+                is_read
+            });
+            self.refuse(group, |victim| unread.contains(&victim.key));
+            if items.is_empty() {
+                return self.note_end(group[0].key.space());
+            }
         }
         let core = self.shared.lock();
         for (i, slot) in items {

@@ -6,6 +6,7 @@ use crate::process::guard::helper_label;
 use crate::programs::address_space::AddressSpace;
 use crate::programs::helper::Helper;
 use crate::programs::mappings::{Mapping, read_mappings, wiped_on_fork};
+use crate::programs::remote::Memory;
 use crate::programs::stage::Stage;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place};
@@ -175,6 +176,7 @@ impl Core {
         pages: std::ops::Range<u64>,
     ) -> std::io::Result<()> {
         let space = self.spaces[child].as_mut().expect("it has just attached");
+        let (stage, pid) = (space.stage, space.pid);
         let mapped = space.mapped(pages.start, (pages.end - pages.start) as usize)?;
         let mut clean: Option<Range> = None;
         for (vpn, mapped) in pages.zip(mapped) {
@@ -183,6 +185,12 @@ impl Core {
             let stays_clean = mapped.present && entry.is_clean_resident();
             match entry.place() {
                 _ if stays_clean => {}
+                Place::Out | Place::Fetching
+                    if mapped.present && self.is_foreign(stage, pid, key.vpn()) =>
+                {
+                    let why = "it was read from outside, and has zeros in the place of what it had";
+                    return Err(std::io::Error::other(why));
+                }
                 Place::Zero | Place::Out | Place::Fetching if mapped.present => {
                     // It came into the parent's memory before the fork, after the copy.
                     self.set(key, entry.with_place(Place::Resident).with_dirty(true));
@@ -202,6 +210,20 @@ impl Core {
         }
         self.protect_again(child, uffd, clean);
         Ok(())
+    }
+
+    /// Whether a page of zeros in a child did not come from its parent: who reads the memory of a
+    /// child that has not attached, as a debugger might, finds zeros in the place of what is in the
+    /// pool, and leaves them there.
+    fn is_foreign(&mut self, stage: Stage, pid: Option<i32>, vpn: u64) -> bool {
+        let Stage::Forking { parent: Some(parent) } = stage else { return false };
+        let parents = self.space(parent).map(|space| space.mapped(vpn, 1));
+        if matches!(parents, Some(Ok(pages)) if pages[0].present) {
+            return false;
+        }
+        let mut page = [1u8; PAGE as usize];
+        let is_read = pid.is_some_and(|pid| Memory::of(pid).read(vpn * PAGE, &mut page));
+        is_read && page.iter().all(|&byte| byte == 0)
     }
 
     fn protect_again(&mut self, child: usize, uffd: Uffd, clean: Option<Range>) {

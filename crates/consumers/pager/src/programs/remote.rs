@@ -1,5 +1,8 @@
 //! Reads a program's memory.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 /// Reads from the memory of process `pid` into this one's. True if all was read.
 ///
 /// The process is named by any of its threads: when the first one has ended (`pthread_exit` in
@@ -18,6 +21,22 @@ pub(crate) unsafe fn read(pid: i32, to: &[libc::iovec], from: &[libc::iovec]) ->
         read == wanted as isize
     };
     read(pid) || threads(pid).into_iter().any(read)
+}
+
+/// A process's memory as a file, which shows also what the process itself may not read.
+pub(crate) struct Memory(Option<File>);
+
+impl Memory {
+    /// Reads nothing if it cannot be opened.
+    pub(crate) fn of(pid: i32) -> Memory {
+        let open = |thread: i32| File::open(format!("/proc/{thread}/mem")).ok();
+        Memory(open(pid).or_else(|| threads(pid).into_iter().find_map(open)))
+    }
+
+    /// Fills `to` from `address`. False if that is not possible without a fault.
+    pub(crate) fn read(&mut self, address: u64, to: &mut [u8]) -> bool {
+        self.0.as_ref().is_some_and(|file| file.read_exact_at(to, address).is_ok())
+    }
 }
 
 /// Gives the process pages of its own in the place of those that a fork shares or has shared.

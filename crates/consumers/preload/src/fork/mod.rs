@@ -79,6 +79,13 @@ fn thread_pointer() -> usize {
     pointer
 }
 
+/// A pipe whose writing end the child closes when it has attached. The parent's `fork` returns
+/// then: who knows the child's number may read its memory, and finds zeros until it has attached.
+#[unsafe(link_section = ".data")]
+static ATTACHED_PIPE: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+/// How long the pager gives a child to attach.
+const CHILD_PATIENCE_MS: usize = 10_000;
+
 /// Whether the fork under way is a [`local`] one.
 #[unsafe(link_section = ".data")]
 static IS_LOCAL: AtomicBool = AtomicBool::new(false);
@@ -107,6 +114,11 @@ extern "C" fn begin(flags: u64, parents_word: usize) -> c_int {
             };
             CONNECTION.store(connection, Relaxed);
             IS_LOCAL.store(is_local, Relaxed);
+            if !is_local {
+                // Without one the parent does not wait.
+                let pipe = sys::pipe().unwrap_or([-1; 2]);
+                ATTACHED_PIPE.iter().zip(pipe).for_each(|(end, fd)| end.store(fd, Relaxed));
+            }
             0
         }
         Err(failure) => {
@@ -121,7 +133,9 @@ fn get_ready(flags: u64) -> Result<Ready, Failure> {
     if own::is_unpaged() {
         return Ok(Ready::Local);
     }
-    let followed = if flags & libc::CLONE_FILES as u64 == 0 {
+    let followed = if own::is_filtered() {
+        Err(Failure("its system calls are filtered", Errno(libc::EPERM)))
+    } else if flags & libc::CLONE_FILES as u64 == 0 {
         follow()
     } else {
         // Each of the two needs a userfaultfd of its own under the same number.
@@ -175,10 +189,16 @@ extern "C" fn in_parent(result: isize) {
     if !own::is_unpaged() {
         withhold::resume();
     }
-    let connection = CONNECTION.swap(-1, Relaxed);
-    if connection >= 0 {
-        sys::close(connection);
+    let [read, write] = ATTACHED_PIPE.each_ref().map(|end| end.swap(-1, Relaxed));
+    close_all([CONNECTION.swap(-1, Relaxed), write]);
+    if result >= 0 {
+        sys::wait_for_end(read, CHILD_PATIENCE_MS);
     }
+    close_all([read]);
+}
+
+fn close_all<const N: usize>(fds: [RawFd; N]) {
+    fds.into_iter().filter(|&fd| fd >= 0).for_each(sys::close);
 }
 
 /// In the child, on the library's stack: attaches, and does what the kernel was not let do.
@@ -188,7 +208,10 @@ extern "C" fn in_child(flags: u64, thread_id_at: *mut i32) {
     if IS_LOCAL.load(Relaxed) {
         attach::stay_local(flags & libc::CLONE_FILES as u64 != 0);
     } else {
-        if let Err(failure) = attach::child(CONNECTION.swap(-1, Relaxed)) {
+        let [read, write] = ATTACHED_PIPE.each_ref().map(|end| end.swap(-1, Relaxed));
+        close_all([read]);
+        let attached = attach::child(CONNECTION.swap(-1, Relaxed), || close_all([write]));
+        if let Err(failure) = attached {
             failure.report_and_exit();
         }
         withhold::resume();

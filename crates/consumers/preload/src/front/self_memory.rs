@@ -244,30 +244,15 @@ fn place_in_memory(fd: c_int) -> Option<off_t> {
 /// Another process's memory is read as it is: what is in the pool of that is not this library's.
 fn is_own_memory(fd: c_int) -> bool {
     let mut path = [0u8; 64];
-    let digits = |number: i32, to: &mut [u8; 64], from: usize| {
-        let start = from;
-        let mut at = from;
-        let mut number = number.unsigned_abs();
-        loop {
-            to[at] = b'0' + (number % 10) as u8;
-            at += 1;
-            number /= 10;
-            if number == 0 {
-                break;
-            }
-        }
-        to[start..at].reverse();
-        at
-    };
     const OPEN_FILES: &[u8] = b"/proc/self/fd/";
     path[..OPEN_FILES.len()].copy_from_slice(OPEN_FILES);
-    let end = digits(fd, &mut path, OPEN_FILES.len());
+    let end = sys::write_decimal(&mut path, OPEN_FILES.len(), fd);
     let mut target = [0u8; 64];
     let Ok(path) = CStr::from_bytes_until_nul(&path[..=end]) else { return false };
     let Ok(len) = sys::read_link(path, &mut target) else { return false };
     let mut own = [0u8; 64];
     own[..6].copy_from_slice(b"/proc/");
-    let end = digits(sys::process_id(), &mut own, 6);
+    let end = sys::write_decimal(&mut own, 6, sys::process_id());
     let named = &target[..len];
     named.strip_prefix(&own[..end]).is_some_and(|rest| rest.starts_with(b"/") && is_memory(named))
 }

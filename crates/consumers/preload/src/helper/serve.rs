@@ -18,7 +18,7 @@ pub(crate) struct Links {
     pub(crate) uffd: Uffd,
     /// The area's userfaultfd; `None` when the kernel cannot move pages.
     pub(crate) mover: Option<Uffd>,
-    /// `/proc/self/maps` of the program, or -1.
+    /// `/proc/self/maps`, which the helper opens, or -1.
     pub(crate) maps: RawFd,
 }
 

@@ -15,7 +15,7 @@
 use super::confine;
 use super::program::Program;
 use super::serve::{Links, serve};
-use crate::{own, sys};
+use crate::{maps, own, sys};
 use hecaton_uffd::Errno;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void};
@@ -60,23 +60,6 @@ impl Start {
     }
 }
 
-/// Descriptors that the helper takes with it and the program does not keep.
-struct ForHelper {
-    pidfd: RawFd,
-    lifeline: RawFd,
-    stat: RawFd,
-}
-
-impl Drop for ForHelper {
-    fn drop(&mut self) {
-        for fd in [self.pidfd, self.lifeline, self.stat] {
-            if fd >= 0 {
-                sys::close(fd);
-            }
-        }
-    }
-}
-
 /// The child of a fork has its parent's end of a lifeline, too, and must let go of it.
 pub(crate) fn let_go_of_parents_lifeline() {
     let lifeline = LIFELINE.swap(-1, Relaxed);
@@ -94,26 +77,13 @@ pub(crate) fn start(links: Links) -> Result<(), Errno> {
 }
 
 fn start_with_signals_blocked(links: Links) -> Result<(), Errno> {
-    let pid = sys::process_id();
-    // SAFETY: numbers, and two words that the kernel writes.
-    let (pidfd, pipe) = unsafe {
-        let mut pipe: [RawFd; 2] = [-1; 2];
-        let pidfd = syscall(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0])?;
-        let to = pipe.as_mut_ptr() as usize;
-        let made = syscall(libc::SYS_pipe2, [to, libc::O_CLOEXEC as usize, 0, 0, 0, 0]);
-        if let Err(errno) = made {
-            sys::close(pidfd as RawFd);
-            return Err(errno);
-        }
-        (pidfd as RawFd, pipe)
-    };
-    let stat = sys::open(c"/proc/self/stat").unwrap_or(-1);
-    let taken = ForHelper { pidfd, lifeline: pipe[0], stat };
+    let pipe = sys::pipe()?;
     LIFELINE.store(sys::out_of_the_way(pipe[1]), Relaxed);
     let top = own::helper_stack_top();
     let at = (top - size_of::<Start>()) & !63;
     let start = at as *mut Start;
-    let program = Program { helper_pid: 0, pid, pidfd, lifeline: taken.lifeline, stat };
+    let program =
+        Program { helper_pid: 0, pid: sys::process_id(), pidfd: -1, lifeline: pipe[0], stat: -1 };
     let outcome = AtomicU32::new(STARTING);
     // SAFETY: the top of the helper's stack, which nothing uses yet.
     let start = unsafe {
@@ -125,7 +95,7 @@ fn start_with_signals_blocked(links: Links) -> Result<(), Errno> {
         true => clone(entry, at, FLAGS, start),
         false => clone(between, at, FLAGS | libc::CLONE_VFORK, start).map(reap),
     };
-    drop(taken);
+    sys::close(pipe[0]);
     if let Err(errno) = cloned {
         let_go_of_parents_lifeline();
         return Err(errno);
@@ -181,18 +151,41 @@ fn reap(pid: c_int) -> c_int {
 extern "C" fn entry(start: *mut c_void) -> c_int {
     // SAFETY: `start` wrote it, and it stays, above the helper's stack.
     let start = unsafe { &*start.cast::<Start>() };
-    let Links { socket, uffd, mover, maps } = start.links;
-    let mut program = Program { helper_pid: sys::process_id(), ..start.program };
+    let Links { socket, uffd, mover, .. } = start.links;
     let mover = mover.map_or(-1, |mover| mover.0);
-    keep_only([socket, uffd.0, mover, maps, program.pidfd, program.lifeline, program.stat]);
+    keep_only([socket, uffd.0, mover, start.program.lifeline]);
+    // Opened here, because the program may be allowed few descriptors. It waits, so its number is
+    // its own.
+    let links = Links { maps: maps::open().unwrap_or(-1), ..start.links };
+    let mut program = Program { helper_pid: sys::process_id(), ..start.program };
+    // SAFETY: numbers only.
+    let pidfd = unsafe { syscall(libc::SYS_pidfd_open, [program.pid as usize, 0, 0, 0, 0, 0]) };
+    match pidfd {
+        Ok(pidfd) => program.pidfd = pidfd as RawFd,
+        Err(errno) => {
+            start.say(errno.0 as u32);
+            return 1;
+        }
+    }
+    program.stat = open_stat(program.pid);
     become_nobodys_child();
     if let Err(errno) = confine::confine(program.pidfd) {
         start.say(errno.0 as u32);
         return 1;
     }
     start.say(0);
-    serve(&start.links, &mut program);
+    serve(&links, &mut program);
     0
+}
+
+/// `/proc/PID/stat`, or -1.
+fn open_stat(pid: i32) -> RawFd {
+    let mut path = [0u8; 32];
+    path[..6].copy_from_slice(b"/proc/");
+    let end = sys::write_decimal(&mut path, 6, pid);
+    path[end..end + 5].copy_from_slice(b"/stat");
+    let path = std::ffi::CStr::from_bytes_until_nul(&path);
+    path.ok().and_then(|path| sys::open(path).ok()).unwrap_or(-1)
 }
 
 fn become_nobodys_child() {

@@ -74,6 +74,7 @@ pub(crate) fn install() -> Result<(), Failure> {
             (c"mlockall", locked::mlockall as *const ()),
             (c"munlockall", locked::munlockall as *const ()),
             (c"ioctl", registered::ioctl as *const ()),
+            (c"prctl", prctl as *const ()),
             (c"execve", exec::execve as *const ()),
             (c"execveat", exec::execveat as *const ()),
             (c"fexecve", exec::fexecve as *const ()),
@@ -266,6 +267,26 @@ unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -
         _ => {}
     }
     as_status(advised)
+}
+
+unsafe extern "C" fn prctl(
+    option: c_int,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+) -> c_int {
+    if option == libc::PR_SET_SECCOMP {
+        // Before it has an effect.
+        own::become_filtered();
+    }
+    // SAFETY: the caller's promises are those of prctl.
+    let done =
+        unsafe { syscall(libc::SYS_prctl, [option as usize, second, third, fourth, fifth, 0]) };
+    match done {
+        Ok(value) => value as c_int,
+        Err(errno) => as_status(Err(errno)),
+    }
 }
 
 unsafe extern "C" fn munmap(address: *mut c_void, len: size_t) -> c_int {

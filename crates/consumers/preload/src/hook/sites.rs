@@ -8,7 +8,7 @@
 //! not followed. `syscall` also tells of `MADV_WIPEONFORK`, and does `MADV_DODUMP` our way.
 
 use crate::failure::Failure;
-use crate::own::USES_WIPE_ON_FORK;
+use crate::own::{IS_FILTERED, USES_WIPE_ON_FORK};
 use hecaton_uffd::Errno;
 use libc::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -53,6 +53,11 @@ std::arch::global_asm!(
     "je 7f",
     "cmp eax, {clone3}",
     "je 9f",
+    "cmp eax, {seccomp}",
+    "jne 4f",
+    "mov dword ptr [rip + {is_filtered}], 1",
+    "jmp 5f",
+    "4:",
     "cmp eax, {madvise}",
     "jne 5f",
     "cmp edx, {let_dump}",
@@ -105,6 +110,8 @@ std::arch::global_asm!(
     fork = const libc::SYS_fork,
     clone3 = const libc::SYS_clone3,
     madvise = const libc::SYS_madvise,
+    seccomp = const libc::SYS_seccomp,
+    is_filtered = sym IS_FILTERED,
     let_dump = const libc::MADV_DODUMP,
     let_cores_have = sym let_cores_have,
     wipe_on_fork = const libc::MADV_WIPEONFORK,

@@ -118,6 +118,58 @@ pub(crate) fn process_id() -> i32 {
     unsafe { syscall(libc::SYS_getpid, [0; 6]).map_or(0, |pid| pid as i32) }
 }
 
+/// The inode of an open file.
+pub(crate) fn file_number(fd: RawFd) -> Option<u64> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    let to = status.as_mut_ptr() as usize;
+    // SAFETY: the kernel fills in the structure, for which zeros are valid, too.
+    unsafe {
+        syscall(libc::SYS_fstat, [fd as usize, to, 0, 0, 0, 0]).ok()?;
+        Some(status.assume_init().st_ino)
+    }
+}
+
+/// Another descriptor of the same open file, closed on exec.
+pub(crate) fn duplicate(fd: RawFd) -> Result<RawFd, Errno> {
+    let command = libc::F_DUPFD_CLOEXEC as usize;
+    // SAFETY: numbers only.
+    let made = unsafe { syscall(libc::SYS_fcntl, [fd as usize, command, 0, 0, 0, 0]) };
+    made.map(|fd| fd as RawFd)
+}
+
+/// Writes a number at the place `at` of `to`, in decimal. Returns the place behind it.
+pub(crate) fn write_decimal(to: &mut [u8], at: usize, number: i32) -> usize {
+    let (mut end, mut rest) = (at, number.unsigned_abs());
+    loop {
+        to[end] = b'0' + (rest % 10) as u8;
+        end += 1;
+        rest /= 10;
+        if rest == 0 {
+            to[at..end].reverse();
+            return end;
+        }
+    }
+}
+
+/// A pipe, closed on exec: the end to read from, and the other.
+pub(crate) fn pipe() -> Result<[RawFd; 2], Errno> {
+    let mut ends: [RawFd; 2] = [-1; 2];
+    let to = ends.as_mut_ptr() as usize;
+    // SAFETY: the kernel writes two numbers.
+    let made = unsafe { syscall(libc::SYS_pipe2, [to, libc::O_CLOEXEC as usize, 0, 0, 0, 0]) };
+    made.map(|_| ends)
+}
+
+/// Waits until a pipe has no writer any more, at most so many milliseconds; -1: not at all.
+pub(crate) fn wait_for_end(pipe: RawFd, at_most_ms: usize) {
+    if pipe >= 0 {
+        let mut polled = libc::pollfd { fd: pipe, events: libc::POLLIN, revents: 0 };
+        let at = &raw mut polled as usize;
+        // SAFETY: one structure. Signals are blocked.
+        let _ = unsafe { syscall(libc::SYS_poll, [at, 1, at_most_ms, 0, 0, 0]) };
+    }
+}
+
 /// Opens a file to be read.
 pub(crate) fn open(path: &CStr) -> Result<RawFd, Errno> {
     let (path, flags) = (path.as_ptr() as usize, (libc::O_RDONLY | libc::O_CLOEXEC) as usize);

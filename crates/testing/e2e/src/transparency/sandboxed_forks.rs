@@ -1,7 +1,8 @@
-//! Forks where the child cannot reach the pager: `sandboxed-forks seccomp|user|files`.
+//! Forks where the child cannot reach the pager: `sandboxed-forks seccomp|killed|user|files`.
 //!
-//! The first forbids system calls by a filter, the second gives up the user, the third shares
-//! descriptors with its child. All memory of the parent must be in the child, and in its child.
+//! The first forbids system calls by a filter, the second is killed when it makes them, the third
+//! gives up the user, the fourth shares descriptors with its child. All memory of the parent must
+//! be in the child, and in its child.
 
 use hecaton_e2e::{Checked, fork_and, wait_for};
 use std::io::Error;
@@ -16,7 +17,8 @@ fn main() {
     let mut memory = Checked::new(1, PAGES);
     (0..PAGES).for_each(|page| memory.write(page));
     match kind.as_str() {
-        "seccomp" => forbid(&[libc::SYS_socket, libc::SYS_connect, libc::SYS_userfaultfd]),
+        "seccomp" => forbid(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        "killed" => forbid(libc::SECCOMP_RET_KILL_PROCESS),
         // SAFETY: numbers only. The system call itself, which changes one thread.
         "user" => assert_eq!(unsafe { libc::syscall(libc::SYS_setuid, NOBODY) }, 0),
         "files" => {}
@@ -60,8 +62,16 @@ fn with_shared_descriptors(child: impl FnOnce()) -> libc::pid_t {
     pid as libc::pid_t
 }
 
-/// Has the kernel answer these system calls with EPERM from now on, children's too.
-fn forbid(calls: &[libc::c_long]) {
+/// Has the kernel answer system calls that this program does not make so from now on, children's
+/// too.
+fn forbid(refusal: u32) {
+    let calls = [
+        libc::SYS_socket,
+        libc::SYS_connect,
+        libc::SYS_userfaultfd,
+        libc::SYS_ioctl,
+        libc::SYS_sendmsg,
+    ];
     let statement =
         |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
     let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
@@ -75,7 +85,7 @@ fn forbid(calls: &[libc::c_long]) {
     }
     let result = libc::BPF_RET | libc::BPF_K;
     filter.push(statement(result, 0, libc::SECCOMP_RET_ALLOW));
-    filter.push(statement(result, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    filter.push(statement(result, 0, refusal));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: numbers, and a filter that lives across the call.
     unsafe {

@@ -74,6 +74,8 @@ fn main() -> ExitCode {
         identity::program_ends_with_its_helper,
         interfaces::robust_mutexes,
         interfaces::self_memory,
+        interfaces::guarded_pages,
+        interfaces::children_read_from_outside,
         interfaces::own_userfaultfd,
         interfaces::stress_ng_userfaultfd,
         limits::bind_the_program_alone,

@@ -2,6 +2,7 @@
 
 use super::super::native::same_as_native;
 use crate::harness::{Outcome, TestResult, cluster::Cluster, process::missing_any};
+use anyhow::ensure;
 
 /// The kernel reads the list of a thread's robust mutexes when the thread ends, and waits for no
 /// page.
@@ -13,6 +14,20 @@ pub(crate) fn robust_mutexes(cluster: &Cluster) -> TestResult {
 /// The kernel waits for no page of a process's memory that is used as a file.
 pub(crate) fn self_memory(cluster: &Cluster) -> TestResult {
     same_as_native(cluster, "16M", &[env!("CARGO_BIN_EXE_self-memory")])?;
+    Ok(Outcome::Passed)
+}
+
+/// A page that the program may not touch is no reason to keep it, nor those beside it.
+pub(crate) fn guarded_pages(cluster: &Cluster) -> TestResult {
+    let stats = same_as_native(cluster, "16M", &[env!("CARGO_BIN_EXE_guarded-memory")])?;
+    let out = stats["pager"]["pages_out"].as_u64();
+    ensure!(out > Some(30_000), "only {out:?} pages left: {stats}");
+    Ok(Outcome::Passed)
+}
+
+/// Whoever knows a child's number finds its parent's memory in it.
+pub(crate) fn children_read_from_outside(cluster: &Cluster) -> TestResult {
+    same_as_native(cluster, "16M", &[env!("CARGO_BIN_EXE_read-children")])?;
     Ok(Outcome::Passed)
 }
 

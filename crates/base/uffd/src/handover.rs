@@ -22,10 +22,14 @@
 //! Plain structures in the machine's byte order: both ends are on one host and of one version, and
 //! a version that differs is refused.
 
+use std::ffi::CStr;
 use std::mem::size_of;
 
 /// First word of [`Attach`] and [`Answer`]: the protocol and its version.
 pub const MAGIC: u32 = 0x4845_4308;
+
+/// What helpers are called, in `/proc/PID/comm`.
+pub const HELPER_NAME: &CStr = c"hecaton";
 
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";

@@ -17,6 +17,7 @@ use super::program::Program;
 use super::serve::{Links, serve};
 use crate::{maps, own, sys};
 use hecaton_uffd::Errno;
+use hecaton_uffd::handover::HELPER_NAME;
 use hecaton_uffd::sys::syscall;
 use libc::{c_int, c_void};
 use std::os::fd::RawFd;
@@ -77,25 +78,31 @@ pub(crate) fn start(links: Links) -> Result<(), Errno> {
 }
 
 fn start_with_signals_blocked(links: Links) -> Result<(), Errno> {
+    // The first process in a namespace is its init, and must not end at once; nor does it see the
+    // program's number.
+    let is_first = has_unborn_namespace();
+    let pid = sys::process_id();
+    let pidfd = if is_first { open_pidfd(pid)? } else { -1 };
     let pipe = sys::pipe()?;
     LIFELINE.store(sys::out_of_the_way(pipe[1]), Relaxed);
     let top = own::helper_stack_top();
     let at = (top - size_of::<Start>()) & !63;
     let start = at as *mut Start;
-    let program =
-        Program { helper_pid: 0, pid: sys::process_id(), pidfd: -1, lifeline: pipe[0], stat: -1 };
+    let program = Program { helper_pid: 0, pid, pidfd, lifeline: pipe[0], stat: -1 };
     let outcome = AtomicU32::new(STARTING);
     // SAFETY: the top of the helper's stack, which nothing uses yet.
     let start = unsafe {
         start.write(Start { links, program, stack_top: top - FIRST_STACK, outcome });
         &*start
     };
-    let cloned = match has_unborn_namespace() {
-        // The first process in a namespace is its init, and must not end at once.
+    let cloned = match is_first {
         true => clone(entry, at, FLAGS, start),
         false => clone(between, at, FLAGS | libc::CLONE_VFORK, start).map(reap),
     };
     sys::close(pipe[0]);
+    if pidfd >= 0 {
+        sys::close(pidfd);
+    }
     if let Err(errno) = cloned {
         let_go_of_parents_lifeline();
         return Err(errno);
@@ -153,29 +160,30 @@ extern "C" fn entry(start: *mut c_void) -> c_int {
     let start = unsafe { &*start.cast::<Start>() };
     let Links { socket, uffd, mover, .. } = start.links;
     let mover = mover.map_or(-1, |mover| mover.0);
-    keep_only([socket, uffd.0, mover, start.program.lifeline]);
+    keep_only([socket, uffd.0, mover, start.program.lifeline, start.program.pidfd]);
     // Opened here, because the program may be allowed few descriptors. It waits, so its number is
     // its own.
     let links = Links { maps: maps::open().unwrap_or(-1), ..start.links };
     let mut program = Program { helper_pid: sys::process_id(), ..start.program };
-    // SAFETY: numbers only.
-    let pidfd = unsafe { syscall(libc::SYS_pidfd_open, [program.pid as usize, 0, 0, 0, 0, 0]) };
-    match pidfd {
-        Ok(pidfd) => program.pidfd = pidfd as RawFd,
-        Err(errno) => {
-            start.say(errno.0 as u32);
-            return 1;
-        }
-    }
-    program.stat = open_stat(program.pid);
     become_nobodys_child();
-    if let Err(errno) = confine::confine(program.pidfd) {
+    let ready = match program.pidfd {
+        -1 => open_pidfd(program.pid).map(|pidfd| program.pidfd = pidfd),
+        _ => Ok(()),
+    };
+    program.stat = open_stat(program.pid);
+    if let Err(errno) = ready.and_then(|()| confine::confine(program.pidfd)) {
         start.say(errno.0 as u32);
         return 1;
     }
     start.say(0);
     serve(&links, &mut program);
     0
+}
+
+fn open_pidfd(pid: i32) -> Result<RawFd, Errno> {
+    // SAFETY: numbers only.
+    let opened = unsafe { syscall(libc::SYS_pidfd_open, [pid as usize, 0, 0, 0, 0, 0]) };
+    opened.map(|fd| fd as RawFd)
 }
 
 /// `/proc/PID/stat`, or -1.
@@ -189,7 +197,7 @@ fn open_stat(pid: i32) -> RawFd {
 }
 
 fn become_nobodys_child() {
-    let (name, root) = (c"hecaton".as_ptr() as usize, c"/".as_ptr() as usize);
+    let (name, root) = (HELPER_NAME.as_ptr() as usize, c"/".as_ptr() as usize);
     // What the kernel's sigaction begins with; the rest is flags, restorer and mask.
     let ignored = [libc::SIG_IGN, 0, 0, 0];
     let ignored = ignored.as_ptr() as usize;

@@ -3,7 +3,7 @@
 //! They are known by their environment, which names their pager. A process that writes over its
 //! environment (to change what `ps` shows) is waited for, and not named.
 
-use hecaton_uffd::handover::SOCKET_VARIABLE;
+use hecaton_uffd::handover::{HELPER_NAME, SOCKET_VARIABLE};
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -42,7 +42,13 @@ fn served_by(socket: &Path) -> Vec<u32> {
     };
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(is_served).collect()
+    pids.filter(is_served).filter(|pid| !is_helper(*pid)).collect()
+}
+
+/// A helper has the environment of the process whose memory it shares.
+fn is_helper(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/comm"))
+        .is_ok_and(|name| name.trim_ascii_end() == HELPER_NAME.to_bytes())
 }
 
 /// `None` if it has ended.

@@ -7,9 +7,11 @@ whose name or section matches, and keeps the results of the others.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import re
+import signal
 import sys
 import time
 import tomllib
@@ -33,6 +35,7 @@ def arguments():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="PATTERN", help="measure only rows that match")
+    parser.add_argument("--missing", action="store_true", help="measure only rows without result")
     parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.relative_to(ROOT)}")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--list", action="store_true", help="print the names of all rows")
@@ -66,13 +69,15 @@ def sections_of_all():
     return row.load_sections(), stressors.section(notes)
 
 
-def measure(rows, results, options):
+def measure(rows, options):
     """Measures what is asked for, and keeps each result as soon as it is there."""
     hecaton = Path(TOOLS.parent, "release", "hecaton")
     if not hecaton.exists():
         sys.exit(f"no {hecaton}; run `make build`")
     pattern = re.compile(options.only or "")
     chosen = [one for one in rows if pattern.search(one.name) or pattern.search(one.section)]
+    if options.missing:
+        chosen = [one for one in chosen if one.name not in kept()]
     variables, commit = environment(), machine.commit(ROOT)
     process.adopt_orphans()
     with Cluster(str(hecaton)) as cluster:
@@ -81,35 +86,45 @@ def measure(rows, results, options):
             begun = time.monotonic()
             result = bench.measure(one)
             result.commit = commit
-            results[one.name] = result
-            keep(results)
+            keep(result)
             took = time.monotonic() - begun
             said = f"[{number}/{len(chosen)}] {one.name}: {result.outcome} {result.detail}"
             times = f"{result.native_seconds:.2f} s, {result.hecaton_seconds:.2f} s"
             print(f"{said} ({times}; {took:.0f} s)", file=sys.stderr, flush=True)
 
 
-def keep(results):
-    """Writes results.json."""
-    TOOLS.mkdir(parents=True, exist_ok=True)
-    text = json.dumps([result.record() for result in results.values()], indent=1)
-    RESULTS.with_suffix(".new").write_text(text + "\n")
-    RESULTS.with_suffix(".new").replace(RESULTS)
+def kept():
+    """The results in results.json, by name of row."""
+    if not RESULTS.exists():
+        return {}
+    return {entry["name"]: Result(**entry) for entry in json.loads(RESULTS.read_text())}
+
+
+def keep(result):
+    """Adds one result to results.json, which another measurement may write at the same time."""
+    with RESULTS.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        entries = [one.record() for one in {**kept(), result.name: result}.values()]
+        RESULTS.with_suffix(".new").write_text(json.dumps(entries, indent=1) + "\n")
+        RESULTS.with_suffix(".new").replace(RESULTS)
 
 
 def main():
     """Measures and prints."""
+    # So that the cluster and the temporary directories go with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = arguments()
     sections, stress = sections_of_all()
     rows = [one for section in [*sections, stress] for one in section.rows]
     if options.list:
         print("\n".join(one.name for one in rows))
         return
-    results = {}
-    if (options.only or options.kept) and RESULTS.exists():
-        results = {entry["name"]: Result(**entry) for entry in json.loads(RESULTS.read_text())}
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    if not (options.only or options.missing or options.kept):
+        RESULTS.unlink(missing_ok=True)
     if not options.kept:
-        measure(rows, results, options)
+        measure(rows, options)
+    results = kept()
     if options.json:
         print(json.dumps([result.record() for result in results.values()], indent=1))
         return

@@ -24,7 +24,7 @@ the files that the program makes must be the same.
 
 **Times are noisy.** The machine is virtual, and other builds ran on it meanwhile. Programs run
 three times natively and three times on Hecaton, in turn, and less often if they take more than
-60 s there; the table has the medians. A short time is mostly that of the start.
+15 s there; the table has the medians. A short time is mostly that of the start.
 
 | outcome | rows |
 |---|---|

@@ -1,5 +1,6 @@
 """Runs one row natively and on Hecaton, and compares the two."""
 
+import itertools
 import json
 import re
 import shlex
@@ -16,9 +17,9 @@ MIN_LOCAL_BYTES = 16 * MIB
 PREPARE_LIMIT_SECONDS = 300
 NATIVE_LIMIT_SECONDS = 120
 # The limit on Hecaton, in native times and seconds beside.
-LIMIT_FACTOR, LIMIT_BESIDE_SECONDS = 20, 60
+LIMIT_FACTOR, LIMIT_BESIDE_SECONDS = 30, 60
 # A row that has taken this long on Hecaton gets no further round.
-ENOUGH_SECONDS = 60
+ENOUGH_SECONDS = 15
 
 SAME, DIFFERS, FAILS, HANGS, REFUSED = "same", "differs", "fails", "hangs", "refused"
 NOT_TRIED, NATIVE_FAILS = "not tried", "native fails"
@@ -94,7 +95,7 @@ class Bench:
                     result.detail = f"two native runs differ: {changed(reference, again)}"
                     return result
             ended, counted = self.on_hecaton(command, directory, local, limit, row.outputs)
-            result.outcome, result.detail = judge(reference, ended, limit)
+            result.outcome, result.detail = judge(reference, ended, limit, bool(counted))
             if result.outcome in (SAME, DIFFERS):
                 paged.append(ended.seconds)
                 stats.append(counted)
@@ -140,14 +141,14 @@ class Bench:
         )
 
 
-def judge(reference, ended, limit):
-    """The outcome of a run beside the native one, and its detail."""
+def judge(reference, ended, limit, started):
+    """The outcome of a run beside the native one, and its detail. A refused program never starts."""
     if ended.status is None:
         return HANGS, f"ended after {limit:.0f} s"
     said = [line for line in ended.error.splitlines() if line.startswith(("error:", "hecaton"))]
     if ended.status != exit_status(reference.status):
         line = said[-1] if said else last_line(ended.error)
-        if said and ended.status in (1, 2, 126, 127) and not ended.stdout:
+        if said and not started:
             return REFUSED, line
         return FAILS, f"status {ended.status}: {line}"
     if ended.digests != reference.digests:
@@ -161,11 +162,17 @@ def exit_status(status):
 
 
 def changed(one, other):
-    """Which outputs differ."""
+    """How the outputs differ."""
     if one.status != other.status:
         return f"status {one.status} and {other.status}"
     names = [name for name in one.digests if one.digests[name] != other.digests[name]]
-    return ", ".join("standard output" if name == ".stdout" else name for name in names)
+    if names != [".stdout"]:
+        return ", ".join("standard output" if name == ".stdout" else name for name in names)
+    lines = [text.decode(errors="replace").splitlines() for text in (one.stdout, other.stdout)]
+    for line, instead in itertools.zip_longest(*lines, fillvalue="nothing"):
+        if line != instead:
+            return f"`{instead[:80]}` in place of `{line[:80]}`"
+    return "standard output, far from its start"
 
 
 def last_line(text):

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # Smaps_rollup of more processes than this takes too long to sum.
 MAX_SAMPLED = 64
 GRACE_SECONDS = 3
+REAP_SECONDS = 0.2
 
 
 @dataclass
@@ -102,10 +104,17 @@ def digest(path):
         return "no file"
 
 
+def _remove(path):
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def run(command, directory, environment, limit_seconds, outputs=(), sample=False, keep=()):
     """Runs `command` in `directory`, and ends all that it started, at the limit or after its end."""
     for name in outputs:
-        Path(directory, name).unlink(missing_ok=True)
+        _remove(Path(directory, name))
     stdout, stderr = Path(directory, ".stdout"), Path(directory, ".stderr")
     with stdout.open("wb") as out, stderr.open("wb") as err:
         begun = time.monotonic()
@@ -143,7 +152,15 @@ def _wait(process, deadline, sample, keep):
             time.sleep(pause)
         else:
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(min(REAP_SECONDS, max(0.0, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
                 pass
+        _reap_orphans({process.pid, *keep})
     return peak
+
+
+def _reap_orphans(others):
+    """Reaps orphans that have ended. Without it the table of processes fills, as `init` prevents."""
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        if int(pid) not in others:
+            os.waitpid(int(pid), os.WNOHANG)

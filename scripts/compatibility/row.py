@@ -114,7 +114,7 @@ class Requirements:
         if kind == "":
             return shutil.which(name, path=self.environment["PATH"]) is not None
         if kind == "file":
-            for key in ("ROOT", "TOOLS", "PROGRAMS"):
+            for key in ("ROOT", "TOOLS", "PROGRAMS", "NODE_PATH"):
                 name = name.replace(f"${key}", self.environment[key])
             return Path(name).exists()
         if kind == "npm":

@@ -103,10 +103,10 @@ def of_torch():
 
     torch.manual_seed(1)
     torch.set_num_threads(2)
-    model = torch.nn.Sequential(torch.nn.Linear(500, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(500, 1500), torch.nn.ReLU(), torch.nn.Linear(1500, 1))
     optimizer = torch.optim.Adam(model.parameters())
-    points = torch.randn(20_000, 500)
-    for begin in range(0, 20_000, 2000):
+    points = torch.randn(8_000, 500)
+    for begin in range(0, 8_000, 2000):
         batch = points[begin : begin + 2000]
         loss = (model(batch) - batch[:, :1]).pow(2).mean()
         optimizer.zero_grad()

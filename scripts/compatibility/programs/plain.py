@@ -16,9 +16,9 @@ from multiprocessing import shared_memory
 
 
 def dictionary():
-    words = {f"key-{i * 7919 % 600000}": str(i) * 3 for i in range(600000)}
-    total = sum(len(words[f"key-{i}"]) for i in range(0, 600000, 3))
-    for i in range(0, 600000, 2):
+    words = {f"key-{i * 7919 % 250000}": str(i) * 3 for i in range(250000)}
+    total = sum(len(words[f"key-{i}"]) for i in range(0, 250000, 3))
+    for i in range(0, 250000, 2):
         del words[f"key-{i}"]
     return total, len(words), sum(len(word) for word in words.values())
 

@@ -69,9 +69,10 @@ static void other_memory(void)
     CHECK(child >= 0);
     if (!child) {
         close(hold[1]);
-        _exit(read(hold[0], &mark, 1) != 0);
+        _exit(read(hold[0], &mark, 1) != 0 || wrong(from, SIZE, 1));
     }
     size_t got = 0;
+    int status;
     for (size_t i = 0; i < SIZE; i += MIB) {
         struct iovec local = {to + i, MIB}, remote = {from + i, MIB};
         ssize_t bytes = process_vm_readv(child, &local, 1, &remote, 1, 0);
@@ -79,8 +80,8 @@ static void other_memory(void)
         got += bytes;
     }
     close(hold[1]);
-    waitpid(child, NULL, 0);
-    printf("%zu bytes, %zu wrong\n", got, wrong(from, SIZE, 1) + wrong(to, SIZE, 1));
+    waitpid(child, &status, 0);
+    printf("%zu bytes, %zu wrong, child %d\n", got, wrong(from, SIZE, 1) + wrong(to, SIZE, 1), status);
 }
 
 static void through_pipe(int gift)

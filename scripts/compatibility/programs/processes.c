@@ -238,11 +238,28 @@ static void clone_copy(void)
     printf("%zu wrong\n", bad + wrong(memory, 64 * MIB, 1));
 }
 
+static int in_copy(void *argument)
+{
+    (void)argument;
+    return wrong(memory, 64 * MIB, 1) ? 1 : 7;
+}
+
+/* The C library ends such a child's only thread, and not its process, when the function returns. */
+static void clone_function(void)
+{
+    memory = map_filled(64 * MIB, 1);
+    char *stack = map(MIB);
+    int status;
+    pid_t child = clone(in_copy, stack + MIB, SIGCHLD, NULL);
+    CHECK(child >= 0 && waitpid(child, &status, 0) == child);
+    printf("status %x, %zu wrong\n", status, wrong(memory, 64 * MIB, 1));
+}
+
 static const struct mode MODES[] = {
     {"fork-tree", fork_tree}, {"copy-on-write", copy_on_write}, {"spawn", spawn},
     {"processes", thousand_processes}, {"threads", thousand_threads},
     {"robust", robust_mutexes}, {"signals", signals}, {"clone-shared", clone_shared},
-    {"clone-copy", clone_copy}, {0},
+    {"clone-copy", clone_copy}, {"clone-function", clone_function}, {0},
 };
 
 int main(int argc, char **argv) { return run_mode(MODES, argc, argv); }

@@ -32,6 +32,10 @@ class Ended:
 def adopt_orphans():
     """Makes this process the parent of orphaned descendants, so that it finds and ends them."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # An orphan that signals its parent, as workers of stress-ng do, now signals this process. A
+    # handler, unlike SIG_IGN, is not inherited by programs.
+    for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
 
 
 def children_of_all():

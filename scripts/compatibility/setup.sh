@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the packages that rows of the compatibility table need, and only those that are missing.
 #
-# Debian packages go into the system; those of PyPI, npm, Go and Maven into target/compatibility. What
-# cannot be installed is listed and is no failure: its rows say "not tried".
+# Debian packages go into the system; those of PyPI, npm, Go and Maven into target/compatibility.
+# A package that cannot be installed is listed, and is no failure: its rows say "not tried".
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 

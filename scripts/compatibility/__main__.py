@@ -7,6 +7,7 @@ whose name or section matches, and keeps the results of the others.
 """
 
 import argparse
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "compatibility"
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 RESULTS = TOOLS / "results.json"
+ATTEMPTS = 60
 
 
 def arguments():
@@ -105,7 +107,16 @@ def keep(result):
     with RESULTS.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = [one.record() for one in {**kept(), result.name: result}.values()]
-        RESULTS.with_suffix(".new").write_text(json.dumps(entries, indent=1) + "\n")
+        text = json.dumps(entries, indent=1) + "\n"
+        # Some stressors fill the disk for a moment.
+        for attempt in range(ATTEMPTS):
+            try:
+                RESULTS.with_suffix(".new").write_text(text)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOSPC or attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(1)
         RESULTS.with_suffix(".new").replace(RESULTS)
 
 

@@ -141,8 +141,17 @@ def _line(row, result):
     native = _seconds(result.native_seconds) if result.native_seconds else ""
     peak = f"{result.peak_bytes / MIB:.0f} MiB" if result.peak_bytes else ""
     name = row.name.replace("|", "\\|")
-    note = _note(row.note, "" if result.outcome == measure.SAME else result.detail)
+    detail = result.detail if result.outcome != measure.SAME else _local(row, result)
+    note = _note(row.note, detail)
     return f"| {name} | {native} | {peak} | {hecaton} | {slowdown} | {pages} | {note} |\n"
+
+
+def _local(row, result):
+    """Says so where the program's memory was not in the pool, although it did not fit."""
+    mib = int(result.local.removesuffix("M") or 0)
+    if result.pages_out or row.note or result.peak_bytes < 1.2 * mib * MIB:
+        return ""
+    return "runs on local memory"
 
 
 def _seconds(seconds):

@@ -12,19 +12,20 @@ Made by `make compatibility`. Do not edit it by hand: the rows are in
 writes all of it again. `make compatibility-setup` installs the packages that rows need.
 
 Each row runs natively, and then under `hecaton run --local SIZE`, where SIZE is **half of the
-native peak** of anonymous memory, and at least 16 MiB. The exit status, the standard output and
-the files that the program makes must be the same.
+native peak** of anonymous memory, and at least 16 MiB; small programs that test one interface of
+the kernel run with 32 MiB. The exit status, the standard output and the files that the program
+makes must be the same.
 
 | | |
 |---|---|
-| machine | {processors} processors, {memory}, {kernel}, {system}; program, pager and three donors on it |
+| machine | {processors}, {memory}, {kernel}, {system}; program, pager and three donors on it |
 | user | {user} |
 | date | {date} |
 | commit | {commit} |
 
 **Times are noisy.** The machine is virtual, and other builds ran on it meanwhile. Programs run
 three times natively and three times on Hecaton, in turn, and less often if they take more than
-15 s there; the table has the medians. A short time is mostly that of the start.
+5 s there; the table has the medians. A short time is mostly that of the start.
 
 | outcome | rows |
 |---|---|
@@ -36,7 +37,7 @@ three times natively and three times on Hecaton, in turn, and less often if they
 - **not tried**: this machine lacks what the row needs. **native fails**: so does the native run.
 """
 
-COLUMNS = """| program | native | peak | Hecaton | slowdown | pages in, out | note |
+COLUMNS = """| program | native | peak, local | Hecaton | slowdown | pages in, out | note |
 |---|---|---|---|---|---|---|
 """
 
@@ -75,7 +76,7 @@ def markdown(sections, results, facts):
         text += f"\n## {section.title}\n\n{section.about.strip()}\n\n".replace("\n\n\n\n", "\n\n")
         text += COLUMNS
         text += "".join(_line(row, results[row.name]) for row in section.rows if row.name in results)
-    return text
+    return _wrapped(text)
 
 
 def stress(section, results):
@@ -139,7 +140,7 @@ def _line(row, result):
         if not row.untimed and result.native_seconds:
             slowdown = f"{result.hecaton_seconds / result.native_seconds:.1f}"
     native = _seconds(result.native_seconds) if result.native_seconds else ""
-    peak = f"{result.peak_bytes / MIB:.0f} MiB" if result.peak_bytes else ""
+    peak = f"{result.peak_bytes / MIB:.0f}, {result.local[:-1]} MiB" if result.peak_bytes else ""
     name = row.name.replace("|", "\\|")
     detail = result.detail if result.outcome != measure.SAME else _local(row, result)
     note = _note(row.note, detail)

@@ -20,7 +20,7 @@ def facts(root):
     memory_kib = int(_field("/proc/meminfo", "MemTotal").split()[0])
     release = platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
     return {
-        "processors": f"{os.cpu_count()} ({_field('/proc/cpuinfo', 'model name')})",
+        "processors": f"{os.cpu_count()} processors ({_field('/proc/cpuinfo', 'model name')})",
         "memory": f"{memory_kib / (1 << 20):.0f} GiB",
         "kernel": f"Linux {platform.release().split('-')[0]}",
         "system": release,

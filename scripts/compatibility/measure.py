@@ -19,7 +19,7 @@ NATIVE_LIMIT_SECONDS = 120
 # The limit on Hecaton, in native times and seconds beside.
 LIMIT_FACTOR, LIMIT_BESIDE_SECONDS = 30, 60
 # A row that has taken this long on Hecaton gets no further round.
-ENOUGH_SECONDS = 15
+ENOUGH_SECONDS = 5
 
 SAME, DIFFERS, FAILS, HANGS, REFUSED = "same", "differs", "fails", "hangs", "refused"
 NOT_TRIED, NATIVE_FAILS = "not tried", "native fails"
@@ -176,6 +176,7 @@ def changed(one, other):
 
 
 def last_line(text):
-    """The last line of an error output, shortened."""
+    """The last line of an error output that tells of an error, or the last, shortened."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no error output"
+    telling = [line for line in lines if re.search(r"\b(fail|error|ERROR)\b", line)]
+    return (telling or lines or ["no error output"])[-1][:160]

@@ -9,7 +9,8 @@ HEADER = """# Compatibility
 
 Made by `make compatibility`. Do not edit it by hand: the rows are in
 [scripts/compatibility/rows](../scripts/compatibility/rows), and `make compatibility` measures and
-writes all of it again. `make compatibility-setup` installs the packages that rows need.
+writes all of it again, in about an hour. `make compatibility-setup` installs the packages that rows
+need. Use a machine that nobody else works on: some stressors fill its disk for a moment.
 
 Each row runs natively, and then under `hecaton run --local SIZE`, where SIZE is **half of the
 native peak** of anonymous memory, and at least 16 MiB; small programs that test one interface of

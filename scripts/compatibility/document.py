@@ -35,6 +35,7 @@ three times natively and three times on Hecaton, in turn, and less often if they
 - **same**: exit status and all outputs are those of the native run.
 - **refused**: `hecaton run` does not start the program, and says why.
 - **differs**, **fails**, **hangs**: the program ends, or not, in another way than natively.
+- **not measured**: the last measurement was of other rows, or ended early.
 - **not tried**: this machine lacks what the row needs. **native fails**: so does the native run.
 """
 
@@ -61,13 +62,14 @@ These pass natively, and not on Hecaton:
 
 ORDER = [
     measure.SAME, measure.REFUSED, measure.DIFFERS, measure.FAILS, measure.HANGS,
-    measure.NATIVE_FAILS, measure.NOT_TRIED,
+    measure.NATIVE_FAILS, measure.NOT_TRIED, measure.NOT_MEASURED,
 ]  # fmt: skip
 
 
 def markdown(sections, results, facts):
     """The whole document. `results` are by name of row."""
     rows = [row for section in sections for row in section.rows]
+    results = {row.name: measure.Result(row.name, measure.NOT_MEASURED) for row in rows} | results
     counted = [results[row.name] for row in rows if row.name in results]
     commits = sorted({result.commit for result in counted if result.commit})
     text = HEADER.format(
@@ -76,7 +78,7 @@ def markdown(sections, results, facts):
     for section in sections:
         text += f"\n## {section.title}\n\n{section.about.strip()}\n\n".replace("\n\n\n\n", "\n\n")
         text += COLUMNS
-        text += "".join(_line(row, results[row.name]) for row in section.rows if row.name in results)
+        text += "".join(_line(row, results[row.name]) for row in section.rows)
     return _wrapped(text)
 
 
@@ -124,7 +126,7 @@ def _wrapped(text):
 def _counts(rows, results):
     lines = []
     for outcome in ORDER:
-        of_outcome = [row for row in rows if row.name in results and results[row.name].outcome == outcome]
+        of_outcome = [row for row in rows if results[row.name].outcome == outcome]
         if of_outcome:
             programs = sum(row.program for row in of_outcome)
             lines.append(f"| {outcome} | {len(of_outcome)}, of them {programs} programs |")

@@ -22,7 +22,7 @@ LIMIT_FACTOR, LIMIT_BESIDE_SECONDS = 30, 60
 ENOUGH_SECONDS = 5
 
 SAME, DIFFERS, FAILS, HANGS, REFUSED = "same", "differs", "fails", "hangs", "refused"
-NOT_TRIED, NATIVE_FAILS = "not tried", "native fails"
+NOT_TRIED, NATIVE_FAILS, NOT_MEASURED = "not tried", "native fails", "not measured"
 
 
 @dataclass

@@ -1,5 +1,5 @@
 -- Fills a table, and prints what it holds.
-local count, sum, map = 500000, 0, {}
+local count, sum, map = 200000, 0, {}
 for i = 0, count - 1 do map["key-" .. i * 7919 % count] = { i, tostring(i):rep(3) } end
 for i = 0, count - 1, 3 do sum = sum + #map["key-" .. i][2] end
 for i = 0, count - 1, 2 do map["key-" .. i] = nil end

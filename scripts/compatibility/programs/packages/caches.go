@@ -19,7 +19,7 @@ func check(err error) {
 
 func main() {
 	options := bigcache.DefaultConfig(time.Hour)
-	options.Verbose = false
+	options.Verbose, options.Shards, options.MaxEntriesInWindow = false, 64, 300000
 	cache, err := bigcache.New(context.Background(), options)
 	check(err)
 	for i := 0; i < 300000; i++ {
@@ -34,14 +34,16 @@ func main() {
 	os.Remove("bolt")
 	database, err := bbolt.Open("bolt", 0600, &bbolt.Options{NoSync: true})
 	check(err)
-	check(database.Update(func(tx *bbolt.Tx) error {
-		bucket, err := tx.CreateBucket([]byte("b"))
-		check(err)
-		for i := 0; i < 200000; i++ {
-			check(bucket.Put([]byte(fmt.Sprint(i*7919%200000)), []byte(fmt.Sprintf("%0100d", i))))
-		}
-		return nil
-	}))
+	for begin := 0; begin < 200000; begin += 5000 {
+		check(database.Update(func(tx *bbolt.Tx) error {
+			bucket, err := tx.CreateBucketIfNotExists([]byte("b"))
+			check(err)
+			for i := begin; i < begin+5000; i++ {
+				check(bucket.Put([]byte(fmt.Sprint(i*7919%200000)), []byte(fmt.Sprintf("%0100d", i))))
+			}
+			return nil
+		}))
+	}
 	check(database.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket([]byte("b")).ForEach(func(_, value []byte) error { sum += int(value[99]); return nil })
 	}))

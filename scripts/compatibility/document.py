@@ -34,7 +34,8 @@ three times natively and three times on Hecaton, in turn, and less often if they
 
 - **same**: exit status and all outputs are those of the native run.
 - **refused**: `hecaton run` does not start the program, and says why.
-- **differs**, **fails**, **hangs**: the program ends, or not, in another way than natively.
+- **differs**, **fails**: the program ends in another way than natively.
+- **hangs**: it has not ended within 60 s and 30 times the native time. It may only be slow.
 - **not measured**: the last measurement was of other rows, or ended early.
 - **not tried**: this machine lacks what the row needs. **native fails**: so does the native run.
 """

@@ -144,7 +144,7 @@ class Bench:
 def judge(reference, ended, limit, started):
     """The outcome of a run beside the native one, and its detail. A refused program never starts."""
     if ended.status is None:
-        return HANGS, f"ended after {limit:.0f} s"
+        return HANGS, f"no end within {limit:.0f} s"
     said = [line for line in ended.error.splitlines() if line.startswith(("error:", "hecaton"))]
     if ended.status != exit_status(reference.status):
         line = said[-1] if said else last_line(ended.error)

@@ -1,7 +1,7 @@
 <?php
 // Fills an array and objects, and prints what they hold.
 ini_set('memory_limit', '1G');
-$count = 400000;
+$count = 150000;
 $map = [];
 for ($i = 0; $i < $count; $i++) $map["key-" . ($i * 7919 % $count)] = [$i, str_repeat("$i", 3)];
 $sum = 0;

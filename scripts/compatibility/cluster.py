@@ -6,6 +6,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import process
+
 DONORS = 3
 LEND = "5G"
 END_SECONDS = 20
@@ -42,6 +44,7 @@ class Cluster:
         self.manager = json.loads(line)["manager"]
 
     def _stop(self):
+        process.reap_and_kill(self.keep())
         # A second signal ends the programs that the cluster still waits for.
         for _ in range(2):
             self.process.send_signal(signal.SIGTERM)

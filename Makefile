@@ -3,14 +3,16 @@
 CARGO ?= cargo
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 60
+COMPATIBILITY_ARGS ?= --write
 SEEDS ?= 10000
 ROUNDS ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-vm demo-harvest test check tidy bench fuzz soak simulate
+.PHONY: help setup build demo demo-vm demo-harvest test check tidy bench compatibility compatibility-setup
+.PHONY: fuzz soak simulate
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the system packages that tests and benches use, only what is missing
 	@scripts/setup.sh all
@@ -43,6 +45,12 @@ tidy: ## check the structure: circles, floors, sizes, headers; a ratchet over to
 bench: ## bench fault, stream and app; BENCH_ARGS=--quick for small sizes
 	@scripts/setup.sh bench
 	@scripts/bench.sh $(BENCH_ARGS)
+
+compatibility: build ## measure which programs run on the pool as they do natively; writes and prints docs/compatibility.md; an hour
+	@python3 scripts/compatibility $(COMPATIBILITY_ARGS)
+
+compatibility-setup: ## install the packages from Debian, PyPI, npm, Go and Maven that `make compatibility` uses
+	@scripts/compatibility/setup.sh
 
 fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -51,13 +51,20 @@ pub(crate) fn register(start: u64, len: u64) {
     let _ = Uffd(UFFD.load(Relaxed)).register(start, len, mode);
 }
 
+const NOT_PERMITTED: fn(Errno) -> Failure = |errno| {
+    let what = "userfaultfd is not permitted to this program: as root, run \
+                `sysctl vm.unprivileged_userfaultfd=1` or `chmod 666 /dev/userfaultfd`";
+    Failure(what, errno)
+};
+
+/// Whether a child can open a userfaultfd as it must: this process may have given up the right
+/// since it started, or have left `/dev` behind.
+pub(crate) fn may_be_followed() -> Result<(), Failure> {
+    Uffd::open().map(|uffd| sys::close(uffd.0)).map_err(NOT_PERMITTED)
+}
+
 fn open_uffd() -> Result<Uffd, Failure> {
-    let refused = |errno| {
-        let what = "userfaultfd is not permitted to this program: as root, run \
-                    `sysctl vm.unprivileged_userfaultfd=1` or `chmod 666 /dev/userfaultfd`";
-        Failure(what, errno)
-    };
-    let uffd = Uffd(sys::out_of_the_way(Uffd::open().map_err(refused)?.0));
+    let uffd = Uffd(sys::out_of_the_way(Uffd::open().map_err(NOT_PERMITTED)?.0));
     match uffd.api(PAGER_FEATURES) {
         Ok(_) => Ok(uffd),
         Err(errno) => {

@@ -135,11 +135,16 @@ fn get_ready(flags: u64) -> Result<Ready, Failure> {
     }
     let followed = if own::is_filtered() {
         Err(Failure("its system calls are filtered", Errno(libc::EPERM)))
-    } else if flags & libc::CLONE_FILES as u64 == 0 {
-        follow()
-    } else {
+    } else if flags & libc::CLONE_FILES as u64 != 0 {
         // Each of the two needs a userfaultfd of its own under the same number.
         Err(Failure("descriptors stay shared", Errno(libc::EPERM)))
+    } else if flags & libc::CLONE_NEWUSER as u64 != 0 {
+        Err(Failure(
+            "in another user namespace they have no right to a userfaultfd",
+            Errno(libc::EPERM),
+        ))
+    } else {
+        attach::may_be_followed().and_then(|()| follow())
     };
     match followed {
         Ok(connection) => Ok(Ready::Followed(connection)),

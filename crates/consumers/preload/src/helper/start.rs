@@ -6,11 +6,14 @@
 //! pages.
 //!
 //! The helper is a child of a process that ends at once, so that the program's `wait` never meets
-//! it. It has a session of its own, which no signal to the program's group reaches; a descriptor
-//! table with nothing but what it needs, so that the program may close every descriptor it has, and
-//! none of its pipes stays open because of us; and a working directory of its own. A tracer that
-//! follows what the program starts does not get hold of it (CLONE_UNTRACED): the tracer may be
-//! waiting for a page itself. All signals are blocked in it.
+//! it. Orphans become children of the first process of their namespace, or of a subreaper: if that
+//! is the program itself, the helper is its child from the start, of the kind that `wait` passes
+//! over (no signal at its end), because the program may wait until it has no children. It has a
+//! session of its own, which no signal to the program's group reaches; a descriptor table with
+//! nothing but what it needs, so that the program may close every descriptor it has, and none of
+//! its pipes stays open because of us; and a working directory of its own. A tracer that follows
+//! what the program starts does not get hold of it (CLONE_UNTRACED): the tracer may be waiting for
+//! a page itself. All signals are blocked in it.
 
 use super::confine;
 use super::program::Program;
@@ -82,6 +85,7 @@ fn start_with_signals_blocked(links: Links) -> Result<(), Errno> {
     // program's number.
     let is_first = has_unborn_namespace();
     let pid = sys::process_id();
+    let is_direct = is_first || pid == 1 || sys::is_subreaper();
     let pidfd = if is_first { open_pidfd(pid)? } else { -1 };
     let pipe = sys::pipe()?;
     LIFELINE.store(sys::out_of_the_way(pipe[1]), Relaxed);
@@ -95,7 +99,7 @@ fn start_with_signals_blocked(links: Links) -> Result<(), Errno> {
         start.write(Start { links, program, stack_top: top - FIRST_STACK, outcome });
         &*start
     };
-    let cloned = match is_first {
+    let cloned = match is_direct {
         true => clone(entry, at, FLAGS, start),
         false => clone(between, at, FLAGS | libc::CLONE_VFORK, start).map(reap),
     };

@@ -118,6 +118,15 @@ pub(crate) fn process_id() -> i32 {
     unsafe { syscall(libc::SYS_getpid, [0; 6]).map_or(0, |pid| pid as i32) }
 }
 
+/// Whether orphans among this process's descendants become its children.
+pub(crate) fn is_subreaper() -> bool {
+    let mut is = 0i32;
+    let (get, to) = (libc::PR_GET_CHILD_SUBREAPER as usize, &raw mut is as usize);
+    // SAFETY: the kernel writes one number.
+    let asked = unsafe { syscall(libc::SYS_prctl, [get, to, 0, 0, 0, 0]) };
+    asked.is_ok() && is != 0
+}
+
 /// The inode of an open file.
 pub(crate) fn file_number(fd: RawFd) -> Option<u64> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();

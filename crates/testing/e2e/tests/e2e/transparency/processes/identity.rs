@@ -14,9 +14,23 @@ use std::{
     process::{ChildStdin, ChildStdout, Command, Stdio},
 };
 
+/// Starts two processes, calls itself by `exec` once, and waits until it has no children.
+const WAITS_FOR_ALL: &str = "
+import os, sys
+if 'again' not in sys.argv:
+    os.spawnvp(os.P_NOWAIT, 'sh', ['sh', '-c', 'true & exec sleep 0.2'])
+    os.execvp('python3', ['python3', '-c', sys.orig_argv[2], 'again'])
+os.spawnvp(os.P_NOWAIT, 'true', ['true'])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print('no children')
+";
+
 /// A process may enter a user namespace only while it has one thread.
 pub(crate) fn namespaces(cluster: &Cluster) -> TestResult {
-    if let Some(reason) = missing_any(&["unshare"]) {
+    if let Some(reason) = missing_any(&["unshare", "python3"]) {
         return Ok(Outcome::Skipped(reason));
     }
     let kinds = [
@@ -24,9 +38,12 @@ pub(crate) fn namespaces(cluster: &Cluster) -> TestResult {
         "unshare -Ur --mount --net id -u",
         "unshare --pid --fork sh -c 'echo $$; id -u'",
         "unshare --pid id -u",
+        // The first process of a namespace, and one that adopts orphans, which then wait for all.
+        "unshare --pid --fork --mount-proc python3 -c \"$0\"",
+        "python3 -c \"import ctypes; ctypes.CDLL(None).prctl(36, 1)\n$0\"",
     ];
     for kind in kinds {
-        same_as_native(cluster, "64M", &["sh", "-c", kind])?;
+        same_as_native(cluster, "64M", &["sh", "-c", kind, WAITS_FOR_ALL])?;
     }
     Ok(Outcome::Passed)
 }

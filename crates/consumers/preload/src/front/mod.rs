@@ -3,13 +3,13 @@
 //! Each calls libc's own, and does something more for few programs. Unlike those in [`crate::hook`]
 //! they need not see what libc does by itself.
 
+mod memory_files;
 mod next;
 mod robust;
-mod self_memory;
 
 /// Looks all functions up: later, a signal handler may be the first that calls one.
 pub(crate) fn prepare() {
-    for next in self_memory::NEXT.iter().chain([&robust::NEXT]) {
+    for next in memory_files::NEXT.iter().chain([&robust::NEXT]) {
         next.get();
     }
 }

@@ -89,6 +89,7 @@ fn main() -> ExitCode {
         sandboxes::another_user,
         tracers::strace_attaches,
         tracers::strace_follows,
+        tracers::debuggers_read,
         tracers::valgrind_runs,
         redis::bgsave_under_load,
         limit::resident_memory_stays_below,

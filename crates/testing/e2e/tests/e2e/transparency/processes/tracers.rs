@@ -68,6 +68,37 @@ pub(crate) fn strace_follows(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
+/// Reads all memory of another process as debuggers do.
+const READING: &str = r#"
+import os, subprocess, sys
+READ = '\n'.join([
+    'import ctypes, sys',
+    'memory = bytearray(40 << 20)',
+    'for at in range(0, len(memory), 4096): memory[at:at + 8] = at.to_bytes(8, "little")',
+    'print(ctypes.addressof(ctypes.c_char.from_buffer(memory)), flush=True)',
+    'sys.stdin.read()',
+])
+child = subprocess.Popen([sys.executable, '-c', READ], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+start = int(child.stdout.readline())
+memory = os.open(f'/proc/{child.pid}/mem', os.O_RDONLY)
+wrong = 0
+for at in range(0, 40 << 20, 1 << 20):
+    read = os.pread(memory, 1 << 20, start + at)
+    pages = range(0, 1 << 20, 4096)
+    wrong += sum(read[page:page + 8] != (at + page).to_bytes(8, 'little') for page in pages)
+child.communicate(b'')
+print(wrong, 'wrong', child.wait(), flush=True)
+"#;
+
+/// A debugger on the pool finds what its programs have in the pool.
+pub(crate) fn debuggers_read(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing_any(&["python3"]) {
+        return Ok(Outcome::Skipped(reason));
+    }
+    same_as_native(cluster, "16M", &["python3", "-c", READING])?;
+    Ok(Outcome::Passed)
+}
+
 /// Under valgrind the program does not share memory with others as the kernel would have it.
 pub(crate) fn valgrind_runs(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["valgrind", "python3"]) {

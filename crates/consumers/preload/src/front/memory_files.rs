@@ -1,7 +1,10 @@
-//! Serves programs that read and write their own memory as a file, `/proc/self/mem`.
+//! Serves programs that use memory as a file: their own, `/proc/self/mem`, or that of a process
+//! that they debug.
 //!
 //! The kernel does not wait for a page there: EIO, or less than was asked for. So the pages are
-//! brought in before, few at a time, and once more if they have been evicted meanwhile.
+//! brought in before, few at a time, and once more if they have been evicted meanwhile. Pages of
+//! others are brought in by a read (`process_vm_readv`), which waits, and written to by
+//! `process_vm_writev`.
 
 use super::next::Next;
 use crate::{own, sys};
@@ -190,9 +193,11 @@ pub(super) unsafe extern "C-unwind" fn pread64(
     unsafe {
         match place_in_memory(fd) {
             None => next!(PREAD, TransferAt)(fd, buffer, len, at),
-            Some(_) => in_parts(libc::MADV_POPULATE_READ, at, len, |done, part, at| {
-                next!(PREAD, TransferAt)(fd, buffer.add(done), part, at)
-            }),
+            Some(Place { pid, .. }) => {
+                in_parts(libc::MADV_POPULATE_READ, Place { pid, at }, len, |done, part, at| {
+                    next!(PREAD, TransferAt)(fd, buffer.add(done), part, at)
+                })
+            }
         }
     }
 }
@@ -223,38 +228,88 @@ pub(super) unsafe extern "C-unwind" fn pwrite64(
     unsafe {
         match place_in_memory(fd) {
             None => next!(PWRITE, TransferAt)(fd, buffer, len, at),
-            Some(_) => in_parts(libc::MADV_POPULATE_WRITE, at, len, |done, part, at| {
-                next!(PWRITE, TransferAt)(fd, buffer.add(done), part, at)
-            }),
+            Some(Place { pid, .. }) => {
+                in_parts(libc::MADV_POPULATE_WRITE, Place { pid, at }, len, |done, part, at| {
+                    let written = next!(PWRITE, TransferAt)(fd, buffer.add(done), part, at);
+                    match pid {
+                        Some(pid) if written < 0 => {
+                            write_by_address(pid, buffer.add(done), part, at)
+                        }
+                        _ => written,
+                    }
+                })
+            }
         }
     }
 }
 
-/// Where an open file of this process's memory stands; `None` for any other file.
-fn place_in_memory(fd: c_int) -> Option<off_t> {
-    if !IS_OPENED.load(Relaxed) || !own::is_paged() || !is_own_memory(fd) {
+/// Writes where a file of memory would not: to pages that are write-protected in the pool's
+/// service, and not to memory that the process may not write to itself. -1 and the error of the
+/// file if it does not write, either.
+///
+/// # Safety
+/// The buffer has `len` bytes.
+unsafe fn write_by_address(pid: i32, buffer: *mut c_void, len: size_t, at: off_t) -> ssize_t {
+    let from = libc::iovec { iov_base: buffer, iov_len: len };
+    let to = libc::iovec { iov_base: at as *mut c_void, iov_len: len };
+    let (from, to) = (&raw const from as usize, &raw const to as usize);
+    // SAFETY: the kernel reads the buffer.
+    let written =
+        unsafe { syscall(libc::SYS_process_vm_writev, [pid as usize, from, 1, to, 1, 0]) };
+    written.map_or(-1, |written| written as ssize_t)
+}
+
+/// An open file of a process's memory.
+#[derive(Clone, Copy)]
+struct Place {
+    /// `None`: this process.
+    pid: Option<i32>,
+    at: off_t,
+}
+
+/// Where an open file of memory stands; `None` for any other file.
+fn place_in_memory(fd: c_int) -> Option<Place> {
+    if !IS_OPENED.load(Relaxed) || !own::is_paged() {
         return None;
     }
+    let pid = owner(fd)?;
     // SAFETY: numbers only.
     let at =
         unsafe { syscall(libc::SYS_lseek, [fd as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0]) };
-    at.ok().map(|at| at as off_t)
+    let at = at.ok()? as off_t;
+    Some(Place { pid: (pid != sys::process_id()).then_some(pid), at })
 }
 
-/// Another process's memory is read as it is: what is in the pool of that is not this library's.
-fn is_own_memory(fd: c_int) -> bool {
-    let mut path = [0u8; 64];
+/// The process or thread whose memory an open file is.
+fn owner(fd: c_int) -> Option<i32> {
     const OPEN_FILES: &[u8] = b"/proc/self/fd/";
+    let (mut path, mut target) = ([0u8; 64], [0u8; 64]);
     path[..OPEN_FILES.len()].copy_from_slice(OPEN_FILES);
     let end = sys::write_decimal(&mut path, OPEN_FILES.len(), fd);
-    let mut target = [0u8; 64];
-    let Ok(path) = CStr::from_bytes_until_nul(&path[..=end]) else { return false };
-    let Ok(len) = sys::read_link(path, &mut target) else { return false };
-    let mut own = [0u8; 64];
-    own[..6].copy_from_slice(b"/proc/");
-    let end = sys::write_decimal(&mut own, 6, sys::process_id());
-    let named = &target[..len];
-    named.strip_prefix(&own[..end]).is_some_and(|rest| rest.starts_with(b"/") && is_memory(named))
+    let path = CStr::from_bytes_until_nul(&path[..=end]).ok()?;
+    let len = sys::read_link(path, &mut target).ok()?;
+    let rest = target[..len].strip_prefix(b"/proc/")?.strip_suffix(b"/mem")?;
+    // `PID` or `PID/task/TID`.
+    let number = rest.split(|&byte| byte == b'/').next()?;
+    std::str::from_utf8(number).ok()?.parse().ok()
+}
+
+/// Brings in pages from `first` on, as far as that is possible.
+fn bring_in(pid: Option<i32>, advice: c_int, first: usize, pages: usize) {
+    let Some(pid) = pid else {
+        // SAFETY: contents stay as they are. What is not mapped, or not writable, is the kernel's
+        // to refuse.
+        let _ = unsafe { sys::advise(first, pages * own::PAGE, advice as usize) };
+        return;
+    };
+    let mut bytes = [0u8; AT_A_TIME];
+    for (i, byte) in bytes.iter_mut().enumerate().take(pages) {
+        let to = libc::iovec { iov_base: std::ptr::from_mut(byte).cast(), iov_len: 1 };
+        let from = libc::iovec { iov_base: (first + i * own::PAGE) as *mut c_void, iov_len: 1 };
+        let (to, from) = (&raw const to as usize, &raw const from as usize);
+        // SAFETY: the kernel writes one byte.
+        let _ = unsafe { syscall(libc::SYS_process_vm_readv, [pid as usize, to, 1, from, 1, 0]) };
+    }
 }
 
 /// Brings memory in and transfers it, a few pages at a time: `step` gets what was done, how much to
@@ -264,7 +319,7 @@ fn is_own_memory(fd: c_int) -> bool {
 /// As `step`, for all parts of `len` bytes.
 unsafe fn in_parts(
     advice: c_int,
-    at: off_t,
+    Place { pid, at }: Place,
     len: size_t,
     step: impl Fn(size_t, size_t, off_t) -> ssize_t,
 ) -> ssize_t {
@@ -274,10 +329,8 @@ unsafe fn in_parts(
         let from = at as usize + done;
         let part = (AT_A_TIME * own::PAGE - from % own::PAGE).min(len - done);
         let first = from & !(own::PAGE - 1);
-        let pages = (from + part).next_multiple_of(own::PAGE) - first;
-        // SAFETY: contents stay as they are. What is not mapped, or not writable, is the kernel's
-        // to refuse.
-        let _ = unsafe { sys::advise(first, pages, advice as usize) };
+        let pages = ((from + part).next_multiple_of(own::PAGE) - first) / own::PAGE;
+        bring_in(pid, advice, first, pages);
         let transferred = step(done, part, from as off_t);
         // SAFETY: the calling thread's errno.
         let errno = unsafe { *libc::__errno_location() };
@@ -297,14 +350,14 @@ mod tests {
     use std::os::fd::AsRawFd as _;
 
     #[test]
-    fn memory_of_this_process_is_told_from_other_files() {
+    fn memory_of_a_process_is_told_from_other_files() {
         let memory = std::fs::File::open("/proc/self/mem").unwrap();
-        assert!(is_own_memory(memory.as_raw_fd()));
+        assert_eq!(owner(memory.as_raw_fd()), Some(sys::process_id()));
         let parent = std::os::unix::process::parent_id();
         if let Ok(memory) = std::fs::File::open(format!("/proc/{parent}/mem")) {
-            assert!(!is_own_memory(memory.as_raw_fd()));
+            assert_eq!(owner(memory.as_raw_fd()), Some(parent as i32));
         }
-        assert!(!is_own_memory(std::fs::File::open("/proc/self/maps").unwrap().as_raw_fd()));
-        assert!(!is_own_memory(-1));
+        assert_eq!(owner(std::fs::File::open("/proc/self/maps").unwrap().as_raw_fd()), None);
+        assert_eq!(owner(-1), None);
     }
 }

@@ -140,11 +140,13 @@ fn without_a_cluster_commands_say_how_to_get_one() {
 
 #[test]
 fn a_program_that_is_not_there_is_named() {
-    for (program, words) in
-        [("no-such-program-anywhere", "in PATH"), ("/no/such/file", "No such file"), ("/", "file")]
-    {
+    for (program, status, words) in [
+        ("no-such-program-anywhere", 127, "in PATH"),
+        ("/no/such/file", 127, "No such file"),
+        ("/", 126, "file"),
+    ] {
         let output = output(["run", program]);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(status));
         let error = one_line(&output);
         assert!(error.contains(program) && error.contains(words), "{error}");
     }
@@ -160,7 +162,7 @@ fn a_static_program_is_refused() {
     let dir = scratch();
     let program = executable(dir.path(), "static", &elf);
     let output = hecaton().arg("run").arg(&program).output().expect("starts");
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(126));
     assert!(one_line(&output).contains("statically linked"));
 }
 

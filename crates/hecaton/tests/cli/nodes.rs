@@ -177,7 +177,8 @@ fn killed_and_started_again(dir: &Path, manager: &str, adopt_within: &str) -> (V
     let node = Node::start("a", dir, manager, adopt_within);
     wait_until_takes_part(manager, "a", "active");
     let before = donor_of(manager, "a");
-    assert!(lends(&before, 1));
+    // The donor is told some time after the manager knows of the node.
+    wait_until("the donor lends", || lends(&before, 1));
     node.kill();
     (before, Node::start("a", dir, manager, "60"))
 }

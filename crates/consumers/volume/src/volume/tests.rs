@@ -350,8 +350,8 @@ proptest! {
         prop_assert!(read(&volume, 0, size as usize) == model);
         let stats = volume.stats(0);
         let data = model.chunks(PAGE_SIZE).filter(|page| !is_zero(page)).count() as u64;
-        prop_assert!(stats.data_bytes >= pages_to_bytes(data) && stats.unkept_bytes == 0);
-        prop_assert!(stats.spilled_bytes <= stats.data_bytes);
+        let is_told = stats.data_bytes >= pages_to_bytes(data) && stats.unkept_bytes == 0;
+        prop_assert!(is_told && stats.spilled_bytes <= stats.data_bytes, "{data} pages: {stats:?}");
         let most = limit.map_or(u64::MAX, |limit| limit * SEGMENT_PAGES * PAGE);
         prop_assert!(stats.pool.segments_held * SEGMENT_PAGES * PAGE <= most);
         volume.release().unwrap();

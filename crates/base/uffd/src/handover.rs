@@ -28,7 +28,7 @@ use std::mem::size_of;
 /// First word of [`Attach`] and [`Answer`]: the protocol and its version.
 pub const MAGIC: u32 = 0x4845_4308;
 
-/// What helpers are called, in `/proc/PID/comm`.
+/// Name of helpers in `/proc/PID/comm`.
 pub const HELPER_NAME: &CStr = c"hecaton";
 
 /// The environment variable that names the pager's socket.

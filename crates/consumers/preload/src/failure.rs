@@ -3,7 +3,7 @@
 use hecaton_uffd::Errno;
 use hecaton_uffd::sys::syscall;
 
-/// What went wrong, and where.
+/// A step that failed, and the kernel's error.
 pub(crate) struct Failure(pub(crate) &'static str, pub(crate) Errno);
 
 impl Failure {

@@ -260,8 +260,8 @@ impl Ram {
         renumbered
     }
 
-    /// What is there of `count` pages from `vpn` on. Whether they are write-protected the kernel
-    /// does not tell of a file; what was noted of it holds.
+    /// Tells which of `count` pages from `vpn` on are present. The kernel does not tell whether a
+    /// file's pages are write-protected; the pager's own note of it holds.
     pub(crate) fn mapped(&self, vpn: u64, count: usize) -> io::Result<Vec<Mapped>> {
         let mut mapped = vec![Mapped { present: false, protected: None, exclusive: false }; count];
         let wanted = vpn * PAGE..(vpn + count as u64) * PAGE;

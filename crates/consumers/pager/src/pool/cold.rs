@@ -36,8 +36,8 @@ impl Record for CodeRecord {
     }
 }
 
-/// What was noted of the stripes that these segments are part of. The others are not looked at:
-/// that would take memory for the whole table.
+/// Reads the codes of the stripes that contain these segments. A read of all stripes would take
+/// memory for the whole table.
 pub(crate) fn coded_stripes(
     codes: &[AtomicU64],
     code: Code,

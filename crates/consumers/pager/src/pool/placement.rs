@@ -189,7 +189,7 @@ pub struct PoolUse {
     /// Memory that is coded.
     #[serde(default)]
     pub coded_bytes: u64,
-    /// What that saves: extents that copies of it would take, less those that it has with its
+    /// Bytes that coding saves: the extents of full copies, less the extents of shards and
     /// parities.
     #[serde(default)]
     pub saved_bytes: u64,

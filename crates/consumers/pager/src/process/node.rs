@@ -83,9 +83,9 @@ fn exchange(stream: &mut BufReader<UnixStream>, request: &Value) -> std::io::Res
     Ok(serde_json::from_str(&answer)?)
 }
 
-/// Who the donors are: those that the node names, and all that were named before. One that is not
-/// named any more may have pages all the same: its node is silent to the manager, or the manager
-/// away. So they are kept in the configuration, for a process in this one's place.
+/// Lists the donors: those that the node names, and all that it named before. A donor that the node
+/// no longer names may still hold pages, because its node is silent to the manager, or the manager
+/// is away. So the configuration keeps all donors for this process's successor.
 pub(crate) struct NodeDirectory {
     config: Arc<Mutex<PagerConfig>>,
     line: Mutex<NodeLine>,

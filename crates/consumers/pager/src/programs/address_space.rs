@@ -348,8 +348,8 @@ impl AddressSpace {
         self.registered = kept;
     }
 
-    /// What the kernel says of `count` pages from `vpn` on. An error means that the process is
-    /// gone.
+    /// Reads the state of `count` pages from `vpn` on from the kernel. An error means that the
+    /// process has ended.
     pub(crate) fn mapped(&mut self, vpn: u64, count: usize) -> std::io::Result<Vec<Mapped>> {
         if let Some(ram) = self.guest.as_ref().filter(|ram| ram.has_files()) {
             return ram.mapped(vpn, count);

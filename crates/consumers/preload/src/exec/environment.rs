@@ -4,12 +4,12 @@
 
 use std::ffi::{CStr, c_char};
 
-/// What makes a program one of its pager's: `NAME=VALUE` each, but for the library's path.
+/// Variables that put a program on its pager, each `NAME=VALUE`; the library is a path alone.
 #[derive(Clone, Copy)]
 pub(super) struct Ours<'a> {
     pub(super) library: &'a [u8],
     pub(super) socket: &'a CStr,
-    /// Of the largest mapping and of locked memory.
+    /// Limits of the largest mapping and of locked memory.
     pub(super) limits: [Option<&'a CStr>; 2],
 }
 

@@ -67,180 +67,100 @@ macro_rules! next {
     };
 }
 
-/// # Safety
-/// As for libc's. The mode counts only where libc's looks at it.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn open(
-    path: *const c_char,
-    flags: c_int,
-    mode: mode_t,
-) -> c_int {
-    // SAFETY: the function has this type; the rest is the caller's promise. So below.
-    unsafe {
-        note(path);
-        next!(OPEN, Open)(path, flags, mode)
-    }
-}
-
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn open64(
-    path: *const c_char,
-    flags: c_int,
-    mode: mode_t,
-) -> c_int {
-    // SAFETY: see `open`.
-    unsafe {
-        note(path);
-        next!(OPEN64, Open)(path, flags, mode)
-    }
-}
-
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn openat(
-    directory: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: mode_t,
-) -> c_int {
-    // SAFETY: see `open`.
-    unsafe {
-        note(path);
-        next!(OPENAT, OpenAt)(directory, path, flags, mode)
-    }
-}
-
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn openat64(
-    directory: c_int,
-    path: *const c_char,
-    flags: c_int,
-    mode: mode_t,
-) -> c_int {
-    // SAFETY: see `open`.
-    unsafe {
-        note(path);
-        next!(OPENAT64, OpenAt)(directory, path, flags, mode)
-    }
-}
-
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn read(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: see `open`.
-    unsafe {
-        match place_in_memory(fd) {
-            None => next!(READ, Transfer)(fd, buffer, len),
-            Some(at) => in_parts(libc::MADV_POPULATE_READ, at, len, |done, part, _| {
-                next!(READ, Transfer)(fd, buffer.add(done), part)
-            }),
+/// Defines functions that note a path and call libc's.
+macro_rules! opens {
+    ($($name:ident = $index:ident as $kind:ty, ($($directory:ident)?);)*) => {$(
+        /// # Safety
+        /// As for libc's. The mode counts only where libc's looks at it.
+        #[unsafe(no_mangle)]
+        pub(super) unsafe extern "C-unwind" fn $name(
+            $($directory: c_int,)?
+            path: *const c_char,
+            flags: c_int,
+            mode: mode_t,
+        ) -> c_int {
+            // SAFETY: the function has this type; the rest is the caller's promise.
+            unsafe {
+                note(path);
+                next!($index, $kind)($($directory,)? path, flags, mode)
+            }
         }
-    }
+    )*};
 }
 
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn write(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: size_t,
-) -> ssize_t {
-    // SAFETY: see `open`.
-    unsafe {
-        match place_in_memory(fd) {
-            None => next!(WRITE, Transfer)(fd, buffer, len),
-            Some(at) => in_parts(libc::MADV_POPULATE_WRITE, at, len, |done, part, _| {
-                next!(WRITE, Transfer)(fd, buffer.add(done), part)
-            }),
+opens! {
+    open = OPEN as Open, ();
+    open64 = OPEN64 as Open, ();
+    openat = OPENAT as OpenAt, (directory);
+    openat64 = OPENAT64 as OpenAt, (directory);
+}
+
+/// Defines functions that read or write where a file stands.
+macro_rules! transfers {
+    ($($name:ident = $index:ident, $advice:ident;)*) => {$(
+        /// # Safety
+        /// As for libc's.
+        #[unsafe(no_mangle)]
+        pub(super) unsafe extern "C-unwind" fn $name(
+            fd: c_int,
+            buffer: *mut c_void,
+            len: size_t,
+        ) -> ssize_t {
+            // SAFETY: the function has this type; the rest is the caller's promise.
+            unsafe {
+                match place_in_memory(fd) {
+                    None => next!($index, Transfer)(fd, buffer, len),
+                    Some(place) => in_parts(libc::$advice, place, len, |done, part, _| {
+                        next!($index, Transfer)(fd, buffer.add(done), part)
+                    }),
+                }
+            }
         }
-    }
+    )*};
 }
 
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn pread(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: size_t,
-    at: off_t,
-) -> ssize_t {
-    // SAFETY: see `open`. The two names are one function on this machine.
-    unsafe { pread64(fd, buffer, len, at) }
+transfers! {
+    read = READ, MADV_POPULATE_READ;
+    write = WRITE, MADV_POPULATE_WRITE;
 }
 
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn pread64(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: size_t,
-    at: off_t,
-) -> ssize_t {
-    // SAFETY: see `open`.
-    unsafe {
-        match place_in_memory(fd) {
-            None => next!(PREAD, TransferAt)(fd, buffer, len, at),
-            Some(Place { pid, .. }) => {
-                in_parts(libc::MADV_POPULATE_READ, Place { pid, at }, len, |done, part, at| {
-                    next!(PREAD, TransferAt)(fd, buffer.add(done), part, at)
+/// Defines functions that read or write at a place. With a third argument, it is tried where the
+/// file refuses.
+macro_rules! transfers_at {
+    ($($name:ident = $index:ident, $advice:ident $(, $otherwise:ident)?;)*) => {$(
+        /// # Safety
+        /// As for libc's.
+        #[unsafe(no_mangle)]
+        pub(super) unsafe extern "C-unwind" fn $name(
+            fd: c_int,
+            buffer: *mut c_void,
+            len: size_t,
+            at: off_t,
+        ) -> ssize_t {
+            // SAFETY: the function has this type; the rest is the caller's promise.
+            unsafe {
+                let Some(Place { pid, .. }) = place_in_memory(fd) else {
+                    return next!($index, TransferAt)(fd, buffer, len, at);
+                };
+                in_parts(libc::$advice, Place { pid, at }, len, |done, part, at| {
+                    let buffer = buffer.add(done);
+                    let transferred = next!($index, TransferAt)(fd, buffer, part, at);
+                    $(if let (Some(pid), true) = (pid, transferred < 0) {
+                        return $otherwise(pid, buffer, part, at);
+                    })?
+                    transferred
                 })
             }
         }
-    }
+    )*};
 }
 
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn pwrite(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: size_t,
-    at: off_t,
-) -> ssize_t {
-    // SAFETY: see `pread`.
-    unsafe { pwrite64(fd, buffer, len, at) }
-}
-
-/// # Safety
-/// As for libc's.
-#[unsafe(no_mangle)]
-pub(super) unsafe extern "C-unwind" fn pwrite64(
-    fd: c_int,
-    buffer: *mut c_void,
-    len: size_t,
-    at: off_t,
-) -> ssize_t {
-    // SAFETY: see `open`.
-    unsafe {
-        match place_in_memory(fd) {
-            None => next!(PWRITE, TransferAt)(fd, buffer, len, at),
-            Some(Place { pid, .. }) => {
-                in_parts(libc::MADV_POPULATE_WRITE, Place { pid, at }, len, |done, part, at| {
-                    let written = next!(PWRITE, TransferAt)(fd, buffer.add(done), part, at);
-                    match pid {
-                        Some(pid) if written < 0 => {
-                            write_by_address(pid, buffer.add(done), part, at)
-                        }
-                        _ => written,
-                    }
-                })
-            }
-        }
-    }
+// The names with and without 64 are one function on this machine.
+transfers_at! {
+    pread = PREAD, MADV_POPULATE_READ;
+    pread64 = PREAD, MADV_POPULATE_READ;
+    pwrite = PWRITE, MADV_POPULATE_WRITE, write_by_address;
+    pwrite64 = PWRITE, MADV_POPULATE_WRITE, write_by_address;
 }
 
 /// Writes where a file of memory would not: to pages that are write-protected in the pool's

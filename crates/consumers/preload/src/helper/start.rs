@@ -46,7 +46,7 @@ const LOOK_AGAIN_MS: u64 = 100;
 /// How long the helper may take: it makes some ten system calls.
 const PATIENCE_MS: u64 = 30_000;
 
-/// What the helper is started with; lives at the top of its stack.
+/// Arguments of the helper, at the top of its stack.
 #[repr(C, align(16))]
 struct Start {
     links: Links,

@@ -156,7 +156,7 @@ unsafe extern "C" fn mmap(
     as_address(mapped)
 }
 
-/// What is mapped.
+/// Kind of a mapping, by its flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Private memory.

@@ -8,7 +8,7 @@ pub(super) fn fail(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
-/// What libc's `mmap` returns for the system call's outcome.
+/// Converts a system call's outcome to the result of libc's `mmap`.
 pub(super) fn as_address(mapped: Result<usize, Errno>) -> *mut c_void {
     match mapped {
         Ok(start) => start as *mut c_void,

@@ -188,7 +188,7 @@ pub(crate) fn open(path: &CStr) -> Result<RawFd, Errno> {
     opened.map(|fd| fd as RawFd)
 }
 
-/// What the symbolic link at `path` says, cut to the length of `name`.
+/// Reads the target of the symbolic link at `path`, cut to the length of `name`.
 pub(crate) fn read_link(path: &CStr, name: &mut [u8]) -> Result<usize, Errno> {
     let (path, to) = (path.as_ptr() as usize, name.as_mut_ptr() as usize);
     let here = libc::AT_FDCWD as usize;

@@ -20,7 +20,7 @@ const fn used(page: usize) -> u64 {
     1 + page as u64
 }
 
-/// What the program puts in the first word of a page that faults.
+/// The program puts this in the first word of a page that faults.
 const fn filling(page: usize) -> u64 {
     0x5eed_0000 + page as u64
 }

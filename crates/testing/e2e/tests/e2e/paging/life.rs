@@ -104,7 +104,7 @@ pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever waits for them is told so, and may leave them.
+/// `hecaton run` names the processes that it waits for, and ends without them on SIGTERM.
 pub(crate) fn processes_left_behind_are_named(cluster: &Cluster) -> TestResult {
     let mut command = cluster.on_pool("64M", "sh");
     command.args(["-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & exit 3"]);

@@ -10,7 +10,7 @@ use std::{collections::HashMap, fs, ops::Range, path::Path};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_dumped-memory");
 
-/// What the program writes everywhere.
+/// The program writes this word everywhere.
 const WORD: u64 = 0x5ca1_ab1e_0ddb_a115;
 
 pub(crate) fn have_no_false_zeros(cluster: &Cluster) -> TestResult {

@@ -25,7 +25,7 @@ pub(crate) fn guarded_pages(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever knows a child's number finds its parent's memory in it.
+/// A parent that reads its child right after `fork` finds its own data there.
 pub(crate) fn children_read_from_outside(cluster: &Cluster) -> TestResult {
     same_as_native(cluster, "16M", &[env!("CARGO_BIN_EXE_read-children")])?;
     Ok(Outcome::Passed)

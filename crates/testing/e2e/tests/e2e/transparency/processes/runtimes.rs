@@ -99,7 +99,7 @@ pub(crate) fn thread_sanitizer_checks(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What the user preloads comes with the program, and after our library.
+/// Libraries that the user preloads stay loaded, after ours.
 pub(crate) fn preloaded_allocators_stay(cluster: &Cluster) -> TestResult {
     let names = ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"];
     let is_there = |name: &&str| Path::new("/usr/lib/x86_64-linux-gnu").join(name).is_file();

@@ -206,11 +206,11 @@ impl World {
     }
 }
 
-/// A process that is killed writes nothing out any more.
+/// A process that is killed writes nothing out any more, and settles nothing.
 pub(crate) fn die(volume: &Volume) {
     if let Some(buffer) = &volume.buffer {
         volume.is_over.store(true, Release);
-        wait_until("nothing is written out", || buffer.is_closed());
+        wait_until("it stands still", || buffer.is_closed() && volume.stats(0).unsettled == 0);
     }
 }
 

@@ -160,7 +160,12 @@ impl Shared {
             match (&*stream).read(&mut bytes) {
                 Ok(0) => return Ok(()),
                 Ok(count) => lines.take(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                // A child of the node that ends interrupts a read that has a timeout.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+                {
+                    continue;
+                }
                 Err(error) => return Err(error),
             }
             while let Some(message) = lines.next_message() {

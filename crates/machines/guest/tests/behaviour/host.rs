@@ -28,7 +28,7 @@ impl Host {
             if let Some(message) = self.lines.next_message() {
                 return message.expect("a message");
             }
-            let count = self.stream.read(&mut bytes).expect("something in time");
+            let count = read(&mut self.stream, &mut bytes).expect("something in time");
             assert!(count > 0, "the manager has gone");
             self.lines.take(&bytes[..count]);
         }
@@ -46,8 +46,19 @@ impl Host {
 
     pub(crate) fn is_silent(&mut self) -> bool {
         self.stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        let read = self.stream.read(&mut [0; 1]).map_err(|error| error.kind());
+        let read = read(&mut self.stream, &mut [0; 1]).map_err(|error| error.kind());
         self.stream.set_read_timeout(Some(patience())).unwrap();
         read == Err(io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Reads what comes. A hook of the manager, which runs in this process, may end meanwhile: its SIGCHLD
+/// interrupts a read that has a timeout.
+pub(crate) fn read(stream: &mut UnixStream, bytes: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match stream.read(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
     }
 }

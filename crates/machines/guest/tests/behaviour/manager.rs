@@ -1,6 +1,6 @@
 //! The manager with a host at the other end of its port, real applications, and its API.
 
-use crate::host::Host;
+use crate::host::{self, Host};
 use hecaton_guest::{
     Address, ApiServer, ApplicationStatus, Config, Manager, Memory, ServeError, State,
 };
@@ -458,7 +458,7 @@ fn connections_beyond_the_bound_wait_for_a_place() {
     let mut client = connect(&path);
     client.get_mut().write_all(b"GET /v1/state HTTP/1.0\r\n\r\n").unwrap();
     client.get_mut().set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    let early = client.get_mut().read(&mut [0; 1]).map_err(|error| error.kind());
+    let early = host::read(client.get_mut(), &mut [0; 1]).map_err(|error| error.kind());
     assert_eq!(early, Err(io::ErrorKind::WouldBlock), "there were 64 already");
     idle.pop();
     client.get_mut().set_read_timeout(Some(patience())).unwrap();

@@ -5,6 +5,7 @@ use crate::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::memfd::MemoryError;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_space::SpaceError;
+use hecaton_space::lists::FetchError;
 use rustix::io::Errno;
 use std::io;
 
@@ -129,6 +130,15 @@ impl BlockError {
             | BlockError::Pool(_)
             | BlockError::Unheld(_)
             | BlockError::Over => Errno::IO,
+        }
+    }
+}
+
+impl From<FetchError> for BlockError {
+    fn from(error: FetchError) -> BlockError {
+        match error {
+            FetchError::Damaged(page) => BlockError::Damaged(page),
+            FetchError::Space(error) => error.into(),
         }
     }
 }

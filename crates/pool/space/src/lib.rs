@@ -19,6 +19,8 @@
 //!
 //! A space has one owner, who writes. Others may read it, who are told by that one where it is (`reading`).
 //!
+//! [`lists`] has whole lists of pages read and written.
+//!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
@@ -33,6 +35,7 @@ pub mod group;
 mod heritage;
 mod lane;
 mod latency;
+pub mod lists;
 pub mod lookup;
 pub mod map;
 mod mend;

@@ -7,9 +7,12 @@
 //! refused here, too.
 
 use super::gate::Gate;
-use super::wire::{Answer, Attributes, MAJOR, MIN_MINOR, Request, init, init_answer, opcode, set};
 use crate::attach::Role;
 use crate::volume::{Contents, Volume};
+use hecaton_fuse::device::Reply;
+use hecaton_fuse::wire::{
+    Answer, Attributes, MAJOR, MIN_MINOR, Request, init, init_answer, opcode, set,
+};
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 use std::ops::Range;
@@ -26,6 +29,9 @@ const BACKGROUND: u16 = 64;
 
 /// How long the kernel may believe what it was told of the file.
 const ATTRIBUTES_VALID_S: u64 = 1;
+
+/// The number of a mount's root.
+const ROOT: u64 = 1;
 
 /// A regular file, its owner's.
 const MODE: u32 = 0o100_600;
@@ -52,15 +58,6 @@ pub(super) struct File {
     gate: Arc<Gate>,
     /// Since 1970.
     modified_s: AtomicU64,
-}
-
-/// What a request is answered with.
-pub(super) enum Reply {
-    /// So many bytes at the start of the buffer.
-    Bytes(usize),
-    Error(Errno),
-    /// None is expected.
-    Nothing,
 }
 
 impl File {
@@ -149,6 +146,7 @@ impl File {
 
     fn attributes(&self) -> Answer<104> {
         let attributes = Attributes {
+            node: ROOT,
             size_bytes: self.volume.size_bytes(),
             data_bytes: self.volume.data_bytes(),
             modified_s: self.modified_s.load(Relaxed),
@@ -214,13 +212,6 @@ impl File {
             _ if wanted == Contents::Hole => Ok(offset + left),
             _ => Err(Errno::NXIO),
         }
-    }
-}
-
-impl<const BYTES: usize> Answer<BYTES> {
-    fn put_in(&self, buffer: &mut [u8]) -> Reply {
-        buffer[..BYTES].copy_from_slice(self.bytes());
-        Reply::Bytes(BYTES)
     }
 }
 

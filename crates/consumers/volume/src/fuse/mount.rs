@@ -10,8 +10,8 @@
 //! Linux before 6.9 cannot be asked. There the mount is given up and made anew: who has the file open
 //! finds it gone (ENOTCONN), who opens it from then on finds it as it was.
 
-use super::wire;
 use crate::attach::Role;
+use hecaton_fuse::wire;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};

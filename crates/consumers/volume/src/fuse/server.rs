@@ -5,24 +5,21 @@
 //! kernel. With io_uring ([`super::uring`]) other threads have the requests; what the kernel does not send there,
 //! these have.
 
-use super::file::{File, MAX_IO_BYTES, Reply, init_reply};
+use super::file::{File, MAX_IO_BYTES, init_reply};
 use super::gate::Gate;
-use super::mapping::Mapping;
 use super::uring::Queues;
-use super::wire::{IN_HEADER_BYTES, Request, WRITE_ARGUMENTS_BYTES, answer_header, opcode};
 use crate::attach::Role;
 use crate::volume::Volume;
-use rustix::io::Errno;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, OwnedFd};
+use hecaton_fuse::device::{Device, Reply};
+use hecaton_fuse::mapping::Mapping;
+use hecaton_fuse::wire::{WRITE_DATA_AT, opcode};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread;
 
 /// Requests of a file that are under way at a time.
 const THREADS: usize = 16;
-
-/// Where in a message the data of a write begin.
-const WRITE_DATA_AT: usize = IN_HEADER_BYTES + WRITE_ARGUMENTS_BYTES;
 
 /// The longest message.
 const BUFFER_BYTES: usize = WRITE_DATA_AT + MAX_IO_BYTES;
@@ -44,7 +41,7 @@ impl FileServer {
     /// that way.
     pub fn serve(&self, device: OwnedFd, role: Role, over_uring: bool) -> io::Result<bool> {
         let file = Arc::new(File::new(Arc::clone(&self.volume), Arc::clone(&self.gate), role));
-        let device = Arc::new(Device { fd: device, file });
+        let device = Arc::new(Mounted { device: Device::new(device, file.name()), file });
         let is_over_uring = over_uring && device.begin_over_uring();
         for _ in 0..THREADS {
             let device = Arc::clone(&device);
@@ -61,17 +58,17 @@ impl FileServer {
     }
 }
 
-/// What a mount is served through.
-pub(super) struct Device {
-    pub(super) fd: OwnedFd,
+/// A mount, and what is shown there.
+pub(super) struct Mounted {
+    pub(super) device: Device,
     pub(super) file: Arc<File>,
 }
 
-impl Device {
+impl Mounted {
     fn work(&self, mut buffer: Mapping) {
-        while let Some((request, read)) = self.next(&mut buffer) {
+        while let Some((request, read)) = self.device.next(&mut buffer) {
             let reply = self.file.reply(&request, &mut buffer, WRITE_DATA_AT..read);
-            self.answer(request.unique, reply, &buffer);
+            self.device.answer(request.unique, &reply, &buffer);
         }
     }
 
@@ -79,12 +76,12 @@ impl Device {
     fn begin_over_uring(self: &Arc<Self>) -> bool {
         let (mut buffer, volume) = (vec![0; BUFFER_BYTES], self.file.name());
         let first = loop {
-            let Some((request, read)) = self.next(&mut buffer) else { return false };
+            let Some((request, read)) = self.device.next(&mut buffer) else { return false };
             if request.opcode == opcode::INIT {
                 break request;
             }
             let reply = self.file.reply(&request, &mut buffer, WRITE_DATA_AT..read);
-            self.answer(request.unique, reply, &buffer);
+            self.device.answer(request.unique, &reply, &buffer);
         };
         let queues = match first.offers_uring() {
             true => Queues::prepare(self),
@@ -95,53 +92,13 @@ impl Device {
         }
         let reply = init_reply(&first, &mut buffer, queues.is_ok());
         let is_refused = matches!(reply, Reply::Error(_));
-        self.answer(first.unique, reply, &buffer);
+        self.device.answer(first.unique, &reply, &buffer);
         match queues {
             Ok(queues) if !is_refused => {
                 queues.begin(volume);
                 true
             }
             _ => false,
-        }
-    }
-
-    /// The next request at the start of the buffer, and how long its message is. None if it is unmounted.
-    pub(super) fn next(&self, buffer: &mut [u8]) -> Option<(Request, usize)> {
-        loop {
-            let read = match rustix::io::read(&self.fd, &mut *buffer) {
-                Ok(read) => read,
-                // Interrupted, or the request was taken back before it was read.
-                Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => continue,
-                // Unmounted.
-                Err(Errno::NODEV) => return None,
-                Err(errno) => {
-                    let volume = self.file.name();
-                    tracing::error!(volume, %errno, "requests for a file cannot be read");
-                    return None;
-                }
-            };
-            if let Some(request) = Request::decode(&buffer[..read]) {
-                return Some((request, read));
-            }
-        }
-    }
-
-    /// Answers a request that was read from the device.
-    pub(super) fn answer(&self, unique: u64, reply: Reply, buffer: &[u8]) {
-        let (errno, bytes) = match reply {
-            Reply::Bytes(bytes) => (0, bytes),
-            Reply::Error(errno) => (errno.raw_os_error(), 0),
-            Reply::Nothing => return,
-        };
-        let header = answer_header(unique, errno, bytes);
-        let parts = [IoSlice::new(&header), IoSlice::new(&buffer[..bytes])];
-        match rustix::io::writev(self.fd.as_fd(), &parts) {
-            // Nobody waits for it any more.
-            Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {}
-            Err(errno) => {
-                let volume = self.file.name();
-                tracing::error!(volume, %errno, "the kernel takes no answer");
-            }
         }
     }
 }

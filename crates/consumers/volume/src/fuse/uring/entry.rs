@@ -1,14 +1,15 @@
 //! One entry of a queue, which the thread has that answers what comes there.
 
 use super::abi::{Command, Headers, Place, Places};
-use crate::fuse::file::{MAX_IO_BYTES, Reply};
-use crate::fuse::mapping::Mapping;
-use crate::fuse::server::Device;
-use crate::fuse::wire::{IN_HEADER_BYTES, OUT_HEADER_BYTES, Request, answer_header};
+use crate::fuse::file::MAX_IO_BYTES;
+use crate::fuse::server::Mounted;
+use hecaton_fuse::device::Reply;
+use hecaton_fuse::mapping::Mapping;
+use hecaton_fuse::wire::{IN_HEADER_BYTES, OUT_HEADER_BYTES, Request, answer_header};
 use io_uring::{IoUring, squeue, types};
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 
 /// Bytes before the data of a request.
 const HEAD_BYTES: usize = 4096;
@@ -23,7 +24,7 @@ pub(super) struct Entry<'a> {
     /// Before the memory, to which the kernel may write until it is gone.
     ring: IoUring<squeue::Entry128>,
     memory: Memory,
-    device: &'a Device,
+    device: &'a Mounted,
     queue: u16,
     /// What the first command has ended with, if it has.
     came: Option<i32>,
@@ -31,7 +32,7 @@ pub(super) struct Entry<'a> {
 
 impl Entry<'_> {
     /// To be made by the thread that is going to serve it.
-    pub(super) fn new(device: &Device, queue: u16) -> io::Result<Entry<'_>> {
+    pub(super) fn new(device: &Mounted, queue: u16) -> io::Result<Entry<'_>> {
         // The kernel writes requests to the memory when this thread waits for them, and at no other time.
         let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(1)?;
         Ok(Entry { ring, memory: Memory::new()?, device, queue, came: None })
@@ -103,7 +104,7 @@ impl Entry<'_> {
     }
 
     fn fd(&self) -> types::Fd {
-        types::Fd(self.device.fd.as_raw_fd())
+        types::Fd(self.device.device.as_fd().as_raw_fd())
     }
 
     fn push(&mut self, command: &squeue::Entry128) {

@@ -18,7 +18,7 @@ mod entry;
 #[cfg(test)]
 mod tests;
 
-use super::server::Device;
+use super::server::Mounted;
 use entry::Entry;
 use std::fs;
 use std::io;
@@ -47,7 +47,7 @@ pub(super) struct Queues {
 
 impl Queues {
     /// All that can be refused is done before the kernel is told that requests are to come this way.
-    pub(super) fn prepare(device: &Arc<Device>) -> io::Result<Queues> {
+    pub(super) fn prepare(device: &Arc<Mounted>) -> io::Result<Queues> {
         let queues = processors(&fs::read_to_string(PROCESSORS)?)?;
         if queues > MOST_QUEUES {
             return Err(io::Error::other(format!("{queues} processors are too many")));
@@ -85,7 +85,7 @@ impl Queues {
     }
 }
 
-fn work(device: &Device, queue: u16, report: &Sender<io::Result<()>>, may_begin: &Receiver<()>) {
+fn work(device: &Mounted, queue: u16, report: &Sender<io::Result<()>>, may_begin: &Receiver<()>) {
     // Who listens has all of them, or gives all of them up.
     let say = |what| drop(report.send(what));
     let mut entry = match Entry::new(device, queue) {

@@ -5,8 +5,9 @@ use super::*;
 use crate::attach::Role;
 use crate::fuse::file::{File, init_reply};
 use crate::fuse::mount::{Mount, MountError};
-use crate::fuse::wire::opcode;
 use crate::volume::tests::World;
+use hecaton_fuse::device::Device;
+use hecaton_fuse::wire::opcode;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -49,13 +50,16 @@ fn mounted(path: &Path) -> Option<(Enabled, Mount)> {
     }
 }
 
-fn device(mount: &Mount, world: &World) -> Arc<Device> {
+fn device(mount: &Mount, world: &World) -> Arc<Mounted> {
     let file = Arc::new(File::new(world.volume(), Arc::default(), Role::Writer));
-    Arc::new(Device { fd: mount.as_fd().try_clone_to_owned().unwrap(), file })
+    Arc::new(Mounted {
+        device: Device::new(mount.as_fd().try_clone_to_owned().unwrap(), "disk"),
+        file,
+    })
 }
 
 /// One entry for each queue, given to the kernel.
-fn entries(device: &Device) -> Vec<Entry<'_>> {
+fn entries(device: &Mounted) -> Vec<Entry<'_>> {
     let queues = processors(&fs::read_to_string(PROCESSORS).unwrap()).unwrap();
     let queues = 0..u16::try_from(queues).unwrap();
     let mut entries: Vec<_> = queues.map(|queue| Entry::new(device, queue).unwrap()).collect();
@@ -87,10 +91,10 @@ fn the_kernel_gives_a_successor_nothing_that_a_process_had() {
     let here = stay_on_one_processor();
     let first = device(&mount, &world);
     let mut buffer = vec![0; 1 << 20];
-    let (init, _) = first.next(&mut buffer).unwrap();
+    let (init, _) = first.device.next(&mut buffer).unwrap();
     assert!(init.opcode == opcode::INIT && init.offers_uring());
     let reply = init_reply(&init, &mut buffer, true);
-    first.answer(init.unique, reply, &buffer);
+    first.device.answer(init.unique, &reply, &buffer);
     let mut served = entries(&first);
     let read = {
         let path = path.clone();

@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 /// Bytes of zeros at first, in pages of their own.
-pub(super) struct Mapping {
+pub struct Mapping {
     at: NonNull<u8>,
     bytes: usize,
 }
@@ -22,12 +22,12 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Memory that is there when it is used.
-    pub(super) fn new(bytes: usize) -> io::Result<Mapping> {
+    pub fn new(bytes: usize) -> io::Result<Mapping> {
         Mapping::with(bytes, MapFlags::PRIVATE)
     }
 
     /// Memory that is there from the start, and stays.
-    pub(super) fn resident(bytes: usize) -> io::Result<Mapping> {
+    pub fn resident(bytes: usize) -> io::Result<Mapping> {
         let mapping = Mapping::with(bytes, MapFlags::PRIVATE | MapFlags::POPULATE)?;
         // Who may not lock so much risks an EIO when the process is killed while this host swaps.
         // SAFETY: the mapping above, in which locking changes nothing.
@@ -46,7 +46,7 @@ impl Mapping {
     }
 
     /// Where it begins.
-    pub(super) const fn start(&self) -> *mut u8 {
+    pub const fn start(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 }

@@ -3,68 +3,85 @@
 //! Integers are in the machine's order. What the kernel sends is taken to be well formed, but never
 //! beyond the bytes that have come: a message that is too short reads as zeros.
 
+use crate::device::Reply;
+
 /// The version of the protocol that is spoken. What came after it is not needed.
-pub(super) const MAJOR: u32 = 7;
+pub const MAJOR: u32 = 7;
 /// Of Linux 5.4: with it comes all that the answers here rely on.
-pub(super) const MIN_MINOR: u32 = 31;
+pub const MIN_MINOR: u32 = 31;
 /// The minor version that is told to the kernel.
-pub(super) const MINOR: u32 = 31;
+pub const MINOR: u32 = 31;
 
 /// Bytes before the arguments of a request.
-pub(super) const IN_HEADER_BYTES: usize = 40;
+pub const IN_HEADER_BYTES: usize = 40;
 /// Bytes before an answer.
-pub(super) const OUT_HEADER_BYTES: usize = 16;
+pub const OUT_HEADER_BYTES: usize = 16;
 /// Bytes of a write's arguments, before its data.
-pub(super) const WRITE_ARGUMENTS_BYTES: usize = 40;
+pub const WRITE_ARGUMENTS_BYTES: usize = 40;
+/// Where in a message the data of a write begin.
+pub const WRITE_DATA_AT: usize = IN_HEADER_BYTES + WRITE_ARGUMENTS_BYTES;
 /// Most bytes of any request's arguments.
-pub(super) const MAX_ARGUMENTS_BYTES: usize = 128;
+pub const MAX_ARGUMENTS_BYTES: usize = 128;
 
 /// What a request wants.
-pub(super) mod opcode {
-    pub(in super::super) const FORGET: u32 = 2;
-    pub(in super::super) const GETATTR: u32 = 3;
-    pub(in super::super) const SETATTR: u32 = 4;
-    pub(in super::super) const OPEN: u32 = 14;
-    pub(in super::super) const READ: u32 = 15;
-    pub(in super::super) const WRITE: u32 = 16;
-    pub(in super::super) const STATFS: u32 = 17;
-    pub(in super::super) const RELEASE: u32 = 18;
-    pub(in super::super) const FSYNC: u32 = 20;
-    pub(in super::super) const FLUSH: u32 = 25;
-    pub(in super::super) const INIT: u32 = 26;
-    pub(in super::super) const INTERRUPT: u32 = 36;
-    pub(in super::super) const DESTROY: u32 = 38;
-    pub(in super::super) const BATCH_FORGET: u32 = 42;
-    pub(in super::super) const FALLOCATE: u32 = 43;
-    pub(in super::super) const LSEEK: u32 = 46;
+#[expect(missing_docs, reason = "these are the kernel's names")]
+pub mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const UNLINK: u32 = 10;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const LSEEK: u32 = 46;
 }
 
 /// What the two sides can do, as they tell each other at first.
-pub(super) mod init {
+pub mod init {
     /// Several reads at once.
-    pub(in super::super) const ASYNC_READ: u32 = 1;
+    pub const ASYNC_READ: u32 = 1;
     /// Writes of more than a page.
-    pub(in super::super) const BIG_WRITES: u32 = 1 << 5;
+    pub const BIG_WRITES: u32 = 1 << 5;
     /// Several direct reads and writes at once.
-    pub(in super::super) const ASYNC_DIO: u32 = 1 << 15;
+    pub const ASYNC_DIO: u32 = 1 << 15;
     /// Requests of more than 32 pages.
-    pub(in super::super) const MAX_PAGES: u32 = 1 << 22;
+    pub const MAX_PAGES: u32 = 1 << 22;
     /// There are further flags, in a word of their own.
-    pub(in super::super) const EXTENDED: u32 = 1 << 30;
+    pub const EXTENDED: u32 = 1 << 30;
     /// Of the further flags: requests through io_uring (Linux 6.14).
-    pub(in super::super) const OVER_URING: u32 = 1 << 9;
+    pub const OVER_URING: u32 = 1 << 9;
+}
+
+/// How a file is opened.
+pub mod open {
+    /// What the kernel has of its contents stays.
+    pub const KEEP_CACHE: u32 = 1 << 1;
+    /// Nothing is written, and nobody asked, when a descriptor is closed (Linux 5.16).
+    pub const NO_FLUSH: u32 = 1 << 5;
 }
 
 /// What is to be changed of the file.
-pub(super) mod set {
-    pub(in super::super) const MODE: u32 = 1;
-    pub(in super::super) const UID: u32 = 1 << 1;
-    pub(in super::super) const GID: u32 = 1 << 2;
-    pub(in super::super) const SIZE: u32 = 1 << 3;
-    pub(in super::super) const MTIME: u32 = 1 << 5;
+#[expect(missing_docs, reason = "these are the kernel's names")]
+pub mod set {
+    pub const MODE: u32 = 1;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const MTIME: u32 = 1 << 5;
     /// Through an open file, and not by its name.
-    pub(in super::super) const HANDLE: u32 = 1 << 6;
-    pub(in super::super) const MTIME_NOW: u32 = 1 << 8;
+    pub const HANDLE: u32 = 1 << 6;
+    pub const MTIME_NOW: u32 = 1 << 8;
 }
 
 /// The code of the message that has the kernel send again what was read and not answered (Linux 6.9).
@@ -72,44 +89,54 @@ const NOTIFY_RESEND: i32 = 7;
 
 /// A request, without the data of a write.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    pub(super) opcode: u32,
+pub struct Request {
+    /// See [`opcode`].
+    pub opcode: u32,
     /// What its answer is known by.
-    pub(super) unique: u64,
+    pub unique: u64,
+    /// Which file or directory it is about; 1 is the root.
+    pub node: u64,
     /// What follows the header, and zeros.
     arguments: [u8; MAX_ARGUMENTS_BYTES],
 }
 
 impl Request {
     /// A whole message; none if it is shorter than its header.
-    pub(super) fn decode(message: &[u8]) -> Option<Request> {
+    pub fn decode(message: &[u8]) -> Option<Request> {
         let (header, rest) = message.split_at_checked(IN_HEADER_BYTES)?;
         Some(Request::of_parts(header, rest))
     }
 
     /// One whose header and arguments are in two places.
-    pub(super) fn of_parts(header: &[u8], rest: &[u8]) -> Request {
+    pub fn of_parts(header: &[u8], rest: &[u8]) -> Request {
         let mut arguments = [0; MAX_ARGUMENTS_BYTES];
         let bytes = rest.len().min(MAX_ARGUMENTS_BYTES);
         arguments[..bytes].copy_from_slice(&rest[..bytes]);
-        Request { opcode: u32_at(header, 4), unique: u64_at(header, 8), arguments }
+        Request {
+            opcode: u32_at(header, 4),
+            unique: u64_at(header, 8),
+            node: u64_at(header, 16),
+            arguments,
+        }
     }
 
     /// Whether it asks for the file, or what is told of it, to be another than it is.
-    pub(super) fn changes_the_file(&self) -> bool {
+    pub fn changes_the_file(&self) -> bool {
         matches!(self.opcode, opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE)
     }
 
     /// Whether the first message offers requests through io_uring.
-    pub(super) fn offers_uring(&self) -> bool {
+    pub fn offers_uring(&self) -> bool {
         self.u32_at(12) & init::EXTENDED != 0 && self.u32_at(16) & init::OVER_URING != 0
     }
 
-    pub(super) fn u32_at(&self, at: usize) -> u32 {
+    /// The number at byte `at` of the arguments.
+    pub fn u32_at(&self, at: usize) -> u32 {
         u32_at(&self.arguments, at)
     }
 
-    pub(super) fn u64_at(&self, at: usize) -> u64 {
+    /// The number at byte `at` of the arguments.
+    pub fn u64_at(&self, at: usize) -> u64 {
         u64_at(&self.arguments, at)
     }
 }
@@ -125,7 +152,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// What stands before an answer. An error is a number of Linux, and nothing follows it.
-pub(super) fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_HEADER_BYTES] {
+pub fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_HEADER_BYTES] {
     let mut header = [0; OUT_HEADER_BYTES];
     header[..4].copy_from_slice(&((OUT_HEADER_BYTES + bytes) as u32).to_ne_bytes());
     header[4..8].copy_from_slice(&(-error).to_ne_bytes());
@@ -134,30 +161,35 @@ pub(super) fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_H
 }
 
 /// The message that has the kernel send again what was read and not answered.
-pub(super) fn resend() -> [u8; OUT_HEADER_BYTES] {
+pub fn resend() -> [u8; OUT_HEADER_BYTES] {
     answer_header(0, -NOTIFY_RESEND, 0)
 }
 
 /// An answer of so many bytes, made of integers in their order.
-pub(super) struct Answer<const BYTES: usize> {
+pub struct Answer<const BYTES: usize> {
     bytes: [u8; BYTES],
     filled: usize,
 }
 
 impl<const BYTES: usize> Answer<BYTES> {
-    pub(super) fn new() -> Self {
+    /// Of zeros.
+    #[expect(clippy::new_without_default, reason = "an answer is made to be filled")]
+    pub fn new() -> Self {
         Answer { bytes: [0; BYTES], filled: 0 }
     }
 
-    pub(super) fn u16(self, value: u16) -> Self {
+    /// Adds 16 bits.
+    pub fn u16(self, value: u16) -> Self {
         self.put(&value.to_ne_bytes())
     }
 
-    pub(super) fn u32(self, value: u32) -> Self {
+    /// Adds 32 bits.
+    pub fn u32(self, value: u32) -> Self {
         self.put(&value.to_ne_bytes())
     }
 
-    pub(super) fn u64(self, value: u64) -> Self {
+    /// Adds 64 bits.
+    pub fn u64(self, value: u64) -> Self {
         self.put(&value.to_ne_bytes())
     }
 
@@ -168,13 +200,19 @@ impl<const BYTES: usize> Answer<BYTES> {
     }
 
     /// What was not filled is zeros.
-    pub(super) fn bytes(&self) -> &[u8; BYTES] {
+    pub fn bytes(&self) -> &[u8; BYTES] {
         &self.bytes
+    }
+
+    /// Puts it at the start of a buffer.
+    pub fn put_in(&self, buffer: &mut [u8]) -> Reply {
+        buffer[..BYTES].copy_from_slice(&self.bytes);
+        Reply::Bytes(BYTES)
     }
 }
 
 /// The answer to the first message.
-pub(super) fn init_answer(
+pub fn init_answer(
     max_readahead: u32,
     flags: u32,
     further_flags: u32,
@@ -199,24 +237,46 @@ pub(super) fn init_answer(
 
 /// What the file is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Attributes {
-    pub(super) size_bytes: u64,
-    pub(super) data_bytes: u64,
+pub struct Attributes {
+    /// The file's number.
+    pub node: u64,
+    /// Its length.
+    pub size_bytes: u64,
+    /// What of it is stored.
+    pub data_bytes: u64,
     /// Since 1970.
-    pub(super) modified_s: u64,
-    pub(super) mode: u32,
-    pub(super) user: u32,
-    pub(super) group: u32,
+    pub modified_s: u64,
+    /// Kind and permissions, as of `stat`.
+    pub mode: u32,
+    /// Whose it is.
+    pub user: u32,
+    /// The same.
+    pub group: u32,
 }
 
 impl Attributes {
     /// The answer that tells them, and that they hold for so long.
-    pub(super) fn answer(&self, valid_s: u64) -> Answer<104> {
-        let head = Answer::new().u64(valid_s).u64(0);
-        let of_file = head.u64(1).u64(self.size_bytes).u64(self.data_bytes / 512);
+    pub fn answer(&self, valid_s: u64) -> Answer<104> {
+        self.add_to(Answer::new().u64(valid_s).u64(0))
+    }
+
+    /// The answer to who looks for a file by its name, which is to look again the next time.
+    pub fn entry(&self, valid_s: u64) -> Answer<128> {
+        // Generation, how long the name holds, how long the attributes do, and parts of seconds.
+        self.add_to(Answer::new().u64(self.node).u64(0).u64(0).u64(valid_s).u64(0))
+    }
+
+    /// The same, and that it is opened as `flags` of [`open`] say.
+    pub fn entry_and_open(&self, valid_s: u64, flags: u32) -> Answer<144> {
+        let entry = Answer::new().u64(self.node).u64(0).u64(0).u64(valid_s).u64(0);
+        self.add_to(entry).u64(0).u32(flags).u32(0)
+    }
+
+    fn add_to<const BYTES: usize>(&self, head: Answer<BYTES>) -> Answer<BYTES> {
+        let of_file = head.u64(self.node).u64(self.size_bytes).u64(self.data_bytes / 512);
         let times = of_file.u64(self.modified_s).u64(self.modified_s).u64(self.modified_s);
         let rest = times.u32(0).u32(0).u32(0).u32(self.mode).u32(1);
-        rest.u32(self.user).u32(self.group).u32(0).u32(4096)
+        rest.u32(self.user).u32(self.group).u32(0).u32(4096).u32(0)
     }
 }
 
@@ -232,6 +292,7 @@ mod tests {
         assert_eq!(u32_at(&header, 4) as i32, -5);
         assert_eq!((u64_at(&resend(), 8), u32_at(&resend(), 4)), (0, 7));
         let attributes = Attributes {
+            node: 1,
             size_bytes: 8192,
             data_bytes: 4096,
             modified_s: 9,

@@ -1,19 +1,9 @@
 //! Where requests are read and answered.
 
-use crate::wire::{Request, answer_header};
+use crate::wire::{Reply, Request, answer_header};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-/// What a request is answered with.
-pub enum Reply {
-    /// So many bytes at the start of the buffer.
-    Bytes(usize),
-    /// An error.
-    Error(Errno),
-    /// None is expected.
-    Nothing,
-}
 
 /// One mount's end at its server.
 #[derive(Debug)]

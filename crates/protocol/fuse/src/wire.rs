@@ -3,7 +3,7 @@
 //! Integers are in the machine's order. What the kernel sends is taken to be well formed, but never
 //! beyond the bytes that have come: a message that is too short reads as zeros.
 
-use crate::device::Reply;
+use rustix::io::Errno;
 
 /// The version of the protocol that is spoken. What came after it is not needed.
 pub const MAJOR: u32 = 7;
@@ -84,7 +84,8 @@ pub mod set {
     pub const MTIME_NOW: u32 = 1 << 8;
 }
 
-/// The code of the message that has the kernel send again what was read and not answered (Linux 6.9).
+/// The code of the message that has the kernel send again what was read and not answered (Linux
+/// 6.9).
 const NOTIFY_RESEND: i32 = 7;
 
 /// A request, without the data of a write.
@@ -163,6 +164,16 @@ pub fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_HEADER_B
 /// The message that has the kernel send again what was read and not answered.
 pub fn resend() -> [u8; OUT_HEADER_BYTES] {
     answer_header(0, -NOTIFY_RESEND, 0)
+}
+
+/// What a request is answered with.
+pub enum Reply {
+    /// So many bytes at the start of the buffer.
+    Bytes(usize),
+    /// An error.
+    Error(Errno),
+    /// None is expected.
+    Nothing,
 }
 
 /// An answer of so many bytes, made of integers in their order.

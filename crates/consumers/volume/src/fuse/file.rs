@@ -9,7 +9,7 @@
 use super::gate::Gate;
 use crate::attach::Role;
 use crate::volume::{Contents, Volume};
-use hecaton_fuse::device::Reply;
+use hecaton_fuse::wire::Reply;
 use hecaton_fuse::wire::{
     Answer, Attributes, MAJOR, MIN_MINOR, Request, init, init_answer, opcode, set,
 };

@@ -52,8 +52,8 @@ impl Host {
     }
 }
 
-/// Reads what comes. A hook of the manager, which runs in this process, may end meanwhile: its SIGCHLD
-/// interrupts a read that has a timeout.
+/// Reads what comes. A hook of the manager, which runs in this process, may end meanwhile: its
+/// SIGCHLD interrupts a read that has a timeout.
 pub(crate) fn read(stream: &mut UnixStream, bytes: &mut [u8]) -> io::Result<usize> {
     loop {
         match stream.read(bytes) {

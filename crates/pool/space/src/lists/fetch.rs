@@ -8,7 +8,8 @@ use hecaton_transport::protocol::MAX_PAGES;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// How often a page is read that comes damaged and has one copy; those that have more, once from each.
+/// How often a page is read that comes damaged and has one copy; those that have more, once from
+/// each.
 const ATTEMPTS: usize = 2;
 
 /// A part of the list that is asked for in one request.

@@ -1,7 +1,7 @@
 //! Whole lists of pages, read and written and waited for: for who has a thread to wait with.
 //!
-//! A [`Lane`](crate::Lane) takes requests of one segment and tells what became of each. Here a list is
-//! cut into such requests, and what fails for a moment is tried again.
+//! A [`Lane`](crate::Lane) takes requests of one segment and tells what became of each. Here a list
+//! is cut into such requests, and what fails for a moment is tried again.
 
 mod fetch;
 mod store;

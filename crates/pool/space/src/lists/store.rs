@@ -33,8 +33,8 @@ pub struct StoreError {
     pub was_sent: bool,
 }
 
-/// Writes different pages, and tells what became of each run of them. `was_sent` says that an earlier
-/// attempt may have reached donors.
+/// Writes different pages, and tells what became of each run of them. `was_sent` says that an
+/// earlier attempt may have reached donors.
 pub fn store(
     lane: &mut Lane,
     items: &[Item<'_>],

@@ -3,8 +3,8 @@
 use super::abi::{Command, Headers, Place, Places};
 use crate::fuse::file::MAX_IO_BYTES;
 use crate::fuse::server::Mounted;
-use hecaton_fuse::device::Reply;
 use hecaton_fuse::mapping::Mapping;
+use hecaton_fuse::wire::Reply;
 use hecaton_fuse::wire::{IN_HEADER_BYTES, OUT_HEADER_BYTES, Request, answer_header};
 use io_uring::{IoUring, squeue, types};
 use rustix::io::Errno;

@@ -5,6 +5,7 @@ use crate::state::word_of;
 use hecaton_memory::{PageNo, page_sum};
 use hecaton_space::Lane;
 use hecaton_space::lists;
+pub(crate) use hecaton_space::lists::runs;
 
 /// Reads different pages, given with the words of their sums, and hands each to `sink` with its place
 /// in the list, where it was received. What `sink` says is not the page is treated as what has another sum.

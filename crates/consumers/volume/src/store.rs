@@ -43,14 +43,9 @@ pub(crate) fn store(
     was_sent: bool,
     mut fate: impl FnMut(Range<usize>, Fate),
 ) {
-    lists::store(lane, items, was_sent, |run, ended| {
-        fate(
-            run,
-            match ended {
-                Ok(generation) => Fate::Stored(generation),
-                Err(StoreError { error, was_sent }) => fate_of(error, was_sent),
-            },
-        );
+    lists::store(lane, items, was_sent, |run, ended| match ended {
+        Ok(generation) => fate(run, Fate::Stored(generation)),
+        Err(StoreError { error, was_sent }) => fate(run, fate_of(error, was_sent)),
     });
 }
 

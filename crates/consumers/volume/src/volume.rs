@@ -6,7 +6,7 @@
 
 use crate::attach::{Attachment, Attachments, Client, Held, Role};
 use crate::buffer::{self, Buffer, Reserved};
-use crate::fetch::fetch;
+use crate::fetch::{fetch, runs};
 use crate::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
 use crate::page_locks::{Access, PageLock, PageLocks};
 use crate::places::{Place, Places};
@@ -803,7 +803,7 @@ impl Volume {
     fn placed(&self, items: &[Item<'_>]) -> Vec<(Range<usize>, Result<Place, SpaceError>)> {
         let Some(places) = &self.places else { return vec![(0..items.len(), Ok(Place::Pool))] };
         let mut placed: Vec<(Range<usize>, Result<Place, SpaceError>)> = Vec::new();
-        for run in hecaton_space::lists::runs(items.len(), |at| items[at].page / SEGMENT_PAGES) {
+        for run in runs(items.len(), |at| items[at].page / SEGMENT_PAGES) {
             let segment = items[run.start].page / SEGMENT_PAGES;
             places.touch(segment);
             let place = self.decide(places, segment);

@@ -19,7 +19,7 @@
 //!
 //! A space has one owner, who writes. Others may read it, who are told by that one where it is (`reading`).
 //!
-//! [`lists`] has whole lists of pages read and written.
+//! [`lists`] reads and writes whole lists of pages.
 //!
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.

@@ -1,26 +1,26 @@
-//! Where requests are read and answered.
+//! Reads requests from /dev/fuse, and answers them.
 
 use crate::wire::{Reply, Request, answer_header};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// One mount's end at its server.
+/// The server's end of a mount.
 #[derive(Debug)]
 pub struct Device {
     fd: OwnedFd,
-    /// What its messages name.
+    /// Appears in log messages.
     name: String,
 }
 
 impl Device {
-    /// On a descriptor of /dev/fuse that a mount has; `name` is for messages.
+    /// `fd` is the mount's descriptor of /dev/fuse; log messages show `name`.
     pub fn new(fd: OwnedFd, name: impl Into<String>) -> Device {
         Device { fd, name: name.into() }
     }
 
-    /// The next request at the start of the buffer, and how long its message is. None if it is
-    /// unmounted.
+    /// Reads the next request to the start of `buffer`. Returns it and the length of its message,
+    /// or None once the file system is unmounted.
     pub fn next(&self, buffer: &mut [u8]) -> Option<(Request, usize)> {
         loop {
             let read = match rustix::io::read(&self.fd, &mut *buffer) {
@@ -40,7 +40,7 @@ impl Device {
         }
     }
 
-    /// Answers a request that was read from the device.
+    /// Answers the request with the number `unique`. The bytes of the reply are in `buffer`.
     pub fn answer(&self, unique: u64, reply: &Reply, buffer: &[u8]) {
         let (errno, bytes) = match *reply {
             Reply::Bytes(bytes) => (0, bytes),

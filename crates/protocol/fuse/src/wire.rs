@@ -9,28 +9,29 @@ use rustix::io::Errno;
 pub const MAJOR: u32 = 7;
 /// Of Linux 5.4: with it comes all that the answers here rely on.
 pub const MIN_MINOR: u32 = 31;
-/// The minor version that is told to the kernel.
-pub const MINOR: u32 = 31;
+/// The minor version that the server tells the kernel.
+const MINOR: u32 = 31;
 
 /// Bytes before the arguments of a request.
 pub const IN_HEADER_BYTES: usize = 40;
 /// Bytes before an answer.
 pub const OUT_HEADER_BYTES: usize = 16;
 /// Bytes of a write's arguments, before its data.
-pub const WRITE_ARGUMENTS_BYTES: usize = 40;
-/// Where in a message the data of a write begin.
+const WRITE_ARGUMENTS_BYTES: usize = 40;
+/// Where the data of a write begin in its message.
 pub const WRITE_DATA_AT: usize = IN_HEADER_BYTES + WRITE_ARGUMENTS_BYTES;
 /// Most bytes of any request's arguments.
-pub const MAX_ARGUMENTS_BYTES: usize = 128;
+const MAX_ARGUMENTS_BYTES: usize = 128;
 
-/// What a request wants.
+/// The number of the file: the mount's root.
+const ROOT: u64 = 1;
+
+/// The operations that the kernel asks for.
 #[expect(missing_docs, reason = "these are the kernel's names")]
 pub mod opcode {
-    pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
     pub const GETATTR: u32 = 3;
     pub const SETATTR: u32 = 4;
-    pub const UNLINK: u32 = 10;
     pub const OPEN: u32 = 14;
     pub const READ: u32 = 15;
     pub const WRITE: u32 = 16;
@@ -39,7 +40,6 @@ pub mod opcode {
     pub const FSYNC: u32 = 20;
     pub const FLUSH: u32 = 25;
     pub const INIT: u32 = 26;
-    pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
     pub const BATCH_FORGET: u32 = 42;
@@ -63,15 +63,7 @@ pub mod init {
     pub const OVER_URING: u32 = 1 << 9;
 }
 
-/// How a file is opened.
-pub mod open {
-    /// What the kernel has of its contents stays.
-    pub const KEEP_CACHE: u32 = 1 << 1;
-    /// Nothing is written, and nobody asked, when a descriptor is closed (Linux 5.16).
-    pub const NO_FLUSH: u32 = 1 << 5;
-}
-
-/// What is to be changed of the file.
+/// The attributes that SETATTR changes.
 #[expect(missing_docs, reason = "these are the kernel's names")]
 pub mod set {
     pub const MODE: u32 = 1;
@@ -84,8 +76,7 @@ pub mod set {
     pub const MTIME_NOW: u32 = 1 << 8;
 }
 
-/// The code of the message that has the kernel send again what was read and not answered (Linux
-/// 6.9).
+/// The code of [`resend`] (Linux 6.9).
 const NOTIFY_RESEND: i32 = 7;
 
 /// A request, without the data of a write.
@@ -93,35 +84,28 @@ const NOTIFY_RESEND: i32 = 7;
 pub struct Request {
     /// See [`opcode`].
     pub opcode: u32,
-    /// What its answer is known by.
+    /// The kernel matches the answer to the request by this number.
     pub unique: u64,
-    /// Which file or directory it is about; 1 is the root.
-    pub node: u64,
-    /// What follows the header, and zeros.
+    /// The bytes after the header, padded with zeros.
     arguments: [u8; MAX_ARGUMENTS_BYTES],
 }
 
 impl Request {
-    /// A whole message; none if it is shorter than its header.
+    /// Decodes a whole message. None if it is shorter than its header.
     pub fn decode(message: &[u8]) -> Option<Request> {
         let (header, rest) = message.split_at_checked(IN_HEADER_BYTES)?;
         Some(Request::of_parts(header, rest))
     }
 
-    /// One whose header and arguments are in two places.
+    /// Decodes a request whose header and arguments are in two places.
     pub fn of_parts(header: &[u8], rest: &[u8]) -> Request {
         let mut arguments = [0; MAX_ARGUMENTS_BYTES];
         let bytes = rest.len().min(MAX_ARGUMENTS_BYTES);
         arguments[..bytes].copy_from_slice(&rest[..bytes]);
-        Request {
-            opcode: u32_at(header, 4),
-            unique: u64_at(header, 8),
-            node: u64_at(header, 16),
-            arguments,
-        }
+        Request { opcode: u32_at(header, 4), unique: u64_at(header, 8), arguments }
     }
 
-    /// Whether it asks for the file, or what is told of it, to be another than it is.
+    /// Whether it changes the file's contents or attributes.
     pub fn changes_the_file(&self) -> bool {
         matches!(self.opcode, opcode::SETATTR | opcode::WRITE | opcode::FALLOCATE)
     }
@@ -152,7 +136,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(found.try_into().expect("eight bytes"))
 }
 
-/// What stands before an answer. An error is a number of Linux, and nothing follows it.
+/// The header of an answer. `error` is an errno of Linux, or 0; after an error nothing follows.
 pub fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_HEADER_BYTES] {
     let mut header = [0; OUT_HEADER_BYTES];
     header[..4].copy_from_slice(&((OUT_HEADER_BYTES + bytes) as u32).to_ne_bytes());
@@ -161,29 +145,29 @@ pub fn answer_header(unique: u64, error: i32, bytes: usize) -> [u8; OUT_HEADER_B
     header
 }
 
-/// The message that has the kernel send again what was read and not answered.
+/// The message that makes the kernel send again each request that was read and not answered.
 pub fn resend() -> [u8; OUT_HEADER_BYTES] {
     answer_header(0, -NOTIFY_RESEND, 0)
 }
 
-/// What a request is answered with.
+/// The answer to a request.
 pub enum Reply {
-    /// So many bytes at the start of the buffer.
+    /// Success, with this many bytes from the start of the buffer.
     Bytes(usize),
     /// An error.
     Error(Errno),
-    /// None is expected.
+    /// The kernel expects no answer.
     Nothing,
 }
 
-/// An answer of so many bytes, made of integers in their order.
+/// The body of an answer: integers, one after another.
 pub struct Answer<const BYTES: usize> {
     bytes: [u8; BYTES],
     filled: usize,
 }
 
 impl<const BYTES: usize> Answer<BYTES> {
-    /// Of zeros.
+    /// A body of zeros, to be filled from its start.
     #[expect(clippy::new_without_default, reason = "an answer is made to be filled")]
     pub fn new() -> Self {
         Answer { bytes: [0; BYTES], filled: 0 }
@@ -210,19 +194,14 @@ impl<const BYTES: usize> Answer<BYTES> {
         self
     }
 
-    /// What was not filled is zeros.
-    pub fn bytes(&self) -> &[u8; BYTES] {
-        &self.bytes
-    }
-
-    /// Puts it at the start of a buffer.
+    /// Copies the body to the start of `buffer`, and returns the reply that sends it.
     pub fn put_in(&self, buffer: &mut [u8]) -> Reply {
         buffer[..BYTES].copy_from_slice(&self.bytes);
         Reply::Bytes(BYTES)
     }
 }
 
-/// The answer to the first message.
+/// The answer to INIT, the first message.
 pub fn init_answer(
     max_readahead: u32,
     flags: u32,
@@ -246,48 +225,31 @@ pub fn init_answer(
         .u32(further_flags)
 }
 
-/// What the file is.
+/// The attributes of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {
-    /// The file's number.
-    pub node: u64,
-    /// Its length.
+    /// Length, in bytes.
     pub size_bytes: u64,
-    /// What of it is stored.
+    /// Bytes that are stored: holes do not count.
     pub data_bytes: u64,
-    /// Since 1970.
+    /// Time of the last change, in seconds since 1970.
     pub modified_s: u64,
-    /// Kind and permissions, as of `stat`.
+    /// Kind of file and permissions, as in `stat`.
     pub mode: u32,
-    /// Whose it is.
+    /// User ID of the owner.
     pub user: u32,
-    /// The same.
+    /// Group ID of the owner.
     pub group: u32,
 }
 
 impl Attributes {
-    /// The answer that tells them, and that they hold for so long.
+    /// The answer to GETATTR and SETATTR. The kernel may cache it for `valid_s` seconds.
     pub fn answer(&self, valid_s: u64) -> Answer<104> {
-        self.add_to(Answer::new().u64(valid_s).u64(0))
-    }
-
-    /// The answer to who looks for a file by its name, which is to look again the next time.
-    pub fn entry(&self, valid_s: u64) -> Answer<128> {
-        // Generation, how long the name holds, how long the attributes do, and parts of seconds.
-        self.add_to(Answer::new().u64(self.node).u64(0).u64(0).u64(valid_s).u64(0))
-    }
-
-    /// The same, and that it is opened as `flags` of [`open`] say.
-    pub fn entry_and_open(&self, valid_s: u64, flags: u32) -> Answer<144> {
-        let entry = Answer::new().u64(self.node).u64(0).u64(0).u64(valid_s).u64(0);
-        self.add_to(entry).u64(0).u32(flags).u32(0)
-    }
-
-    fn add_to<const BYTES: usize>(&self, head: Answer<BYTES>) -> Answer<BYTES> {
-        let of_file = head.u64(self.node).u64(self.size_bytes).u64(self.data_bytes / 512);
+        let head = Answer::new().u64(valid_s).u64(0);
+        let of_file = head.u64(ROOT).u64(self.size_bytes).u64(self.data_bytes / 512);
         let times = of_file.u64(self.modified_s).u64(self.modified_s).u64(self.modified_s);
         let rest = times.u32(0).u32(0).u32(0).u32(self.mode).u32(1);
-        rest.u32(self.user).u32(self.group).u32(0).u32(4096).u32(0)
+        rest.u32(self.user).u32(self.group).u32(0).u32(4096)
     }
 }
 
@@ -303,7 +265,6 @@ mod tests {
         assert_eq!(u32_at(&header, 4) as i32, -5);
         assert_eq!((u64_at(&resend(), 8), u32_at(&resend(), 4)), (0, 7));
         let attributes = Attributes {
-            node: 1,
             size_bytes: 8192,
             data_bytes: 4096,
             modified_s: 9,
@@ -312,11 +273,11 @@ mod tests {
             group: 4,
         };
         let answer = attributes.answer(1);
-        let bytes = answer.bytes();
+        let bytes = &answer.bytes;
         assert_eq!([0, 24, 32].map(|at| u64_at(bytes, at)), [1, 8192, 8]);
         assert_eq!([76, 80, 84, 88, 96].map(|at| u32_at(bytes, at)), [0o100_600, 1, 3, 4, 4096]);
         let answer = init_answer(65536, init::MAX_PAGES, init::OVER_URING, 64, 1 << 18);
-        let bytes = answer.bytes();
+        let bytes = &answer.bytes;
         assert_eq!(
             [0, 4, 8, 20, 24, 32].map(|at| u32_at(bytes, at)),
             [7, 31, 65536, 1 << 18, 1_000_000_000, 1 << 9]

@@ -9,9 +9,8 @@
 use super::gate::Gate;
 use crate::attach::Role;
 use crate::volume::{Contents, Volume};
-use hecaton_fuse::wire::Reply;
 use hecaton_fuse::wire::{
-    Answer, Attributes, MAJOR, MIN_MINOR, Request, init, init_answer, opcode, set,
+    Answer, Attributes, MAJOR, MIN_MINOR, Reply, Request, init, init_answer, opcode, set,
 };
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
@@ -29,9 +28,6 @@ const BACKGROUND: u16 = 64;
 
 /// How long the kernel may believe what it was told of the file.
 const ATTRIBUTES_VALID_S: u64 = 1;
-
-/// The number of a mount's root.
-const ROOT: u64 = 1;
 
 /// A regular file, its owner's.
 const MODE: u32 = 0o100_600;
@@ -146,7 +142,6 @@ impl File {
 
     fn attributes(&self) -> Answer<104> {
         let attributes = Attributes {
-            node: ROOT,
             size_bytes: self.volume.size_bytes(),
             data_bytes: self.volume.data_bytes(),
             modified_s: self.modified_s.load(Relaxed),

@@ -12,8 +12,7 @@ use crate::attach::Role;
 use crate::volume::Volume;
 use hecaton_fuse::device::Device;
 use hecaton_fuse::mapping::Mapping;
-use hecaton_fuse::wire::Reply;
-use hecaton_fuse::wire::{WRITE_DATA_AT, opcode};
+use hecaton_fuse::wire::{Reply, WRITE_DATA_AT, opcode};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -59,7 +58,7 @@ impl FileServer {
     }
 }
 
-/// A mount, and what is shown there.
+/// A mount, and the file that it shows.
 pub(super) struct Mounted {
     pub(super) device: Device,
     pub(super) file: Arc<File>,

@@ -4,35 +4,33 @@ use super::{WAIT, runs};
 use crate::group::DonorIndex;
 use crate::{Completion, Lane, SpaceError};
 use hecaton_memory::{PAGE_SIZE, PageNo};
-use hecaton_transport::protocol::MAX_PAGES;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// How often a page is read that comes damaged and has one copy; those that have more, once from
-/// each.
+/// How often a page with one copy is read when it comes damaged. Pages with more copies are read
+/// once from each.
 const ATTEMPTS: usize = 2;
 
 /// A part of the list that is asked for in one request.
 struct Ask {
     run: Range<usize>,
-    /// Donors that have sent its only page wrong.
+    /// Donors that sent its only page wrong.
     avoid: Vec<DonorIndex>,
 }
 
 /// Why a page of a list could not be read.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum FetchError {
-    /// The pool does not give it.
-    #[error(transparent)]
-    Space(#[from] SpaceError),
-    /// It came wrong from every copy, or twice from the only one.
-    #[error("page {0} is not what was written, in every copy, or twice in the only one")]
+    /// The pool did not give it.
+    Space(SpaceError),
+    /// Every copy was wrong, or the only one was wrong twice.
     Damaged(PageNo),
 }
 
-/// Reads different pages, and hands each to `sink` with its place in the list, where it was
-/// received. What `sink` says is not the page is read again, from another copy if there is one. The
-/// error says which place is the first that could not be read; all others were.
+/// Reads pages, all different. `sink` gets the place of each in the list and its contents, in the
+/// buffer that received them, and says whether they are the page's. If not, the page is read again,
+/// from another copy if there is one. The error names the first place that could not be read; the
+/// others were read.
 pub fn fetch(
     lane: &mut Lane,
     pages: &[PageNo],
@@ -51,13 +49,10 @@ pub fn fetch(
         }
     };
     let mut token = 0;
-    let mut numbers = Vec::with_capacity(MAX_PAGES.min(pages.len()));
     loop {
         while let Some(ask) = to_ask.pop_front() {
-            numbers.clear();
-            numbers.extend(&pages[ask.run.clone()]);
             token += 1;
-            match lane.read_avoiding(token, &numbers, &ask.avoid) {
+            match lane.read_avoiding(token, &pages[ask.run.clone()], &ask.avoid) {
                 Ok(()) => {
                     asked.insert(token, ask);
                 }
@@ -65,7 +60,7 @@ pub fn fetch(
                     to_ask.push_front(ask);
                     break;
                 }
-                Err(why) => fail(ask.run.start, why.into()),
+                Err(why) => fail(ask.run.start, FetchError::Space(why)),
             }
         }
         if to_ask.is_empty() && lane.in_flight() == 0 {
@@ -107,7 +102,7 @@ pub fn fetch(
         for (ask, why) in failed {
             match why.is_transient() {
                 true => to_ask.push_back(ask),
-                false => fail(ask.run.start, why.into()),
+                false => fail(ask.run.start, FetchError::Space(why)),
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Whole lists of pages, read and written and waited for: for who has a thread to wait with.
+//! Reads and writes whole lists of pages, and waits for them.
 //!
-//! A [`Lane`](crate::Lane) takes requests of one segment and tells what became of each. Here a list
-//! is cut into such requests, and what fails for a moment is tried again.
+//! A [`Lane`](crate::Lane) takes requests of one segment each, and does not wait. The functions
+//! here cut a list into such requests, and repeat those that fail for a moment.
 
 mod fetch;
 mod store;
@@ -14,10 +14,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-/// How long a lane is waited for before it is looked at again.
+/// How long one wait for a lane takes at most.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Cuts a list into runs that one request may have: of one segment, and not too many.
+/// Cuts a list into runs that fit into one request: pages of one segment, at most [`MAX_PAGES`].
 pub fn runs(len: usize, segment_of: impl Fn(usize) -> u64) -> VecDeque<Range<usize>> {
     let mut runs = VecDeque::new();
     let mut start = 0;

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How long a write may wait for a donor with room: one that drains, or comes, makes some.
+/// How long a write waits for a donor with room. Donors that drain or join make some; nothing tells
+/// the lane of it, so it asks again.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Between two attempts to find room.
@@ -16,9 +17,9 @@ const ROOM_PAUSE: Duration = Duration::from_millis(100);
 /// A page that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Item<'a> {
-    /// Which.
+    /// Its number in the space.
     pub page: PageNo,
-    /// Of the contents.
+    /// The checksum of the contents.
     pub sum: PageSum,
     /// 4096 bytes.
     pub contents: &'a [u8],
@@ -29,12 +30,12 @@ pub struct Item<'a> {
 pub struct StoreError {
     /// The last error.
     pub error: SpaceError,
-    /// Donors may have got the pages, and may store them yet.
+    /// A donor may have received the pages, and may store them later.
     pub was_sent: bool,
 }
 
-/// Writes different pages, and tells what became of each run of them. `was_sent` says that an
-/// earlier attempt may have reached donors.
+/// Writes pages, all different, and calls `ended` for each run when it is stored or has failed.
+/// `was_sent`: an earlier attempt to write them may have reached donors.
 pub fn store(
     lane: &mut Lane,
     items: &[Item<'_>],

@@ -4,8 +4,7 @@ use super::abi::{Command, Headers, Place, Places};
 use crate::fuse::file::MAX_IO_BYTES;
 use crate::fuse::server::Mounted;
 use hecaton_fuse::mapping::Mapping;
-use hecaton_fuse::wire::Reply;
-use hecaton_fuse::wire::{IN_HEADER_BYTES, OUT_HEADER_BYTES, Request, answer_header};
+use hecaton_fuse::wire::{IN_HEADER_BYTES, OUT_HEADER_BYTES, Reply, Request, answer_header};
 use io_uring::{IoUring, squeue, types};
 use rustix::io::Errno;
 use std::io;
@@ -24,7 +23,7 @@ pub(super) struct Entry<'a> {
     /// Before the memory, to which the kernel may write until it is gone.
     ring: IoUring<squeue::Entry128>,
     memory: Memory,
-    device: &'a Mounted,
+    mounted: &'a Mounted,
     queue: u16,
     /// What the first command has ended with, if it has.
     came: Option<i32>,
@@ -32,10 +31,10 @@ pub(super) struct Entry<'a> {
 
 impl Entry<'_> {
     /// To be made by the thread that is going to serve it.
-    pub(super) fn new(device: &Mounted, queue: u16) -> io::Result<Entry<'_>> {
+    pub(super) fn new(mounted: &Mounted, queue: u16) -> io::Result<Entry<'_>> {
         // The kernel writes requests to the memory when this thread waits for them, and at no other time.
         let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(1)?;
-        Ok(Entry { ring, memory: Memory::new()?, device, queue, came: None })
+        Ok(Entry { ring, memory: Memory::new()?, mounted, queue, came: None })
     }
 
     /// Gives it to the kernel.
@@ -75,7 +74,7 @@ impl Entry<'_> {
     pub(super) fn answer(&mut self, request: &Request) {
         let (headers, payload) = self.memory.parts();
         let bytes = headers.payload_bytes as usize;
-        let (errno, bytes) = match self.device.file.reply(request, payload, 0..bytes) {
+        let (errno, bytes) = match self.mounted.file.reply(request, payload, 0..bytes) {
             Reply::Bytes(bytes) => (0, bytes),
             Reply::Error(errno) => (errno.raw_os_error(), 0),
             // Such come by the device alone.
@@ -104,7 +103,7 @@ impl Entry<'_> {
     }
 
     fn fd(&self) -> types::Fd {
-        types::Fd(self.device.device.as_fd().as_raw_fd())
+        types::Fd(self.mounted.device.as_fd().as_raw_fd())
     }
 
     fn push(&mut self, command: &squeue::Entry128) {

@@ -47,7 +47,7 @@ pub(super) struct Queues {
 
 impl Queues {
     /// All that can be refused is done before the kernel is told that requests are to come this way.
-    pub(super) fn prepare(device: &Arc<Mounted>) -> io::Result<Queues> {
+    pub(super) fn prepare(mounted: &Arc<Mounted>) -> io::Result<Queues> {
         let queues = processors(&fs::read_to_string(PROCESSORS)?)?;
         if queues > MOST_QUEUES {
             return Err(io::Error::other(format!("{queues} processors are too many")));
@@ -58,10 +58,10 @@ impl Queues {
             for _ in 0..entries_of_queue(queues) {
                 let (sender, may_begin) = channel();
                 begin.push(sender);
-                let (device, report) = (Arc::clone(device), report.clone());
+                let (mounted, report) = (Arc::clone(mounted), report.clone());
                 let queue = u16::try_from(queue).expect("they are not so many");
                 let thread = thread::Builder::new().name("fuse-uring".into());
-                thread.spawn(move || work(&device, queue, &report, &may_begin))?;
+                thread.spawn(move || work(&mounted, queue, &report, &may_begin))?;
             }
         }
         let queues = Queues { begin, reports };
@@ -85,10 +85,10 @@ impl Queues {
     }
 }
 
-fn work(device: &Mounted, queue: u16, report: &Sender<io::Result<()>>, may_begin: &Receiver<()>) {
+fn work(mounted: &Mounted, queue: u16, report: &Sender<io::Result<()>>, may_begin: &Receiver<()>) {
     // Who listens has all of them, or gives all of them up.
     let say = |what| drop(report.send(what));
-    let mut entry = match Entry::new(device, queue) {
+    let mut entry = match Entry::new(mounted, queue) {
         Ok(entry) => entry,
         Err(error) => return say(Err(error)),
     };
@@ -101,7 +101,7 @@ fn work(device: &Mounted, queue: u16, report: &Sender<io::Result<()>>, may_begin
         Err(error) => return say(Err(error)),
     }
     if let Err(error) = entry.serve() {
-        let volume = device.file.name();
+        let volume = mounted.file.name();
         tracing::error!(volume, queue, %error, "requests for a file do not come any more");
     }
 }

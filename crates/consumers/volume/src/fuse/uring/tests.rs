@@ -50,7 +50,7 @@ fn mounted(path: &Path) -> Option<(Enabled, Mount)> {
     }
 }
 
-fn device(mount: &Mount, world: &World) -> Arc<Mounted> {
+fn in_service(mount: &Mount, world: &World) -> Arc<Mounted> {
     let file = Arc::new(File::new(world.volume(), Arc::default(), Role::Writer));
     Arc::new(Mounted {
         device: Device::new(mount.as_fd().try_clone_to_owned().unwrap(), "disk"),
@@ -59,10 +59,10 @@ fn device(mount: &Mount, world: &World) -> Arc<Mounted> {
 }
 
 /// One entry for each queue, given to the kernel.
-fn entries(device: &Mounted) -> Vec<Entry<'_>> {
+fn entries(mounted: &Mounted) -> Vec<Entry<'_>> {
     let queues = processors(&fs::read_to_string(PROCESSORS).unwrap()).unwrap();
     let queues = 0..u16::try_from(queues).unwrap();
-    let mut entries: Vec<_> = queues.map(|queue| Entry::new(device, queue).unwrap()).collect();
+    let mut entries: Vec<_> = queues.map(|queue| Entry::new(mounted, queue).unwrap()).collect();
     entries.iter_mut().for_each(|entry| entry.register().unwrap());
     entries
 }
@@ -89,7 +89,7 @@ fn the_kernel_gives_a_successor_nothing_that_a_process_had() {
     let Some((_enabled, mut mount)) = mounted(&path) else { return };
     // Requests come to the queue of the processor where they are made.
     let here = stay_on_one_processor();
-    let first = device(&mount, &world);
+    let first = in_service(&mount, &world);
     let mut buffer = vec![0; 1 << 20];
     let (init, _) = first.device.next(&mut buffer).unwrap();
     assert!(init.opcode == opcode::INIT && init.offers_uring());
@@ -110,7 +110,7 @@ fn the_kernel_gives_a_successor_nothing_that_a_process_had() {
     // The process is gone, its successor is there, and somebody asks it for something.
     drop(served);
     mount.resend().unwrap();
-    let second = device(&mount, &world);
+    let second = in_service(&mount, &world);
     let mut served = entries(&second);
     let looked = thread::spawn(move || fs::File::open(path).and_then(|file| file.metadata()));
     // What was asked for before would come before.

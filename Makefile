@@ -9,7 +9,7 @@ ROUNDS ?= 10
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo demo-vm demo-harvest test check tidy bench compatibility compatibility-setup
-.PHONY: fuzz soak simulate
+.PHONY: fuzz soak simulate stand-still
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,9 +55,15 @@ compatibility-setup: ## install the packages from Debian, PyPI, npm, Go and Mave
 fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
+stand-still: ## the tests, each of which stands still three times for 2 s, as if its machine was paused (STAND_STILL_ARGS='-E test(mirror)')
+	@host=$$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_); \
+	env "CARGO_TARGET_$${host}_RUNNER=$(CURDIR)/scripts/stand-still.sh" \
+	cargo nextest run --locked --workspace $(STAND_STILL_ARGS)
+
 soak: ## campaigns that take hours: the suite ROUNDS times over (default 10), half of them under load; fuzzing; many seeds
 	@scripts/setup.sh all
 	@scripts/soak.sh $(ROUNDS)
+	@$(MAKE) --no-print-directory stand-still
 	@scripts/fuzz.sh 600
 	@$(MAKE) --no-print-directory simulate SEEDS=100000
 

@@ -82,7 +82,8 @@ pub(crate) fn copy_out(
 ) -> Result<u64, BlockError> {
     let pages = pages_of_segment(segment);
     let lock = volume.locks.lock(pages.clone(), Access::Shared).map_err(|_| BlockError::Stuck)?;
-    if places.get(segment) != Place::Pool {
+    // Whoever has taken the volume over has its tables: nothing is changed in them from here on.
+    if volume.is_over() || places.get(segment) != Place::Pool {
         return Ok(0);
     }
     let data = pages.clone().filter_map(|page| match volume.state.page(page) {
@@ -97,7 +98,7 @@ pub(crate) fn copy_out(
         drop(lock);
         // Of who came back from there lately somebody may still read it.
         let lock = volume.locks.lock(pages.clone(), Access::Exclusive);
-        if lock.is_ok() && places.get(segment) != Place::Spill {
+        if lock.is_ok() && !volume.is_over() && places.get(segment) != Place::Spill {
             spill.discard(&pages);
         }
         return Err(error);
@@ -133,6 +134,9 @@ fn give_back(volume: &Volume, places: &Places, segment: u64) -> bool {
     // Who reads there still has the lock.
     let pages = pages_of_segment(segment);
     let Ok(_lock) = volume.locks.lock(pages, Access::Exclusive) else { return false };
+    if volume.is_over() {
+        return false;
+    }
     if places.get(segment) == Place::Pool {
         return true;
     }

@@ -47,7 +47,8 @@ fn bring_back(
 ) -> Result<bool, BlockError> {
     let pages = pages_of_segment(segment);
     let lock = volume.locks.lock(pages.clone(), Access::Shared).map_err(|_| BlockError::Stuck)?;
-    if places.get(segment) != Place::Spill {
+    // Whoever has taken the volume over has its tables: nothing is changed in them from here on.
+    if volume.is_over() || places.get(segment) != Place::Spill {
         return Ok(false);
     }
     let data = pages.clone().filter_map(|page| match volume.state.page(page) {
@@ -60,21 +61,22 @@ fn bring_back(
         return Ok(false);
     }
     let copied = copy(volume, spill, segment, &data, &lock);
-    if let Ok(copied) = copied {
-        volume.counters.spilled_pages.fetch_sub(copied, Relaxed);
-        volume.state.set_spilled(segment, false);
-        // Of nothing there is nothing in the pool either.
-        places.set(segment, if copied == 0 { Place::Nowhere } else { Place::Pool });
+    match &copied {
+        Ok(copied) => {
+            volume.counters.spilled_pages.fetch_sub(*copied, Relaxed);
+            volume.state.set_spilled(segment, false);
+            // Of nothing there is nothing in the pool either.
+            places.set(segment, if *copied == 0 { Place::Nowhere } else { Place::Pool });
+        }
+        // With the lock: otherwise a client may drop the segment and write it anew before.
+        Err(_) => volume.state.freed(segment),
     }
     places.taken();
     drop(lock);
-    if let Err(error) = copied {
-        volume.state.freed(segment);
-        return Err(error);
-    }
+    copied?;
     let lock = volume.locks.lock(pages.clone(), Access::Exclusive);
     // It may have been dropped, and be there again.
-    if lock.is_ok() && places.get(segment) != Place::Spill {
+    if lock.is_ok() && !volume.is_over() && places.get(segment) != Place::Spill {
         spill.discard(&pages);
     }
     Ok(true)

@@ -8,7 +8,7 @@
 use crate::group::{DonorIndex, Place};
 use crate::{Space, SpaceError};
 use hecaton_memory::{ExtentId, random_u64};
-use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome};
+use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome, Patience};
 use hecaton_transport::protocol::{MAX_HELD, OWNERS_SINCE, Refusal, Request};
 use hecaton_transport::tls::{CredentialsDir, Destination, Tls};
 use std::net::SocketAddr;
@@ -131,14 +131,16 @@ impl Donor {
 
     /// The control connection, unless somebody waits for its answer for all of that time.
     pub(crate) fn link_within(&self, limit: Duration) -> Option<MutexGuard<'_, Link>> {
-        let until = Instant::now() + limit;
+        // Glances count, and not the clock: who has the link may have stood still, too.
+        let mut left = limit;
         loop {
             match self.link.try_lock() {
                 Ok(link) => return Some(link),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
+                Err(TryLockError::WouldBlock) if left.is_zero() => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(GLANCE),
             }
+            left = left.saturating_sub(GLANCE);
         }
     }
 
@@ -172,8 +174,8 @@ impl Link {
         persistence: Persistence,
     ) -> Result<Answered, SpaceError> {
         let began = Instant::now();
-        let within = match persistence {
-            Persistence::Brief => Within(Some(began + space.config().failover)),
+        let mut within = match persistence {
+            Persistence::Brief => Within(Some(Patience::new(space.config().failover))),
             Persistence::Once | Persistence::Patient => Within(None),
         };
         let mut fresh = 0;
@@ -181,7 +183,7 @@ impl Link {
             if space.is_fenced() {
                 return Err(space.fenced_error());
             }
-            let attempt = self.attempt(space, donor, expected, request, within, &mut fresh);
+            let attempt = self.attempt(space, donor, expected, request, &mut within, &mut fresh);
             let error = match attempt {
                 Ok(answered) => {
                     self.silence = None;
@@ -222,7 +224,7 @@ impl Link {
         donor: &Donor,
         expected: Option<(u64, Place)>,
         (request, data): (Request<'_>, &[&[u8]]),
-        within: Within,
+        within: &mut Within,
         fresh: &mut u32,
     ) -> Result<Answered, Attempt> {
         let Options { answer, .. } = space.config().connection;
@@ -252,7 +254,9 @@ impl Link {
             // What the donor's version does not have, it does not need either: it knows no owners.
             return Ok(Answered { outcome: Outcome::Done, boot });
         }
-        let outcome = connection.call_within(within.at_most(answer), request, data)?;
+        let mut answered_within = Patience::new(answer);
+        let patience = within.or(&mut answered_within);
+        let outcome = connection.call_within(patience, request, data)?;
         if !space.map().heard(donor.index, boot, connection.load(), begun, space.now()) {
             // An answer from an earlier life of the donor.
             return Err(Attempt::Again(ConnectionError::Closed));
@@ -264,18 +268,16 @@ impl Link {
     }
 }
 
-/// When a call is to be over, if that is sooner than a connection's own limits.
-#[derive(Clone, Copy)]
-struct Within(Option<Instant>);
+/// How long a call may take in all, if that is less than a connection's own limits.
+struct Within(Option<Patience>);
 
 impl Within {
-    fn at_most(self, limit: Duration) -> Duration {
-        let left = self.0.map(|until| until.saturating_duration_since(Instant::now()));
-        left.map_or(limit, |left| left.min(limit))
+    fn or<'a>(&'a mut self, other: &'a mut Patience) -> &'a mut Patience {
+        self.0.as_mut().unwrap_or(other)
     }
 
-    fn is_over(self) -> bool {
-        self.0.is_some_and(|until| until <= Instant::now())
+    fn is_over(&self) -> bool {
+        self.0.as_ref().is_some_and(Patience::is_over)
     }
 }
 
@@ -293,13 +295,18 @@ impl From<ConnectionError> for Attempt {
 
 /// Opens the control connection: raises the donor's fence to this borrower's epoch, so that an
 /// earlier borrower is refused from here on, and learns what the donor already holds.
-fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<Open, Attempt> {
+fn introduce(
+    space: &Space,
+    donor: &Donor,
+    lane: u64,
+    within: &mut Within,
+) -> Result<Open, Attempt> {
     let begun = space.now();
     let hello = space.hello(lane);
-    let mut options = space.config().connection;
-    options.connect = within.at_most(options.connect);
+    let options = space.config().connection;
     let to = donor.destination(space.config().credentials.as_ref());
-    let opened = Connection::open(to, &hello, &options);
+    let mut connected_within = Patience::new(options.connect);
+    let opened = Connection::open_within(within.or(&mut connected_within), to, &hello, &options);
     let mut connection = match opened {
         Err(ConnectionError::Refused(Refusal::StaleEpoch(_))) => {
             return Err(Attempt::Final(space.fence()));
@@ -313,7 +320,10 @@ fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<
     let Some(boot) = connection.welcome().map(|welcome| welcome.boot) else {
         return Err(Attempt::Again(ConnectionError::Closed));
     };
-    match connection.call_within(within.at_most(options.answer), Request::Fence, &[])? {
+    let mut ask = |connection: &mut Connection, request| {
+        connection.call_within(within.or(&mut Patience::new(options.answer)), request, &[])
+    };
+    match ask(&mut connection, Request::Fence)? {
         Outcome::Done => {}
         Outcome::Refused(Refusal::StaleEpoch(_)) => return Err(Attempt::Final(space.fence())),
         Outcome::Refused(refusal) => {
@@ -326,9 +336,7 @@ fn introduce(space: &Space, donor: &Donor, lane: u64, within: Within) -> Result<
     if to_list {
         let mut from = ExtentId(0);
         loop {
-            let limit = within.at_most(options.answer);
-            let listed = connection.call_within(limit, Request::List { from }, &[])?;
-            let Outcome::Held(lines) = listed else {
+            let Outcome::Held(lines) = ask(&mut connection, Request::List { from })? else {
                 return Err(Attempt::Again(ConnectionError::Closed));
             };
             held.extend_from_slice(&lines);

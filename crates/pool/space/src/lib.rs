@@ -24,7 +24,6 @@
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
-mod absence;
 pub mod code;
 mod config;
 mod control;
@@ -34,7 +33,6 @@ pub mod flights;
 pub mod group;
 mod heritage;
 mod lane;
-mod latency;
 pub mod lists;
 pub mod lookup;
 pub mod map;

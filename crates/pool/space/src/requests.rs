@@ -10,7 +10,6 @@
 //! - A *read* goes to the best whole member. When the answer takes longer than that member's answers
 //!   usually do, another one is asked as well (Dean and Barroso, "The Tail at Scale", 2013), and at
 //!   once when the connection breaks; pages count from whoever brings them first.
-//!
 //! - A read of a segment that is part of a coded stripe goes to its one member. When that is lost,
 //!   silent, or has sent a page wrong, the same pages of other shards are read, of as many as the stripe has segments, and
 //!   the owner of the lane works out what was asked for. Whatever comes first counts.
@@ -18,12 +17,13 @@
 //! So a write that has failed, or that nobody heard the end of, may be with some members and not
 //! with others: it is to be written again before the pages are read from the pool.
 
+mod latency;
 mod parts;
 
+use self::latency::Latencies;
 use self::parts::{Part, worst};
 use crate::flights::{Cause, Failure, Flights, Limits, MAX_REQUESTS, Slot};
 use crate::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
-use crate::latency::Latencies;
 use crate::lookup::Whereabouts;
 use crate::stripe::Shards;
 use hecaton_memory::{ExtentId, Generation};

@@ -491,9 +491,9 @@ impl Space {
         }
     }
 
-    pub(crate) fn note_read(&self, segment: u64, now: Duration) {
+    pub(crate) fn note_read(&self, segment: u64) {
         if self.config.cold.is_some() {
-            self.lookup.activity(segment).read(now);
+            self.lookup.activity(segment).read(self.now());
         }
     }
 
@@ -706,7 +706,7 @@ impl Space {
         }
     }
 
-    /// The clock of the map and of all lanes.
+    /// The clock of the map. Lanes keep time by it.
     pub(crate) fn now(&self) -> Duration {
         self.began.elapsed()
     }

@@ -177,12 +177,10 @@ impl World {
         found.count() as u64
     }
 
-    /// A directory that goes with it.
     pub(crate) fn scratch(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Ends all connections of a donor.
     pub(crate) fn stop(&mut self, donor: usize) {
         self.donors[donor].stop();
     }
@@ -206,12 +204,14 @@ impl World {
     }
 }
 
-/// A process that is killed writes nothing out any more, and settles nothing.
+/// As a process that is killed: what it is in the middle of is over when this returns.
 pub(crate) fn die(volume: &Volume) {
-    if let Some(buffer) = &volume.buffer {
-        volume.is_over.store(true, Release);
-        wait_until("it stands still", || buffer.is_closed() && volume.stats(0).unsettled == 0);
-    }
+    volume.is_over.store(true, Release);
+    wait_until("it stands still", || {
+        volume.buffer.as_ref().is_none_or(Buffer::is_closed)
+            && volume.stats(0).unsettled == 0
+            && volume.locks.lock(0..MAX_PAGES, Access::Exclusive).is_ok()
+    });
 }
 
 pub(crate) fn read(volume: &Volume, offset: u64, bytes: usize) -> Vec<u8> {

@@ -7,3 +7,4 @@ mod mirror;
 mod recall;
 mod secure;
 mod sockets;
+mod standstill;

@@ -182,11 +182,11 @@ impl Guests {
 
     /// The kernel's command line. Its check of the timer fails now and then where a processor is
     /// emulated on a busy host. Self-tests of ciphers and guards against other guests on the same
-    /// processor take an emulated one a second or two.
+    /// processor take an emulated one a second or two. A fault of the kernel ends the guest.
     fn kernel_line(script: &str) -> String {
         let script = base64(script.as_bytes());
         format!(
-            "console=ttyS0 quiet no_timer_check panic=-1 mitigations=off cryptomgr.notests \
+            "console=ttyS0 quiet no_timer_check panic=-1 oops=panic mitigations=off cryptomgr.notests \
              initcall_blacklist=jent_mod_init,crypto_kdf108_init hecaton.script={script}"
         )
     }

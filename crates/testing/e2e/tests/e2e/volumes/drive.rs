@@ -313,7 +313,12 @@ pub(crate) fn it_has_another_size_as_the_guest_runs(
         disk.kill()?;
         until("another process gives it another size", PATIENCE, || {
             let resized = resize(name, "56M")?;
-            if resized.stderr.contains("its process is starting") {
+            let stderr = &resized.stderr;
+            // The node may learn of its end only after it has passed the order on.
+            if ["its process is starting", "its process ended"]
+                .iter()
+                .any(|text| stderr.contains(text))
+            {
                 return Ok(Err(resized.stderr));
             }
             resized.expect_success("hecaton volume resize").map(Ok)

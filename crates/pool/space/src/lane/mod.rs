@@ -6,7 +6,13 @@
 //! without a packet. The timer is set while something is under way, at most once a second, so that a
 //! page request pays for no clock and no timer call of its own.
 
-use crate::absence::Absences;
+mod absence;
+mod clock;
+mod timer;
+
+use self::absence::Absences;
+use self::clock::Clock;
+use self::timer::{Timer, timespec};
 use crate::code::Code;
 use crate::decodings::{Decodings, is_sound};
 use crate::flights::{Cause, Limits, Link, Slot};
@@ -18,13 +24,9 @@ use crate::{Space, SpaceError};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, page_sum, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Event};
 use hecaton_transport::protocol::{MAX_PAGES, Refusal, Request};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
-};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::debug;
@@ -105,6 +107,7 @@ struct ZeroRead {
 struct DonorLink {
     lane: u64,
     connection: Option<Connection>,
+    /// When it was begun, by the space's clock.
     begun: Duration,
     /// What the donor wanted back when the map was last told: anything, everything.
     wants: (bool, bool),
@@ -127,9 +130,8 @@ pub struct Lane {
     zero_page: Box<[u8]>,
     zero_sum: PageSum,
     extent_pages: Vec<u32>,
-    timer: OwnedFd,
-    /// When the timer goes off, if it is set.
-    armed: Option<Duration>,
+    clock: Clock,
+    timer: Timer,
     pulse: Duration,
     /// Copies of each page. Only where there are several is a donor given up early.
     copies: usize,
@@ -141,9 +143,6 @@ pub struct Lane {
 
 impl Lane {
     pub(crate) fn new(space: Arc<Space>) -> Result<Lane, SpaceError> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|error| SpaceError::Timer(error.into()))?;
         let config = space.config();
         let stall = config.connection.answer;
         let limits = Limits { patience: config.patience, stall };
@@ -162,8 +161,8 @@ impl Lane {
             zero_page: vec![0; PAGE_SIZE].into(),
             zero_sum: page_sum(&[0; PAGE_SIZE]),
             extent_pages: Vec::with_capacity(MAX_PAGES),
-            timer,
-            armed: None,
+            clock: Clock::default(),
+            timer: Timer::new()?,
             pulse,
             copies,
             fan_out: (copies + 1).max(1 + code.map_or(0, Code::data)),
@@ -191,7 +190,7 @@ impl Lane {
         pages: &[PageNo],
         avoid: &[DonorIndex],
     ) -> Result<(), SpaceError> {
-        let now = self.now();
+        let now = self.look();
         match self.enter_read(token, pages, avoid, now)? {
             Some(donor) => self.flush(donor, now),
             None => self.flush_all(now),
@@ -203,12 +202,13 @@ impl Lane {
     /// As [`Lane::read`], but the donor is asked with the next [`Lane::send`] only: of reads in a row, many
     /// go to it at once.
     pub fn read_later(&mut self, token: u64, pages: &[PageNo]) -> Result<(), SpaceError> {
-        self.enter_read(token, pages, &[], self.now()).map(drop)
+        let now = self.look();
+        self.enter_read(token, pages, &[], now).map(drop)
     }
 
     /// Asks donors for what is to be read.
     pub fn send(&mut self) {
-        let now = self.now();
+        let now = self.look();
         self.flush_all(now);
         self.read_entered(now);
     }
@@ -233,7 +233,7 @@ impl Lane {
             }
         };
         let mask = self.space.segment_pages() - 1;
-        self.space.note_read(segment, now);
+        self.space.note_read(segment);
         let extent_pages = pages.iter().map(|page| (page & mask) as u32);
         let mut groups = &*self.space;
         let group = (segment, &group);
@@ -275,14 +275,13 @@ impl Lane {
         let group = self.space.group_for_write(segment)?;
         let writing = self.requests.write(token, segment, group);
         let outcome = self.send_write(&writing, segment, pages, sums, data);
-        let mut groups = &*self.space;
         if outcome.is_err() && !self.requests.is_sent(&writing) {
             self.requests.forget(&writing);
-            groups.write_ends(segment);
+            self.space.write_ends(segment);
             return outcome;
         }
-        let now = self.space.now();
-        self.requests.sent(&writing, &mut groups, now);
+        let now = self.look();
+        self.requests.sent(&writing, &mut &*self.space, now);
         if self.requests.has_ends() {
             // The caller may be waiting for a descriptor.
             self.arm(Duration::ZERO);
@@ -325,7 +324,7 @@ impl Lane {
         sums: &[PageSum],
         data: &[&[u8]],
     ) -> bool {
-        let now = self.now();
+        let now = self.look();
         let places = || group.members().iter().map(|member| member.place);
         for place in places() {
             if let Err(error) = self.hold_reads(place.donor, now) {
@@ -374,14 +373,14 @@ impl Lane {
         sums: &[PageSum],
         data: &[&[u8]],
     ) -> Result<(), SpaceError> {
-        let known_at = self.now();
+        let known_at = self.look();
         let config = self.space.config();
         let (deadline, failover) = (known_at + config.patience, config.failover);
         let mask = self.space.segment_pages() - 1;
         self.extent_pages.clear();
         self.extent_pages.extend(pages.iter().map(|page| (page & mask) as u32));
         loop {
-            let now = self.now();
+            let now = self.look();
             let mut waits = false;
             for place in self.requests.unsent(writing) {
                 self.flush(place.donor, now);
@@ -494,14 +493,14 @@ impl Lane {
     /// Moves everything on, and hands what is complete to `sink`. Without `wait` it returns at once;
     /// with it, when something has come, or the time has passed.
     pub fn progress(&mut self, wait: Option<Duration>, sink: &mut dyn FnMut(Completion<'_>)) {
-        let deadline = wait.map(|wait| self.now() + wait);
+        let deadline = wait.map(|wait| self.space.now() + wait);
         loop {
             let stashed = self.report_stash(sink);
             if self.step(sink) || stashed {
                 return;
             }
             let Some(deadline) = deadline else { return };
-            let left = deadline.saturating_sub(self.now());
+            let left = deadline.saturating_sub(self.space.now());
             if left.is_zero() {
                 return;
             }
@@ -511,8 +510,8 @@ impl Lane {
 
     /// One round without waiting. Says whether something was handed over.
     fn step(&mut self, sink: &mut dyn FnMut(Completion<'_>)) -> bool {
-        let now = self.now();
-        if self.armed.is_some_and(|armed| armed <= now) {
+        let now = self.look();
+        if self.timer.has_gone_off(now) {
             self.tick(now);
         }
         let mut handed_over = self.report_zeros(sink);
@@ -613,7 +612,8 @@ impl Lane {
                 let is_news = !was_open || link.wants != wants;
                 if let Some(boot) = boot.filter(|_| is_news) {
                     link.wants = wants;
-                    let is_in_time = self.space.map().heard(donor, boot, load, link.begun, now);
+                    let (begun, heard_at) = (link.begun, self.space.now());
+                    let is_in_time = self.space.map().heard(donor, boot, load, begun, heard_at);
                     if !was_open {
                         self.generation += 1;
                     }
@@ -680,13 +680,10 @@ impl Lane {
     }
 
     fn connect(&mut self, donor: DonorIndex, now: Duration) {
+        let begun = self.space.now();
         while self.links.len() <= donor.0 as usize {
-            let link = DonorLink {
-                lane: random_u64(),
-                connection: None,
-                begun: now,
-                wants: (false, false),
-            };
+            let link =
+                DonorLink { lane: random_u64(), connection: None, begun, wants: (false, false) };
             self.links.push(link);
         }
         let link = &mut self.links[donor.0 as usize];
@@ -701,7 +698,7 @@ impl Lane {
         match Connection::start(to, &hello, &options) {
             Ok(connection) => {
                 link.connection = Some(connection);
-                link.begun = now;
+                link.begun = begun;
                 self.generation += 1;
                 self.arm(now + self.pulse);
             }
@@ -747,12 +744,6 @@ impl Lane {
 
     /// What is due by the clock.
     fn tick(&mut self, now: Duration) {
-        // By the clock it is time, but the timer is what says so: were it left to go off later, with
-        // nobody to read it, its descriptor would stay readable.
-        if rustix::io::read(&self.timer, &mut [0; 8]).is_err() {
-            return;
-        }
-        self.armed = None;
         let config = self.space.config();
         let (stall, failover) = (config.connection.answer, config.failover);
         for donor in self.requests.flights.tick(now) {
@@ -783,8 +774,8 @@ impl Lane {
 
     /// Sees to it that the timer goes off at that time, or earlier.
     fn arm(&mut self, at: Duration) {
-        if self.armed.is_none_or(|armed| at < armed) {
-            self.armed = arm_timer(&self.timer, self.armed, at, self.now());
+        if self.timer.due().is_none_or(|due| at < due) {
+            self.timer.set(at, self.now());
         }
     }
 
@@ -921,8 +912,19 @@ impl Lane {
         let _ = poll(&mut fds, Some(&timespec(longest)));
     }
 
+    /// The lane's time, by [`Clock`].
     fn now(&self) -> Duration {
-        self.space.now()
+        self.clock.now(self.space.now())
+    }
+
+    /// The same for whoever is about to decide by it what is late.
+    fn look(&mut self) -> Duration {
+        let elapsed = self.space.now();
+        // Nothing is late that nobody waits for, however long ago the timer went off.
+        if let Some(due) = self.timer.due().filter(|_| self.requests.flights.needs_clock()) {
+            self.clock.look(elapsed, due, self.pulse);
+        }
+        self.clock.now(elapsed)
     }
 }
 
@@ -954,31 +956,5 @@ impl Groups for &Space {
 
     fn write_ends(&mut self, segment: u64) {
         Space::write_ends(self, segment);
-    }
-}
-
-/// Sets the timer; what it was set to stands if that fails, which is then what the caller notes.
-fn arm_timer(
-    timer: &OwnedFd,
-    armed: Option<Duration>,
-    at: Duration,
-    now: Duration,
-) -> Option<Duration> {
-    // A time of zero would switch the timer off.
-    let after = at.saturating_sub(now).max(Duration::from_nanos(1));
-    let setting = Itimerspec { it_interval: Timespec::default(), it_value: timespec(after) };
-    match timerfd_settime(timer, TimerfdTimerFlags::empty(), &setting) {
-        Ok(_) => Some(at),
-        Err(error) => {
-            tracing::error!(error = %io::Error::from(error), "cannot set a lane's timer");
-            armed
-        }
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
     }
 }

@@ -9,6 +9,9 @@
 //! where the page belongs was rejected, because the place is only known after the head, which would
 //! make two calls of each answer.
 
+mod patience;
+
+pub use self::patience::Patience;
 use crate::codec::{self, AnswerTables, HEAD_BYTES, Head, Malformed, WELCOME_BYTES};
 use crate::inbox::{Inbox, RECEIVE_BYTES};
 use crate::protocol::{
@@ -234,11 +237,20 @@ impl Connection {
         hello: &Hello,
         options: &Options,
     ) -> Result<Connection, ConnectionError> {
+        Connection::open_within(&mut Patience::new(options.connect), to, hello, options)
+    }
+
+    /// The same, and waits for as long as the patience lasts.
+    pub fn open_within(
+        patience: &mut Patience,
+        to: impl Into<Destination>,
+        hello: &Hello,
+        options: &Options,
+    ) -> Result<Connection, ConnectionError> {
         let mut connection = Connection::start(to, hello, options)?;
-        let deadline = Instant::now() + options.connect;
         while connection.welcome().is_none() {
-            if !wait_readable(connection.as_fd(), deadline)? {
-                return Err(ConnectionError::TimedOut("welcome this borrower", options.connect));
+            if patience.poll(connection.as_fd(), PollFlags::IN)?.is_empty() {
+                return Err(ConnectionError::TimedOut("welcome this borrower", patience.limit()));
             }
             connection.progress(&mut |_, _| {})?;
         }
@@ -390,13 +402,13 @@ impl Connection {
         request: Request<'_>,
         data: &[&[u8]],
     ) -> Result<Outcome, ConnectionError> {
-        self.call_within(self.options.answer, request, data)
+        self.call_within(&mut Patience::new(self.options.answer), request, data)
     }
 
-    /// The same with another limit.
+    /// The same, and waits for as long as the patience lasts.
     pub fn call_within(
         &mut self,
-        limit: Duration,
+        patience: &mut Patience,
         request: Request<'_>,
         data: &[&[u8]],
     ) -> Result<Outcome, ConnectionError> {
@@ -405,14 +417,15 @@ impl Connection {
             Request::Read { pages, .. } => pages.len(),
             _ => 0,
         };
-        let deadline = Instant::now() + limit;
         self.submit(TAG, request, data)?;
         let (mut all_sums, mut all_data) = (Vec::new(), Vec::new());
         let mut outcome = None;
         while outcome.is_none() {
-            if !self.has_undelivered() && !wait_readable(self.as_fd(), deadline)? {
+            let is_ready =
+                self.has_undelivered() || !patience.poll(self.as_fd(), PollFlags::IN)?.is_empty();
+            if !is_ready {
                 self.phase = Phase::Broken;
-                return Err(ConnectionError::TimedOut("answer", limit));
+                return Err(ConnectionError::TimedOut("answer", patience.limit()));
             }
             self.progress(&mut |tag, event| {
                 if tag != TAG {
@@ -649,23 +662,16 @@ impl Connection {
 
     /// Waits until the socket takes more, and keeps what comes in meanwhile.
     fn wait_to_send(&mut self) -> Result<(), ConnectionError> {
-        let deadline = Instant::now() + self.options.stall;
+        let mut patience = Patience::new(self.options.stall);
         loop {
             let mut events = PollFlags::OUT;
             if self.inbox.has_space() {
                 events |= PollFlags::IN;
             }
-            let mut fds = [PollFd::new(&self.socket, events)];
-            let left = deadline.saturating_duration_since(Instant::now());
-            match poll(&mut fds, Some(&timespec(left))) {
-                Ok(0) if left.is_zero() => {
-                    return Err(ConnectionError::TimedOut("take a request", self.options.stall));
-                }
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(io::Error::from(error).into()),
+            let ready = patience.poll(self.socket.as_fd(), events)?;
+            if ready.is_empty() {
+                return Err(ConnectionError::TimedOut("take a request", self.options.stall));
             }
-            let ready = fds[0].revents();
             if ready.contains(PollFlags::IN) {
                 self.inbox.receive(self.socket.as_fd(), self.session.as_deref_mut())?;
                 self.has_undelivered = true;
@@ -747,27 +753,6 @@ struct Delivery {
     tag: u64,
     asked: usize,
     given: usize,
-}
-
-/// Waits until the descriptor is readable. False when the deadline passes first.
-fn wait_readable(fd: BorrowedFd<'_>, deadline: Instant) -> Result<bool, ConnectionError> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        match poll(&mut fds, Some(&timespec(left))) {
-            Ok(0) if left.is_zero() => return Ok(false),
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => return Ok(true),
-            Err(error) => return Err(io::Error::from(error).into()),
-        }
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
-    }
 }
 
 fn sockopt_peer(socket: &OwnedFd) -> String {

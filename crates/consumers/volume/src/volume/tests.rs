@@ -113,7 +113,8 @@ impl World {
             donor_patience: Duration::from_secs(1),
             scrub_bytes_per_s: 0,
             copying_bytes_per_s: COPYING_BYTES_PER_S,
-            failover: FAILOVER,
+            // A busy machine is no reason to take a donor for silent.
+            failover: patience(),
             spill: None,
             limit_bytes: None,
             multi_writer: false,
@@ -140,7 +141,6 @@ impl World {
         self
     }
 
-    /// The copies of its volume's pages are compared, so many bytes a second.
     pub(crate) fn scrubbing(mut self, bytes_per_s: u64) -> World {
         self.config.scrub_bytes_per_s = bytes_per_s;
         self

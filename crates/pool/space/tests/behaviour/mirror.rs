@@ -6,7 +6,8 @@ use crate::common::*;
 use hecaton_memory::{Epoch, PAGE_SIZE, PageSum, Size, page_sum};
 use hecaton_space::group::DonorIndex;
 use hecaton_space::{
-    Completion, DonorStatus, Expected, Redundancy, ScrubStatus, Space, SpaceConfig, SpaceError,
+    Completion, DonorStatus, Expected, FAILOVER, Redundancy, ScrubStatus, Space, SpaceConfig,
+    SpaceError,
 };
 use hecaton_testkit::wait_until_seen;
 use hecaton_transport::fault::{Chaos, Plan};
@@ -22,10 +23,9 @@ fn mirrored(copies: u8) -> SpaceConfig {
     SpaceConfig { redundancy: Redundancy::Mirror(copies), ..config(SEGMENTS * SEGMENT_PAGES) }
 }
 
-/// A request that waits for a silent donor does not end before the silence ends.
+/// A request that waits for a silent donor, and for no other one, does not end before the silence.
 fn mirrored_and_patient() -> SpaceConfig {
-    let mut config = mirrored(2);
-    config.patience = HOUR;
+    let mut config = SpaceConfig { failover: FAILOVER, patience: HOUR, ..mirrored(2) };
     config.connection.answer = HOUR;
     config
 }
@@ -127,7 +127,7 @@ fn a_read_fails_when_all_who_have_the_page_are_silent() {
     let known = cluster(&[]);
     known.set("a", chaos[0].address());
     known.set("b", chaos[1].address());
-    let mut config = mirrored(2);
+    let mut config = mirrored_and_patient();
     config.patience = Duration::from_secs(2);
     config.connection.answer = Duration::from_millis(300);
     config.connection.connect = Duration::from_millis(300);

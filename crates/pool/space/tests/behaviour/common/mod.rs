@@ -109,12 +109,17 @@ impl Lent {
     }
 }
 
+/// How long a donor may say nothing.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Of a space that takes no donor for silent because its machine is busy.
 pub(crate) fn config(pages: u64) -> SpaceConfig {
     let mut config = SpaceConfig::new(SpaceId(0x5eed), Epoch(1), "test", pages);
     config.segment_order = SEGMENT_PAGES.ilog2() as u8;
-    config.patience = Duration::from_secs(3);
-    config.connection.connect = Duration::from_millis(500);
-    config.connection.answer = Duration::from_millis(500);
+    config.patience = PATIENCE;
+    config.failover = PATIENCE;
+    config.connection.connect = PATIENCE;
+    config.connection.answer = PATIENCE;
     config
 }
 

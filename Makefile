@@ -55,7 +55,7 @@ compatibility-setup: ## install the packages from Debian, PyPI, npm, Go and Mave
 fuzz: ## run every fuzz target for FUZZ_SECONDS seconds each (default 60)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-stand-still: ## the tests, each of which stands still three times for 2 s, as if its machine was paused (STAND_STILL_ARGS='-E test(mirror)')
+stand-still: ## the tests, each of which stands still three times for 2 s, as if its machine was paused (STAND_STILL_ARGS="-E 'test(mirror)'")
 	@host=$$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_); \
 	env "CARGO_TARGET_$${host}_RUNNER=$(CURDIR)/scripts/stand-still.sh" \
 	cargo nextest run --locked --workspace $(STAND_STILL_ARGS)

@@ -30,12 +30,19 @@ stand_still() {
 }
 stand_still <&- >&- 2>&- &
 stills=$!
+
+end() {
+    kill "$stills" 2>/dev/null
+    wait "$stills" 2>/dev/null
+    echo 0 >"$group/cgroup.freeze"
+    # What the test has left behind is moved up, so that the group can go.
+    while read -r process; do
+        echo "$process" >"$base/cgroup.procs"
+    done <"$group/cgroup.procs" 2>/dev/null
+    rmdir "$group"
+}
+trap end EXIT
+# The runner ends a test that takes too long. The test may stand still just then.
+trap 'echo 0 >"$group/cgroup.freeze"' TERM INT
+
 (echo "$BASHPID" >"$group/cgroup.procs" && exec "$@")
-status=$?
-kill "$stills" 2>/dev/null
-wait "$stills" 2>/dev/null
-echo 0 >"$group/cgroup.freeze"
-# What it has left behind is moved up, so that the group can go.
-while read -r process; do echo "$process" >"$base/cgroup.procs"; done <"$group/cgroup.procs" 2>/dev/null
-rmdir "$group"
-exit "$status"

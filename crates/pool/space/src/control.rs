@@ -175,7 +175,10 @@ impl Link {
     ) -> Result<Answered, SpaceError> {
         let began = Instant::now();
         let mut within = match persistence {
-            Persistence::Brief => Within(Some(Patience::new(space.config().failover))),
+            Persistence::Brief => {
+                let Options { connect, answer, .. } = space.config().connection;
+                Within(Some(Patience::new(space.config().failover.min(connect).min(answer))))
+            }
             Persistence::Once | Persistence::Patient => Within(None),
         };
         let mut fresh = 0;
@@ -254,9 +257,8 @@ impl Link {
             // What the donor's version does not have, it does not need either: it knows no owners.
             return Ok(Answered { outcome: Outcome::Done, boot });
         }
-        let mut answered_within = Patience::new(answer);
-        let patience = within.or(&mut answered_within);
-        let outcome = connection.call_within(patience, request, data)?;
+        let patience = &mut Patience::new(answer);
+        let outcome = connection.call_within(within.or(patience), request, data)?;
         if !space.map().heard(donor.index, boot, connection.load(), begun, space.now()) {
             // An answer from an earlier life of the donor.
             return Err(Attempt::Again(ConnectionError::Closed));
@@ -305,8 +307,8 @@ fn introduce(
     let hello = space.hello(lane);
     let options = space.config().connection;
     let to = donor.destination(space.config().credentials.as_ref());
-    let mut connected_within = Patience::new(options.connect);
-    let opened = Connection::open_within(within.or(&mut connected_within), to, &hello, &options);
+    let patience = &mut Patience::new(options.connect);
+    let opened = Connection::open_within(within.or(patience), to, &hello, &options);
     let mut connection = match opened {
         Err(ConnectionError::Refused(Refusal::StaleEpoch(_))) => {
             return Err(Attempt::Final(space.fence()));

@@ -146,7 +146,6 @@ impl World {
         self
     }
 
-    /// Its volume is encrypted, or is not.
     pub(crate) fn encrypting(mut self, encrypt: bool) -> World {
         self.config.encrypt = encrypt;
         self
@@ -1283,8 +1282,9 @@ fn what_is_under_way_together_keeps_others_out_and_ends_each_on_its_own() {
 
 #[test]
 fn writes_that_fail_together_are_written_again_or_settled_later() {
-    for comes_back in [true, false] {
+    for (comes_back, patience_s) in [(true, 4), (false, 1)] {
         let mut world = World::new(1, 1, 100);
+        world.config.donor_patience = Duration::from_secs(patience_s);
         let volume = world.volume();
         volume.write(0, &[1; 4 * PAGE_SIZE]).unwrap();
         let mut flow = Flow::new(Arc::clone(&volume));

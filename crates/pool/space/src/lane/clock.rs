@@ -12,6 +12,8 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     left_out: Duration,
+    /// What the lane saw last. What it noted with that must not lie ahead of it.
+    seen: Duration,
 }
 
 impl Clock {
@@ -20,13 +22,20 @@ impl Clock {
         elapsed.saturating_sub(self.left_out)
     }
 
-    /// The lane looks, and was to look at `due`. If it is late by more than `slack`, its time goes on
-    /// from `due`.
-    pub(super) fn look(&mut self, elapsed: Duration, due: Duration, slack: Duration) {
-        let late = self.now(elapsed).saturating_sub(due);
-        if late > slack {
-            self.left_out += late;
+    /// The lane looks, and was to look at `due`, if at any time. If it is late by more than
+    /// `slack`, its time goes on from there, or from what it saw last. Returns its time, which
+    /// never goes back.
+    pub(super) fn look(
+        &mut self,
+        elapsed: Duration,
+        due: Option<Duration>,
+        slack: Duration,
+    ) -> Duration {
+        if let Some(due) = due.filter(|due| self.now(elapsed).saturating_sub(*due) > slack) {
+            self.left_out += self.now(elapsed).saturating_sub(due.max(self.seen));
         }
+        self.seen = self.now(elapsed);
+        self.seen
     }
 }
 
@@ -41,20 +50,28 @@ mod tests {
     #[test]
     fn a_pause_is_left_out() {
         let mut clock = Clock::default();
-        assert_eq!(clock.now(ms(500)), ms(500));
-        clock.look(ms(2_600), ms(550), ms(40));
-        assert_eq!(clock.now(ms(2_600)), ms(550));
+        assert_eq!(clock.look(ms(500), None, ms(40)), ms(500));
+        assert_eq!(clock.look(ms(2_600), Some(ms(550)), ms(40)), ms(550));
         assert_eq!(clock.now(ms(2_640)), ms(590), "and goes on");
-        clock.look(ms(9_990), ms(600), ms(40));
-        assert_eq!(clock.now(ms(10_000)), ms(610), "one more");
+        assert_eq!(clock.look(ms(9_990), Some(ms(600)), ms(40)), ms(600), "one more");
+        assert_eq!(clock.now(ms(10_000)), ms(610));
     }
 
     #[test]
     fn a_small_delay_counts() {
         let mut clock = Clock::default();
         for round in 1..100 {
-            clock.look(ms(round * 80), ms(round * 80 - 40), ms(40));
+            let (elapsed, due) = (ms(round * 80), ms(round * 80 - 40));
+            assert_eq!(clock.look(elapsed, Some(due), ms(40)), elapsed);
         }
-        assert_eq!(clock.now(ms(8_000)), ms(8_000));
+    }
+
+    #[test]
+    fn time_never_goes_back() {
+        let mut clock = Clock::default();
+        // It looked a little late, and then not for long, before anything else was due.
+        assert_eq!(clock.look(ms(130), Some(ms(100)), ms(40)), ms(130));
+        assert_eq!(clock.look(ms(3_000), Some(ms(100)), ms(40)), ms(130));
+        assert_eq!(clock.look(ms(3_001), Some(ms(100)), ms(40)), ms(131));
     }
 }

@@ -12,7 +12,7 @@ mod timer;
 
 use self::absence::Absences;
 use self::clock::Clock;
-use self::timer::{Timer, timespec};
+use self::timer::Timer;
 use crate::code::Code;
 use crate::decodings::{Decodings, is_sound};
 use crate::flights::{Cause, Limits, Link, Slot};
@@ -24,7 +24,7 @@ use crate::{Space, SpaceError};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, page_sum, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Event};
 use hecaton_transport::protocol::{MAX_PAGES, Refusal, Request};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -775,7 +775,7 @@ impl Lane {
     /// Sees to it that the timer goes off at that time, or earlier.
     fn arm(&mut self, at: Duration) {
         if self.timer.due().is_none_or(|due| at < due) {
-            self.timer.set(at, self.now());
+            self.timer.set(at, self.clock.now(self.space.now()));
         }
     }
 
@@ -829,7 +829,8 @@ impl Lane {
 
     /// Works out the pages of a read from those of other shards.
     fn decode(&mut self, decoding: u64, sink: &mut dyn FnMut(Completion<'_>)) {
-        let (mut groups, now) = (&*self.space, self.now());
+        let now = self.look();
+        let mut groups = &*self.space;
         let Some(decoded) = self.requests.take_decoded(decoding, &mut groups, now) else {
             // It may be read from elsewhere instead.
             self.flush_all(now);
@@ -853,7 +854,10 @@ impl Lane {
         let donor = place.donor;
         match cause {
             Cause::Lost => self.space.lost_error(segment, donor),
-            Cause::Unreachable => self.unreachable(segment, donor, self.now()),
+            Cause::Unreachable => {
+                let now = self.look();
+                self.unreachable(segment, donor, now)
+            }
             Cause::Interrupted => {
                 SpaceError::Interrupted { donor: self.space.donor(donor).name.clone() }
             }
@@ -909,22 +913,14 @@ impl Lane {
         let fds = self.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = fds.collect();
         // A signal ends the wait early, which the callers' loops put right.
-        let _ = poll(&mut fds, Some(&timespec(longest)));
+        let _ = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
     }
 
     /// The lane's time, by [`Clock`].
-    fn now(&self) -> Duration {
-        self.clock.now(self.space.now())
-    }
-
-    /// The same for whoever is about to decide by it what is late.
     fn look(&mut self) -> Duration {
-        let elapsed = self.space.now();
         // Nothing is late that nobody waits for, however long ago the timer went off.
-        if let Some(due) = self.timer.due().filter(|_| self.requests.flights.needs_clock()) {
-            self.clock.look(elapsed, due, self.pulse);
-        }
-        self.clock.now(elapsed)
+        let due = self.timer.due().filter(|_| self.requests.flights.needs_clock());
+        self.clock.look(self.space.now(), due, self.pulse)
     }
 }
 

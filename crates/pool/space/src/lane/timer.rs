@@ -62,7 +62,7 @@ impl AsFd for Timer {
     }
 }
 
-pub(super) fn timespec(duration: Duration) -> Timespec {
+fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),

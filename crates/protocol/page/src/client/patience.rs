@@ -46,7 +46,7 @@ impl Patience {
             let wait = self.part.min(self.left);
             let began = Instant::now();
             let mut fds = [PollFd::new(&fd, events)];
-            let outcome = poll(&mut fds, Some(&timespec(wait)));
+            let outcome = poll(&mut fds, Timespec::try_from(wait).ok().as_ref());
             self.took(began.elapsed());
             match outcome {
                 Ok(0) if wait.is_zero() => return Ok(PollFlags::empty()),
@@ -60,13 +60,6 @@ impl Patience {
     /// One part has taken so long.
     fn took(&mut self, elapsed: Duration) {
         self.left = self.left.saturating_sub(elapsed.min(2 * self.part));
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec {
-        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
-        tv_nsec: duration.subsec_nanos().into(),
     }
 }
 

@@ -33,8 +33,8 @@
 
 use crate::store::Item;
 use hecaton_memory::{PAGE_SIZE, page_sum};
+use hecaton_space::seal::table::SealTable;
 use hecaton_space::seal::{Seal, Sealer};
-use hecaton_space::seal_table::SealTable;
 
 /// Pages as they are to be stored.
 pub(crate) struct Sealed {

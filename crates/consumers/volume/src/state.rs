@@ -29,7 +29,7 @@ use crate::spill::Spill;
 use crate::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::words::SharedWords;
 use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo, PageSum, pages_to_bytes};
-use hecaton_space::seal_table::{KEYS_WORDS, SEAL_WORDS, SealTable};
+use hecaton_space::seal::table::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use hecaton_space::{Expected, SpaceConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! What a space is made of, and where its donors are.
 
 use crate::SpaceError;
-use crate::code::Code;
-use crate::group::MAX_COPIES;
+use crate::coded::code::Code;
 use crate::map::Shape;
+use crate::map::group::MAX_COPIES;
 use hecaton_memory::{Epoch, PAGE_SIZE, SpaceId};
 use hecaton_policy::site::Site;
 use hecaton_transport::client::Options;

@@ -5,7 +5,7 @@
 //! freeing twice finds nothing the second time. So a call goes on over a new connection when one
 //! breaks, as long as its persistence lasts.
 
-use crate::group::{DonorIndex, Place};
+use crate::map::group::{DonorIndex, Place};
 use crate::{Space, SpaceError};
 use hecaton_memory::{ExtentId, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Options, Outcome, Patience};

@@ -35,8 +35,8 @@ pub enum SpaceError {
     /// No such erasure code is kept.
     #[error(
         "'{asked}' is no erasure code: give segments of a stripe and parities, as 4+2; 2 to {}, and 1 to {}",
-        crate::code::MAX_DATA,
-        crate::code::MAX_PARITY
+        crate::coded::code::MAX_DATA,
+        crate::coded::code::MAX_PARITY
     )]
     Code {
         /// What was asked for.
@@ -46,7 +46,7 @@ pub enum SpaceError {
     #[error(
         "the code {0} is for memory that is kept in copies while it is used: give 2 copies or 3, too"
     )]
-    CodeOfOneCopy(crate::code::Code),
+    CodeOfOneCopy(crate::coded::code::Code),
     /// The pages are cold and coded, and are being made copies of again so that they can be written or
     /// discarded.
     #[error("segment {segment} of space {space} is coded, and is being made copies of again")]

@@ -15,7 +15,7 @@
 //! the same with sockets.
 //!
 //! Donors need not be trusted with what they keep: [`seal`] is what pages go through before they leave,
-//! where their owner wants that, and [`seal_table`] what opens them.
+//! where their owner wants that, and [`seal::table`] what opens them.
 //!
 //! A space has one owner, who writes. Others may read it, who are told by that one where it is (`reading`).
 //!
@@ -24,45 +24,31 @@
 //! Threads share the [`Space`] and own a [`Lane`] each. A page request touches its lane, its
 //! lane's connection, and one entry of the [`lookup`], which is read without a lock.
 
-pub mod code;
+mod coded;
 mod config;
 mod control;
-mod decodings;
+mod copies;
 mod error;
-pub mod flights;
-pub mod group;
-mod heritage;
 mod lane;
 pub mod lists;
-pub mod lookup;
 pub mod map;
-mod mend;
-mod reading;
-mod recall;
-mod recode;
-pub mod requests;
-pub mod row;
-pub mod scrub;
 pub mod seal;
-pub mod seal_table;
 mod space;
 mod status;
-pub mod stripe;
-mod tend;
-pub mod upkeep;
-mod verify;
 
-pub use code::Code;
+pub use coded::code::Code;
+pub use coded::recode::Record;
+pub use coded::stripe::Coded;
+pub use coded::{code, row, stripe};
 pub use config::{Cold, Directory, DonorAddress, FAILOVER, Redundancy, SpaceConfig};
+pub use copies::tend::COPYING_BYTES_PER_S;
+pub use copies::verify::SCRUB_BYTES_PER_S;
+pub use copies::{scrub, upkeep};
 pub use error::SpaceError;
 pub use hecaton_policy::site::Site;
-pub use heritage::Heritage;
-pub use lane::{Completion, Lane};
-pub use map::Expected;
-pub use reading::{MemberAt, SegmentAt};
-pub use recode::Record;
+pub use lane::{Completion, Lane, flights, requests};
+pub use map::heritage::Heritage;
+pub use map::reading::{MemberAt, SegmentAt};
+pub use map::{Expected, group, lookup};
 pub use space::Space;
 pub use status::{DonorStatus, ScrubStatus, SpaceStatus};
-pub use stripe::Coded;
-pub use tend::COPYING_BYTES_PER_S;
-pub use verify::SCRUB_BYTES_PER_S;

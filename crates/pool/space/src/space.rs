@@ -1,13 +1,13 @@
 //! A space with sockets: what its threads share.
 
+use crate::coded::recode::{Record, Temperature};
+use crate::coded::stripe::Coded;
 use crate::config::{Directory, Redundancy, SpaceConfig};
 use crate::control::{Answered, Donor, DonorPlace, Persistence};
-use crate::group::{DonorIndex, Form, Group, Place};
-use crate::lookup::{Activity, Lookup, Whereabouts};
+use crate::copies::verify::Scrub;
+use crate::map::group::{DonorIndex, Form, Group, Place};
+use crate::map::lookup::{Activity, Lookup, Whereabouts};
 use crate::map::{Declined, Expected, Map, SegmentCounts, Take};
-use crate::recode::{Record, Temperature};
-use crate::stripe::Coded;
-use crate::verify::Scrub;
 use crate::{DonorStatus, Lane, SpaceError, SpaceStatus};
 use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo};
 use hecaton_transport::client::Outcome;

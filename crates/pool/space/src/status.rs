@@ -1,6 +1,6 @@
 //! A space's state, for people and for metrics.
 
-use crate::code::Code;
+use crate::coded::code::Code;
 use hecaton_memory::{Epoch, SpaceId};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | [`entry`] | each page of each address space that was ever touched | 8 |
 //! | [`record`] | each page of the space that is in use | 8 |
-//! | seals ([`hecaton_space::seal_table`]) | each page of the space that was written out, if it is encrypted | 24 |
+//! | seals ([`hecaton_space::seal::table`]) | each page of the space that was written out, if it is encrypted | 24 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | generations | a segment of the space | 8 |
 //! | codes | a stripe of segments that are coded, because they have gone cold | 16 |
@@ -29,7 +29,7 @@ pub(crate) mod tables;
 use crate::guest::span::MAX_REGIONS;
 use batch::BatchRecord;
 use hecaton_memory::{Generation, PAGE_SIZE};
-use hecaton_space::seal_table::{KEYS_WORDS, SEAL_WORDS, SealTable};
+use hecaton_space::seal::table::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use journal::Journal;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};

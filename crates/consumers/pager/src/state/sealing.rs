@@ -25,7 +25,7 @@
 
 use hecaton_memory::{PAGE_SIZE, PageNo, PageSum, page_sum};
 use hecaton_space::seal::Sealer;
-use hecaton_space::seal_table::SealTable;
+use hecaton_space::seal::table::SealTable;
 use hecaton_transport::protocol::MAX_PAGES;
 use std::sync::Arc;
 

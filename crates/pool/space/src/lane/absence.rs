@@ -8,7 +8,7 @@
 //! Judged by page requests alone: a donor whose connections come up and that answers none (behind a
 //! network that drops large packets, say) is of no more use than one that is silent.
 
-use crate::group::DonorIndex;
+use crate::map::group::DonorIndex;
 use std::time::Duration;
 
 /// A donor's latest row of requests without an answer.

@@ -8,18 +8,20 @@
 
 mod absence;
 mod clock;
+pub mod flights;
+pub mod requests;
 mod timer;
 
 use self::absence::Absences;
 use self::clock::Clock;
 use self::timer::Timer;
-use crate::code::Code;
-use crate::decodings::{Decodings, is_sound};
-use crate::flights::{Cause, Limits, Link, Slot};
-use crate::group::{DonorIndex, Group, Place};
-use crate::lookup::Whereabouts;
-use crate::requests::{End, Groups, Recipient, Requests, Writing};
-use crate::stripe::Shards;
+use crate::coded::code::Code;
+use crate::coded::decodings::{Decodings, is_sound};
+use crate::coded::stripe::Shards;
+use crate::lane::flights::{Cause, Limits, Link, Slot};
+use crate::lane::requests::{End, Groups, Recipient, Requests, Writing};
+use crate::map::group::{DonorIndex, Group, Place};
+use crate::map::lookup::Whereabouts;
 use crate::{Space, SpaceError};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, page_sum, random_u64};
 use hecaton_transport::client::{Connection, ConnectionError, Event};
@@ -901,10 +903,10 @@ impl Lane {
             return Err(self.space.fenced_error());
         }
         let kept = self.zeros.len() + self.stash.len();
-        if kept >= crate::flights::MAX_REQUESTS
+        if kept >= crate::lane::flights::MAX_REQUESTS
             || !self.requests.has_room(pages.len(), self.fan_out)
         {
-            return Err(SpaceError::Busy(crate::flights::MAX_PAGES_UNDER_WAY));
+            return Err(SpaceError::Busy(crate::lane::flights::MAX_PAGES_UNDER_WAY));
         }
         Ok(segment)
     }

@@ -1,7 +1,7 @@
 //! Pages from the donors.
 
 use super::{WAIT, runs};
-use crate::group::DonorIndex;
+use crate::map::group::DonorIndex;
 use crate::{Completion, Lane, SpaceError};
 use hecaton_memory::{PAGE_SIZE, PageNo};
 use std::collections::{BTreeMap, VecDeque};

@@ -5,8 +5,8 @@
 //! that saw an odd count, or two different ones, reads again. Writers are serialised by the map's
 //! mutex. There are few of them, one for each extent taken or given back.
 
-use crate::code::FIRST_PARITY;
-use crate::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
+use crate::coded::code::FIRST_PARITY;
+use crate::map::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
 use hecaton_memory::{ExtentId, Generation};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

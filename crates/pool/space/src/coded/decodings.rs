@@ -4,8 +4,8 @@
 //! Memory is taken for them, unlike on the way of other reads: this is the path after a failure. What a
 //! lane may have under way bounds how much.
 
-use crate::code::{Code, Coder};
-use crate::requests::Decoded;
+use crate::coded::code::{Code, Coder};
+use crate::lane::requests::Decoded;
 use hecaton_memory::{PAGE_SIZE, PageSum, page_sum};
 use std::collections::BTreeMap;
 

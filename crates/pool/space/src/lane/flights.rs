@@ -17,7 +17,7 @@
 //! - A connection whose oldest request has had no answer for longer than the stall limit is given
 //!   up like one that broke.
 
-use crate::group::{DonorIndex, Place};
+use crate::map::group::{DonorIndex, Place};
 use hecaton_transport::protocol::Refusal;
 use std::collections::VecDeque;
 use std::time::Duration;

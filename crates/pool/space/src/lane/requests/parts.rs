@@ -1,8 +1,8 @@
 //! The parts of a write, one for each member of its group.
 
-use crate::flights::{Cause, Slot};
-use crate::group::{Group, MAX_MEMBERS, Place};
-use crate::lookup::Whereabouts;
+use crate::lane::flights::{Cause, Slot};
+use crate::map::group::{Group, MAX_MEMBERS, Place};
+use crate::map::lookup::Whereabouts;
 
 /// One member's part of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

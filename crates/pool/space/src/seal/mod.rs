@@ -11,6 +11,8 @@
 //! twice under one key, whatever is killed when. Nonces are not random: then a key would be good for 2^32
 //! pages only, which a busy machine writes in a day.
 
+pub mod table;
+
 use hecaton_memory::PageNo;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use std::fmt;

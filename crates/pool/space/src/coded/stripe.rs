@@ -19,9 +19,9 @@
 //! that has what was acknowledged; with one, only extents of that generation do, which are the
 //! keepers, the parities, and what was made from them.
 
-use crate::code::{self, Code};
-use crate::group::{DonorIndex, Form, Group, Place};
-use crate::lookup::Whereabouts;
+use crate::coded::code::{self, Code};
+use crate::map::group::{DonorIndex, Form, Group, Place};
+use crate::map::lookup::Whereabouts;
 use crate::map::{Holding, Map, Segment};
 use hecaton_memory::Generation;
 use hecaton_policy::cold;
@@ -569,12 +569,12 @@ impl Map {
     }
 
     /// What comes next for the stripe of a group that needs nothing itself: to be coded, or plain.
-    pub(crate) fn next_of_stripe(&self, segment: u64) -> Option<crate::upkeep::Step> {
+    pub(crate) fn next_of_stripe(&self, segment: u64) -> Option<crate::copies::upkeep::Step> {
         let (stripe, _) = self.stripe_of(segment)?;
         if self.ready_to_commit(stripe).is_some() {
-            return Some(crate::upkeep::Step::Commit(stripe));
+            return Some(crate::copies::upkeep::Step::Commit(stripe));
         }
-        self.ready_to_thaw(stripe).map(|_| crate::upkeep::Step::Thaw(stripe))
+        self.ready_to_thaw(stripe).map(|_| crate::copies::upkeep::Step::Thaw(stripe))
     }
 
     /// The stripes that are coded and not warming.

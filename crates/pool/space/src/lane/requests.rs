@@ -22,10 +22,10 @@ mod parts;
 
 use self::latency::Latencies;
 use self::parts::{Part, worst};
-use crate::flights::{Cause, Failure, Flights, Limits, MAX_REQUESTS, Slot};
-use crate::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
-use crate::lookup::Whereabouts;
-use crate::stripe::Shards;
+use crate::coded::stripe::Shards;
+use crate::lane::flights::{Cause, Failure, Flights, Limits, MAX_REQUESTS, Slot};
+use crate::map::group::{DonorIndex, Form, Group, MAX_MEMBERS, Place};
+use crate::map::lookup::Whereabouts;
 use hecaton_memory::{ExtentId, Generation};
 use std::collections::VecDeque;
 use std::time::Duration;

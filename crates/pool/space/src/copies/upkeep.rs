@@ -9,8 +9,8 @@
 //!
 //! [`Space::tend`](crate::Space::tend) does what is decided here, one step after the other.
 
-use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
 use crate::map::Map;
+use crate::map::group::{DonorIndex, Group, MAX_MEMBERS, Place};
 use std::time::Duration;
 
 /// Segments of which is remembered that they were compared: more than are tended at a time.

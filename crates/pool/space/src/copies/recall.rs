@@ -5,7 +5,7 @@
 //! [`upkeep`](crate::upkeep) moves them to other donors. When nobody has room, a segment that has
 //! another copy does without the one that is wanted back.
 
-use crate::group::{DonorIndex, Group, Place};
+use crate::map::group::{DonorIndex, Group, Place};
 use crate::map::{Holding, Map};
 use std::cmp::Reverse;
 
@@ -60,9 +60,9 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lookup::Whereabouts;
+    use crate::copies::upkeep::Step;
+    use crate::map::lookup::Whereabouts;
     use crate::map::{Declined, Shape, Take};
-    use crate::upkeep::Step;
     use hecaton_memory::{Epoch, ExtentId};
     use hecaton_policy::site::Site;
     use hecaton_transport::protocol::Load;

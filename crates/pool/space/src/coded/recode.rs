@@ -4,10 +4,10 @@
 //! Pages go through the borrower for this, since no donor knows the code. All of it happens in the
 //! threads that tend the space, below the bandwidth that copies are made with.
 
-use crate::code;
-use crate::group::Place;
-use crate::stripe::{Coded, Rebuild};
-use crate::tend::Pace;
+use crate::coded::code;
+use crate::coded::stripe::{Coded, Rebuild};
+use crate::copies::tend::Pace;
+use crate::map::group::Place;
 use crate::{Space, SpaceError};
 use hecaton_memory::{PAGE_SIZE, PageNo, PageSum, is_zero, page_sum};
 use hecaton_policy::cold::{self, Reading};

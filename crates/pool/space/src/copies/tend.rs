@@ -2,9 +2,9 @@
 //! wrong place.
 
 use crate::control::Persistence;
-use crate::group::{DonorIndex, Place};
-use crate::lookup::Whereabouts;
-use crate::upkeep::Step;
+use crate::copies::upkeep::Step;
+use crate::map::group::{DonorIndex, Place};
+use crate::map::lookup::Whereabouts;
 use crate::{Space, SpaceError};
 use hecaton_memory::PAGE_SIZE;
 use hecaton_transport::client::Outcome;

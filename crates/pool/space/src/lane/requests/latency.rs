@@ -4,7 +4,7 @@
 //! goes up by 19 parts when an answer took longer and down by one when it did not, so that it rests
 //! where one answer in twenty is slower (stochastic approximation, Robbins and Monro 1951).
 
-use crate::group::DonorIndex;
+use crate::map::group::DonorIndex;
 use std::time::Duration;
 
 /// Before anything was measured.

@@ -7,7 +7,7 @@
 
 use crate::config::{Directory, SpaceConfig};
 use crate::control::Persistence;
-use crate::group::{DonorIndex, Group, Place};
+use crate::map::group::{DonorIndex, Group, Place};
 use crate::map::{Holding, Map, Segment};
 use crate::{DonorAddress, Space, SpaceError};
 use hecaton_memory::{Epoch, ExtentId, Generation};
@@ -118,7 +118,7 @@ impl Space {
             let mut group = Group::new(Generation::default());
             for MemberAt { donor, boot, extent } in members {
                 let Some(index) = donors.get(donor).copied().map(DonorIndex) else { continue };
-                let has_room = group.members().len() < crate::group::MAX_MEMBERS;
+                let has_room = group.members().len() < crate::map::group::MAX_MEMBERS;
                 if has_room && group.at(index).is_none() {
                     group.add(Place { donor: index, boot: *boot, extent: ExtentId(*extent) }, true);
                 }

@@ -1,12 +1,12 @@
 //! Does what [`row`](crate::row) decides: has the pages of coded stripes compared with their parities, and
 //! writes again those that have gone bad.
 
-use crate::code;
+use crate::coded::code;
+use crate::coded::row::{RowPage, Rows, Said, settle, wrong_rows};
 use crate::control::Persistence;
-use crate::group::Place;
-use crate::row::{RowPage, Rows, Said, settle, wrong_rows};
-use crate::scrub::Known;
-use crate::verify::RUN_PAGES;
+use crate::copies::scrub::Known;
+use crate::copies::verify::RUN_PAGES;
+use crate::map::group::Place;
 use crate::{Space, SpaceError};
 use hecaton_memory::{PAGE_SIZE, PageSignature, PageSum, ZERO_PAGE_SUM, page_sum};
 use hecaton_transport::client::Outcome;

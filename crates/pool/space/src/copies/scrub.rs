@@ -17,8 +17,8 @@
 //!   anew; but not before the one that stays was seen to be right from end to end.
 //! - *A page that is right nowhere.* It is lost, and whoever reads it is told so by its sum.
 
-use crate::group::{DonorIndex, MAX_MEMBERS, Place};
 use crate::map::Map;
+use crate::map::group::{DonorIndex, MAX_MEMBERS, Place};
 use hecaton_memory::{PageNo, PageSum};
 use hecaton_transport::protocol::PageState;
 
@@ -708,7 +708,7 @@ mod tests {
 
     #[test]
     fn a_round_passes_all_segments_that_have_copies() {
-        use crate::lookup::Whereabouts;
+        use crate::map::lookup::Whereabouts;
         use crate::map::{Shape, Take};
         use hecaton_memory::Epoch;
         use hecaton_policy::site::Site;

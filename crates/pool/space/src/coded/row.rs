@@ -16,11 +16,11 @@
 //! before a page is written again, the caller makes sure that the stripe does not cease to be coded meanwhile
 //! ([`Map::is_still`]).
 
-use crate::code::{self, Code, Coder};
-use crate::group::Place;
+use crate::coded::code::{self, Code, Coder};
+use crate::coded::stripe::State;
+use crate::copies::scrub::Known;
 use crate::map::Map;
-use crate::scrub::Known;
-use crate::stripe::State;
+use crate::map::group::Place;
 use hecaton_memory::{Generation, PageSignature, PageSum, ZERO_PAGE_SUM, page_sum};
 use hecaton_transport::protocol::PageState;
 
@@ -246,7 +246,7 @@ fn choices(from: &[usize], count: usize) -> Vec<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::DonorIndex;
+    use crate::map::group::DonorIndex;
     use hecaton_memory::{ExtentId, PAGE_SIZE, SplitMix, page_signature};
     use proptest::prelude::*;
 

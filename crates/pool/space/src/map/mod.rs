@@ -12,10 +12,15 @@
 //!
 //! What is missing, or in the wrong place, is put right by [`upkeep`](crate::upkeep).
 
-use crate::code::{self, Code};
-use crate::group::{DonorIndex, Group, MAX_MEMBERS, Place};
-use crate::lookup::Whereabouts;
-use crate::stripe::Stripe;
+pub mod group;
+pub(crate) mod heritage;
+pub mod lookup;
+pub(crate) mod reading;
+
+use crate::coded::code::{self, Code};
+use crate::coded::stripe::Stripe;
+use crate::map::group::{DonorIndex, Group, MAX_MEMBERS, Place};
+use crate::map::lookup::Whereabouts;
 use hecaton_memory::{Epoch, Generation};
 use hecaton_policy::placement::{self, Candidate};
 use hecaton_policy::site::{Apart, Site};
@@ -862,7 +867,7 @@ pub struct SegmentCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upkeep::Step;
+    use crate::copies::upkeep::Step;
     use hecaton_memory::ExtentId;
 
     const SEGMENT_PAGES: u64 = 16;

@@ -1,11 +1,11 @@
 //! Does what [`scrub`](crate::scrub) decides: has the copies of pages compared, and damaged ones
 //! mended.
 
-use crate::group::Place;
+use crate::coded::mend::Compared;
+use crate::coded::row::{self, Rows};
+use crate::copies::scrub::{Ask, Cursor, Inspection, Known, Report, Run};
 use crate::map::Map;
-use crate::mend::Compared;
-use crate::row::{self, Rows};
-use crate::scrub::{Ask, Cursor, Inspection, Known, Report, Run};
+use crate::map::group::Place;
 use crate::{ScrubStatus, Space, SpaceError};
 use hecaton_memory::{PAGE_SIZE, PageNo, ZERO_PAGE_SUM};
 use hecaton_transport::client::Outcome;

@@ -144,7 +144,13 @@ pub(crate) fn pages_travel_by_tls() -> TestResult {
         Ok(all(status, "donors").any(filled))
     })?;
     end_verified(&cluster, &mut program)?;
-    // Or what it has said last would be waited for.
+    // Its node is removed, or what its donor has said last would be waited for. The manager removes
+    // no node that has just been heard.
+    cluster.eventually("the node that was killed is silent", PATIENCE, |status| {
+        let mut nodes = status["nodes"].as_array().into_iter().flatten();
+        let is_silent = nodes.any(|node| node["name"] == "one" && node["state"] == "silent");
+        Ok(is_silent && all(status, "consumers").count() == 0)
+    })?;
     run(cluster.command("node").args(["remove", "one"]), PATIENCE)?
         .expect_success("node remove")?;
     cluster.wait_until_idle(PATIENCE)?;

@@ -17,6 +17,11 @@ const MAX_WRITE_RUN: u64 = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
+/// Why a consumer is ended whose evictor has read a page that is not there. It makes sure before
+/// that it is, and that libc moves nothing meanwhile.
+const READ_ELSEWHERE: &str = "memory moved while a page of it was being taken: the program changes \
+                              its mappings by system calls of its own, in several threads at once";
+
 impl Core {
     /// Serves a fault, or arranges for what will. Pages to be read are appended to `fetches`.
     pub(crate) fn fault(&mut self, fault: Fault, fetches: &mut Vec<Fetch>) {
@@ -30,6 +35,10 @@ impl Core {
         if fault.thread != 0 && fault.thread == self.evictor_thread {
             // The evictor reads a page that the program has just freed. What it reads there will be
             // thrown away when the batch is settled; it only must not wait.
+            if self.get(key).place() != Place::Zero {
+                // The program would find zeros where it has something.
+                self.fail(READ_ELSEWHERE.into());
+            }
             if uffd.zero(key.address(), PAGE).error.is_some() {
                 // The mappings are changing, or it is there already.
                 let _ = uffd.wake(key.address(), PAGE);
@@ -266,4 +275,35 @@ pub(crate) enum Content {
 /// Looks at a page that was copied out of the program.
 pub(crate) fn examine(page: &[u8]) -> Content {
     if is_zero(page) { Content::Zero } else { Content::Sum(page_sum(page)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::OnLoss;
+    use crate::programs::inherit::tests::{PARENT, pager, put_out};
+    use std::time::Instant;
+
+    const EVICTOR: u32 = 7;
+
+    /// A fault of the evictor's own on what is, or is not, in the pool.
+    fn evictors_fault(is_in_pool: bool) -> Option<String> {
+        let mut core = pager();
+        core.on_loss = OnLoss::Report;
+        core.evictor_thread = EVICTOR;
+        let key = Key::new(PARENT, 1 << 20);
+        if is_in_pool {
+            put_out(&mut core, key);
+        }
+        let (write, protected, read_at) = (false, false, Instant::now());
+        let fault = Fault { key, write, protected, thread: EVICTOR, read_at };
+        core.fault(fault, &mut Vec::new());
+        core.failed
+    }
+
+    #[test]
+    fn the_evictor_is_given_zeros_only_for_what_is_zero() {
+        assert_eq!(evictors_fault(false), None);
+        assert_eq!(evictors_fault(true).as_deref(), Some(READ_ELSEWHERE));
+    }
 }

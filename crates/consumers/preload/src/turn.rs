@@ -12,7 +12,7 @@
 //! | `mremap` to a given place | yes, and no page is taken | the helper knows pages by address |
 //! | `mmap` of what is not paged (stacks) | yes | so does it |
 //! | a fork | yes | its child has mappings of before or after a change, and the pager must know which; and see [`crate::withhold`] |
-//! | the helper, while it drops pages by their addresses | yes | an address must mean the page that was copied |
+//! | the helper, while pages are dropped, or read, by their addresses | yes | an address must mean the page that was claimed |
 //!
 //! A signal handler may do one of these in the middle of another, and would wait for itself. So
 //! nobody waits for ever: who has waited for [`PATIENCE_MS`] goes on.

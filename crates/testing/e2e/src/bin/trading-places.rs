@@ -83,9 +83,12 @@ impl Idle {
     fn fork() -> Idle {
         // SAFETY: the child does nothing but wait.
         match unsafe { libc::fork() } {
-            0 => loop {
-                // SAFETY: as above.
-                unsafe { libc::pause() };
+            // SAFETY: as above. A program that has failed does not leave it behind.
+            0 => unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                loop {
+                    libc::pause();
+                }
             },
             child => {
                 assert!(child > 0, "{}", std::io::Error::last_os_error());

@@ -8,12 +8,10 @@
 //! buffers of io_uring, RDMA).
 
 use super::{Victim, runs_of};
-use crate::core::BatchItem;
 use crate::evict::Evictor;
 use crate::programs::{helper, remote};
-use crate::state::entry::Place;
 use hecaton_uffd::Uffd;
-use hecaton_uffd::handover::{Op, Range};
+use hecaton_uffd::handover::Op;
 use std::os::fd::RawFd;
 
 impl Evictor {
@@ -28,17 +26,10 @@ impl Evictor {
         uffd: Uffd,
         pid: i32,
     ) {
-        self.last_nonce += 1;
-        let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce);
-        let Ok(held) = held else { return };
-        let index = group[0].key.space();
-        let mut core = self.shared.lock();
-        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_left()) {
-            let BatchItem { key, now_at } = core.batch[first + i];
-            let is_there = now_at == key && core.get(key).place() == Place::Resident;
-            victim.passed_over |= held != [1] || !is_there;
+        if self.hold(first, group, socket).is_err() {
+            return;
         }
-        drop(core);
+        let index = group[0].key.space();
         for run in runs_of(group, Victim::is_left) {
             // EAGAIN: the mappings are changing. The pages stay as they are for this time.
             if uffd.protect(run.start, run.len).is_err() {

@@ -45,11 +45,17 @@ impl Evictor {
         if !self.move_once(first, group, helper, pid, Runs::Long) {
             return false;
         }
-        if group.iter().any(Victim::is_movable) {
-            self.unshare(group, pid);
-        }
         if !group.iter().any(Victim::is_movable) {
             return true;
+        }
+        if !self.unshare(first, group, helper, pid) {
+            return false;
+        }
+        if !group.iter().any(Victim::is_movable) {
+            // Libc goes on when the helper is asked something: if nothing is to be dropped, this.
+            self.last_nonce += 1;
+            return group.iter().any(Victim::is_left)
+                || helper::ask(helper.socket, Op::Barrier, &[], self.last_nonce).is_ok();
         }
         // From here on the area's places are those of the pages that are asked for now.
         if helper::send(helper.socket, &Command::new(Op::Clear, 0)).is_err() {
@@ -127,8 +133,15 @@ impl Evictor {
     }
 
     /// Gives the process pages of its own in the place of those that a fork shares, where they can
-    /// be moved then.
-    fn unshare(&mut self, group: &mut [Victim], pid: i32) {
+    /// be moved then. False if the program has ended.
+    ///
+    /// That takes a read of each, and a read of another page that has come to its address, and is
+    /// in the pool, would wait for ourselves. So libc moves nothing meanwhile, and goes on when the
+    /// helper is asked the next thing.
+    fn unshare(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
+        if self.hold(first, group, helper.socket).is_err() {
+            return false;
+        }
         let mut query = MappingQuery::new(pid);
         let mut addresses = Vec::new();
         for victim in group.iter_mut().filter(|victim| victim.is_movable()) {
@@ -146,5 +159,6 @@ impl Evictor {
             }
         }
         remote::unshare(pid, &addresses);
+        true
     }
 }

@@ -9,15 +9,12 @@
 mod dropping;
 mod moving;
 
-use crate::core::BatchItem;
 use crate::evict::Evictor;
 use crate::fault::Content;
 use crate::programs::{helper, remote};
-use crate::state::entry::Place;
 use crate::state::tables::Key;
 use hecaton_memory::PAGE_SIZE;
-use hecaton_uffd::handover::{Op, Range};
-use std::os::fd::RawFd;
+use hecaton_uffd::handover::Range;
 use std::time::Duration;
 
 /// How long a program that cannot be read any more may take to end.
@@ -99,25 +96,6 @@ impl Evictor {
         if group.iter().any(Victim::is_left) && helper.has_ended() {
             self.shared.lock().lose_helper(group[0].key.space());
         }
-    }
-
-    /// Keeps libc from changing the program's mappings until the helper is asked the next thing, and
-    /// passes over the pages that are not where they were.
-    fn hold(
-        &mut self,
-        first: usize,
-        group: &mut [Victim],
-        socket: RawFd,
-    ) -> Result<(), helper::Gone> {
-        self.last_nonce += 1;
-        let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce)?;
-        let mut core = self.shared.lock();
-        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_left()) {
-            let BatchItem { key, now_at } = core.batch[first + i];
-            let is_there = now_at == key && core.get(key).place() == Place::Resident;
-            victim.passed_over |= held != [1] || !is_there;
-        }
-        Ok(())
     }
 
     /// These pages are not evicted this time.

@@ -8,13 +8,34 @@
 //! buffers of io_uring, RDMA).
 
 use super::{Victim, runs_of};
+use crate::core::BatchItem;
 use crate::evict::Evictor;
 use crate::programs::{helper, remote};
+use crate::state::entry::Place;
 use hecaton_uffd::Uffd;
-use hecaton_uffd::handover::Op;
+use hecaton_uffd::handover::{Op, Range};
 use std::os::fd::RawFd;
 
 impl Evictor {
+    /// Keeps libc from changing the program's mappings until the helper is asked the next thing.
+    /// Pages that are not where they were are passed over.
+    pub(super) fn hold(
+        &mut self,
+        first: usize,
+        group: &mut [Victim],
+        socket: RawFd,
+    ) -> Result<(), helper::Gone> {
+        self.last_nonce += 1;
+        let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce)?;
+        let mut core = self.shared.lock();
+        for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_left()) {
+            let BatchItem { key, now_at } = core.batch[first + i];
+            let is_there = now_at == key && core.get(key).place() == Place::Resident;
+            victim.passed_over |= held != [1] || !is_there;
+        }
+        Ok(())
+    }
+
     /// The helper drops what is at an address, whatever that is, and not before the pager has read
     /// of it. So here the program must not bring other pages there: libc changes no mappings
     /// meanwhile.

@@ -124,6 +124,7 @@ impl Pagers {
             config,
             report,
             held,
+            keepers: Vec::new(),
             target: None,
             launch_line: None,
             launch_over: left.launch_over,

@@ -4,13 +4,6 @@
 
 use std::process::ExitCode;
 
-/// `hecaton file-keeper`: the pager's hand where it cannot wait itself, with a connection to it as its
-/// standard input.
-pub(crate) fn keep_files() -> anyhow::Result<ExitCode> {
-    hecaton_pager::keep_files()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     hecaton_pager::run()?;
     Ok(ExitCode::SUCCESS)

@@ -2,13 +2,11 @@
 //!
 //! [`abi`] holds the kernel's numbers and structures and nothing else; [`sys`] wraps the ioctls in
 //! functions that return `Result`; [`handover`] is what `libhecaton.so` and the pager say to each
-//! other about a program, [`guest_ram`] what they say about a hypervisor, [`files`] about
-//! shared memory. The `userfaultfd` crate
+//! other about a program, [`guest_ram`] what they say about a hypervisor. The `userfaultfd` crate
 //! was considered: it lacks MOVE and the write-protected copy, and the preload library needs all of
 //! it without allocation.
 
 pub mod abi;
-pub mod files;
 pub mod guest_ram;
 pub mod handover;
 pub mod sys;

@@ -10,7 +10,6 @@ pub(crate) mod source;
 use crate::PagerError;
 use crate::core::{Core, Fault, Fetch};
 use crate::fault::fetch::Arrival;
-use crate::files::service;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
 use crate::programs::stage::Stage;
@@ -70,8 +69,6 @@ pub(crate) struct Server {
     prefetch: Watched,
     next_token: u64,
     pub(crate) firecracker: Option<Firecracker>,
-    /// Where programs ask for shared memory, until one has.
-    files: Option<RawFd>,
     /// Address spaces whose faults are not served while a child of theirs attaches.
     paused: Vec<usize>,
     fetches: Vec<Fetch>,
@@ -97,7 +94,6 @@ impl Server {
             listener,
             next_token: 0,
             firecracker: None,
-            files: None,
             paused: Vec::new(),
             fetches: Vec::new(),
             damaged: Vec::new(),
@@ -117,12 +113,6 @@ impl Server {
         // SAFETY: the descriptor is open, and is taken out of the set before it is closed.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(source.encode()), events)?)
-    }
-
-    /// Serves shared memory from when the first program asks for some.
-    pub(crate) fn expect_files(&mut self, listener: RawFd) -> std::io::Result<()> {
-        self.files = Some(listener);
-        self.watch(listener, Source::Files, epoll::EventFlags::IN)
     }
 
     /// Begins to serve an address space: its faults, and the end of its helper.
@@ -347,14 +337,6 @@ impl Server {
                 self.shared.evict.notify_one();
             }
             Source::Guest(space) => self.hear_guest(space)?,
-            Source::Files => {
-                let Some(listener) = self.files else { return Ok(()) };
-                let space = Arc::clone(self.demand.lane.space());
-                if service::begin(&self.shared, &space, listener) {
-                    self.unwatch(listener);
-                    self.files = None;
-                }
-            }
             Source::FirecrackerListener => self.accept_firecracker()?,
             Source::Firecracker(fd) => self.hear_firecracker(fd)?,
             Source::Demand | Source::Prefetch => self.collect(source),

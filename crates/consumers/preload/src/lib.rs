@@ -27,7 +27,6 @@ mod hook;
 mod hypervisor;
 mod maps;
 mod own;
-mod shared;
 mod sys;
 mod turn;
 mod withhold;

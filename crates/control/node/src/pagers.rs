@@ -150,8 +150,6 @@ struct Pager {
     config: PagerConfig,
     report: ConsumerReport,
     held: HeldFds,
-    /// Process numbers of its keepers of shared memory, former ones too.
-    keepers: Vec<i32>,
     target: Option<Target>,
     /// The pager's standard input.
     launch_line: Option<UnixStream>,
@@ -384,7 +382,6 @@ impl Pagers {
             config: config.clone(),
             report,
             held: HeldFds::default(),
-            keepers: Vec::new(),
             target: None,
             launch_line: None,
             launch_over: false,

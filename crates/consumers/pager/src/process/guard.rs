@@ -35,20 +35,6 @@ pub(crate) const CONTROL: &str = "control";
 /// Where Firecracker connects.
 pub(crate) const FIRECRACKER: &str = "firecracker";
 
-/// Where programs ask for shared memory.
-pub(crate) const FILES_LISTENER: &str = "files-listener";
-/// Where the kernel's requests for files of shared memory are read.
-pub(crate) const FILES_DEVICE: &str = "files-device";
-/// Where such files are opened.
-pub(crate) const FILES_DIRECTORY: &str = "files-directory";
-/// Begins the labels of connections to keepers; a process number follows.
-pub const KEEPER: &str = "keeper-";
-
-/// The connection to the keeper with this process number.
-pub(crate) fn keeper_label(pid: u32) -> String {
-    format!("{KEEPER}{pid}")
-}
-
 /// A memory file of a virtual machine, by the serial number of its hand-over.
 pub(crate) fn ram_label(serial: u64) -> String {
     format!("ram-{serial}")

@@ -5,7 +5,6 @@
 //! held, and listened to in its place.
 
 use crate::config::{PagerConfig, PagerLeft, PagerOrder, PagerStart};
-use crate::files::service::HeldMount;
 use crate::process::adoption::{AdoptionSocket, NodeStream};
 use crate::process::channel::Receiver;
 use crate::process::worker::Held;
@@ -80,8 +79,7 @@ impl Lifeline {
         // Held until all is sent: nothing comes or goes meanwhile.
         let core = self.shared.lock();
         let spaces = core.spaces.iter().flatten().flat_map(|space| space.held());
-        let mount = core.files.mount.iter().flat_map(HeldMount::labelled);
-        let held: Vec<_> = self.own.labelled().into_iter().chain(mount).chain(spaces).collect();
+        let held: Vec<_> = self.own.labelled().into_iter().chain(spaces).collect();
         let left = PagerLeft {
             start: PagerStart { config, held: held.len() },
             restarts: core.stats.restarts,

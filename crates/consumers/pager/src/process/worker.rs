@@ -4,7 +4,6 @@ use crate::PagerError;
 use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
 use crate::evict::{Evictor, give_back};
-use crate::files::service::{self, HeldMount};
 use crate::guest;
 use crate::pool::cold::{CodeRecord, coded_stripes};
 use crate::pool::placement::Placement;
@@ -39,10 +38,6 @@ pub(crate) struct Held {
     pub(crate) control: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
-    /// Where programs ask for shared memory. A machine's pager has none.
-    pub(crate) files: Option<RawFd>,
-    /// What a predecessor has served there.
-    pub(crate) mount: Option<HeldMount>,
     /// A program ran on memory whose userfaultfd is gone: see [`crate::process::adopt`].
     pub(crate) lost: bool,
 }
@@ -51,7 +46,6 @@ impl Held {
     /// All of them, with the labels under which the node holds them.
     pub(crate) fn labelled(&self) -> Vec<(String, RawFd)> {
         let firecracker = self.firecracker.map(|fd| (guard::FIRECRACKER, fd));
-        let files = self.files.map(|fd| (guard::FILES_LISTENER, fd));
         [
             (guard::STATE, self.state),
             (guard::LISTENER, self.listener),
@@ -59,7 +53,6 @@ impl Held {
         ]
         .into_iter()
         .chain(firecracker)
-        .chain(files)
         .map(|(label, fd)| (label.to_owned(), fd))
         .collect()
     }
@@ -130,10 +123,6 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     config.placement.apply(&space, &Placement::default());
     let shared = Arc::new(Shared::new(core, sealing)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
-    let (files, is_served) = (held.files, held.mount.is_some());
-    if let Some(listener) = files.filter(|_| !is_served) {
-        server.expect_files(listener)?;
-    }
     let image = match &config.guest {
         Some(Guest::Firecracker { image, .. }) => Some(image.clone()),
         _ => None,
@@ -160,9 +149,6 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
         fork::take_over(&mut server, &shared);
     }
 
-    if let (Some(listener), Some(mount)) = (files, held.mount) {
-        service::take_over(&shared, &space, listener, mount)?;
-    }
     end_on_sigterm();
     let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
     let (giver, its_space) = (shared.clone(), space.clone());
@@ -206,7 +192,6 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
         no_more && core.fork_requests.is_empty() && core.live_spaces().next().is_none()
     })?;
     shared.lock().over = true;
-    service::end(&shared);
     shared.evict.notify_one();
     shared.give_back.notify_one();
     // Neither a write nor a discard must meet the release of all pages.

@@ -15,8 +15,6 @@ pub(crate) enum Source {
     /// The connection on which a hypervisor hands over guest RAM.
     Guest(usize),
     FirecrackerListener,
-    /// Where a program asks for shared memory for the first time.
-    Files,
     /// A connection on which Firecracker has not said all yet.
     Firecracker(RawFd),
     /// The connection of a child that is to come.
@@ -41,7 +39,6 @@ impl Source {
             Source::Guest(space) => (8, space as u64),
             Source::FirecrackerListener => (9, 0),
             Source::Firecracker(fd) => (10, fd as u64),
-            Source::Files => (11, 0),
         };
         kind << 32 | index
     }
@@ -59,7 +56,6 @@ impl Source {
             8 => Source::Guest(index as usize),
             9 => Source::FirecrackerListener,
             10 => Source::Firecracker(index as RawFd),
-            11 => Source::Files,
             _ => Source::Bell,
         }
     }
@@ -80,7 +76,6 @@ mod tests {
             Source::Guest(2),
             Source::FirecrackerListener,
             Source::Firecracker(3),
-            Source::Files,
             Source::Child(4),
             Source::Bell,
             Source::Demand,

@@ -124,7 +124,6 @@ impl Pagers {
             config,
             report,
             held,
-            keepers: Vec::new(),
             target: None,
             launch_line: None,
             launch_over: left.launch_over,

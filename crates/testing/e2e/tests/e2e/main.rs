@@ -20,7 +20,7 @@ use paging::{
 };
 use std::process::ExitCode;
 use transparency::{
-    memory::{core_files, interfaces, locked, overcommit, pinned, shared, wiped},
+    memory::{core_files, interfaces, locked, overcommit, pinned, wiped},
     processes::{followed, identity, limits, runtimes, sandboxes, tracers},
 };
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
@@ -65,10 +65,6 @@ fn main() -> ExitCode {
         pinned::pages_given_to_a_pipe,
         pinned::all_that_may_be_local,
         wiped::on_fork,
-        shared::by_processes,
-        shared::of_python_stays_below,
-        shared::outlives_what_is_killed,
-        shared::java_has_its_heap_there,
         core_files::have_no_false_zeros,
         followed::into_environments_without_the_library,
         followed::by_each_function_of_libc,

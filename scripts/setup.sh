@@ -13,6 +13,7 @@ task=${1:-all}
 # command : package : tasks : what is lost without it
 needs='
 cc           gcc           demo,demo-vm,test,bench  nothing can be built
+musl-gcc     musl-tools    test             the tests of programs that are linked with musl
 sort         coreutils     demo,test,bench  the sort program
 losetup      mount         demo,demo-vm,test,bench  disk swap and nbdkit swap, to compare with
 mkswap       util-linux    demo,demo-vm,test,bench  disk swap, to compare with

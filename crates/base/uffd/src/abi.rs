@@ -54,6 +54,7 @@ pub const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
 pub const UFFDIO_COPY_MODE_WP: u64 = 1 << 1;
 pub const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 pub const UFFDIO_MOVE_MODE_DONTWAKE: u64 = 1 << 0;
+pub const UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 
 pub const UFFD_EVENT_PAGEFAULT: u8 = 0x12;
 pub const UFFD_EVENT_REMAP: u8 = 0x14;

@@ -203,11 +203,18 @@ impl Uffd {
     /// empty, nobody else may put anything there, and it must be registered with this descriptor. Goes
     /// no further than a page that is not there, or that a fork shares.
     pub fn move_pages(self, dst: u64, src: u64, len: u64) -> u64 {
-        move_all(len, |at| self.try_to_move(dst + at, src + at, len - at))
+        let mode = UFFDIO_MOVE_MODE_DONTWAKE;
+        move_all(len, |at| self.try_to_move([dst + at, src + at, len - at], mode))
     }
 
-    fn try_to_move(self, dst: u64, src: u64, len: u64) -> Partial {
-        let mut arg = UffdioMove { dst, src, len, mode: UFFDIO_MOVE_MODE_DONTWAKE, moved: 0 };
+    /// The same for what there is at `src`, which may have holes. False if something stays there.
+    pub fn move_what_is_there(self, dst: u64, src: u64, len: u64) -> bool {
+        let mode = UFFDIO_MOVE_MODE_DONTWAKE | UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES;
+        move_all(len, |at| self.try_to_move([dst + at, src + at, len - at], mode)) == len
+    }
+
+    fn try_to_move(self, [dst, src, len]: [u64; 3], mode: u64) -> Partial {
+        let mut arg = UffdioMove { dst, src, len, mode, moved: 0 };
         let result = ioctl(self.0, UFFDIO_MOVE, &mut arg);
         partial(result, arg.moved, len)
     }

@@ -6,6 +6,7 @@ use crate::own::{self, AREA, LEFT_ALONE, RANGES};
 use crate::withhold::{self, withhold};
 use crate::{helper, maps, sys};
 use hecaton_uffd::abi::*;
+use hecaton_uffd::bare::{MAX_PATH, Place};
 use hecaton_uffd::handover::{
     Answer, Attach, Kind, MAGIC, MAX_RANGES, Range, Step, USES_WIPE_ON_FORK,
 };
@@ -24,7 +25,7 @@ const PAUSE_MS: u64 = 10;
 static UFFD: AtomicI32 = AtomicI32::new(-1);
 /// Set once at start; each fork needs it again. Zero-terminated by its initial value.
 #[unsafe(link_section = ".data")]
-static mut SOCKET_PATH: [u8; 108] = [0; 108];
+static mut SOCKET_PATH: [u8; MAX_PATH] = [0; MAX_PATH];
 
 /// Ends a process whose memory was copied past [`crate::fork`]: it lacks what its parent has in the
 /// pool, and would find zeros in its place if it were let map memory there.
@@ -65,22 +66,34 @@ pub(crate) fn may_be_followed() -> Result<(), Failure> {
 
 fn open_uffd() -> Result<Uffd, Failure> {
     let uffd = Uffd(sys::out_of_the_way(Uffd::open().map_err(NOT_PERMITTED)?.0));
-    match uffd.api(PAGER_FEATURES) {
+    let ready = match own::is_bare() {
+        false => uffd.api(PAGER_FEATURES),
+        // Its pages are moved by this descriptor: see `serve`.
+        true => uffd.api(PAGER_FEATURES | UFFD_FEATURE_MOVE).and_then(|features| {
+            let (area, len) = (own::area() as u64, AREA as u64);
+            uffd.register(area, len, UFFDIO_REGISTER_MODE_MISSING).map(|()| features)
+        }),
+    };
+    match ready {
         Ok(_) => Ok(uffd),
         Err(errno) => {
             sys::close(uffd.0);
-            Err(Failure("this kernel's userfaultfd lacks what paging needs", errno))
+            let what = match own::is_bare() {
+                false => "this kernel's userfaultfd lacks what paging needs",
+                true => "a program without glibc takes a kernel that moves pages (Linux 6.8)",
+            };
+            Err(Failure(what, errno))
         }
     }
 }
 
-/// The area's own userfaultfd: it has no event features, so that emptying the area raises none.
-/// `None` when the kernel cannot move pages.
+/// The area's own userfaultfd (a bare program's bin's): it has no event features, so that emptying
+/// the area raises none. `None` when the kernel cannot move pages.
 fn open_area() -> Option<Uffd> {
     let uffd = Uffd::open().ok()?;
-    let (area, len) = (own::area() as u64, AREA as u64);
+    let at = if own::is_bare() { own::bin() } else { own::area() };
     let ready = uffd.api(UFFD_FEATURE_MOVE).is_ok()
-        && uffd.register(area, len, UFFDIO_REGISTER_MODE_MISSING).is_ok();
+        && uffd.register(at as u64, AREA as u64, UFFDIO_REGISTER_MODE_MISSING).is_ok();
     if !ready {
         sys::close(uffd.0);
     }
@@ -95,13 +108,31 @@ pub(crate) struct Fresh {
 
 /// Attaches a program that has just started. After an error its memory is as it was.
 pub(crate) fn fresh(path: &[u8]) -> Result<Fresh, Failure> {
-    if path.len() >= 108 {
+    remember_socket(path)?;
+    own::map().map_err(NO_MEMORY)?;
+    fresh_with_own_memory()
+}
+
+/// Attaches a bare program. After an error its memory is as it was.
+pub(crate) fn bare(place: &Place) -> Result<(), Failure> {
+    let length = place.socket.iter().position(|&byte| byte == 0).unwrap_or(MAX_PATH);
+    remember_socket(&place.socket[..length])?;
+    own::map_in(place).map_err(NO_MEMORY)?;
+    begin(fresh_with_own_memory()?)
+}
+
+const NO_MEMORY: fn(Errno) -> Failure = |errno| Failure("no memory for the pager's helper", errno);
+
+fn remember_socket(path: &[u8]) -> Result<(), Failure> {
+    if path.len() >= MAX_PATH {
         return Err(Failure("the pager's socket path is too long", Errno(libc::ENAMETOOLONG)));
     }
     // SAFETY: only the constructor writes it, before the program has a second thread.
     unsafe { (&raw mut SOCKET_PATH).cast::<u8>().copy_from(path.as_ptr(), path.len()) };
-    own::map().map_err(|errno| Failure("no memory for the pager's helper", errno))?;
+    Ok(())
+}
 
+fn fresh_with_own_memory() -> Result<Fresh, Failure> {
     let uffd = open_uffd()?;
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
     let mut attach = introduction(Kind::Program);
@@ -220,7 +251,7 @@ const REFUSED: Failure = Failure("the pager refuses this process", Errno(libc::E
 /// Says `attach` on a connection of its own and waits for `wanted`.
 fn ask(attach: &Attach, uffd: Option<Uffd>, wanted: Step) -> Result<RawFd, Failure> {
     // SAFETY: written once, before any fork.
-    let path: [u8; 108] = unsafe { (&raw const SOCKET_PATH).read() };
+    let path: [u8; MAX_PATH] = unsafe { (&raw const SOCKET_PATH).read() };
     let length = path.iter().position(|&b| b == 0).unwrap_or(path.len());
     for attempt in 1.. {
         let socket = sys::connect(&path[..length])

@@ -6,7 +6,8 @@
 //! may. In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see
 //! [`hypervisor`]. One that libvirt starts asks the node for its pager first. Memory that the
 //! program maps later is registered as it is mapped ([`hook`]); a forked child attaches itself
-//! before anything else runs in it ([`fork`]).
+//! before anything else runs in it ([`fork`]). Into a program without glibc the launcher puts the
+//! library by itself, and [`bare`] is what runs there.
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
@@ -18,6 +19,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod attach;
+mod bare;
 mod exec;
 mod failure;
 mod fork;

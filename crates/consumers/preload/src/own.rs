@@ -7,6 +7,7 @@
 
 use crate::sys;
 use hecaton_uffd::Errno;
+use hecaton_uffd::bare::{OWN_ROOM, Place};
 use hecaton_uffd::handover::{MAX_RUNS, Range};
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -28,10 +29,15 @@ const AREA_AT: usize = FORK_STACK_AT + FORK_STACK + PAGE;
 const LEFT_ALONE_AT: usize = AREA_AT + AREA;
 const KEPT_BY_PROGRAM_AT: usize = LEFT_ALONE_AT + TABLE;
 const ATTACHED_AT: usize = KEPT_BY_PROGRAM_AT + TABLE;
-const LEN: usize = ATTACHED_AT + PAGE + PAGE;
+const BIN_AT: usize = ATTACHED_AT + PAGE;
+const LEN: usize = BIN_AT + AREA + PAGE;
+const _: () = assert!(LEN as u64 <= OWN_ROOM);
 
 #[unsafe(link_section = ".data")]
 static START: AtomicU64 = AtomicU64::new(0);
+/// What the launcher has reserved in a bare program, this library included; 0 in others.
+#[unsafe(link_section = ".data")]
+static RESERVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 fn start() -> usize {
     START.load(Relaxed) as usize
@@ -39,27 +45,55 @@ fn start() -> usize {
 
 /// Makes the mapping.
 pub(crate) fn map() -> Result<(), Errno> {
-    let own = sys::map_anonymous(LEN, libc::PROT_NONE, libc::MAP_NORESERVE)?;
+    lay_out(sys::map_anonymous(LEN, libc::PROT_NONE, libc::MAP_NORESERVE)?)
+}
+
+/// Takes for it what the launcher has reserved: the program is bare from now on.
+pub(crate) fn map_in(place: &Place) -> Result<(), Errno> {
+    lay_out(place.room as usize)?;
+    // A page that a fork has shared cannot be moved out of the area again.
+    // SAFETY: a child of its own has nothing of its parent's there.
+    unsafe { sys::advise(area(), AREA, libc::MADV_WIPEONFORK as usize)? };
+    RESERVED[1].store(place.reserved.len, Relaxed);
+    RESERVED[0].store(place.reserved.start, Relaxed);
+    Ok(())
+}
+
+fn lay_out(own: usize) -> Result<(), Errno> {
     let writable = libc::PROT_READ | libc::PROT_WRITE;
     let wipe = libc::MADV_WIPEONFORK as usize;
-    // SAFETY: parts of the mapping just made.
+    // SAFETY: parts of a mapping that nothing else uses.
     unsafe {
         sys::protect(own + HELPER_STACK_AT, HELPER_STACK, writable)?;
         sys::protect(own + FORK_STACK_AT, FORK_STACK, writable)?;
-        sys::protect(own + AREA_AT, ATTACHED_AT + PAGE - AREA_AT, writable)?;
+        sys::protect(own + AREA_AT, BIN_AT + AREA - AREA_AT, writable)?;
         sys::advise(own + ATTACHED_AT, PAGE, wipe)?;
     }
     START.store(own as u64, Relaxed);
     Ok(())
 }
 
-/// All of it.
+/// All of it; in a bare program with this library.
 pub(crate) fn range() -> Range {
-    Range { start: start() as u64, len: LEN as u64 }
+    match RESERVED.each_ref().map(|word| word.load(Relaxed)) {
+        [0, _] => Range { start: start() as u64, len: LEN as u64 },
+        [start, len] => Range { start, len },
+    }
+}
+
+/// Whether the program is bare ([`hecaton_uffd::bare`]): the library sees none of its system calls
+/// but those that make children, so that changes of its mappings take no turns ([`crate::turn`]).
+pub(crate) fn is_bare() -> bool {
+    RESERVED[0].load(Relaxed) != 0
 }
 
 pub(crate) fn area() -> usize {
     start() + AREA_AT
+}
+
+/// In a bare program, as large as the area, which is emptied into it.
+pub(crate) fn bin() -> usize {
+    start() + BIN_AT
 }
 
 pub(crate) fn helper_stack_top() -> usize {

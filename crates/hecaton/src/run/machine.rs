@@ -54,6 +54,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Consumer { program, name, local_bytes } =
         consumer(&args.command[0], args.name.clone(), args.local, args.lend)?;
+    program.check_library_loads()?;
     // What is wrong with the command line is said before anything is started.
     let dir = args.cluster.dir();
     let arguments = edit(&args, &monitor(&dir, &name)?)?;
@@ -76,7 +77,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
         .args(&arguments)
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(library::PRELOAD_VARIABLE, library::preload_value(&library));
-    session.run(command, &args.command, pager)
+    session.run(command, None, &args.command, pager)
 }
 
 fn edit(args: &Args, monitor: &Path) -> anyhow::Result<Vec<OsString>> {

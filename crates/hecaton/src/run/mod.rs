@@ -1,10 +1,12 @@
 //! `hecaton run`: a program on the pool's memory.
 //!
 //! The node starts a pager; the program is started with `libhecaton.so` preloaded, which hands its
-//! memory to that pager; signals are passed on and the program's exit status becomes this
+//! memory to that pager (into a program without glibc this command puts it by itself, see
+//! [`bare`]); signals are passed on and the program's exit status becomes this
 //! command's. All that can be known to be wrong is said before anything is started.
 
 pub(crate) mod access;
+mod bare;
 mod embedded;
 pub(crate) mod exit;
 mod family;
@@ -22,6 +24,7 @@ use crate::failure::usage;
 use crate::lending;
 use crate::placement::PoolArgs;
 use anyhow::Context as _;
+use bare::Bare;
 use hecaton_memory::Size;
 use hecaton_node::message::StartPager;
 use hecaton_node::report::{Host, check_name};
@@ -29,7 +32,7 @@ use hecaton_pager::MIN_LOCAL_BYTES;
 use hecaton_uffd::handover::{
     LARGEST_MAPPING_VARIABLE, LAUNCHER_VARIABLE, LOCAL_VARIABLE, SOCKET_VARIABLE,
 };
-use program::Program;
+use program::{Linker, Program};
 use session::Session;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -106,10 +109,21 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
         .env(SOCKET_VARIABLE, &pager.socket)
         .env(LARGEST_MAPPING_VARIABLE, largest.to_string())
         .env(LOCAL_VARIABLE, local_bytes.to_string())
-        .env(LAUNCHER_VARIABLE, std::process::id().to_string())
-        .env(library::PRELOAD_VARIABLE, library::preload_value(&library))
         .env(library::SANITIZER_VARIABLE, library::sanitizer_options());
-    session.run(command, &args.command, pager)
+    if program.linker != Linker::Musl {
+        // musl's dynamic linker ends a program whose library wants glibc.
+        command.env(library::PRELOAD_VARIABLE, library::preload_value(&library));
+    }
+    let bare = match program.linker {
+        Linker::Glibc => {
+            command.env(LAUNCHER_VARIABLE, std::process::id().to_string());
+            None
+        }
+        Linker::None | Linker::Musl => {
+            Some(Bare::new(&library, &pager.socket, session.signals.before())?)
+        }
+    };
+    session.run(command, bare.as_ref(), &args.command, pager)
 }
 
 /// What is to be started, and on what terms.

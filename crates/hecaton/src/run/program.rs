@@ -1,5 +1,5 @@
-//! The program to run: found as a shell finds it, and looked at for what would keep its memory
-//! from the pool without a word: no dynamic linker to load the library, or one that refuses to.
+//! The program to run: found as a shell finds it, and looked at for how the library gets into it,
+//! and for what would keep its memory from the pool without a word.
 
 use crate::failure::CannotRun;
 use rustix::fs::{Access, AtFlags, CWD};
@@ -32,24 +32,52 @@ macro_rules! refuse {
 pub(super) struct Program {
     /// Its executable, or its script.
     pub(super) path: PathBuf,
+    pub(super) linker: Linker,
+}
+
+/// Who loads libraries into a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Linker {
+    /// glibc's dynamic linker, which is told of the library.
+    Glibc,
+    /// musl's: the library is not for it.
+    Musl,
+    /// The program is statically linked.
+    None,
 }
 
 impl Program {
     /// Finds `name` in PATH, or as a path if it has a slash, and checks it.
     pub(super) fn find(name: &OsStr) -> anyhow::Result<Program> {
         let program = Program::find_any(name)?;
-        check(&program.path, 0)?;
-        Ok(program)
+        let linker = check(&program.path, 0)?;
+        Ok(Program { linker, ..program })
     }
 
-    /// Finds `name` the same way; nothing is to be loaded into it.
+    /// Fails for a program that the dynamic linker does not load the library into.
+    pub(super) fn check_library_loads(&self) -> anyhow::Result<()> {
+        let path = self.path.display();
+        match self.linker {
+            Linker::Glibc => Ok(()),
+            Linker::None => refuse!(
+                "{path} is statically linked: no library can be loaded into it; use a dynamically \
+                 linked build of it"
+            ),
+            Linker::Musl => refuse!(
+                "{path} is linked with musl: libhecaton.so needs the GNU C library; use a build \
+                 for it"
+            ),
+        }
+    }
+
+    /// Finds `name` the same way; nothing is to be loaded into it, and `linker` says nothing.
     pub(super) fn find_any(name: &OsStr) -> anyhow::Result<Program> {
         let path = match name.as_bytes().contains(&b'/') {
             true => PathBuf::from(name),
             false => search_path(name)?,
         };
         check_executable(&path)?;
-        Ok(Program { path })
+        Ok(Program { path, linker: Linker::Glibc })
     }
 }
 
@@ -83,11 +111,11 @@ fn check_executable(path: &Path) -> anyhow::Result<fs::Metadata> {
     Ok(metadata)
 }
 
-fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
+fn check(path: &Path, depth: usize) -> anyhow::Result<Linker> {
     let unusable = |error: io::Error| unusable(path, &error);
     let metadata = check_executable(path)?;
     // A program may be executable and not readable; then the kernel alone knows what it is.
-    let Ok(file) = File::open(path) else { return Ok(()) };
+    let Ok(file) = File::open(path) else { return Ok(Linker::Glibc) };
     let mut head = Vec::new();
     (&file).take(MAX_SHEBANG as u64).read_to_end(&mut head).map_err(unusable)?;
     if let Some(interpreter) = script_interpreter(&head) {
@@ -96,17 +124,10 @@ fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
         }
         return check(Path::new(interpreter), depth + 1);
     }
-    match linking(&file, &head).map_err(unusable)? {
-        Linking::Dynamic => {}
-        Linking::Static => refuse!(
-            "{} is statically linked: its memory cannot be put in the pool, because no library \
-             can be loaded into it; use a dynamically linked build of it",
-            path.display()
-        ),
-        Linking::Musl => refuse!(
-            "{} is linked with musl: libhecaton.so needs the GNU C library; use a build for it",
-            path.display()
-        ),
+    let linker = match linking(&file, &head).map_err(unusable)? {
+        Linking::Dynamic => Linker::Glibc,
+        Linking::Static => Linker::None,
+        Linking::Musl => Linker::Musl,
         Linking::OtherMachine => refuse!(
             "{} is for another kind of machine than this command (32-bit, or another processor)",
             path.display()
@@ -114,16 +135,16 @@ fn check(path: &Path, depth: usize) -> anyhow::Result<()> {
         Linking::NotElf => {
             refuse!("{} is neither a program nor a script that begins with `#!`", path.display())
         }
-    }
+    };
     if gains_privilege(path, &metadata) {
         refuse!(
             "{} runs with other rights than yours (set-user-ID, set-group-ID or file \
-             capabilities), so the dynamic linker loads no library into it; run it without \
-             Hecaton, or as the user that it belongs to",
+             capabilities), so no library can be loaded into it; run it without Hecaton, or as \
+             the user that it belongs to",
             path.display()
         );
     }
-    Ok(())
+    Ok(linker)
 }
 
 /// What the first line of a script names.
@@ -246,14 +267,23 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_dynamic_linker_is_refused() {
+    fn who_loads_libraries_into_a_program_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let dynamic = elf(PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0");
-        Program::find(executable(dir.path(), "dynamic", &dynamic).as_os_str()).expect("taken");
-        let fixed = executable(dir.path(), "static", &elf(1, b""));
-        assert!(refusal(&fixed).contains("statically linked"));
-        let musl = executable(dir.path(), "musl", &elf(PT_INTERP, b"/lib/ld-musl-x86_64.so.1\0"));
-        assert!(refusal(&musl).contains("musl"));
+        let found = |name, bytes: &[u8]| {
+            Program::find(executable(dir.path(), name, bytes).as_os_str()).expect("taken")
+        };
+        let program = found("dynamic", &dynamic);
+        assert_eq!(program.linker, Linker::Glibc);
+        program.check_library_loads().expect("the linker does");
+        let fixed = found("static", &elf(1, b""));
+        assert_eq!(fixed.linker, Linker::None);
+        let refused = fixed.check_library_loads().expect_err("no linker does").to_string();
+        assert!(refused.contains("statically linked"));
+        let musl = found("musl", &elf(PT_INTERP, b"/lib/ld-musl-x86_64.so.1\0"));
+        assert_eq!(musl.linker, Linker::Musl);
+        let refused = musl.check_library_loads().expect_err("glibc is missing").to_string();
+        assert!(refused.contains("musl"));
         let mut small = dynamic;
         small[4] = 1;
         let small = executable(dir.path(), "small", &small);
@@ -268,7 +298,8 @@ mod tests {
         let fixed = executable(dir.path(), "static", &elf(1, b""));
         let script = format!("#!{}\n", fixed.display());
         let script = executable(dir.path(), "script", script.as_bytes());
-        assert!(refusal(&script).contains("statically linked"));
+        let script = Program::find(script.as_os_str()).expect("taken");
+        assert_eq!(script.linker, Linker::None);
         let own = dir.path().join("loop");
         let looped = executable(dir.path(), "loop", format!("#!{}\n", own.display()).as_bytes());
         assert!(refusal(&looped).contains("too many interpreters"));

@@ -1,6 +1,7 @@
 //! A command on the pool from its start to its end, and that of all that serves it: the pager, and
 //! the cluster where it is one of this command's own.
 
+use super::bare::Bare;
 use super::embedded::Embedded;
 use super::exit;
 use super::family::{left_behind, orphans::Orphans};
@@ -58,18 +59,24 @@ impl Session {
     }
 
     /// Runs the command to its end, and waits until its pager, which the node started before, has
-    /// given back what it held. `words` are what a person called the command by.
+    /// given back what it held. The library is put into a `bare` one. `words` are what a person
+    /// called the command by.
     pub(super) fn run(
         self,
         mut command: Command,
+        bare: Option<&Bare>,
         words: &[OsString],
         pager: PagerAddress,
     ) -> anyhow::Result<ExitCode> {
         let Session { client, mut embedded, signals, stats } = self;
-        signals.release_in(&mut command);
+        match bare {
+            // It has them as they were before when it begins.
+            Some(bare) => bare.prepare(&mut command),
+            None => signals.release_in(&mut command),
+        }
         let name = pager.name.clone();
         let cluster = embedded.as_ref().map(Embedded::id);
-        let outcome = watch(command, client, pager, &signals, cluster);
+        let outcome = watch(command, bare, client, pager, &signals, cluster);
         if let (Some(embedded), Ok(Outcome { pager: None, .. })) = (&mut embedded, &outcome) {
             embedded.leave();
         }
@@ -103,6 +110,7 @@ pub(super) struct Outcome {
 /// Runs the program, and then waits until the pager has given back what it held.
 fn watch(
     mut command: Command,
+    bare: Option<&Bare>,
     client: NodeClient,
     pager: PagerAddress,
     signals: &Signals,
@@ -125,6 +133,9 @@ fn watch(
         let program = Path::new(command.get_program()).display();
         CannotRun::because(&error, format!("cannot start {program}: {error}"))
     })?;
+    if let Some(bare) = bare {
+        bare.enter(&mut child)?;
+    }
     let mut ended = None;
     let orphans = Orphans::except(cluster.into_iter().chain([child.id()]));
     let status = wait_program(&mut child, signals, &pager_end, &mut ended, &orphans)?;

@@ -60,6 +60,11 @@ impl Signals {
         }
     }
 
+    /// The signals that were held back before.
+    pub(crate) fn before(&self) -> libc::sigset_t {
+        self.before
+    }
+
     /// Makes `command` start with the signals as they were before.
     pub(crate) fn release_in(&self, command: &mut Command) {
         let before = self.before;

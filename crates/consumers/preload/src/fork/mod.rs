@@ -36,9 +36,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering:
 static MASK: AtomicU64 = AtomicU64::new(0);
 #[unsafe(link_section = ".data")]
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
-/// The page to which the kernel writes in the forking thread's memory whenever it runs; 0: none.
+/// The first page to which the kernel writes in the forking thread's memory whenever it runs, and
+/// how many pages.
 #[unsafe(link_section = ".data")]
-static WRITTEN_PAGE: AtomicUsize = AtomicUsize::new(0);
+static WRITTEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Where the program wants the child's number or descriptor written, in the parent; 0: nowhere. The
 /// kernel writes it here: it does so before the child runs, and a page of the program's may be in
 /// the pool.
@@ -61,13 +62,29 @@ extern "C" fn enter() -> usize {
     // Given back in `leave`, in each of the two processes.
     std::mem::forget(Alone::new(Act::Fork));
     MASK.store(mask, Relaxed);
+    let page_of = |address: usize| address & !(own::PAGE - 1);
     let offset = SEQUENCES_OFFSET.load(Relaxed);
-    let page = match offset {
-        0 => 0,
-        _ => thread_pointer().wrapping_add(offset) & !(own::PAGE - 1),
+    let written = match offset {
+        // A bare program does not tell. Static glibc has the area near the thread's control block,
+        // below or in it; others have none.
+        0 if own::is_bare() => [page_of(thread_pointer_of_bare()).wrapping_sub(own::PAGE), 3],
+        0 => [0, 0],
+        _ => [page_of(thread_pointer().wrapping_add(offset)), 1],
     };
-    WRITTEN_PAGE.store(page, Relaxed);
+    WRITTEN.iter().zip(written).for_each(|(word, value)| word.store(value, Relaxed));
     own::fork_stack_top()
+}
+
+/// The thread's pointer, which may point to nothing.
+fn thread_pointer_of_bare() -> usize {
+    const ARCH_GET_FS: usize = 0x1003;
+    let mut pointer = 0usize;
+    // SAFETY: the kernel writes one word.
+    let _ = unsafe {
+        let to = &raw mut pointer as usize;
+        hecaton_uffd::sys::syscall(libc::SYS_arch_prctl, [ARCH_GET_FS, to, 0, 0, 0, 0])
+    };
+    pointer
 }
 
 fn thread_pointer() -> usize {
@@ -164,13 +181,16 @@ fn get_ready(flags: u64) -> Result<Ready, Failure> {
 /// Returns the child's connection.
 fn follow() -> Result<RawFd, Failure> {
     for _ in 0..TRIES {
-        let page = WRITTEN_PAGE.load(Relaxed);
-        if page != 0 {
-            // SAFETY: a page of the thread's own memory.
-            unsafe { (page as *const u8).read_volatile() };
+        let [first, count] = WRITTEN.each_ref().map(|word| word.load(Relaxed));
+        let mut written = [0usize; 3];
+        for (i, page) in written.iter_mut().enumerate().take(count) {
+            let address = first.wrapping_add(i * own::PAGE);
+            if bring_in(address) {
+                *page = address;
+            }
         }
         let connection = attach::announce_fork()?;
-        if page == 0 || sys::is_resident(page) {
+        if written.iter().all(|&page| page == 0 || sys::is_resident(page)) {
             return match withhold::suspend() {
                 Ok(()) => Ok(connection),
                 Err(failure) => {
@@ -183,6 +203,13 @@ fn follow() -> Result<RawFd, Failure> {
         sys::close(connection);
     }
     Err(Failure("a fork finds no memory for its thread", Errno(libc::EAGAIN)))
+}
+
+/// Brings in a page to which the kernel may write: so that it needs nobody to write there. False if
+/// it cannot write there at all.
+fn bring_in(page: usize) -> bool {
+    // SAFETY: changes no contents.
+    unsafe { sys::advise(page, own::PAGE, libc::MADV_POPULATE_WRITE as usize) }.is_ok()
 }
 
 /// In the parent, still on the library's stack, whether there is a child or not (then `result` is
@@ -332,6 +359,36 @@ std::arch::global_asm!(
     "mov rsp, rsi",
     "5:",
     "jmp r11",
+    // The same for the system call `fork`, which has no arguments: the registers that `clone` has
+    // its own in may be in use.
+    ".p2align 4",
+    ".global hecaton_follow_fork",
+    ".hidden hecaton_follow_fork",
+    "hecaton_follow_fork:",
+    "lea rsp, [rsp - 128]",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push r8",
+    "push r10",
+    "push r11",
+    "mov edi, {sigchld}",
+    "xor esi, esi",
+    "xor edx, edx",
+    "xor r8d, r8d",
+    "xor r10d, r10d",
+    "lea r11, [rip + 6f]",
+    "jmp hecaton_follow",
+    "6:",
+    "pop r11",
+    "pop r10",
+    "pop r8",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "lea rsp, [rsp + 128]",
+    "jmp r11",
+    sigchld = const libc::SIGCHLD,
     enter = sym enter,
     begin = sym begin,
     in_parent = sym in_parent,
@@ -342,6 +399,16 @@ std::arch::global_asm!(
     kept_flags = const !libc::CLONE_CHILD_SETTID,
     not_now = const -libc::EAGAIN,
 );
+
+unsafe extern "C" {
+    fn hecaton_follow();
+    fn hecaton_follow_fork();
+}
+
+/// Where the system calls `clone` and `fork` of a bare program go on.
+pub(crate) fn entries() -> (u64, u64) {
+    (hecaton_follow as *const () as u64, hecaton_follow_fork as *const () as u64)
+}
 
 /// Must be called before the first fork.
 pub(crate) fn prepare() {

@@ -4,7 +4,9 @@ use super::program::Program;
 use crate::turn::{Act, Alone, Together};
 use crate::{own, sys, withhold};
 use hecaton_uffd::Uffd;
-use hecaton_uffd::handover::{Answer, Command, MAGIC, MAX_RUNS, Op, Range, Reply, command_len};
+use hecaton_uffd::handover::{
+    Answer, Command, HELD, MAGIC, MAX_RUNS, NEVER_HELD, Op, Range, Reply, command_len,
+};
 use std::os::fd::RawFd;
 
 const PAGE: u64 = 4096;
@@ -66,7 +68,7 @@ impl Helper<'_> {
         let runs = &command.runs[..count];
         if command.op == Op::Clear as u32 {
             // If not, the next batch is not taken, either.
-            clear();
+            clear(self.links.mover);
             return true;
         }
         if command.op == Op::Withhold as u32 {
@@ -95,12 +97,16 @@ impl Helper<'_> {
         let mut reply = Reply { nonce: command.nonce, done: [0; MAX_RUNS] };
         let held = self.held.take();
         if command.op == Op::Hold as u32 {
-            self.held = held.or_else(|| Alone::try_new(Act::Other));
-            reply.done[0] = self.held.is_some().into();
+            if own::is_bare() {
+                reply.done[0] = NEVER_HELD;
+            } else {
+                self.held = held.or_else(|| Alone::try_new(Act::Other));
+                reply.done[0] = if self.held.is_some() { HELD } else { 0 };
+            }
         } else if command.op == Op::Take as u32 {
             drop(held);
             if let Some(_held) = Together::unless_pages_stay() {
-                take(self.links.mover, runs, &mut reply.done);
+                take(self.links, runs, &mut reply.done);
             }
         } else if let (Some(_held), true) = (held, command.op == Op::Drop as u32) {
             for (run, done) in runs.iter().zip(&mut reply.done) {
@@ -118,18 +124,34 @@ impl Helper<'_> {
 }
 
 /// Empties the area. False if that cannot be.
-fn clear() -> bool {
+///
+/// A bare program's is registered with the program's userfaultfd, so advice would raise an event
+/// that is not read before the helper has answered. Its pages are moved to the bin first.
+fn clear(mover: Option<Uffd>) -> bool {
+    let mut at = own::area();
+    if own::is_bare() {
+        at = own::bin();
+        let (bin, area) = (at as u64, own::area() as u64);
+        if !mover.is_some_and(|mover| mover.move_what_is_there(bin, area, own::AREA as u64)) {
+            return false;
+        }
+    }
     // What a program locks (mlockall) locks the area, too.
     let advice = libc::MADV_DONTNEED_LOCKED as usize;
     // SAFETY: the pager has copied what it needs from the area before it says so.
-    unsafe { sys::advise(own::area(), own::AREA, advice) }.is_ok()
+    unsafe { sys::advise(at, own::AREA, advice) }.is_ok()
 }
 
 /// Moves each run to the place in the area that its position among the pages gives it, moved or
 /// not: so the pager knows where each page went without being told.
-fn take(mover: Option<Uffd>, runs: &[Range], done: &mut [u32; MAX_RUNS]) {
+///
+/// Threads of a bare program may unmap a page meanwhile, and map another in its place before the
+/// pager has read of it. So its own userfaultfd moves its pages: the kernel then moves none
+/// (EAGAIN) from the moment of such a change until the pager has read of it.
+fn take(links: &Links, runs: &[Range], done: &mut [u32; MAX_RUNS]) {
     // Of a page in the area nobody could say when it came.
-    let Some(mover) = mover.filter(|_| clear()) else { return };
+    let Some(mover) = links.mover.filter(|_| clear(links.mover)) else { return };
+    let mover = if own::is_bare() { links.uffd } else { mover };
     let mut to = own::area() as u64;
     for (run, done) in runs.iter().zip(done) {
         *done = (mover.move_pages(to, run.start, run.len) / PAGE) as u32;

@@ -129,14 +129,30 @@ fn clone(
     flags: c_int,
     start: &Start,
 ) -> Result<c_int, Errno> {
-    let argument = std::ptr::from_ref(start).cast_mut().cast();
-    // SAFETY: the stack is the library's, and only the new process uses it. It never unwinds, and
-    // neither it nor the calling thread, which shares its thread-local storage, uses any meanwhile
-    // but `errno`.
+    let cloned: isize;
+    // SAFETY: the stack is the library's, aligned, and only the new process uses it. That never
+    // returns from here and never unwinds, and neither it nor the calling thread, which shares its
+    // thread-local storage, uses any meanwhile. Not libc's, because a bare program has none.
     unsafe {
-        let cloned = libc::clone(function, stack as *mut c_void, flags, argument);
-        if cloned < 0 { Err(Errno(*libc::__errno_location())) } else { Ok(cloned) }
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "mov edi, eax",
+            "mov eax, {exit}",
+            "syscall",
+            "2:",
+            exit = const libc::SYS_exit,
+            inlateout("rax") libc::SYS_clone as isize => cloned,
+            in("rdi") flags as usize, in("rsi") stack, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("r12") std::ptr::from_ref(start), in("r13") function as *const (),
+            out("rcx") _, out("r11") _,
+        );
     }
+    if cloned < 0 { Err(Errno(-cloned as i32)) } else { Ok(cloned as c_int) }
 }
 
 /// The process between: ends once it has started the helper. The program stands still meanwhile.

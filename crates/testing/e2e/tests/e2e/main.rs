@@ -21,7 +21,7 @@ use paging::{
 use std::process::ExitCode;
 use transparency::{
     memory::{core_files, interfaces, locked, overcommit, pinned, wiped},
-    processes::{followed, identity, limits, runtimes, sandboxes, tracers},
+    processes::{bare, followed, identity, limits, runtimes, sandboxes, tracers},
 };
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
 
@@ -38,7 +38,6 @@ macro_rules! tests {
 fn main() -> ExitCode {
     runner::run(tests![
         usage::bad_input_is_one_clear_line,
-        usage::a_static_program_is_refused,
         life::exit_statuses_are_passed_on,
         life::exit_status_tells_a_missing_program_from_one_that_cannot_run,
         life::stats_are_whole_or_absent,
@@ -66,6 +65,12 @@ fn main() -> ExitCode {
         pinned::all_that_may_be_local,
         wiped::on_fork,
         core_files::have_no_false_zeros,
+        bare::threads_share_holes,
+        bare::children_are_followed,
+        bare::unseen_children_see_no_zeros,
+        bare::they_start_programs,
+        bare::resident_memory_is_bounded,
+        bare::they_end_as_without,
         followed::into_environments_without_the_library,
         followed::by_each_function_of_libc,
         identity::namespaces,

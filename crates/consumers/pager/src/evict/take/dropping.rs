@@ -13,25 +13,28 @@ use crate::evict::Evictor;
 use crate::programs::{helper, remote};
 use crate::state::entry::Place;
 use hecaton_uffd::Uffd;
-use hecaton_uffd::handover::{Op, Range};
+use hecaton_uffd::handover::{HELD, Op, Range};
 use std::os::fd::RawFd;
 
 impl Evictor {
     /// Keeps libc from changing the program's mappings until the helper is asked the next thing.
-    /// Pages that are not where they were are passed over.
+    /// Pages that are not where they were are passed over, and all of them if it answers none of
+    /// `enough`.
     pub(super) fn hold(
         &mut self,
         first: usize,
         group: &mut [Victim],
         socket: RawFd,
+        enough: &[u32],
     ) -> Result<(), helper::Gone> {
         self.last_nonce += 1;
         let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce)?;
+        let is_held = held.first().is_some_and(|held| enough.contains(held));
         let mut core = self.shared.lock();
         for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_left()) {
             let BatchItem { key, now_at } = core.batch[first + i];
             let is_there = now_at == key && core.get(key).place() == Place::Resident;
-            victim.passed_over |= held != [1] || !is_there;
+            victim.passed_over |= !is_held || !is_there;
         }
         Ok(())
     }
@@ -47,7 +50,7 @@ impl Evictor {
         uffd: Uffd,
         pid: i32,
     ) {
-        if self.hold(first, group, socket).is_err() {
+        if self.hold(first, group, socket, &[HELD]).is_err() {
             return;
         }
         let index = group[0].key.space();

@@ -19,7 +19,7 @@ use crate::programs::mappings::MappingQuery;
 use crate::programs::remote;
 use crate::state::entry::Place;
 use hecaton_memory::PAGE_SIZE;
-use hecaton_uffd::handover::{Command, Op, Range};
+use hecaton_uffd::handover::{Command, HELD, NEVER_HELD, Op, Range};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -137,9 +137,10 @@ impl Evictor {
     ///
     /// That takes a read of each, and a read of another page that has come to its address, and is
     /// in the pool, would wait for ourselves. So libc moves nothing meanwhile, and goes on when the
-    /// helper is asked the next thing.
+    /// helper is asked the next thing. A program without glibc that does it at this moment is ended
+    /// (see [`crate::core::Core::fault`]).
     fn unshare(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
-        if self.hold(first, group, helper.socket).is_err() {
+        if self.hold(first, group, helper.socket, &[HELD, NEVER_HELD]).is_err() {
             return false;
         }
         let mut query = MappingQuery::new(pid);

@@ -3,7 +3,7 @@
 use crate::harness::{
     Outcome, TestResult,
     cluster::{Cluster, PATIENCE},
-    process::{missing, run},
+    process::run,
 };
 use anyhow::ensure;
 use std::{
@@ -50,25 +50,5 @@ pub(crate) fn bad_input_is_one_clear_line(cluster: &Cluster) -> TestResult {
     // A node may remove a directory that it leaves empty.
     let left: Vec<_> = fs::read_dir(&*empty).into_iter().flatten().flatten().collect();
     ensure!(left.is_empty(), "something was left behind: {left:?}");
-    Ok(Outcome::Passed)
-}
-
-pub(crate) fn a_static_program_is_refused(cluster: &Cluster) -> TestResult {
-    if let Some(reason) = missing("cc") {
-        return Ok(Outcome::Skipped(reason));
-    }
-    let source = cluster.file("static.c");
-    let program = cluster.file("static");
-    fs::write(&source, "int main(void) { return 0; }\n")?;
-    let mut compile = Command::new("cc");
-    compile.args(["-static", "-o"]).arg(&program).arg(&source);
-    let compiled = run(&mut compile, PATIENCE)?;
-    if !compiled.status.success() {
-        return Ok(Outcome::Skipped("the C library cannot be linked statically here".to_owned()));
-    }
-    let ended = run(&mut cluster.on_pool("64M", &program), PATIENCE)?;
-    ensure!(!ended.status.success(), "a static program was run");
-    ensure!(ended.stderr.contains("static"), "{:?} does not say why", ended.stderr);
-    ensure!(ended.stderr.lines().count() == 1, "{:?} is not one line", ended.stderr);
     Ok(Outcome::Passed)
 }

@@ -1,5 +1,7 @@
 //! `hecaton status`: what the cluster holds.
 
+mod notes;
+
 use crate::cluster::ClusterArgs;
 use crate::policy;
 use crate::table::Table;
@@ -149,9 +151,10 @@ fn tables(reported: &[NodeStatus]) -> String {
         for consumer in &report.consumers {
             any_consumer = true;
             consumers.row(consumer_row(&report.name, consumer));
-            limited.extend(coded(consumer));
-            limited.extend(target(consumer));
-            at_risk.extend(risk(consumer));
+            limited.extend(notes::coded(consumer));
+            limited.extend(notes::target(consumer));
+            limited.extend(notes::outside(consumer));
+            at_risk.extend(notes::risk(consumer));
         }
     }
     let _ = write!(text, "{nodes}");
@@ -234,45 +237,6 @@ fn own_policy(report: &NodeReport) -> Option<String> {
         )
     };
     report.pool.is_policy_unknown.then(text)
-}
-
-/// What the policy lets a consumer hold of the pool.
-fn target(consumer: &ConsumerReport) -> Option<String> {
-    let stats = consumer.stats.as_ref()?;
-    let (target, held) = (size(stats.target_bytes?), size(stats.pool_bytes));
-    let (puts, within) = (stats.puts_total, stats.puts_succeeded);
-    Some(format!(
-        "{}: may hold {target} of the pool by the policy, holds {held}; {within} of {puts} puts were within",
-        consumer.name
-    ))
-}
-
-/// What of a consumer's memory has gone cold and is coded.
-fn coded(consumer: &ConsumerReport) -> Option<String> {
-    let pool = &consumer.stats.as_ref()?.pool;
-    let code = pool.code.filter(|_| pool.coded_bytes > 0)?;
-    let (coded, saved) = (size(pool.coded_bytes), size(pool.saved_bytes));
-    Some(format!("{}: {coded} is cold, in code {code}: {saved} saved", consumer.name))
-}
-
-/// What of a consumer's memory in the pool is not as it is to be.
-fn risk(consumer: &ConsumerReport) -> Option<String> {
-    let pool = &consumer.stats.as_ref()?.pool;
-    let mut parts = Vec::new();
-    if pool.degraded_bytes > 0 {
-        parts.push(format!("{} lacks a copy", size(pool.degraded_bytes)));
-    }
-    if pool.to_move_bytes > 0 {
-        parts.push(format!("{} is to be copied or moved", size(pool.to_move_bytes)));
-    }
-    if pool.lost_bytes > 0 {
-        parts.push(format!("{} is lost", size(pool.lost_bytes)));
-    }
-    if pool.scrub.lost_pages > 0 {
-        parts.push(format!("{} pages are damaged in every copy", pool.scrub.lost_pages));
-    }
-    let all = size(pool.extents_bytes);
-    (!parts.is_empty()).then(|| format!("{}: of {all}, {}", consumer.name, parts.join(", ")))
 }
 
 fn donor_row(node: &str, donor: &DonorReport) -> [String; 10] {
@@ -468,6 +432,20 @@ mod tests {
         (stats.pool.coded_bytes, stats.pool.saved_bytes) = (64 << 20, 32 << 20);
         let text = render("http://m", &status);
         assert!(text.contains("sort-9: 64M is cold, in code 4+2: 32M saved"), "{text}");
+    }
+
+    #[test]
+    fn processes_that_are_not_on_the_pool_are_told() {
+        let mut status = status();
+        assert!(!render("http://m", &status).contains("not on the pool"));
+        let stats = status.nodes[0].report.consumers[0].stats.as_mut().unwrap();
+        stats.outside.processes = 2;
+        stats.outside.peak_bytes = (214 << 20) - 5;
+        stats.outside.names = vec!["python3".to_owned(), "env".to_owned()];
+        let text = render("http://m", &status);
+        let line =
+            "sort-9: 2 processes were not on the pool, with 214M of local memory: python3, env";
+        assert!(text.lines().any(|found| found == line), "{text}");
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 pub use pool::placement::{self, DonorUse, Placement, PoolUse, RamRange};
 pub use process::worker::{PANICKED, end_on_panic};
 pub use process::{adoption, channel};
-pub use stats::{Latency, Stats};
+pub use stats::{Latency, Outside, Stats};
 
 use hecaton_space::SpaceError;
 use rustix::net::SocketType;

@@ -2,6 +2,7 @@
 
 use crate::pool::placement::PoolUse;
 use hdrhistogram::Histogram;
+use hecaton_memory::Size;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -93,6 +94,9 @@ pub struct Stats {
     pub checksum_errors: u64,
     /// Faults on pages thought to be in memory: a program that frees and uses a page at once.
     pub unexpected_missing: u64,
+    /// Processes that the programs have started, and that are not on the pool.
+    #[serde(default)]
+    pub outside: Outside,
     /// Times that a successor took over from a pager that had died.
     pub restarts: u64,
     /// Time from reading a fault to the page's arrival, for faults that a donor served.
@@ -104,6 +108,32 @@ pub struct Stats {
     pub pool: PoolUse,
     /// Why the consumer was ended, if it was.
     pub error: Option<String>,
+}
+
+/// Processes that programs have started, and that are not on the pool themselves. Those that live
+/// for less than two seconds may be missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outside {
+    /// How many there were since this pager was started.
+    pub processes: u64,
+    /// The most memory that each was seen to have of its own, of all together, in bytes.
+    pub peak_bytes: u64,
+    /// Names of programs, of some of them.
+    pub names: Vec<String>,
+}
+
+impl Outside {
+    /// What a person is told; nothing if there were none.
+    pub fn describe(&self) -> Option<String> {
+        let (count, were) = match self.processes {
+            0 => return None,
+            1 => ("1 process".to_owned(), "was"),
+            count => (format!("{count} processes"), "were"),
+        };
+        let most = Size(self.peak_bytes.next_multiple_of(1 << 20));
+        let names = self.names.join(", ");
+        Some(format!("{count} {were} not on the pool, with {most} of local memory: {names}"))
+    }
 }
 
 /// A latency distribution, in microseconds.

@@ -89,6 +89,10 @@ impl Session {
         if let Some(error) = outcome.pager.as_ref().and_then(|end| end.error.as_ref()) {
             eprintln!("hecaton: the pager of `{name}` failed: {error}");
         }
+        let counted = outcome.pager.as_ref().and_then(|end| end.stats.as_ref());
+        if let Some(line) = counted.and_then(|stats| stats.outside.describe()) {
+            eprintln!("hecaton: {line}");
+        }
         if outcome.status.core_dumped() {
             eprintln!(
                 "hecaton: the core file of `{name}` lacks the memory that was paged; debuggers may \

@@ -153,7 +153,7 @@ fn a_program_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_static_program_is_refused() {
+fn a_static_hypervisor_is_refused() {
     // An ELF header of this machine's kind, without program headers.
     let mut elf = vec![0u8; 64];
     elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -161,7 +161,7 @@ fn a_static_program_is_refused() {
     elf[54] = 56;
     let dir = scratch();
     let program = executable(dir.path(), "static", &elf);
-    let output = hecaton().arg("run").arg(&program).output().expect("starts");
+    let output = hecaton().args(["vm", "run"]).arg(&program).output().expect("starts");
     assert_eq!(output.status.code(), Some(126));
     assert!(one_line(&output).contains("statically linked"));
 }

@@ -7,12 +7,14 @@ use crate::process::node::NodeLine;
 use crate::process::worker::TERMINATED;
 use crate::programs::helper;
 use crate::programs::mappings::read_mappings;
+use crate::programs::outside::Watch;
 use crate::shared::Shared;
 use crate::stats::Stats;
 use hecaton_memory::{PAGE_SIZE, unix_time_ms};
 use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::{Command, Op, Range};
+use std::collections::HashSet;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -31,12 +33,14 @@ pub(crate) struct Pool {
 /// Runs as long as the process.
 pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: UnixListener) {
     let mut reported = Instant::now();
+    let mut watch = Watch::new();
     loop {
         control::serve(&control, &shared, &pool, TICK);
         if TERMINATED.load(Ordering::Relaxed) {
             shared.lock().terminate("the node is stopping");
         }
         watch_spaces(&shared);
+        look_for_others(&shared, &mut watch);
         if reported.elapsed() >= Duration::from_secs(1) {
             reported = Instant::now();
             let stats = pool.stats(&shared);
@@ -64,6 +68,17 @@ impl Pool {
 
     pub(crate) fn node_line(&self) -> NodeLine {
         NodeLine::new(&self.config())
+    }
+}
+
+/// Counts the processes that are not on the pool. A hypervisor's are its own affair.
+fn look_for_others(shared: &Shared, watch: &mut Watch) {
+    let core = shared.lock();
+    let programs = || core.live_spaces().filter(|(_, space)| space.guest.is_none());
+    let attached: HashSet<i32> = programs().filter_map(|(_, space)| space.pid).collect();
+    drop(core);
+    if let Some(found) = watch.look_now_and_then(&attached) {
+        shared.lock().stats.outside = found;
     }
 }
 

@@ -8,5 +8,6 @@ pub(crate) mod helper;
 pub(crate) mod helper_loss;
 pub(crate) mod inherit;
 pub(crate) mod mappings;
+pub(crate) mod outside;
 pub(crate) mod remote;
 pub(crate) mod stage;

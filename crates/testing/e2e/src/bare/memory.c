@@ -192,7 +192,7 @@ static pid_t unseen(void)
 static void forks(pid_t (*make)(void), int may_end)
 {
     fill();
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 2; round++) {
         pid_t child[2];
         for (int i = 0; i < 2; i++) {
             child[i] = make();

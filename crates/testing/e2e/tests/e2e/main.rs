@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         bare::they_start_programs,
         bare::resident_memory_is_bounded,
         bare::they_end_as_without,
+        bare::one_that_another_starts_is_counted,
         followed::into_environments_without_the_library,
         followed::by_each_function_of_libc,
         identity::namespaces,

@@ -6,7 +6,7 @@
 use crate::{
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE},
+        cluster::{Cluster, LONG, PATIENCE, all},
         process::{Running, anonymous_bytes, family, kill_dead, missing, name_of, run},
         wait::{until, until_every},
     },
@@ -14,8 +14,9 @@ use crate::{
 };
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -180,4 +181,41 @@ pub(crate) fn they_end_as_without(cluster: &Cluster) -> TestResult {
         true => Ok(Outcome::Skipped(NO_COMPILER.to_owned())),
         false => Ok(Outcome::Passed),
     }
+}
+
+/// A program that one on the pool starts is not followed. It is counted, with its name and memory:
+/// in `status` while it runs, and at the end.
+pub(crate) fn one_that_another_starts_is_counted(cluster: &Cluster) -> TestResult {
+    let Some(program) = build(cluster)?.into_iter().find(|path| path.ends_with("static-glibc"))
+    else {
+        return Ok(Outcome::Skipped(NO_COMPILER.to_owned()));
+    };
+    let stats = cluster.file("outside.json");
+    let mut command = cluster.command("run");
+    command.args(["--local", "24M", "--stats"]).arg(&stats).args(["--", "sh", "-c"]);
+    command.arg(format!("{} steady; true", program.display()));
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut running = Running::spawn(&mut command)?;
+    let mut stderr = running.child_mut().stderr.take().context("no output")?;
+    let is_it = |outside: &Value| {
+        let bytes = outside["peak_bytes"].as_u64();
+        outside["processes"] == 1 && outside["names"][0] == "static-glibc" && bytes > Some(LOCAL)
+    };
+    cluster.until_status("the process is counted", PATIENCE, |status| {
+        let outside = all(status, "consumers").map(|one| &one["stats"]["outside"]).next();
+        match outside {
+            Some(outside) if is_it(outside) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })?;
+    drop(running.child_mut().stdin.take());
+    let status = running.wait(LONG, || Ok(()))?;
+    let mut said = String::new();
+    stderr.read_to_string(&mut said)?;
+    ensure!(status.success(), "{status}: {said}");
+    let line = "hecaton: 1 process was not on the pool, with ";
+    ensure!(said.contains(line) && said.contains(": static-glibc\n"), "it said {said:?}");
+    let stats: Value = serde_json::from_slice(&std::fs::read(&stats)?)?;
+    ensure!(is_it(&stats["pager"]["outside"]), "{stats}");
+    Ok(Outcome::Passed)
 }

@@ -98,7 +98,7 @@ fn a_silent_donor_holds_up_neither_reads_nor_writes() {
     known.set("b", chaos.address());
     let space = Space::create(mirrored_and_patient(), known).unwrap();
     let mut lane = space.lane().unwrap();
-    assert_all_written(&mut lane, 1);
+    write_until_whole(&space, &mut lane, &some_pages(), 1);
     silence(&chaos);
     end_silence_after(&chaos, || {
         for page in some_pages() {
@@ -159,7 +159,7 @@ fn reads_of_a_silent_donor_go_to_one_that_was_away_before() {
     known.set("b", chaos.address());
     let space = Space::create(mirrored_and_patient(), known).unwrap();
     let mut lane = space.lane().unwrap();
-    assert_all_written(&mut lane, 1);
+    write_until_whole(&space, &mut lane, &some_pages(), 1);
     let address = donors[0].stop();
     assert_all_read(&mut lane, 1);
     donors[0].serve_again(address);

@@ -260,6 +260,13 @@ pub(crate) fn write_until_stored(lane: &mut Lane, pages: &[u64], turn: u64) {
     }
 }
 
+/// Writes page after page, though donors may be silent for a moment on a busy machine. All copies
+/// are there then.
+pub(crate) fn write_until_whole(space: &Space, lane: &mut Lane, pages: &[u64], turn: u64) {
+    pages.iter().for_each(|page| write_until_stored(lane, &[*page], turn));
+    tend_until(space, "whole", is_whole);
+}
+
 /// Overwrites a byte of each of these pages in a donor's memory.
 pub(crate) fn damage(lent: &Lent, pages: &[u64], turn: u64) {
     let memory = File::from(lent.donor.fds().unwrap().arena);

@@ -181,14 +181,14 @@ pub enum Op {
     /// afterwards is done afterwards.
     Withhold = 5,
     /// Keep libc from changing the program's mappings until the next command but [`Op::Clear`] and
-    /// [`Op::Withhold`] is done. Takes one run, of nothing; in [`Reply::done`] there is [`HELD`]
-    /// for it if that is so, [`NEVER_HELD`] if nothing can, 0 if there is too much going on.
+    /// [`Op::Withhold`] is done. Takes one empty run. [`Reply::done`] holds [`HELD`] for it,
+    /// [`NEVER_HELD`], or 0 if libc's calls did not let the helper have its turn in time.
     Hold = 6,
 }
 
 /// The answer to [`Op::Hold`]: libc changes no mappings.
 pub const HELD: u32 = 1;
-/// The answer of a program without glibc: nothing keeps it from changing its mappings.
+/// The answer of a program without glibc: it may change its mappings at any time.
 pub const NEVER_HELD: u32 = 2;
 
 /// From the pager to the helper.

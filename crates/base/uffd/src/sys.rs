@@ -207,7 +207,8 @@ impl Uffd {
         move_all(len, |at| self.try_to_move([dst + at, src + at, len - at], mode))
     }
 
-    /// The same for what there is at `src`, which may have holes. False if something stays there.
+    /// Moves the pages that are present in `len` bytes at `src`, like [`Uffd::move_pages`]. `src`
+    /// may have holes. False if a page stays there.
     pub fn move_what_is_there(self, dst: u64, src: u64, len: u64) -> bool {
         let mode = UFFDIO_MOVE_MODE_DONTWAKE | UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES;
         move_all(len, |at| self.try_to_move([dst + at, src + at, len - at], mode)) == len

@@ -17,8 +17,8 @@ const MAX_WRITE_RUN: u64 = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Why a consumer is ended whose evictor has read a page that is not there. It makes sure before
-/// that it is, and that libc moves nothing meanwhile.
+/// The reason for ending a consumer whose evictor reads a page that is not there. The evictor
+/// checks before the read that the page is there, and libc changes no mappings meanwhile.
 const READ_ELSEWHERE: &str = "memory moved while a page of it was being taken: the program changes \
                               its mappings by system calls of its own, in several threads at once";
 
@@ -36,7 +36,7 @@ impl Core {
             // The evictor reads a page that the program has just freed. What it reads there will be
             // thrown away when the batch is settled; it only must not wait.
             if self.get(key).place() != Place::Zero {
-                // The program would find zeros where it has something.
+                // The program would read zeros instead of its data.
                 self.fail(READ_ELSEWHERE.into());
             }
             if uffd.zero(key.address(), PAGE).error.is_some() {

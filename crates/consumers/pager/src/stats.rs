@@ -94,7 +94,7 @@ pub struct Stats {
     pub checksum_errors: u64,
     /// Faults on pages thought to be in memory: a program that frees and uses a page at once.
     pub unexpected_missing: u64,
-    /// Processes that the programs have started, and that are not on the pool.
+    /// Processes that the programs started, and that are not on the pool.
     #[serde(default)]
     pub outside: Outside,
     /// Times that a successor took over from a pager that had died.
@@ -110,20 +110,20 @@ pub struct Stats {
     pub error: Option<String>,
 }
 
-/// Processes that programs have started, and that are not on the pool themselves. Those that live
-/// for less than two seconds may be missing.
+/// Processes that programs of the consumer started, and that are not on the pool. Processes that
+/// live for less than two seconds may be missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outside {
-    /// How many there were since this pager was started.
+    /// Number since this pager process started.
     pub processes: u64,
-    /// The most memory that each was seen to have of its own, of all together, in bytes.
+    /// Sum of the peaks of each process's resident anonymous memory, in bytes.
     pub peak_bytes: u64,
-    /// Names of programs, of some of them.
+    /// Names of up to eight of their programs.
     pub names: Vec<String>,
 }
 
 impl Outside {
-    /// What a person is told; nothing if there were none.
+    /// One line for a person. `None` if every process was on the pool.
     pub fn describe(&self) -> Option<String> {
         let (count, were) = match self.processes {
             0 => return None,

@@ -1,19 +1,20 @@
-//! Begins in a *bare* program, which has no glibc: statically linked, or linked with musl.
+//! Attaches *bare* programs: statically linked, or linked with musl.
 //!
 //! The launcher has started the program stopped, has mapped this library into it as a dynamic
 //! linker would, and calls [`hecaton_enter`] in the place of the program's first instruction
-//! ([`hecaton_uffd::bare`]). Nothing of glibc's may be called from here on, neither by the helper
-//! nor in a fork: no such function is there.
+//! ([`hecaton_uffd::bare`]). The program has no glibc, so neither this code, nor the helper, nor a
+//! fork calls a function of glibc.
 //!
-//! The program's system calls are its own. Those that make children the launcher replaces by jumps
-//! to [`crate::fork`], where it finds them. New mappings the pager finds from outside.
+//! The launcher replaces the system calls that make children, where it finds them, by jumps to
+//! [`crate::fork`]. The program makes all other system calls itself, so the pager finds new
+//! mappings from outside.
 
 use crate::failure::Failure;
 use crate::{attach, fork};
 use hecaton_uffd::Errno;
 use hecaton_uffd::bare::Place;
 
-/// Attaches the program; 0, or 1 after a failure that it has told of.
+/// Attaches the program. Returns 0, or 1 after it has reported a failure on standard error.
 ///
 /// # Safety
 /// `place` is the launcher's, and the program has not begun.
@@ -31,7 +32,7 @@ pub(crate) unsafe extern "C" fn hecaton_enter(place: *mut Place) -> i32 {
     }
 }
 
-/// Is called in the place of what glibc has and a bare program has not.
+/// Ends the program. Every call of a function of glibc comes here.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn hecaton_missing() -> ! {
     Failure("libhecaton.so has called glibc, which is not there", Errno(libc::ENOSYS))

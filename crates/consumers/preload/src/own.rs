@@ -35,7 +35,7 @@ const _: () = assert!(LEN as u64 <= OWN_ROOM);
 
 #[unsafe(link_section = ".data")]
 static START: AtomicU64 = AtomicU64::new(0);
-/// What the launcher has reserved in a bare program, this library included; 0 in others.
+/// Start and length that the launcher reserved in a bare program, with this library; 0 in others.
 #[unsafe(link_section = ".data")]
 static RESERVED: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
@@ -48,7 +48,7 @@ pub(crate) fn map() -> Result<(), Errno> {
     lay_out(sys::map_anonymous(LEN, libc::PROT_NONE, libc::MAP_NORESERVE)?)
 }
 
-/// Takes for it what the launcher has reserved: the program is bare from now on.
+/// Uses the memory that the launcher reserved. From here on [`is_bare`] is true.
 pub(crate) fn map_in(place: &Place) -> Result<(), Errno> {
     lay_out(place.room as usize)?;
     // A page that a fork has shared cannot be moved out of the area again.
@@ -73,7 +73,7 @@ fn lay_out(own: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// All of it; in a bare program with this library.
+/// All of the library's own memory; in a bare program with the library itself.
 pub(crate) fn range() -> Range {
     match RESERVED.each_ref().map(|word| word.load(Relaxed)) {
         [0, _] => Range { start: start() as u64, len: LEN as u64 },
@@ -81,8 +81,8 @@ pub(crate) fn range() -> Range {
     }
 }
 
-/// Whether the program is bare ([`hecaton_uffd::bare`]): the library sees none of its system calls
-/// but those that make children, so that changes of its mappings take no turns ([`crate::turn`]).
+/// Whether the program is bare ([`hecaton_uffd::bare`]). The library then sees only the system
+/// calls that make children, so changes of mappings take no turns ([`crate::turn`]).
 pub(crate) fn is_bare() -> bool {
     RESERVED[0].load(Relaxed) != 0
 }
@@ -91,7 +91,7 @@ pub(crate) fn area() -> usize {
     start() + AREA_AT
 }
 
-/// In a bare program, as large as the area, which is emptied into it.
+/// Receives the pages of the area when a bare program's helper empties it. As large as the area.
 pub(crate) fn bin() -> usize {
     start() + BIN_AT
 }

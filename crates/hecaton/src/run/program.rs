@@ -1,5 +1,6 @@
-//! The program to run: found as a shell finds it, and looked at for how the library gets into it,
-//! and for what would keep its memory from the pool without a word.
+//! Finds the program to run as a shell does, and reads how it is linked.
+//!
+//! Refuses a program that would run on local memory without a word.
 
 use crate::failure::CannotRun;
 use rustix::fs::{Access, AtFlags, CWD};
@@ -35,12 +36,12 @@ pub(super) struct Program {
     pub(super) linker: Linker,
 }
 
-/// Who loads libraries into a program.
+/// The dynamic linker that a program names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Linker {
-    /// glibc's dynamic linker, which is told of the library.
+    /// Loads the library that `LD_PRELOAD` names.
     Glibc,
-    /// musl's: the library is not for it.
+    /// Cannot load the library, which needs glibc.
     Musl,
     /// The program is statically linked.
     None,
@@ -54,7 +55,7 @@ impl Program {
         Ok(Program { linker, ..program })
     }
 
-    /// Fails for a program that the dynamic linker does not load the library into.
+    /// Fails if no dynamic linker loads the library into the program.
     pub(super) fn check_library_loads(&self) -> anyhow::Result<()> {
         let path = self.path.display();
         match self.linker {
@@ -70,7 +71,7 @@ impl Program {
         }
     }
 
-    /// Finds `name` the same way; nothing is to be loaded into it, and `linker` says nothing.
+    /// Finds `name` the same way, for a program that needs no library. `linker` has no meaning.
     pub(super) fn find_any(name: &OsStr) -> anyhow::Result<Program> {
         let path = match name.as_bytes().contains(&b'/') {
             true => PathBuf::from(name),
@@ -166,6 +167,7 @@ enum Linking {
 
 const ELF_CLASS_64: u8 = 2;
 const ELF_LITTLE_ENDIAN: u8 = 1;
+const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
 const ELF_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
@@ -173,7 +175,8 @@ const PROGRAM_HEADER_BYTES: usize = 56;
 /// `e_machine` of the programs that this build's library can be loaded into.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// How a program is linked, by its ELF headers.
+/// How a program is linked, by its ELF headers. The kernel executes no file without a segment to
+/// load.
 fn linking(file: &File, head: &[u8]) -> io::Result<Linking> {
     if !head.starts_with(b"\x7fELF") {
         return Ok(Linking::NotElf);
@@ -189,14 +192,19 @@ fn linking(file: &File, head: &[u8]) -> io::Result<Linking> {
     let entry_bytes = u16::from_le_bytes(field(head, 54));
     let count = u16::from_le_bytes(field(head, 56));
     if usize::from(entry_bytes) < PROGRAM_HEADER_BYTES {
-        return Ok(Linking::Static);
+        return Ok(Linking::NotElf);
     }
+    let mut is_loadable = false;
     for number in 0..count.min(MAX_PROGRAM_HEADERS) {
         let mut header = [0u8; PROGRAM_HEADER_BYTES];
         let at = offset.saturating_add(u64::from(number) * u64::from(entry_bytes));
         file.read_exact_at(&mut header, at)?;
-        if u32::from_le_bytes(field(&header, 0)) != PT_INTERP {
-            continue;
+        match u32::from_le_bytes(field(&header, 0)) {
+            PT_INTERP => {}
+            kind => {
+                is_loadable |= kind == PT_LOAD;
+                continue;
+            }
         }
         let length = u64::from_le_bytes(field(&header, 32)).min(MAX_SHEBANG as u64);
         let mut interpreter = vec![0u8; length as usize];
@@ -204,7 +212,7 @@ fn linking(file: &File, head: &[u8]) -> io::Result<Linking> {
         let musl = interpreter.windows(7).any(|part| part == b"ld-musl");
         return Ok(if musl { Linking::Musl } else { Linking::Dynamic });
     }
-    Ok(Linking::Static)
+    Ok(if is_loadable { Linking::Static } else { Linking::NotElf })
 }
 
 /// The bytes of a header's field.
@@ -284,6 +292,8 @@ mod tests {
         assert_eq!(musl.linker, Linker::Musl);
         let refused = musl.check_library_loads().expect_err("glibc is missing").to_string();
         assert!(refused.contains("musl"));
+        let empty = refusal(&executable(dir.path(), "empty", &elf(4, b"")));
+        assert!(empty.contains("neither a program nor a script"), "{empty}");
         let mut small = dynamic;
         small[4] = 1;
         let small = executable(dir.path(), "small", &small);

@@ -59,8 +59,8 @@ impl Session {
     }
 
     /// Runs the command to its end, and waits until its pager, which the node started before, has
-    /// given back what it held. The library is put into a `bare` one. `words` are what a person
-    /// called the command by.
+    /// given back what it held. Puts the library into a `bare` program. `words` is the command as
+    /// the user typed it.
     pub(super) fn run(
         self,
         mut command: Command,
@@ -70,7 +70,7 @@ impl Session {
     ) -> anyhow::Result<ExitCode> {
         let Session { client, mut embedded, signals, stats } = self;
         match bare {
-            // It has them as they were before when it begins.
+            // `Bare::enter` restores the mask when the program begins.
             Some(bare) => bare.prepare(&mut command),
             None => signals.release_in(&mut command),
         }

@@ -60,7 +60,7 @@ impl Signals {
         }
     }
 
-    /// The signals that were held back before.
+    /// The signal mask before [`Signals::hold`].
     pub(crate) fn before(&self) -> libc::sigset_t {
         self.before
     }

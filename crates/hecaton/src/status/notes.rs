@@ -1,9 +1,9 @@
-//! Says what there is to say of a consumer beside its row: a line each.
+//! Formats the lines that `status` prints of a consumer below the tables.
 
 use hecaton_memory::Size;
 use hecaton_node::pagers::ConsumerReport;
 
-/// What the policy lets a consumer hold of the pool.
+/// The consumer's target by the policy, if one limits it.
 pub(super) fn target(consumer: &ConsumerReport) -> Option<String> {
     let stats = consumer.stats.as_ref()?;
     let (target, held) = (Size(stats.target_bytes?), Size(stats.pool_bytes));
@@ -14,13 +14,13 @@ pub(super) fn target(consumer: &ConsumerReport) -> Option<String> {
     ))
 }
 
-/// What a consumer has on this host without limit.
+/// Processes of the consumer that are not on the pool, if any.
 pub(super) fn outside(consumer: &ConsumerReport) -> Option<String> {
     let outside = consumer.stats.as_ref()?.outside.describe()?;
     Some(format!("{}: {outside}", consumer.name))
 }
 
-/// What of a consumer's memory has gone cold and is coded.
+/// Memory that is cold and erasure-coded, if any.
 pub(super) fn coded(consumer: &ConsumerReport) -> Option<String> {
     let pool = &consumer.stats.as_ref()?.pool;
     let code = pool.code.filter(|_| pool.coded_bytes > 0)?;
@@ -28,7 +28,7 @@ pub(super) fn coded(consumer: &ConsumerReport) -> Option<String> {
     Some(format!("{}: {coded} is cold, in code {code}: {saved} saved", consumer.name))
 }
 
-/// What of a consumer's memory in the pool is not as it is to be.
+/// Memory in the pool that is lost, degraded, damaged or to be moved, if any.
 pub(super) fn risk(consumer: &ConsumerReport) -> Option<String> {
     let pool = &consumer.stats.as_ref()?.pool;
     let mut parts = Vec::new();

@@ -154,11 +154,11 @@ fn a_program_that_is_not_there_is_named() {
 
 #[test]
 fn a_static_hypervisor_is_refused() {
-    // An ELF header of this machine's kind, without program headers.
-    let mut elf = vec![0u8; 64];
+    // An ELF header of this machine's kind, and one program header of a segment to load.
+    let mut elf = vec![0u8; 64 + 56];
     elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
     elf[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-    elf[54] = 56;
+    (elf[32], elf[54], elf[56], elf[64]) = (64, 56, 1, 1);
     let dir = scratch();
     let program = executable(dir.path(), "static", &elf);
     let output = hecaton().args(["vm", "run"]).arg(&program).output().expect("starts");

@@ -71,7 +71,7 @@ impl Pool {
     }
 }
 
-/// Counts the processes that are not on the pool. A hypervisor's are its own affair.
+/// Counts processes that are not on the pool. Children of a hypervisor do not count.
 fn look_for_others(shared: &Shared, watch: &mut Watch) {
     let core = shared.lock();
     let programs = || core.live_spaces().filter(|(_, space)| space.guest.is_none());

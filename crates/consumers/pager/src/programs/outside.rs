@@ -1,8 +1,8 @@
-//! Finds processes that programs of the pool have started, and that are not on the pool: those of
-//! statically linked programs, of set-user-ID ones, or started by a system call of a program's own.
+//! Counts child processes of a consumer's programs that are not on the pool.
 //!
-//! Nobody tells of them. So they are looked for, by what /proc says of each process's parent. One
-//! that lives for less than two looks is not found.
+//! Such processes run statically linked or set-user-ID programs, or a program started them by a
+//! system call of its own. They send the pager no message. So the pager walks the process tree in
+//! /proc once a second. A process that ends before the second walk is not counted.
 
 use crate::stats::Outside;
 use hecaton_memory::PAGE_SIZE;
@@ -11,31 +11,31 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Between two looks.
+/// Between two walks of the process tree.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A look takes this part of the time at most, however many processes the host has.
+/// Walks take at most one part in so many of the time, for any number of processes on the host.
 const SHARE: u32 = 50;
 
-/// Names that are kept.
+/// Bounds what each report carries.
 const MAX_NAMES: usize = 8;
 
-/// Looks in which a process is seen before it counts: one that has just been forked attaches, or
-/// runs another program, in a moment.
+/// Walks that see a process before it counts: a process that was just forked attaches, or executes
+/// a program, within milliseconds.
 const LOOKS: u32 = 2;
 
-/// A process, as `/proc/PID/stat` tells of it.
+/// One process, as read from `/proc/PID/stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Process {
     pid: i32,
     parent: i32,
     name: String,
-    /// Tells it from a later process with its number.
+    /// Start time in clock ticks since boot. A later process with this number has another one.
     started: u64,
     mapped_bytes: u64,
 }
 
 impl Process {
-    /// `None` for one that has ended, too.
+    /// `None` also for a zombie.
     fn parse(stat: &str) -> Option<Process> {
         // The name may have any characters in it.
         let (pid, rest) = stat.split_once(" (")?;
@@ -60,7 +60,7 @@ fn all_processes() -> Vec<Process> {
     stats.filter_map(|stat| Process::parse(&stat)).collect()
 }
 
-/// Resident bytes of no file. 0 if the process has ended.
+/// Resident anonymous bytes. 0 if the process has ended.
 fn anonymous_bytes(pid: i32) -> u64 {
     let statm = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let mut pages = statm.split_ascii_whitespace().skip(1).map_while(|field| field.parse().ok());
@@ -68,20 +68,20 @@ fn anonymous_bytes(pid: i32) -> u64 {
     resident.saturating_sub(of_files) * PAGE_SIZE as u64
 }
 
-/// What one process has been seen to be.
+/// Observations of one process.
 struct Seen {
     looks: u32,
     peak_bytes: u64,
 }
 
-/// Remembers what it has seen.
+/// Observes the processes, and counts those that are not on the pool.
 pub(crate) struct Watch {
     next_look: Instant,
-    /// By process number and start.
+    /// By process number and start time.
     living: HashMap<(i32, u64), Seen>,
     processes: u64,
     names: Vec<String>,
-    /// The peaks of those that have ended.
+    /// Sum of the peaks of counted processes that have ended.
     ended_bytes: u64,
 }
 
@@ -96,7 +96,7 @@ impl Watch {
         }
     }
 
-    /// Looks, if it is time to, beside the processes that are `attached`.
+    /// Walks the process tree from the `attached` processes. `None` if the pause has not passed.
     pub(crate) fn look_now_and_then(&mut self, attached: &HashSet<i32>) -> Option<Outside> {
         let began = Instant::now();
         if began < self.next_look {
@@ -118,8 +118,8 @@ impl Watch {
             children.entry(process.parent).or_default().push(process);
         }
         let is_outside = |parent: &Process, child: &Process| {
-            // What has as much mapped as its parent was forked just now, or borrows its memory
-            // until it runs another program.
+            // A child with the parent's size was just forked, or shares the parent's memory until
+            // it executes a program (vfork).
             !attached.contains(&child.pid)
                 && child.name.as_bytes() != HELPER_NAME.to_bytes()
                 && !(attached.contains(&parent.pid) && child.mapped_bytes == parent.mapped_bytes)

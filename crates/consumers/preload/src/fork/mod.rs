@@ -205,8 +205,8 @@ fn follow() -> Result<RawFd, Failure> {
     Err(Failure("a fork finds no memory for its thread", Errno(libc::EAGAIN)))
 }
 
-/// Brings in a page to which the kernel may write: so that it needs nobody to write there. False if
-/// it cannot write there at all.
+/// Makes a page resident and writable, so that the kernel's next write to it faults in no pager.
+/// False if the page is not mapped writable.
 fn bring_in(page: usize) -> bool {
     // SAFETY: changes no contents.
     unsafe { sys::advise(page, own::PAGE, libc::MADV_POPULATE_WRITE as usize) }.is_ok()

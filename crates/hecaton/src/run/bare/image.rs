@@ -1,7 +1,7 @@
 //! Reads `libhecaton.so` and relocates it to an address, as a dynamic linker does.
 //!
-//! Pure: the file's bytes come in. Everything that the library wants of glibc is bound to one
-//! function of its own, which ends the program: a bare program has no glibc.
+//! Pure: the file's bytes come in as an argument. A bare program has no glibc, so every symbol of
+//! glibc is bound to one function of the library, which ends the program.
 
 use anyhow::{Context as _, bail, ensure};
 use hecaton_uffd::bare::{ENTER, MISSING};
@@ -9,26 +9,26 @@ use std::ops::Range;
 
 const PAGE: u64 = 4096;
 
-/// Most bytes of the library in memory; ten times what it has.
+/// Largest size of the library in memory, in bytes: ten times today's.
 const MAX_SPAN: u64 = 16 << 20;
 
 const PT_LOAD: u32 = 1;
 const SHT_RELA: u32 = 4;
 const SHT_DYNSYM: u32 = 11;
 const SHF_ALLOC: u64 = 2;
-/// Kinds of sections with relocations that are not understood here: REL, and RELR.
+/// Section types of relocations that this module does not read: REL and RELR.
 const OTHER_RELOCATIONS: [u32; 2] = [9, 19];
 
 const R_64: u32 = 1;
 const R_GLOB_DAT: u32 = 6;
 const R_JUMP_SLOT: u32 = 7;
 const R_RELATIVE: u32 = 8;
-/// Places of thread-local variables, which nothing uses that runs in a bare program.
+/// Relocations of thread-local variables. No code that runs in a bare program uses one.
 const R_THREAD_LOCAL: [u32; 3] = [16, 17, 18];
 
 const STB_WEAK: u8 = 2;
 
-/// The library as a file has it.
+/// The library, read from its file and not relocated.
 pub(super) struct Image {
     bytes: Vec<u8>,
     parts: Vec<Part>,
@@ -36,12 +36,12 @@ pub(super) struct Image {
     enter: u64,
 }
 
-/// Pages of the library that have other rights than their neighbours.
+/// A run of pages with the same protection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// Offsets from the library's start, in bytes.
     pub(super) span: Range<u64>,
-    /// `PROT_READ` and so on.
+    /// `PROT_*` bits.
     pub(super) protection: i32,
 }
 
@@ -59,7 +59,7 @@ enum Value {
 #[derive(Clone, Copy)]
 struct Symbol {
     is_weak: bool,
-    /// `None` for one that another library has.
+    /// `None` if another library defines the symbol.
     value: Option<u64>,
 }
 
@@ -90,7 +90,7 @@ impl Image {
         Ok(Image { bytes, parts, relocations, enter })
     }
 
-    /// Bytes in memory: whole pages.
+    /// Bytes in memory, a multiple of the page size.
     pub(super) fn len(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -99,12 +99,12 @@ impl Image {
         &self.parts
     }
 
-    /// The offset of the function that is called.
+    /// The offset of [`ENTER`].
     pub(super) fn enter(&self) -> u64 {
         self.enter
     }
 
-    /// Its contents at the address `base`.
+    /// The contents, relocated to the address `base`.
     pub(super) fn at(&self, base: u64) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         for relocation in &self.relocations {

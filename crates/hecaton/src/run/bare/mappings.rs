@@ -1,4 +1,4 @@
-//! Reads what a stopped program has mapped, and finds room near its text.
+//! Reads the mappings of a stopped program, and finds free addresses near its text.
 //!
 //! Pure but for [`read`].
 
@@ -7,17 +7,17 @@ use std::ops::Range;
 
 const PAGE: u64 = 4096;
 
-/// The kernel maps nothing for a program below this by itself (`vm.mmap_min_addr`).
+/// The default of `vm.mmap_min_addr`.
 const LOWEST: u64 = 1 << 16;
 
-/// A jump reaches 2 GiB; this much is left for the text itself.
+/// A jump reaches 2 GiB. The other half covers the text itself.
 const REACH: u64 = 1 << 30;
 
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mapping {
     pub(super) span: Range<u64>,
-    /// Of a file, and may be executed.
+    /// The mapping is executable and maps a file.
     pub(super) is_text: bool,
 }
 

@@ -1,14 +1,13 @@
-//! Puts *bare* programs on the pool: those that no dynamic linker of glibc loads a library into,
-//! because they are statically linked or linked with musl.
+//! Puts *bare* programs on the pool: statically linked, or linked with musl.
 //!
-//! The program is started stopped, before its first instruction, traced by this process. The
-//! library is mapped into it as a dynamic linker would ([`image`]), and called: it attaches to the
-//! pager and starts its helper, as in any program. The system calls that make children are replaced
-//! ([`sites`]), and the program is let go. Nobody traces it from then on, so that debuggers can.
+//! This process starts the program stopped before its first instruction, and traces it. It maps the
+//! library into the program as a dynamic linker does ([`image`]), and calls it. The library
+//! attaches to the pager and starts its helper, as in any program. Then this process replaces the
+//! system calls that make children ([`sites`]), and detaches, so that debuggers can attach.
 //!
-//! Rejected: to stay a tracer for the program's forks, which shuts out debuggers, and is told of a
-//! fork after it was made; userfaultfd's event for forks, which takes CAP_SYS_PTRACE; another
-//! library for bare programs, which would be the same code once more.
+//! Rejected: to stay the tracer, which shuts out debuggers and hears of a fork too late;
+//! userfaultfd's fork event, which takes CAP_SYS_PTRACE; a second library for bare programs, which
+//! would repeat this one's code.
 
 mod image;
 mod mappings;
@@ -20,19 +19,26 @@ use hecaton_uffd::bare::{MAX_PATH, OWN_ROOM, Place};
 use hecaton_uffd::handover::Range;
 use image::Image;
 use mappings::Mapping;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 use tracee::Tracee;
+
+/// A stopped pager does not answer the program.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const PAGE: u64 = 4096;
 
-/// What is to be put into a bare program.
+/// The library, and the settings of the program that will run with it.
 pub(super) struct Bare {
     image: Image,
     socket: [u8; MAX_PATH],
-    /// What the program is to have blocked when it begins.
+    /// The program's signal mask when it begins.
     blocked: libc::sigset_t,
 }
 
@@ -54,24 +60,31 @@ impl Bare {
         Ok(Bare { image, socket, blocked })
     }
 
-    /// Has `command` stop before its first instruction, where [`Bare::enter`] must be called.
+    /// Makes `command` stop before its first instruction. The caller then calls [`Bare::enter`].
     pub(super) fn prepare(&self, command: &mut Command) {
         tracee::stop_at_start(command);
     }
 
-    /// Puts the library into the program, which has just been started, and lets it begin. After an
-    /// error the program has ended.
+    /// Puts the library into the program, which was just started, and lets the program begin. After
+    /// an error the program has ended. Takes [`PATIENCE`] at most.
     pub(super) fn enter(&self, child: &mut Child) -> anyhow::Result<()> {
+        let limit = Limit::on(child)?;
         let entered = Tracee::at_start(child.id()).and_then(|mut tracee| {
             let place = self.attach(&mut tracee)?;
             follow_forks(&mut tracee, &mappings::read(child.id())?, &place)?;
             tracee.let_go(&self.blocked)
         });
+        let is_late = limit.has_passed();
         if entered.is_err() {
-            // An error means that it has ended.
+            // Fails if the program has ended.
             let _ = child.kill();
             child.wait()?;
         }
+        ensure!(
+            !is_late,
+            "the program did not attach within {} s: is its pager stopped?",
+            PATIENCE.as_secs()
+        );
         entered.context("the program cannot be put on the pool")
     }
 
@@ -102,6 +115,34 @@ impl Bare {
     }
 }
 
+/// Kills a program that does not attach in time.
+struct Limit {
+    ended: mpsc::Sender<()>,
+    watchdog: JoinHandle<bool>,
+}
+
+impl Limit {
+    fn on(child: &Child) -> anyhow::Result<Limit> {
+        let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+        let (ended, waits) = mpsc::channel();
+        let watchdog = thread::Builder::new().name("bare".into()).spawn(move || {
+            let is_late = waits.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+            if is_late {
+                // Fails if the program has ended.
+                let _ = pidfd_send_signal(&process, Signal::KILL);
+            }
+            is_late
+        })?;
+        Ok(Limit { ended, watchdog })
+    }
+
+    /// Ends the limit. True if the program was killed.
+    fn has_passed(self) -> bool {
+        drop(self.ended);
+        self.watchdog.join().expect("the watchdog does not panic")
+    }
+}
+
 fn map(
     tracee: &mut Tracee,
     at: u64,
@@ -120,8 +161,8 @@ fn protect(tracee: &mut Tracee, at: u64, len: u64, protection: i32) -> anyhow::R
     Ok(())
 }
 
-/// Replaces the system calls that make children. Where none is found, or none can be reached, the
-/// program's children are not followed: they do not have memory that may be in the pool.
+/// Replaces the system calls that make children. A child of a call that is not replaced lacks the
+/// memory that may be in the pool (`MADV_DONTFORK`).
 fn follow_forks(tracee: &mut Tracee, mappings: &[Mapping], place: &Place) -> anyhow::Result<()> {
     for mapping in mappings.iter().filter(|mapping| mapping.is_text) {
         let start = mapping.span.start;

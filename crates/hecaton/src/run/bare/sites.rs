@@ -1,18 +1,17 @@
-//! Finds the system calls of a bare program that make children, and what is put in their place.
+//! Finds the system calls that make children in a program's text, and builds their replacements.
 //!
 //! `libhecaton.so` must see a fork before it happens. glibc's `_Fork` has the instructions
 //! `mov $56, %eax; syscall` (`clone`), musl's `mov $57, %eax; syscall` (`fork`), however the
-//! program is linked. Seven such bytes that are anything else are not to be expected: they would
-//! have to be data in the middle of text, or lie across instructions. Each is replaced by a jump to
-//! a *stub* nearby. A `clone` that shares memory (threads, Go's and musl's way to start programs)
-//! is made there as it is.
+//! program is linked. The same seven bytes with another meaning would have to be data in the middle
+//! of text, or lie across instructions. The launcher replaces each by a jump to a *stub* nearby.
+//! The stub makes a `clone` that shares memory unchanged: threads, and `posix_spawn`.
 //!
-//! Pure: text and addresses come in.
+//! Pure: text and addresses come in as arguments.
 
 /// Bytes of `mov $NUMBER, %eax; syscall`.
 const SITE: usize = 7;
 
-/// Bytes that are kept for each stub.
+/// Bytes reserved for each stub.
 pub(super) const STUB: u64 = 48;
 
 /// A system call that makes children.
@@ -22,7 +21,7 @@ pub(super) enum Call {
     Fork,
 }
 
-/// The places in `text` where children are made.
+/// The offsets in `text` of system calls that make children.
 pub(super) fn find(text: &[u8]) -> Vec<(usize, Call)> {
     let mut found = Vec::new();
     let mut from = 0;
@@ -43,7 +42,7 @@ fn call_of(bytes: &[u8]) -> Option<Call> {
     }
 }
 
-/// What is put at the address `site`: a jump to `stub`. `None` if that is out of reach.
+/// The code to write at the address `site`: a jump to `stub`. `None` if the stub is out of reach.
 pub(super) fn patch(site: u64, stub: u64) -> Option<[u8; SITE]> {
     let [a, b, c, d] = distance(site + JUMP, stub)?;
     // The rest is never reached.
@@ -57,8 +56,8 @@ fn distance(from: u64, to: u64) -> Option<[u8; 4]> {
     i32::try_from(to.wrapping_sub(from) as i64).ok().map(i32::to_le_bytes)
 }
 
-/// The code at the address `stub` for the call at `site`; children with memory of their own are
-/// made at `follow`. `None` if `site` is out of reach.
+/// The code to write at the address `stub` for the call at `site`. It jumps to `follow` for a child
+/// with memory of its own. `None` if `site` is out of reach.
 pub(super) fn stub(call: Call, site: u64, stub: u64, follow: u64) -> Option<Vec<u8>> {
     let behind = site + SITE as u64;
     let mut code = Vec::with_capacity(STUB as usize);

@@ -1,7 +1,7 @@
 //! Holds a program stopped at its first instruction, and has it make system calls.
 //!
-//! The only module of this command that traces (`ptrace`). A program is traced by the thread that
-//! has started it, so all of this stays in one thread.
+//! The only module of this command that uses `ptrace`. The thread that starts a program is its
+//! tracer, so one thread makes all calls of this module.
 
 use anyhow::{Context as _, bail, ensure};
 use libc::{c_int, c_long, user_fpregs_struct, user_regs_struct};
@@ -11,28 +11,20 @@ use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-/// How long the program may take for what it is made to do: the pager, which it attaches to, may be
-/// stopped.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Longest pause between two looks at it.
-const MAX_PAUSE: Duration = Duration::from_millis(2);
 
 /// `syscall; int3`
 const SYSTEM_CALL: [u8; 3] = [0x0f, 0x05, 0xcc];
 
-/// Where in [`SYSTEM_CALL`] a function returns to.
+/// Offset of the trap in [`SYSTEM_CALL`], to which a called function returns.
 const TRAP_AT: u64 = 2;
 
-/// Bytes below a stack pointer that may be in use.
+/// Bytes below the stack pointer that the ABI lets a function use.
 const RED_ZONE: u64 = 128;
 
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
 
-/// Has `command` stop before its first instruction, with all signals blocked that can be: one that
-/// stopped it earlier would be waited for by nobody.
+/// Makes `command` stop before its first instruction, with all signals blocked but SIGTRAP: nobody
+/// waits for the process before it has executed the program.
 pub(super) fn stop_at_start(command: &mut Command) {
     let start = || {
         let mut signals = MaybeUninit::uninit();
@@ -61,9 +53,9 @@ pub(super) struct Tracee {
     memory: File,
     registers: user_regs_struct,
     vectors: user_fpregs_struct,
-    /// What is in the place of [`SYSTEM_CALL`].
+    /// The program's bytes that [`SYSTEM_CALL`] overwrites.
     replaced: [u8; SYSTEM_CALL.len()],
-    /// Signals that cannot be blocked and came meanwhile.
+    /// Signals that arrived meanwhile, to be sent again.
     held: Vec<c_int>,
 }
 
@@ -88,7 +80,7 @@ impl Tracee {
         Ok(tracee)
     }
 
-    /// Writes to its memory, also where it may not itself.
+    /// Writes to the program's memory, also to read-only pages.
     pub(super) fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
         self.memory.write_all_at(bytes, at).context("cannot write to its memory")
     }
@@ -97,7 +89,7 @@ impl Tracee {
         self.memory.read_exact_at(bytes, at).context("cannot read its memory")
     }
 
-    /// Has it make a system call.
+    /// Makes the program make a system call.
     pub(super) fn call(&mut self, number: c_long, arguments: [u64; 6]) -> io::Result<u64> {
         let mut registers = self.registers;
         registers.rax = number as u64;
@@ -111,8 +103,8 @@ impl Tracee {
         }
     }
 
-    /// Has it call a C function on its stack, with the address of a copy of `argument`. Returns
-    /// that copy as it is afterwards, and what the function returns.
+    /// Makes the program call a C function on its own stack, with a pointer to a copy of
+    /// `argument`. Returns the copy after the call, and the function's result.
     pub(super) fn call_function<const N: usize>(
         &mut self,
         function: u64,
@@ -133,7 +125,7 @@ impl Tracee {
         Ok((changed, result as i32))
     }
 
-    /// Runs it until it comes to the trap. Returns the register for results.
+    /// Runs the program to the trap. Returns rax.
     fn run(&mut self, mut registers: user_regs_struct) -> anyhow::Result<u64> {
         // No system call was interrupted, so that none is begun anew.
         registers.orig_rax = u64::MAX;
@@ -149,7 +141,7 @@ impl Tracee {
         Ok(after.rax)
     }
 
-    /// Lets it begin, as if nothing had been, with these signals blocked. Nobody traces it then.
+    /// Restores the program's state, sets its signal mask to `blocked`, and detaches.
     pub(super) fn let_go(self, blocked: &libc::sigset_t) -> anyhow::Result<()> {
         self.write(self.registers.rip, &self.replaced)?;
         let mut registers = self.registers;
@@ -171,12 +163,10 @@ impl Tracee {
     }
 }
 
-/// Waits for SIGTRAP. Other signals that stop it are put aside, but for those of a fault.
+/// Waits for SIGTRAP. Puts other signals aside; a fault is an error.
 fn wait_for_trap(pid: libc::pid_t, held: &mut Vec<c_int>) -> anyhow::Result<()> {
     loop {
-        let status = wait_for_change(pid)?;
-        ensure!(libc::WIFSTOPPED(status), "it has ended before it began");
-        match libc::WSTOPSIG(status) {
+        match wait_for_stop(pid)? {
             libc::SIGTRAP => return Ok(()),
             signal @ (libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
                 bail!("it has come to a fault (signal {signal})")
@@ -187,24 +177,36 @@ fn wait_for_trap(pid: libc::pid_t, held: &mut Vec<c_int>) -> anyhow::Result<()> 
     }
 }
 
-/// Waits until it has stopped or ended.
-fn wait_for_change(pid: libc::pid_t) -> anyhow::Result<c_int> {
-    let began = Instant::now();
-    let mut pause = Duration::from_micros(20);
+/// Waits until the program stops, and returns the signal that stopped it. Fails if the program
+/// ends; the caller then reaps it.
+fn wait_for_stop(pid: libc::pid_t) -> anyhow::Result<c_int> {
     loop {
-        let mut status = 0;
-        // SAFETY: the kernel writes one number.
-        match unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL | libc::WNOHANG) } {
-            0 => {}
-            changed if changed == pid => return Ok(status),
-            _ => {
-                let error = io::Error::last_os_error();
-                ensure!(error.kind() == io::ErrorKind::Interrupted, "cannot wait for it: {error}");
-            }
+        let change = wait(pid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?;
+        let has_stopped = matches!(change.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED);
+        ensure!(has_stopped, "it has ended before it began");
+        let stop = wait(pid, libc::WSTOPPED | libc::WNOHANG)?;
+        // SAFETY: `waitid` has filled in the structure, with zeros if SIGKILL came meanwhile.
+        let (stopped, signal) = unsafe { (stop.si_pid(), stop.si_status()) };
+        if stopped == pid {
+            return Ok(signal);
         }
-        ensure!(began.elapsed() < PATIENCE, "it has not attached for {} s", PATIENCE.as_secs());
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// Waits for a change of the program's state.
+fn wait(pid: libc::pid_t, options: c_int) -> anyhow::Result<libc::siginfo_t> {
+    loop {
+        // SAFETY: an all-zero siginfo_t is valid, and the kernel writes one.
+        let (waited, info) = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let id = pid.cast_unsigned();
+            (libc::waitid(libc::P_PID, id, &raw mut info, options | libc::__WALL), info)
+        };
+        if waited == 0 {
+            return Ok(info);
+        }
+        let error = io::Error::last_os_error();
+        ensure!(error.kind() == io::ErrorKind::Interrupted, "cannot wait for it: {error}");
     }
 }
 
@@ -216,7 +218,7 @@ fn request(what: libc::c_uint, pid: libc::pid_t, at: usize, data: usize) -> io::
     }
 }
 
-/// Registers of one kind. `T` must be the kernel's structure for `what`.
+/// Reads registers. `T` must be the kernel's structure for `what`.
 fn get<T: Copy>(what: libc::c_uint, pid: libc::pid_t) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::zeroed();
     // SAFETY: the kernel fills in the structure, of integers, for which zeros are valid, too.
@@ -228,7 +230,7 @@ fn get<T: Copy>(what: libc::c_uint, pid: libc::pid_t) -> io::Result<T> {
     }
 }
 
-/// The same the other way.
+/// Writes registers. `T` must be the kernel's structure for `what`.
 fn set<T: Copy>(what: libc::c_uint, pid: libc::pid_t, value: &T) -> io::Result<()> {
     // SAFETY: the kernel reads the structure.
     match unsafe { libc::ptrace(what, pid, 0, std::ptr::from_ref(value)) } {

@@ -17,9 +17,9 @@ use hecaton_uffd::handover::{HELD, Op, Range};
 use std::os::fd::RawFd;
 
 impl Evictor {
-    /// Keeps libc from changing the program's mappings until the helper is asked the next thing.
-    /// Pages that are not where they were are passed over, and all of them if it answers none of
-    /// `enough`.
+    /// Keeps libc from changing the program's mappings until the pager sends the helper the next
+    /// command. Passes over pages that moved meanwhile, and all pages if the helper's answer is not
+    /// in `enough`.
     pub(super) fn hold(
         &mut self,
         first: usize,

@@ -135,10 +135,10 @@ impl Evictor {
     /// Gives the process pages of its own in the place of those that a fork shares, where they can
     /// be moved then. False if the program has ended.
     ///
-    /// That takes a read of each, and a read of another page that has come to its address, and is
-    /// in the pool, would wait for ourselves. So libc moves nothing meanwhile, and goes on when the
-    /// helper is asked the next thing. A program without glibc that does it at this moment is ended
-    /// (see [`crate::core::Core::fault`]).
+    /// The evictor reads each page. If another page came to the address, and that page is in the
+    /// pool, the evictor would wait for itself. So libc changes no mappings until the pager sends
+    /// the helper the next command. A program without glibc can change them; the pager ends it if
+    /// the evictor meets such a page (see [`crate::core::Core::fault`]).
     fn unshare(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
         if self.hold(first, group, helper.socket, &[HELD, NEVER_HELD]).is_err() {
             return false;

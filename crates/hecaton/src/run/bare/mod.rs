@@ -68,24 +68,25 @@ impl Bare {
     /// Puts the library into the program, which was just started, and lets the program begin. After
     /// an error the program has ended. Takes [`PATIENCE`] at most.
     pub(super) fn enter(&self, child: &mut Child) -> anyhow::Result<()> {
+        let entered = self.enter_in_time(child);
+        if entered.is_err() {
+            // Fails if the program has ended.
+            let _ = child.kill();
+            child.wait()?;
+        }
+        entered.context("the program cannot be put on the pool")
+    }
+
+    fn enter_in_time(&self, child: &Child) -> anyhow::Result<()> {
         let limit = Limit::on(child)?;
         let entered = Tracee::at_start(child.id()).and_then(|mut tracee| {
             let place = self.attach(&mut tracee)?;
             follow_forks(&mut tracee, &mappings::read(child.id())?, &place)?;
             tracee.let_go(&self.blocked)
         });
-        let is_late = limit.has_passed();
-        if entered.is_err() {
-            // Fails if the program has ended.
-            let _ = child.kill();
-            child.wait()?;
-        }
-        ensure!(
-            !is_late,
-            "the program did not attach within {} s: is its pager stopped?",
-            PATIENCE.as_secs()
-        );
-        entered.context("the program cannot be put on the pool")
+        let seconds = PATIENCE.as_secs();
+        ensure!(!limit.has_passed(), "it did not attach within {seconds} s: is its pager stopped?");
+        entered
     }
 
     fn attach(&self, tracee: &mut Tracee) -> anyhow::Result<Place> {

@@ -73,6 +73,10 @@ pub struct PagerConfig {
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
     pub guest: Option<Guest>,
+    /// It serves the shared memory of this other consumer's programs ([`crate::files`]), and no
+    /// program of its own.
+    #[serde(default)]
+    pub shared_memory_of: Option<String>,
     /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node
     /// that adopts it.
     #[serde(default)]
@@ -121,6 +125,7 @@ impl PagerConfig {
             copying_bytes_per_s: COPYING_BYTES_PER_S,
             failover: FAILOVER,
             guest: None,
+            shared_memory_of: None,
             monitor: None,
             outlive: None,
         }
@@ -170,8 +175,12 @@ impl Donor {
     }
 }
 
-/// The smallest local memory that a pager works with: room for a few batches.
+/// The smallest local memory that a consumer works with. It may have to be divided between its
+/// programs' own memory and what they share, which have a pager each.
 pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
+
+/// The smallest local memory that a pager works with: room for a few batches.
+pub const MIN_PART_BYTES: u64 = 6 << 20;
 
 /// Bytes beyond `local_bytes` that are the consumer's for a moment: pages on their way out, in the
 /// program ([`hecaton_uffd::handover::MAX_RUNS`] pages of each process) and in the pager's staging
@@ -189,11 +198,13 @@ pub struct PagerStart {
 }
 
 /// A further line to a pager process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerOrder {
     /// No further program will be started on it.
     LaunchOver,
+    /// What its programs share is lost, for this reason: they are to be ended.
+    SharedMemoryLost(String),
 }
 
 /// What a pager tells the node that adopts it. [`PagerStart::held`] descriptors follow, with
@@ -219,6 +230,10 @@ pub enum PagerEvent {
     HoldFds(Vec<String>),
     /// Let go of what is held under these labels.
     DropFds(Vec<String>),
+    /// A program asks for shared memory, at the listener that is held under
+    /// [`crate::FILES_LISTENER_LABEL`]: a pager is to serve it
+    /// ([`PagerConfig::shared_memory_of`]), if there is none.
+    SharedMemoryWanted,
     /// Why the pager ends otherwise than in peace.
     Failed(String),
     /// The pager ends in peace.

@@ -17,11 +17,13 @@ impl Core {
         self.limit.saturating_sub(self.resident + self.fetching)
     }
 
-    /// Whether the evictor has something to do.
+    /// Whether the evictor has something to do. Pages that the keeper has dropped make room a
+    /// little later.
     pub(crate) fn wants_eviction(&self) -> bool {
-        self.room_within_limit() < self.reserve() && self.resident > 0
-            || !self.starved.is_empty()
-            || self.evict_to.is_some_and(|pages| self.resident > pages)
+        let leaving = self.files.leaving;
+        self.room_within_limit() + leaving < self.reserve() && self.resident > leaving
+            || !self.starved.is_empty() && leaving == 0
+            || self.evict_to.is_some_and(|pages| self.resident - leaving > pages)
     }
 
     /// Lets faults that wait have memory above the limit.

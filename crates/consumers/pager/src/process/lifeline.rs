@@ -5,6 +5,7 @@
 //! held, and listened to in its place.
 
 use crate::config::{PagerConfig, PagerLeft, PagerOrder, PagerStart};
+use crate::files::held::HeldMount;
 use crate::process::adoption::{AdoptionSocket, NodeStream};
 use crate::process::channel::Receiver;
 use crate::process::worker::Held;
@@ -47,6 +48,9 @@ impl Lifeline {
         loop {
             match receiver.receive() {
                 Ok(Some(PagerOrder::LaunchOver)) => self.launch_over.store(true, Relaxed),
+                Ok(Some(PagerOrder::SharedMemoryLost(why))) => {
+                    self.shared.lock().fail(format!("its programs' shared memory is lost: {why}"));
+                }
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "what the node says is not understood");
@@ -79,7 +83,8 @@ impl Lifeline {
         // Held until all is sent: nothing comes or goes meanwhile.
         let core = self.shared.lock();
         let spaces = core.spaces.iter().flatten().flat_map(|space| space.held());
-        let held: Vec<_> = self.own.labelled().into_iter().chain(spaces).collect();
+        let mount = core.files.mount.iter().flat_map(HeldMount::labelled);
+        let held: Vec<_> = self.own.labelled().into_iter().chain(mount).chain(spaces).collect();
         let left = PagerLeft {
             start: PagerStart { config, held: held.len() },
             restarts: core.stats.restarts,

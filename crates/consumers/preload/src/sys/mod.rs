@@ -289,6 +289,49 @@ fn connect_as(kind: i32, path: &[u8]) -> Result<RawFd, Errno> {
     }
 }
 
+/// What is received on a socket fails with EAGAIN after so long.
+pub(crate) fn limit_waiting(socket: RawFd, seconds: i64) {
+    let limit = libc::timeval { tv_sec: seconds, tv_usec: 0 };
+    // SAFETY: the kernel reads the structure. It knows the option, of all sockets.
+    let _ = unsafe {
+        let (at, len) = (&raw const limit as usize, size_of::<libc::timeval>());
+        let (level, option) = (libc::SOL_SOCKET as usize, libc::SO_RCVTIMEO as usize);
+        syscall(libc::SYS_setsockopt, [socket as usize, level, option, at, len, 0])
+    };
+}
+
+/// Receives one packet, and the descriptor beside it, if there is one.
+pub(crate) fn receive_with_descriptor(
+    socket: RawFd,
+    bytes: &mut [u8],
+    closes_on_exec: bool,
+) -> Result<(usize, Option<RawFd>), Errno> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut space = DescriptorSpace([0; 24]);
+    // SAFETY: an all-zero msghdr is valid, and everything pointed to outlives the call. The kernel
+    // has filled in what is looked at.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = space.0.as_mut_ptr().cast();
+        message.msg_controllen = space.0.len();
+        let flags = if closes_on_exec { libc::MSG_CMSG_CLOEXEC } else { 0 };
+        let at = &raw mut message as usize;
+        let received = loop {
+            match syscall(libc::SYS_recvmsg, [socket as usize, at, flags as usize, 0, 0, 0]) {
+                Err(Errno(libc::EINTR)) => {}
+                other => break other?,
+            }
+        };
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        let is_descriptor = !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS;
+        let descriptor =
+            is_descriptor.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned());
+        Ok((received, descriptor))
+    }
+}
+
 /// A message header with room for two descriptors, kept together so that its pointers stay valid.
 #[repr(C, align(8))]
 struct DescriptorSpace([u8; 24]);

@@ -15,7 +15,7 @@ use hecaton_memory::SpaceId;
 use hecaton_pager::{PagerEvent, PagerLeft};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -53,6 +53,7 @@ impl Pagers {
         if self.count() == 0 {
             return machines;
         }
+        self.divide_those_left();
         let pagers = self.clone();
         let waiting = move || pagers.give_up_launchers();
         if let Err(error) = thread::Builder::new().name("launchers".into()).spawn(waiting) {
@@ -124,10 +125,13 @@ impl Pagers {
             config,
             report,
             held,
+            keepers: Vec::new(),
             target: None,
             launch_line: None,
             launch_over: left.launch_over,
             launcher: Launcher::default(),
+            shared_stats: None,
+            dividing: Arc::default(),
             last_word: LastWord::None,
         };
         pager.enter(&child.process);
@@ -156,8 +160,13 @@ impl Pagers {
         if self.0.stop.wait(LAUNCHER_PATIENCE) {
             return;
         }
-        let is_alone = |pager: &Pager| pager.launcher.0.is_none() && !pager.launch_over;
         let table = self.table();
+        let is_alone = |pager: &Pager| {
+            // What programs share is served as long as they are there.
+            let of = pager.config.shared_memory_of.as_ref();
+            let has_programs = of.is_some_and(|of| table.pagers.contains_key(of));
+            pager.launcher.0.is_none() && !pager.launch_over && !has_programs
+        };
         let alone = table.pagers.iter().filter(|(_, pager)| is_alone(pager));
         let alone: Vec<String> = alone.map(|(name, _)| name.clone()).collect();
         drop(table);

@@ -151,10 +151,8 @@ fn tables(reported: &[NodeStatus]) -> String {
         for consumer in &report.consumers {
             any_consumer = true;
             consumers.row(consumer_row(&report.name, consumer));
-            limited.extend(notes::coded(consumer));
-            limited.extend(notes::target(consumer));
-            limited.extend(notes::outside(consumer));
-            at_risk.extend(notes::risk(consumer));
+            limited.extend(notes::notes(consumer));
+            at_risk.extend(notes::risks(consumer));
         }
     }
     let _ = write!(text, "{nodes}");

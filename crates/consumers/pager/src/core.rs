@@ -7,6 +7,7 @@
 //! helper or a disk.
 
 use crate::evict::staging::Staging;
+use crate::fault::emptied::Emptied;
 use crate::files::held::Files;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
@@ -116,6 +117,7 @@ pub(crate) struct Core {
     /// For a successor: pages of a batch that was copied and not settled, and their slots.
     pub(crate) unsettled: HashMap<Key, u32>,
     pub(crate) own_drop: OwnDrop,
+    pub(crate) emptied: Emptied,
     /// The evictor's thread: a fault of its own must be answered whatever else.
     pub(crate) evictor_thread: u32,
     /// Ranges whose waiting threads fault again once the batch is settled.
@@ -189,6 +191,7 @@ impl Core {
             eviction_is_next: None,
             unsettled: HashMap::new(),
             own_drop: OwnDrop::new(),
+            emptied: Emptied::default(),
             evictor_thread: 0,
             parked: Vec::new(),
             starved: VecDeque::new(),
@@ -400,6 +403,7 @@ impl Core {
             self.epoll.forget(fd);
             close(fd);
         }
+        self.emptied.forget(index);
         self.parked.retain(|key| key.space() != index);
         self.starved.retain(|key| key.space() != index);
     }

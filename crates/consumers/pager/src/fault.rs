@@ -1,5 +1,6 @@
 //! Says what is done about a fault.
 
+pub(crate) mod emptied;
 pub(crate) mod event;
 pub(crate) mod fetch;
 
@@ -21,6 +22,11 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// checks before the read that the page is there, and libc changes no mappings meanwhile.
 const READ_ELSEWHERE: &str = "memory moved while a page of it was being taken: the program changes \
                               its mappings by system calls of its own, in several threads at once";
+
+/// Memory that the program drops by `MADV_FREE` past libc is missing without a report, too. So the
+/// program is not ended.
+const UNEXPLAINED_MISSING: &str = "a page was missing that the program has not dropped by any call \
+                                   that is reported; it reads zeros there, perhaps wrongly";
 
 impl Core {
     /// Serves a fault, or arranges for what will. Pages to be read are appended to `fetches`.
@@ -66,6 +72,7 @@ impl Core {
                 } else {
                     self.stats.unexpected_missing += 1;
                     self.set(key, entry.with_dirty(true));
+                    self.check_missing(key);
                 }
             }
             Place::Fetching => {
@@ -77,6 +84,18 @@ impl Core {
                 }
             }
             Place::Out => self.bring_in(fault, fetches),
+        }
+    }
+
+    /// The program reads zeros at a page that the table had as resident.
+    fn check_missing(&mut self, key: Key) {
+        if self.is_guest(key.space()) || self.emptied.may_lack(key) {
+            return;
+        }
+        self.stats.unexplained_missing += 1;
+        if self.stats.unexplained_missing == 1 {
+            let address = format!("{:#x}", key.address());
+            tracing::error!(address, "{UNEXPLAINED_MISSING}");
         }
     }
 
@@ -285,6 +304,17 @@ mod tests {
     use std::time::Instant;
 
     const EVICTOR: u32 = 7;
+
+    #[test]
+    fn missing_page_is_explained_by_a_report_alone() {
+        let mut core = pager();
+        let (freed, kept) = (Key::new(PARENT, 5), Key::new(PARENT, 5000));
+        core.removed(PARENT, freed.address(), freed.address() + 3 * PAGE);
+        core.check_missing(freed);
+        assert_eq!(core.stats.unexplained_missing, 0);
+        core.check_missing(kept);
+        assert_eq!((core.stats.unexplained_missing, core.failed), (1, None));
+    }
 
     /// A fault of the evictor's own on what is, or is not, in the pool.
     fn evictors_fault(is_in_pool: bool) -> Option<String> {

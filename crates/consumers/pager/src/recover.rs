@@ -48,6 +48,7 @@ impl Core {
         Ram::erase_orphans(&self.state, |index| {
             self.spaces.get(index).is_some_and(Option::is_some)
         });
+        self.emptied.anywhere();
         // Counts are needed by the first event already.
         self.recount();
         self.count_as_noted();

@@ -94,6 +94,10 @@ pub struct Stats {
     pub checksum_errors: u64,
     /// Faults on pages thought to be in memory: a program that frees and uses a page at once.
     pub unexpected_missing: u64,
+    /// Of those: where the program had freed nothing, as far as the kernel has reported. The
+    /// program read zeros there, and its results may be wrong.
+    #[serde(default)]
+    pub unexplained_missing: u64,
     /// Processes that the programs started, and that are not on the pool.
     #[serde(default)]
     pub outside: Outside,
@@ -108,6 +112,19 @@ pub struct Stats {
     pub pool: PoolUse,
     /// Why the consumer was ended, if it was.
     pub error: Option<String>,
+}
+
+impl Stats {
+    /// One line for a person. `None` if all pages were where they were known to be.
+    pub fn describe_missing(&self) -> Option<String> {
+        let count = self.unexplained_missing;
+        (count > 0).then(|| {
+            format!(
+                "{count} pages were missing that the program had not freed, and were read as zeros; \
+                 its results may be wrong. Please report this"
+            )
+        })
+    }
 }
 
 /// Processes that programs of the consumer started, and that are not on the pool. Processes that

@@ -90,7 +90,8 @@ impl Session {
             eprintln!("hecaton: the pager of `{name}` failed: {error}");
         }
         let counted = outcome.pager.as_ref().and_then(|end| end.stats.as_ref());
-        if let Some(line) = counted.and_then(|stats| stats.outside.describe()) {
+        let lines = counted.map(|stats| [stats.outside.describe(), stats.describe_missing()]);
+        for line in lines.into_iter().flatten().flatten() {
             eprintln!("hecaton: {line}");
         }
         if outcome.status.core_dumped() {

@@ -3,8 +3,18 @@
 use hecaton_memory::Size;
 use hecaton_node::pagers::ConsumerReport;
 
+/// Lines on the consumer that name no risk.
+pub(super) fn notes(consumer: &ConsumerReport) -> impl Iterator<Item = String> {
+    [coded(consumer), target(consumer), outside(consumer)].into_iter().flatten()
+}
+
+/// Lines on the consumer's data that is lost, or may be.
+pub(super) fn risks(consumer: &ConsumerReport) -> impl Iterator<Item = String> {
+    [missing(consumer), risk(consumer)].into_iter().flatten()
+}
+
 /// The consumer's target by the policy, if one limits it.
-pub(super) fn target(consumer: &ConsumerReport) -> Option<String> {
+fn target(consumer: &ConsumerReport) -> Option<String> {
     let stats = consumer.stats.as_ref()?;
     let (target, held) = (Size(stats.target_bytes?), Size(stats.pool_bytes));
     let (puts, within) = (stats.puts_total, stats.puts_succeeded);
@@ -15,13 +25,19 @@ pub(super) fn target(consumer: &ConsumerReport) -> Option<String> {
 }
 
 /// Processes of the consumer that are not on the pool, if any.
-pub(super) fn outside(consumer: &ConsumerReport) -> Option<String> {
+fn outside(consumer: &ConsumerReport) -> Option<String> {
     let outside = consumer.stats.as_ref()?.outside.describe()?;
     Some(format!("{}: {outside}", consumer.name))
 }
 
+/// Pages of the consumer that were missing without a reason, if any.
+fn missing(consumer: &ConsumerReport) -> Option<String> {
+    let missing = consumer.stats.as_ref()?.describe_missing()?;
+    Some(format!("{}: {missing}", consumer.name))
+}
+
 /// Memory that is cold and erasure-coded, if any.
-pub(super) fn coded(consumer: &ConsumerReport) -> Option<String> {
+fn coded(consumer: &ConsumerReport) -> Option<String> {
     let pool = &consumer.stats.as_ref()?.pool;
     let code = pool.code.filter(|_| pool.coded_bytes > 0)?;
     let (coded, saved) = (Size(pool.coded_bytes), Size(pool.saved_bytes));
@@ -29,7 +45,7 @@ pub(super) fn coded(consumer: &ConsumerReport) -> Option<String> {
 }
 
 /// Memory in the pool that is lost, degraded, damaged or to be moved, if any.
-pub(super) fn risk(consumer: &ConsumerReport) -> Option<String> {
+fn risk(consumer: &ConsumerReport) -> Option<String> {
     let pool = &consumer.stats.as_ref()?.pool;
     let mut parts = Vec::new();
     if pool.degraded_bytes > 0 {

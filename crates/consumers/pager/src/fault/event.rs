@@ -16,7 +16,10 @@ impl Core {
         let pages = start >> 12..end >> 12;
         match self.is_guest(space) {
             true => self.guest_removed(space, pages),
-            false => self.discard_range(space, pages, true),
+            false => {
+                self.emptied.note(space, pages.clone());
+                self.discard_range(space, pages, true);
+            }
         }
     }
 
@@ -66,6 +69,7 @@ impl Core {
     /// What was known of one range is true of another.
     pub(crate) fn move_entries(&mut self, space: usize, from: u64, to: u64, len: u64) {
         let (from, to, count) = (from >> 12, to >> 12, len >> 12);
+        self.emptied.moved(space, from, to, count);
         for first in self.tables.chunks_in(space, from..from + count) {
             for vpn in first.vpn().max(from)..(first.vpn() + CHUNK_PAGES).min(from + count) {
                 self.move_entry(Key::new(space, vpn), Key::new(space, vpn - from + to));

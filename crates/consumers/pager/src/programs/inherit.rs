@@ -38,6 +38,7 @@ impl Core {
                 }
             }
         }
+        self.emptied.inherit(parent, child);
         let space = self.spaces[child].as_mut().expect("just made");
         // Once the parent has forked, nobody but the child has this connection's other end.
         self.guard.hold(vec![helper_label(space.serial)], &[connection]);

@@ -73,10 +73,13 @@ pub struct PagerConfig {
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
     pub guest: Option<Guest>,
-    /// It serves the shared memory of this other consumer's programs ([`crate::files`]), and no
-    /// program of its own.
+    /// The pager serves the shared memory of another consumer's programs, and no programs.
     #[serde(default)]
-    pub shared_memory_of: Option<String>,
+    pub shared_memory_of: Option<SharedMemoryOf>,
+    /// Bytes that this consumer and its shared memory may have local together, if those have
+    /// different pagers.
+    #[serde(default)]
+    pub divided_bytes: Option<u64>,
     /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node
     /// that adopts it.
     #[serde(default)]
@@ -126,10 +129,21 @@ impl PagerConfig {
             failover: FAILOVER,
             guest: None,
             shared_memory_of: None,
+            divided_bytes: None,
             monitor: None,
             outlive: None,
         }
     }
+}
+
+/// The consumer whose programs use the shared memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedMemoryOf {
+    /// Its name.
+    pub consumer: String,
+    /// Its space, which tells it from a later consumer of the same name.
+    pub space: u64,
 }
 
 /// How a virtual machine's memory is handed over.
@@ -203,8 +217,10 @@ pub struct PagerStart {
 pub enum PagerOrder {
     /// No further program will be started on it.
     LaunchOver,
-    /// What its programs share is lost, for this reason: they are to be ended.
+    /// End the programs: their shared memory is lost, for this reason.
     SharedMemoryLost(String),
+    /// Tell the programs that no pager serves shared memory, for this reason.
+    SharedMemoryRefused(String),
 }
 
 /// What a pager tells the node that adopts it. [`PagerStart::held`] descriptors follow, with

@@ -35,7 +35,7 @@ pub mod stats;
 
 pub use config::{
     Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, MIN_PART_BYTES, PagerConfig, PagerEvent,
-    PagerLeft, PagerOrder, PagerStart,
+    PagerLeft, PagerOrder, PagerStart, SharedMemoryOf,
 };
 pub use error::PagerError;
 pub use files::keeper::run as keep_files;

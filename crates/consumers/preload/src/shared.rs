@@ -16,13 +16,11 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// In bytes. Smaller mappings stay local, as small private mappings do.
 const SMALLEST: usize = 64 << 10;
 
-/// Attempts while the keeper closes connections, and the pause between them: 10 s in all. The pager
-/// may be starting another keeper.
-const TRIES: usize = 1000;
+/// Pause between attempts while the keeper closes connections: the pager may be starting another.
 const PAUSE_MS: u64 = 10;
 
-/// Time for one answer: keeper or pager may be stopped.
-const PATIENCE_S: i64 = 60;
+/// Time for an answer: keeper or pager may be stopped.
+const PATIENCE_MS: u64 = 60_000;
 
 /// 1 once a failure was reported.
 #[unsafe(link_section = ".data")]
@@ -41,7 +39,8 @@ pub(crate) fn anonymous(len: usize, flags: c_int) -> Option<RawFd> {
     }
     let mut ask = Ask::new(AskKind::Anonymous, b"")?;
     ask.bytes = len.next_multiple_of(own::PAGE) as u64;
-    opened(&ask, true).ok()
+    // Natively, the call uses no descriptor.
+    opened(&ask, true).ok().map(sys::out_of_the_way)
 }
 
 /// A paged file in place of `memfd_create`. `None` if the kernel must make the file, as it must if
@@ -102,47 +101,66 @@ fn opened(ask: &Ask, closes_on_exec: bool) -> Result<RawFd, Errno> {
     ask_for(ask, closes_on_exec)?.ok_or(Errno(libc::ENOSYS))
 }
 
+/// ENOSYS if the keeper cannot be reached from this process, or serves no shared memory.
 fn ask_for(ask: &Ask, closes_on_exec: bool) -> Result<Option<RawFd>, Errno> {
     let mut path = [0u8; 128];
     let len = attach::socket_path(&mut path);
     let end = len + SOCKET_SUFFIX.len();
     path[len..end].copy_from_slice(SOCKET_SUFFIX.as_bytes());
-    for _ in 0..TRIES {
-        let socket = sys::connect(&path[..end]).map_err(|errno| {
-            tell_once(errno);
-            Errno(libc::ENOSYS)
-        })?;
-        let answered = ask_on(socket, ask, closes_on_exec);
-        sys::close(socket);
-        match answered {
+    let deadline = sys::now_ms() + PATIENCE_MS;
+    let failed = loop {
+        match ask_once(&path[..end], ask, closes_on_exec, deadline) {
             // The keeper has ended. The pager starts another.
             Err(Errno(libc::EPROTO | libc::ECONNRESET | libc::EPIPE)) => {}
-            Err(errno) => {
-                if errno.0 == libc::ETIMEDOUT {
-                    IS_SILENT.store(1, Relaxed);
-                }
-                if !matches!(errno.0, libc::ENOENT | libc::EEXIST) {
-                    tell_once(errno);
-                }
-                return Err(errno);
-            }
+            Err(Errno(libc::EAGAIN)) => break Errno(libc::ETIMEDOUT),
+            Err(errno) => break errno,
             Ok(opened) => return Ok(opened),
         }
+        if sys::now_ms() > deadline {
+            break Errno(libc::ETIMEDOUT);
+        }
         sys::sleep_ms(PAUSE_MS);
+    };
+    if failed.0 == libc::ETIMEDOUT {
+        IS_SILENT.store(1, Relaxed);
     }
-    Err(Errno(libc::ETIMEDOUT))
+    if matches!(failed.0, libc::ETIMEDOUT | libc::ENOSYS) {
+        tell_once(failed);
+    }
+    Err(failed)
 }
 
-/// Fails with EPROTO if the keeper closes the connection, with ETIMEDOUT if no answer comes.
-fn ask_on(socket: RawFd, ask: &Ask, closes_on_exec: bool) -> Result<Option<RawFd>, Errno> {
-    sys::limit_waiting(socket, PATIENCE_S);
-    sys::send(socket, ask.as_bytes())?;
+/// EPROTO if the keeper closes the connection, EAGAIN at the deadline.
+fn ask_once(
+    path: &[u8],
+    ask: &Ask,
+    closes_on_exec: bool,
+    deadline: u64,
+) -> Result<Option<RawFd>, Errno> {
+    let left_s = || (deadline.saturating_sub(sys::now_ms()) / 1000).max(1) as i64;
+    let connected = sys::connect_within(path, left_s());
+    let socket = connected.map_err(|errno| match errno.0 {
+        libc::ENOENT | libc::ECONNREFUSED | libc::EACCES => Errno(libc::ENOSYS),
+        libc::EINTR => Errno(libc::EPROTO),
+        _ => errno,
+    })?;
+    // The file is to have the lowest free number, as natively.
+    let socket = sys::out_of_the_way(socket);
     let mut bytes = [0u8; size_of::<Answer>()];
-    let received = sys::receive_with_descriptor(socket, &mut bytes, closes_on_exec);
-    let (read, opened) = match received {
-        Err(Errno(libc::EAGAIN)) => return Err(Errno(libc::ETIMEDOUT)),
-        other => other?,
-    };
+    let received = sys::send(socket, ask.as_bytes()).and_then(|_| {
+        loop {
+            let received = sys::receive_with_descriptor(socket, &mut bytes, closes_on_exec);
+            match received {
+                Err(Errno(libc::EINTR)) if sys::now_ms() < deadline => {
+                    sys::limit_waiting(socket, left_s());
+                }
+                Err(Errno(libc::EINTR)) => return Err(Errno(libc::EAGAIN)),
+                other => return other,
+            }
+        }
+    });
+    sys::close(socket);
+    let (read, opened) = received?;
     match Answer::parse(&bytes[..read]) {
         Some(Answer { errno: 0, .. }) => Ok(opened),
         Some(Answer { errno, .. }) => Err(Errno(errno)),

@@ -27,6 +27,7 @@ use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -135,6 +136,8 @@ struct Shared {
     /// How long pagers outlive this node, if they do.
     adopt_within: Option<Duration>,
     table: Mutex<Table>,
+    /// Pagers that an earlier node has left are being taken over.
+    is_adopting: AtomicBool,
     /// Notified when an entry of the table changes or goes.
     changed: Condvar,
     stop: Stop,
@@ -164,6 +167,10 @@ struct Pager {
     shared_stats: Option<Stats>,
     /// Locked by the thread that divides local memory between two pagers.
     dividing: Arc<Mutex<()>>,
+    /// No pager of shared memory is started for it any more.
+    is_ending: bool,
+    /// To be sent to each process: its programs' shared memory is lost.
+    has_lost: Option<PagerOrder>,
     /// The pager's own word on its end.
     last_word: LastWord,
 }
@@ -225,6 +232,7 @@ impl Pagers {
             copies,
             adopt_within,
             table: Mutex::default(),
+            is_adopting: AtomicBool::new(false),
             changed: Condvar::new(),
             stop: Stop::default(),
             news: Arc::default(),
@@ -391,6 +399,8 @@ impl Pagers {
             launcher,
             shared_stats: None,
             dividing: Arc::default(),
+            is_ending: false,
+            has_lost: None,
             last_word: LastWord::None,
         };
         table.pagers.insert(wish.name.clone(), pager);

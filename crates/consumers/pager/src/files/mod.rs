@@ -38,5 +38,5 @@ mod mount;
 mod requests;
 pub(crate) mod service;
 pub(crate) mod table;
-mod wish;
+pub(crate) mod wish;
 mod workers;

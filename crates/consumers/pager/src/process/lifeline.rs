@@ -6,6 +6,7 @@
 
 use crate::config::{PagerConfig, PagerLeft, PagerOrder, PagerStart};
 use crate::files::held::HeldMount;
+use crate::files::wish;
 use crate::process::adoption::{AdoptionSocket, NodeStream};
 use crate::process::channel::Receiver;
 use crate::process::worker::Held;
@@ -51,12 +52,28 @@ impl Lifeline {
                 Ok(Some(PagerOrder::SharedMemoryLost(why))) => {
                     self.shared.lock().fail(format!("its programs' shared memory is lost: {why}"));
                 }
+                Ok(Some(PagerOrder::SharedMemoryRefused(why))) => {
+                    self.own
+                        .files
+                        .into_iter()
+                        .for_each(|listener| wish::refuse_all(listener, &why));
+                    self.expect_wishes();
+                }
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "what the node says is not understood");
                     return;
                 }
             }
+        }
+    }
+
+    /// Programs may ask for shared memory again.
+    fn expect_wishes(&self) {
+        if let Some(listener) = self.own.files
+            && let Err(error) = wish::expect(&self.shared, listener)
+        {
+            tracing::warn!(%error, "programs that ask for shared memory wait for a minute");
         }
     }
 
@@ -91,6 +108,10 @@ impl Lifeline {
             launch_over,
             leaving: core.state.is(Flag::Detaching),
         };
-        core.guard.hand_over(stream, left, &held)
+        core.guard.hand_over(stream, left, &held)?;
+        drop(core);
+        // The node before may have ended before it had started a pager of shared memory.
+        self.expect_wishes();
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use crate::core::{Core, OnLoss};
 use crate::error::PagerError;
 use crate::evict::{Evictor, give_back};
 use crate::files::held::HeldMount;
-use crate::files::service;
+use crate::files::{service, wish};
 use crate::guest;
 use crate::pool::cold::{CodeRecord, coded_stripes};
 use crate::pool::placement::Placement;
@@ -139,7 +139,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
         server.watch(held.listener, Source::Listener(held.listener), EventFlags::IN)?;
     }
     if let Some(listener) = held.files {
-        server.expect_wish_for_files(listener)?;
+        wish::expect(&shared, listener)?;
     }
     let image = match &config.guest {
         Some(Guest::Firecracker { image, .. }) => Some(image.clone()),

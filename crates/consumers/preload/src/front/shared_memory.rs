@@ -4,7 +4,7 @@
 //! programs on this host. A new name is visible to programs of the same consumer and user.
 
 use super::next::Next;
-use crate::shared;
+use crate::{shared, sys};
 use hecaton_uffd::Errno;
 use hecaton_uffd::files::STATFS_MARK;
 use libc::{c_char, c_int, c_uint, c_void, mode_t};
@@ -69,18 +69,18 @@ pub(super) unsafe extern "C-unwind" fn shm_open(
     let changes = if is_exclusive { EXCLUSIVE | libc::O_TRUNC } else { EXCLUSIVE };
     match shared::named(known, flags & !changes, 0) {
         Ok(opened) if is_exclusive => {
-            crate::sys::close(opened);
+            sys::close(opened);
             return fail(Errno(libc::EEXIST));
         }
         Ok(opened) => return opened,
         Err(Errno(libc::ENOENT)) => {}
+        Err(Errno(libc::ENOSYS)) => return natively(flags),
         // The pool may have this name, so libc must not make another file for it.
-        Err(errno @ Errno(libc::ETIMEDOUT | libc::EACCES)) => return fail(errno),
-        Err(_) => return natively(flags),
+        Err(errno) => return fail(errno),
     }
     let outside = natively(flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC));
     if outside >= 0 {
-        crate::sys::close(outside);
+        sys::close(outside);
         return natively(flags);
     }
     // SAFETY: the calling thread's errno.
@@ -90,19 +90,24 @@ pub(super) unsafe extern "C-unwind" fn shm_open(
     }
     match shared::named(known, flags, (mode & !umask()) as c_uint) {
         Ok(opened) => opened,
-        Err(errno @ Errno(libc::EEXIST | libc::ETIMEDOUT)) => fail(errno),
-        Err(_) => natively(flags),
+        Err(Errno(libc::ENOSYS)) => natively(flags),
+        Err(errno) => fail(errno),
     }
 }
 
+/// The process's mask. `umask` would change it for the other threads.
 fn umask() -> mode_t {
-    // Reading the mask sets it. Files that other threads make meanwhile are private to their user.
-    // SAFETY: numbers only.
-    unsafe {
-        let mask = libc::umask(0o077);
-        libc::umask(mask);
-        mask
-    }
+    const USUAL: mode_t = 0o022;
+    let mut text = [0u8; 4096];
+    let Ok(status) = sys::open(c"/proc/self/status") else { return USUAL };
+    let read = sys::read_at(status, &mut text, 0).unwrap_or(0);
+    sys::close(status);
+    let mut lines = text[..read].split(|&byte| byte == b'\n');
+    let mask = lines.find_map(|line| line.strip_prefix(b"Umask:"));
+    let digits = mask.map(|line| line.iter().filter(|byte| (b'0'..b'8').contains(byte)));
+    digits.map_or(USUAL, |digits| {
+        digits.fold(0, |mask, digit| mask << 3 | mode_t::from(digit - b'0'))
+    })
 }
 
 /// # Safety

@@ -46,7 +46,7 @@ impl Pagers {
     pub(crate) fn resize_local(&self, wish: &ResizeLocal) -> Result<(), ControlError> {
         let of = self.with(&wish.consumer, |pager| pager.config.shared_memory_of.clone())?;
         if let Some(of) = of {
-            return Err(ControlError::Part(wish.consumer.clone(), of));
+            return Err(ControlError::Part(wish.consumer.clone(), of.consumer));
         }
         match self.pair(&wish.consumer) {
             None => self.resize_pager(&wish.consumer, wish.bytes),
@@ -54,11 +54,14 @@ impl Pagers {
                 consumer: wish.consumer.clone(),
                 reason: format!("{} bytes are below the minimum of {MIN_LOCAL_BYTES}", wish.bytes),
             }),
-            Some(_) => self.resize_pair(&wish.consumer, |pair| {
-                let before = pair.own_bytes + pair.shared_bytes;
-                let shared = parts::scaled(pair.shared_bytes, before, wish.bytes);
-                Some((wish.bytes - shared, shared))
-            }),
+            Some(_) => {
+                self.with(&wish.consumer, |pager| pager.config.divided_bytes = Some(wish.bytes))?;
+                self.resize_pair(&wish.consumer, |pair| {
+                    let before = pair.own_bytes + pair.shared_bytes;
+                    let shared = parts::scaled(pair.shared_bytes, before, wish.bytes);
+                    (wish.bytes - shared, shared)
+                })
+            }
         }
     }
 

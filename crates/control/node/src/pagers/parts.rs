@@ -46,6 +46,11 @@ pub(super) fn divide(own: Part, shared: Part) -> u64 {
     within(total, wanted)
 }
 
+/// The most that the shared part may have of `total` bytes.
+pub(super) fn most_shared(total: u64) -> u64 {
+    within(total, total)
+}
+
 /// Whole pages, and at least [`MIN_PART_BYTES`] for each part.
 fn within(total: u64, shared: u64) -> u64 {
     let most = total.saturating_sub(MIN_PART_BYTES).max(MIN_PART_BYTES);

@@ -14,20 +14,28 @@ use super::{ConsumerReport, HeldFds, LastWord, Launcher, Pager, PagerError, Page
 use crate::causes::with_causes;
 use crate::channel;
 use hecaton_memory::{SpaceId, random_u64};
-use hecaton_pager::{FILES_LISTENER_LABEL, LISTENER_LABEL, PagerConfig, PagerOrder, Stats};
+use hecaton_pager::{
+    FILES_LISTENER_LABEL, LISTENER_LABEL, PagerConfig, PagerOrder, SharedMemoryOf, Stats,
+};
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Period at which local memory is divided anew.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Time for a new node to adopt what an earlier one has left.
+const ADOPTION_PATIENCE: Duration = Duration::from_secs(30);
+const ADOPTION_POLL: Duration = Duration::from_millis(20);
+
 /// Time for the pager of shared memory to end before the launcher of the programs returns.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Ends the names of pagers of shared memory.
+/// Ends the names of pagers of shared memory. A number follows if the name is taken.
 const SUFFIX: &str = ".shared";
+const MAX_SAME_NAMES: u32 = 99;
 /// Longest name of a consumer, in bytes: see [`crate::report::check_name`].
 const MAX_NAME: usize = 64;
 
@@ -40,6 +48,10 @@ pub(super) struct Pair {
     pub(super) shared: String,
     pub(super) own_bytes: u64,
     pub(super) shared_bytes: u64,
+    /// Limit of both together.
+    pub(super) total_bytes: u64,
+    /// Space of the programs' memory: it tells the consumer from a later one of the same name.
+    space: u64,
     /// Locked by the thread that changes the limits.
     turn: Arc<Mutex<()>>,
 }
@@ -52,6 +64,7 @@ impl Pagers {
             if let Err(error) = pagers.serve_shared_memory(&name) {
                 let error = with_causes(&error);
                 tracing::error!(consumer = name, error, "cannot run a pager of shared memory");
+                pagers.order(&name, &PagerOrder::SharedMemoryRefused(error));
             }
         };
         if let Err(error) = thread::Builder::new().name("shared-memory".into()).spawn(body) {
@@ -61,12 +74,11 @@ impl Pagers {
 
     /// Runs a pager of this consumer's shared memory to its end, unless one exists.
     fn serve_shared_memory(&self, own: &str) -> Result<(), PagerError> {
+        self.wait_until_adopted();
         let Some(shared) = self.reserve_shared(own)? else { return Ok(()) };
         // The programs' pager may use all local memory: it must shrink first.
-        let shrunk = self.resize_pair(own, |pair| {
-            let total = pair.own_bytes;
-            Some((total.saturating_sub(pair.shared_bytes), pair.shared_bytes))
-        });
+        let shrunk =
+            self.resize_pair(own, |pair| (pair.total_bytes - pair.shared_bytes, pair.shared_bytes));
         if let Err(error) = shrunk {
             let error = with_causes(&error);
             tracing::warn!(consumer = own, error, "local limit is exceeded for now");
@@ -74,16 +86,23 @@ impl Pagers {
         if let Err(error) = self.keep_divided(own) {
             tracing::error!(consumer = own, %error, "cannot divide local memory anew");
         }
-        let before = self.pair(own);
         let (decided, outcome) = mpsc::sync_channel(1);
         self.supervise(&shared, None, &decided);
         let Ok(Err(reason)) = outcome.try_recv() else { return Ok(()) };
-        if let Some(pair) = before
-            && let Err(error) = self.resize_pager(own, pair.own_bytes + pair.shared_bytes)
+        if let Some(total) = self.with(own, |pager| pager.config.divided_bytes.take())?
+            && let Err(error) = self.resize_pager(own, total)
         {
             tracing::warn!(consumer = own, error = with_causes(&error), "local limit stays lower");
         }
         Err(PagerError::Start { consumer: shared, reason })
+    }
+
+    /// An earlier node may have left a pager of shared memory.
+    fn wait_until_adopted(&self) {
+        let until = Instant::now() + ADOPTION_PATIENCE;
+        while self.0.is_adopting.load(Relaxed) && Instant::now() < until {
+            thread::sleep(ADOPTION_POLL);
+        }
     }
 
     /// Enters a pager of shared memory in the table, and returns its name. `None` if the consumer
@@ -96,12 +115,12 @@ impl Pagers {
         if table.shared_of(own).is_some() {
             return Ok(None);
         }
-        let shared = format!("{}{SUFFIX}", &own[..own.len().min(MAX_NAME - SUFFIX.len())]);
-        table.check_free(&shared)?;
+        let shared = table.free_name_for_shared(own)?;
         table.started += 1;
         let number = table.started;
         let unknown = || PagerError::Unknown(own.to_owned());
-        let pager = table.pagers.get_mut(own).ok_or_else(unknown)?;
+        let pager = table.pagers.get_mut(own).filter(|pager| !pager.is_ending);
+        let pager = pager.ok_or_else(unknown)?;
         let (label, fd) = pager
             .held
             .iter()
@@ -111,13 +130,18 @@ impl Pagers {
         let mut held = HeldFds::default();
         held.hold(vec![label], vec![fd?]).map_err(io::Error::other)?;
         let shared_bytes = parts::first_shared(pager.config.local_bytes);
+        pager.config.divided_bytes = Some(pager.config.local_bytes);
         let space = SpaceId(random_u64());
         let config = PagerConfig {
             consumer: shared.clone(),
             space: space.0,
             local_bytes: shared_bytes,
             socket: self.0.paths.pager_socket(number),
-            shared_memory_of: Some(own.to_owned()),
+            shared_memory_of: Some(SharedMemoryOf {
+                consumer: own.to_owned(),
+                space: pager.config.space,
+            }),
+            divided_bytes: None,
             donors: Vec::new(),
             outlive: self.outlive(number),
             ..pager.config.clone()
@@ -139,6 +163,8 @@ impl Pagers {
             launcher: Launcher::default(),
             shared_stats: None,
             dividing: Arc::default(),
+            is_ending: false,
+            has_lost: None,
             last_word: LastWord::None,
         };
         table.pagers.insert(shared.clone(), pager);
@@ -151,27 +177,44 @@ impl Pagers {
             (pager.config.shared_memory_of.clone(), pager.report.stats.clone())
         });
         match of {
-            Ok((Some(own), stats)) => self.end_programs(&own, stats, error),
+            Ok((Some(of), stats)) => self.end_programs(&of, stats, error),
             Ok((None, _)) => self.end_shared_memory_of(ended),
             Err(_) => {}
         }
     }
 
     /// Keeps the last statistics of the shared memory. If its pager failed, ends the programs.
-    fn end_programs(&self, own: &str, stats: Option<Stats>, error: Option<&str>) {
-        let told = self.with(own, |pager| {
+    fn end_programs(&self, of: &SharedMemoryOf, stats: Option<Stats>, error: Option<&str>) {
+        let order = error.map(|reason| PagerOrder::SharedMemoryLost(reason.to_owned()));
+        let is_told = self.with(&of.consumer, |pager| {
+            if pager.config.space != of.space {
+                return;
+            }
             pager.shared_stats = stats;
-            let (Some(reason), Some(line)) = (error, &pager.launch_line) else { return Ok(()) };
-            channel::send(line, &PagerOrder::SharedMemoryLost(reason.to_owned()), &[])
+            pager.has_lost = order.clone();
+            pager.say_what_is_lost();
         });
-        if let Ok(Err(error)) = told {
-            tracing::warn!(consumer = own, %error, "cannot report the loss of shared memory");
+        if is_told.is_err() {
+            tracing::debug!(consumer = of.consumer, "its programs have ended before");
+        }
+    }
+
+    /// Gives an order to a consumer's pager, if one runs.
+    fn order(&self, name: &str, order: &PagerOrder) {
+        let sent = self.with(name, |pager| match &pager.launch_line {
+            Some(line) => channel::send(line, order, &[]),
+            None => Ok(()),
+        });
+        if let Ok(Err(error)) = sent {
+            tracing::debug!(consumer = name, %error, "pager process took no order");
         }
     }
 
     /// Ends the pager of shared memory after the programs. Waits at most 2 s: a process outside the
     /// pool may use the memory for longer.
     fn end_shared_memory_of(&self, own: &str) {
+        // From here on, none is started.
+        let _ = self.with(own, |pager| pager.is_ending = true);
         let Some(Pair { shared, .. }) = self.pair(own) else { return };
         self.launch_over(&shared);
         let is_there = |table: &mut super::Table| table.pagers.contains_key(&shared);
@@ -184,11 +227,15 @@ impl Pagers {
         let table = self.table();
         let shared = table.shared_of(own)?;
         let (one, other) = (table.pagers.get(own)?, table.pagers.get(shared)?);
+        let (own_bytes, shared_bytes) = (one.config.local_bytes, other.config.local_bytes);
+        let total_bytes = one.config.divided_bytes.unwrap_or(own_bytes + shared_bytes);
         Some(Pair {
             own: own.to_owned(),
             shared: shared.to_owned(),
-            own_bytes: one.config.local_bytes,
-            shared_bytes: other.config.local_bytes,
+            own_bytes,
+            shared_bytes,
+            total_bytes,
+            space: one.config.space,
             turn: Arc::clone(&one.dividing),
         })
     }
@@ -196,10 +243,12 @@ impl Pagers {
     /// Divides a consumer's local memory, in a thread, as long as it has two pagers.
     pub(super) fn keep_divided(&self, own: &str) -> io::Result<()> {
         let (pagers, own) = (self.clone(), own.to_owned());
+        let space = self.pair(&own).map(|pair| pair.space);
         let body = move || {
             let mut before = None;
             while !pagers.0.stop.wait(LOOK)
                 && let Some(pair) = pagers.pair(&own)
+                && Some(pair.space) == space
             {
                 let counted = pagers.counted(&pair);
                 if let (Some(then), Some(now)) = (before, counted) {
@@ -213,7 +262,7 @@ impl Pagers {
 
     /// Divides the local memory of consumers that this node adopted with two pagers.
     pub(super) fn divide_those_left(&self) {
-        let of = |pager: &Pager| pager.config.shared_memory_of.clone();
+        let of = |pager: &Pager| Some(pager.config.shared_memory_of.as_ref()?.consumer.clone());
         let divided: Vec<String> = self.table().pagers.values().filter_map(of).collect();
         for own in divided {
             if let Err(error) = self.keep_divided(&own) {
@@ -238,8 +287,9 @@ impl Pagers {
                 Part { limit, used: now[i].0, came_back }
             };
             let shared = parts::divide(part(pair.own_bytes, 0), part(pair.shared_bytes, 1));
-            let total = pair.own_bytes + pair.shared_bytes;
-            (shared != pair.shared_bytes).then(|| (total - shared, shared))
+            // Both may have had more or less, since a pager did not shrink in time.
+            let shared = shared.min(parts::most_shared(pair.total_bytes));
+            (pair.total_bytes - shared, shared)
         });
         if let Err(error) = divided {
             tracing::debug!(consumer = pair.own, error = with_causes(&error), "not divided anew");
@@ -247,34 +297,59 @@ impl Pagers {
     }
 
     /// Changes the local limits of both pagers. `wanted` gets the present limits, and returns those
-    /// of the programs' pager and of the pager of shared memory, or `None` for no change.
+    /// of the programs' pager and of the pager of shared memory.
     pub(super) fn resize_pair(
         &self,
         own: &str,
-        wanted: impl FnOnce(&Pair) -> Option<(u64, u64)>,
+        wanted: impl FnOnce(&Pair) -> (u64, u64),
     ) -> Result<(), ControlError> {
         let unknown = || PagerError::Unknown(own.to_owned());
         let turn = self.pair(own).ok_or_else(unknown)?.turn;
         let _turn = turn.lock().expect("no thread panics with it");
         let pair = self.pair(own).ok_or_else(unknown)?;
-        let Some((own, shared)) = wanted(&pair) else { return Ok(()) };
+        let (own, shared) = wanted(&pair);
         let mut steps =
             [(&pair.own, pair.own_bytes, own), (&pair.shared, pair.shared_bytes, shared)];
         // The pager that shrinks is first, so that both together stay within the limit.
         steps.sort_by_key(|(_, before, after)| after > before);
-        steps.iter().try_for_each(|(name, _, bytes)| self.resize_pager(name, *bytes))
+        let mut changes = steps.iter().filter(|(_, before, after)| before != after);
+        changes.try_for_each(|(name, _, bytes)| self.resize_pager(name, *bytes))
     }
 }
 
 impl super::Table {
     /// The pager of this consumer's shared memory, if it has one.
     pub(super) fn shared_of(&self, own: &str) -> Option<&str> {
-        let is_it = |pager: &Pager| pager.config.shared_memory_of.as_deref() == Some(own);
+        let space = self.pagers.get(own)?.config.space;
+        let is_it = |pager: &Pager| {
+            let of = pager.config.shared_memory_of.as_ref();
+            of.is_some_and(|of| of.consumer == own && of.space == space)
+        };
         self.pagers.iter().find(|(_, pager)| is_it(pager)).map(|(name, _)| name.as_str())
+    }
+
+    fn free_name_for_shared(&self, own: &str) -> Result<String, PagerError> {
+        let named = |number: u32| {
+            let end = if number > 1 { format!("{SUFFIX}{number}") } else { SUFFIX.to_owned() };
+            format!("{}{end}", &own[..own.len().min(MAX_NAME - end.len())])
+        };
+        let free = (1..MAX_SAME_NAMES).map(named).find(|name| !self.pagers.contains_key(name));
+        let name = free.unwrap_or_else(|| named(MAX_SAME_NAMES));
+        self.check_free(&name).map(|()| name)
     }
 }
 
 impl Pager {
+    /// Has the programs ended if their shared memory is lost.
+    pub(super) fn say_what_is_lost(&self) {
+        if let (Some(order), Some(line)) = (&self.has_lost, &self.launch_line)
+            && let Err(error) = channel::send(line, order, &[])
+        {
+            // The process has ended; its successor is told anew.
+            tracing::debug!(%error, "pager process took no order");
+        }
+    }
+
     pub(super) fn set_local(&mut self, bytes: u64) {
         self.config.local_bytes = bytes;
         self.report.local_bytes = bytes;

@@ -158,6 +158,7 @@ impl Pagers {
         // Before the launcher is told: it may be done with launching at once.
         let _ = self.with(name, |pager| {
             pager.launch_line = Some(launch_line);
+            pager.say_what_is_lost();
             if pager.launch_over {
                 pager.say_launch_over();
                 pager.report.state = PagerState::Ending;

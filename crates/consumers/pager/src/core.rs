@@ -8,7 +8,6 @@
 
 use crate::evict::staging::Staging;
 use crate::fault::emptied::Emptied;
-use crate::files::held::Files;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
@@ -89,8 +88,6 @@ pub(crate) struct Core {
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
-    /// Shared memory.
-    pub(crate) files: Files,
     pub(crate) spaces: Vec<Option<AddressSpace>>,
     pub(crate) order: Box<dyn Order>,
     pub(crate) clock: EvictionClock,
@@ -165,7 +162,6 @@ pub(crate) fn reserve(limit: u64) -> u64 {
 impl Core {
     pub(crate) fn new(state: State, guard: Arc<Guard>, limit: u64) -> Core {
         let tables = Tables::load(&state);
-        let files = Files::load(&state);
         let capacity = limit as usize;
         Core {
             state,
@@ -174,7 +170,6 @@ impl Core {
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
-            files,
             spaces: Vec::new(),
             order: evict::default(),
             clock: EvictionClock::new(capacity),

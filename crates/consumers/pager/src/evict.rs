@@ -28,10 +28,10 @@ use crate::evict::write_out::Writer;
 use crate::fault::{Content, examine};
 use crate::programs::helper;
 use crate::shared::Shared;
+use crate::state::CHUNK_PAGES;
 use crate::state::batch::MAX_BATCH;
 use crate::state::entry::{Entry, Place};
 use crate::state::tables::Key;
-use crate::state::{CHUNK_PAGES, FILE_SPACES};
 use hecaton_memory::PageSum;
 use hecaton_policy::evict::Installed;
 use hecaton_space::{Space, SpaceError};
@@ -50,8 +50,6 @@ pub(crate) struct Evictor {
     pub(crate) last_nonce: u64,
     /// Pages tried since one could be taken.
     refused: u64,
-    /// The keeper was told to drop some of the pages that were claimed last.
-    drops_files: bool,
 }
 
 /// Pause once every page was tried and none could be taken. The kernel reports no event when a
@@ -61,8 +59,7 @@ const NOTHING_TO_TAKE_PAUSE: Duration = Duration::from_millis(10);
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>, space: &Arc<Space>) -> Result<Evictor, SpaceError> {
         let writer = Writer::new(shared.clone(), space.lane()?);
-        let (emptied, last_nonce, refused) = (Vec::new(), 0, 0);
-        Ok(Evictor { shared, writer, emptied, last_nonce, refused, drops_files: false })
+        Ok(Evictor { shared, writer, emptied: Vec::new(), last_nonce: 0, refused: 0 })
     }
 
     /// Staged pages that a predecessor had not seen acknowledged.
@@ -81,7 +78,6 @@ impl Evictor {
             self.shared.lock().fail(format!("{} cannot be loaded: {error}", image.display()));
         }
         while !self.shared.lock().over {
-            self.stage_files();
             self.writer.send();
             let idle = self.wait_for_work();
             if !idle {
@@ -106,14 +102,6 @@ impl Evictor {
         }
     }
 
-    /// What the kernel has written to files is to be written out.
-    fn stage_files(&mut self) {
-        let written = std::mem::take(&mut self.shared.lock().files.to_write);
-        for (page, sum, slot) in written {
-            self.writer.stage(page, sum, slot);
-        }
-    }
-
     /// True if there is nothing to evict, but perhaps something to collect.
     fn wait_for_work(&mut self) -> bool {
         let mut core = self.shared.lock();
@@ -121,9 +109,6 @@ impl Evictor {
             if self.writer.awaits_answers() {
                 drop(core);
                 self.writer.collect(Some(Duration::from_millis(1)));
-                return true;
-            }
-            if !core.files.to_write.is_empty() {
                 return true;
             }
             let until = Duration::from_millis(20);
@@ -134,15 +119,6 @@ impl Evictor {
 
     fn evict_batch(&mut self) {
         let mut victims = self.claim();
-        if victims.is_empty() && self.drops_files {
-            let core = self.shared.lock();
-            let is_all_kept = core.files.kept >= core.resident;
-            drop(core);
-            if is_all_kept {
-                std::thread::sleep(NOTHING_TO_TAKE_PAUSE);
-            }
-            return;
-        }
         if victims.is_empty() {
             // Nothing can be evicted just now: slots are being written, or all is in programs that
             // have no helper. In the latter case, waiting would be for ever.
@@ -197,7 +173,6 @@ impl Evictor {
 
     /// Step 1.
     fn claim(&mut self) -> Vec<Victim> {
-        self.drops_files = false;
         let mut core = self.shared.lock();
         let core = &mut *core;
         if core.is_forking() {
@@ -208,10 +183,9 @@ impl Evictor {
         }
         // Small steps keep faults on the batch's pages from waiting long when little is needed.
         let reserve = core.reserve();
-        let mut wanted =
-            reserve + 64 - (core.room_within_limit() + core.files.leaving).min(reserve);
+        let mut wanted = reserve + 64 - core.room_within_limit().min(reserve);
         if let Some(pages) = core.evict_to {
-            wanted = wanted.max(core.resident.saturating_sub(pages + core.files.leaving));
+            wanted = wanted.max(core.resident.saturating_sub(pages));
         }
         let slots = core.staging.available();
         let most = (wanted as usize).clamp(32, MAX_BATCH).min(slots).min(core.limit as usize / 16);
@@ -221,10 +195,10 @@ impl Evictor {
             let mut still = |place: u32| {
                 let Some(key) = tables.key_at(state, place) else { return false };
                 let entry = tables.get(state, key);
-                let space = spaces.get(key.space()).and_then(Option::as_ref);
-                let may_go = key.space() >= FILE_SPACES
-                    || space.is_some_and(|space| !space.gone && space.can_give_up(key.address()));
-                let evictable = may_go && entry.place() == Place::Resident && !entry.is_busy();
+                let space = spaces[key.space()].as_ref().filter(|space| !space.gone);
+                let evictable = space.is_some_and(|space| space.can_give_up(key.address()))
+                    && entry.place() == Place::Resident
+                    && !entry.is_busy();
                 if evictable {
                     tables.set(state, key, entry.with_busy(true));
                 }
@@ -235,9 +209,6 @@ impl Evictor {
         let key_at = |&place: &u32| core.tables.key_at(&core.state, place);
         let mut keys: Vec<Key> = places.iter().filter_map(key_at).collect();
         keys.sort_unstable();
-        let of_files = keys.partition_point(|key| key.space() < FILE_SPACES);
-        let of_files = keys.split_off(of_files);
-        self.drops_files = core.drop_from_files(&of_files);
         core.state.batch.begin(keys.iter().map(|key| key.0));
         core.batch = keys.iter().map(|&key| BatchItem { key, now_at: key }).collect();
         keys.into_iter()

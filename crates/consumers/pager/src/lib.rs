@@ -9,20 +9,17 @@
 //! | [`fault`] | resolves faults, and follows what programs do to their mappings |
 //! | [`evict`] | makes room: takes pages, stages them, writes them out |
 //! | [`core`], [`shared`], [`state`] | hold where each page is, in memory that outlives the process |
-//! | [`files`] | serves shared memory as files, which the kernel has in its page cache |
 //! | [`programs`] | attaches programs, follows their forks, talks to the helper of each |
 //! | [`guest`] | pages the RAM of virtual machines |
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
 //! | [`recover`] | takes over from a pager that died |
 //! | [`process`] | runs the process: threads, descriptors that the node holds, the node's orders |
-//! | [`config`], [`stats`], [`error`] | what a pager is told, and what it counts |
+//! | [`config`], [`stats`] | what a pager is told, and what it counts |
 
 pub mod config;
 mod core;
-mod error;
 mod evict;
 mod fault;
-mod files;
 mod guest;
 mod pool;
 mod process;
@@ -34,27 +31,52 @@ mod state;
 pub mod stats;
 
 pub use config::{
-    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, MIN_PART_BYTES, PagerConfig, PagerEvent,
-    PagerLeft, PagerOrder, PagerStart, SharedMemoryOf,
+    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerLeft, PagerOrder,
+    PagerStart,
 };
-pub use error::PagerError;
-pub use files::keeper::run as keep_files;
 pub use hecaton_policy::site::Site;
 pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 pub use pool::placement::{self, DonorUse, Placement, PoolUse, RamRange};
-pub use process::guard::{
-    FILES_LISTENER as FILES_LISTENER_LABEL, KEEPER as KEEPER_LABEL, LISTENER as LISTENER_LABEL,
-};
 pub use process::worker::{PANICKED, end_on_panic};
 pub use process::{adoption, channel};
 pub use stats::{Latency, Outside, Stats};
 
+use hecaton_space::SpaceError;
 use rustix::net::SocketType;
 use std::io::Write;
 use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Why a pager ends otherwise than in peace.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// Less local memory than batches need.
+    #[error("{0} bytes of local memory are too few: a pager works with {MIN_LOCAL_BYTES} or more")]
+    LocalTooSmall(u64),
+    /// A socket that cannot be listened on.
+    #[error("cannot listen on {path}")]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The process was not started by a node.
+    #[error("this command is started by `hecaton node`, with a socket to it as standard input")]
+    NotStarted,
+    /// The pool cannot be used.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
+    /// The consumer was ended, because its memory could not be kept.
+    #[error("the program was ended: {0}")]
+    ConsumerEnded(String),
+    /// The kernel refuses something that a pager needs.
+    #[error(transparent)]
+    System(#[from] std::io::Error),
+}
 
 /// Runs a pager in the calling process. Standard input is a socket to the node, which says what the
 /// pager is to be: see [`config`]. Says "ready" on standard output.
@@ -90,34 +112,19 @@ fn page(
     guard: &Arc<process::guard::Guard>,
     receiver: process::channel::Receiver,
 ) -> Result<(), PagerError> {
-    if config.local_bytes < MIN_PART_BYTES {
+    if config.local_bytes < MIN_LOCAL_BYTES {
         return Err(PagerError::LocalTooSmall(config.local_bytes));
     }
     let control_path = control_socket(&config.socket);
-    let held = if process::adopt::is_first(&held) {
-        let listener = match process::adopt::listener(held) {
-            Some(listener) => listener,
-            None => listen(&config.socket, SocketType::SEQPACKET)?,
-        };
+    let held = if held.is_empty() {
+        let listener = listen(&config.socket, SocketType::SEQPACKET)?;
         let control = listen(&control_path, SocketType::STREAM)?;
         let state = state::State::create()?;
         let firecracker = match &config.guest {
             Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
-        let has_files = config.guest.is_none() && config.shared_memory_of.is_none();
-        let files = has_files
-            .then(|| listen(&files_socket(&config.socket), SocketType::SEQPACKET))
-            .transpose()?;
-        let held = process::worker::Held {
-            state,
-            listener,
-            control,
-            firecracker,
-            files,
-            mount: None,
-            lost: false,
-        };
+        let held = process::worker::Held { state, listener, control, firecracker, lost: false };
         let (labels, fds): (_, Vec<RawFd>) = held.labelled().into_iter().unzip();
         guard.hold(labels, &fds);
         held
@@ -137,7 +144,6 @@ fn page(
     let ended = process::worker::run(config, held, ways);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
-    let _ = std::fs::remove_file(files_socket(&config.socket));
     if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
         let _ = std::fs::remove_file(socket);
     }
@@ -146,13 +152,6 @@ fn page(
         let _ = std::fs::remove_file(&outlive.socket);
     }
     ended.inspect(|()| guard.say_over())
-}
-
-/// Where the programs of the pager at `socket` ask for shared memory.
-fn files_socket(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(hecaton_uffd::files::SOCKET_SUFFIX);
-    path.into()
 }
 
 /// The control socket of the pager whose programs attach at `socket`.

@@ -17,13 +17,11 @@ impl Core {
         self.limit.saturating_sub(self.resident + self.fetching)
     }
 
-    /// Whether the evictor has something to do. Pages that the keeper has dropped make room a
-    /// little later.
+    /// Whether the evictor has something to do.
     pub(crate) fn wants_eviction(&self) -> bool {
-        let leaving = self.files.leaving;
-        self.room_within_limit() + leaving < self.reserve() && self.resident > leaving
-            || !self.starved.is_empty() && leaving == 0
-            || self.evict_to.is_some_and(|pages| self.resident - leaving > pages)
+        self.room_within_limit() < self.reserve() && self.resident > 0
+            || !self.starved.is_empty()
+            || self.evict_to.is_some_and(|pages| self.resident > pages)
     }
 
     /// Lets faults that wait have memory above the limit.

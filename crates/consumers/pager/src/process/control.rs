@@ -9,10 +9,9 @@
 //! | `"detach"` | [`crate::Stats`], once the machine's pages begin to come home; it is done when they say that no process is attached |
 //! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
 
-use crate::config::MIN_PART_BYTES;
+use crate::config::MIN_LOCAL_BYTES;
 use crate::pool::placement::Placement;
 use crate::process::housekeeping::Pool;
-use crate::process::worker::TERMINATED;
 use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
 use serde::Deserialize;
@@ -73,21 +72,16 @@ fn perform(request: &Request, shared: &Shared, pool: &Pool) -> Value {
     let done = match *request {
         Request::Place(ref placement) => place(placement, pool),
         Request::Stats => Ok(()),
-        Request::ResizeLocal { bytes } if bytes < MIN_PART_BYTES => {
-            Err(format!("{bytes} bytes are too few: a pager works with {MIN_PART_BYTES} or more"))
+        Request::ResizeLocal { bytes } if bytes < MIN_LOCAL_BYTES => {
+            Err(format!("{bytes} bytes are too few: a pager works with {MIN_LOCAL_BYTES} or more"))
         }
         Request::ResizeLocal { .. } | Request::Evict { .. } if shared.lock().limit_is_advisory => {
             Err("nothing can be taken away from this machine's memory, which is private".into())
         }
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
-            let mut core = shared.lock();
-            let before = core.limit;
-            core.resize(pages);
-            drop(core);
-            evict_down_to(shared, pages)
-                .inspect(|()| pool.config().local_bytes = bytes)
-                .inspect_err(|_| shared.lock().resize(before))
+            shared.lock().resize(pages);
+            evict_down_to(shared, pages).inspect(|()| pool.config().local_bytes = bytes)
         }
         Request::Detach => match available_bytes() {
             Ok(bytes) => {
@@ -134,8 +128,7 @@ fn evict_down_to(shared: &Shared, pages: u64) -> Result<(), String> {
         core.resident <= pages && core.batch.is_empty() && core.staging.unwritten() == 0
     };
     let mut done = is_done();
-    // The thread that waits here also ends the programs when the node stops.
-    while !done && Instant::now() < until && !TERMINATED.load(Ordering::Relaxed) {
+    while !done && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(2));
         done = is_done();
     }

@@ -14,10 +14,11 @@
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
 //! | [`recover`] | takes over from a pager that died |
 //! | [`process`] | runs the process: threads, descriptors that the node holds, the node's orders |
-//! | [`config`], [`stats`] | what a pager is told, and what it counts |
+//! | [`config`], [`stats`], [`error`] | what a pager is told, and what it counts |
 
 pub mod config;
 mod core;
+mod error;
 mod evict;
 mod fault;
 mod guest;
@@ -34,6 +35,7 @@ pub use config::{
     Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerLeft, PagerOrder,
     PagerStart,
 };
+pub use error::PagerError;
 pub use hecaton_policy::site::Site;
 pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 pub use pool::placement::{self, DonorUse, Placement, PoolUse, RamRange};
@@ -41,42 +43,12 @@ pub use process::worker::{PANICKED, end_on_panic};
 pub use process::{adoption, channel};
 pub use stats::{Latency, Outside, Stats};
 
-use hecaton_space::SpaceError;
 use rustix::net::SocketType;
 use std::io::Write;
 use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Why a pager ends otherwise than in peace.
-#[derive(Debug, thiserror::Error)]
-pub enum PagerError {
-    /// Less local memory than batches need.
-    #[error("{0} bytes of local memory are too few: a pager works with {MIN_LOCAL_BYTES} or more")]
-    LocalTooSmall(u64),
-    /// A socket that cannot be listened on.
-    #[error("cannot listen on {path}")]
-    Socket {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The process was not started by a node.
-    #[error("this command is started by `hecaton node`, with a socket to it as standard input")]
-    NotStarted,
-    /// The pool cannot be used.
-    #[error(transparent)]
-    Space(#[from] SpaceError),
-    /// The consumer was ended, because its memory could not be kept.
-    #[error("the program was ended: {0}")]
-    ConsumerEnded(String),
-    /// The kernel refuses something that a pager needs.
-    #[error(transparent)]
-    System(#[from] std::io::Error),
-}
 
 /// Runs a pager in the calling process. Standard input is a socket to the node, which says what the
 /// pager is to be: see [`config`]. Says "ready" on standard output.

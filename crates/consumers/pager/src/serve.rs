@@ -7,8 +7,8 @@
 
 pub(crate) mod source;
 
-use crate::PagerError;
 use crate::core::{Core, Fault, Fetch};
+use crate::error::PagerError;
 use crate::fault::fetch::Arrival;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};

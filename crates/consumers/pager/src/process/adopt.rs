@@ -8,7 +8,7 @@
 //! asks again. Or the node had stopped holding for this pager; then a program may have run on it,
 //! and the consumer is ended.
 
-use crate::PagerError;
+use crate::error::PagerError;
 use crate::guest::Ram;
 use crate::process::guard;
 use crate::process::worker::Held;

@@ -12,6 +12,7 @@
 use crate::config::MIN_LOCAL_BYTES;
 use crate::pool::placement::Placement;
 use crate::process::housekeeping::Pool;
+use crate::process::worker::TERMINATED;
 use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
 use serde::Deserialize;
@@ -80,8 +81,13 @@ fn perform(request: &Request, shared: &Shared, pool: &Pool) -> Value {
         }
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
-            shared.lock().resize(pages);
-            evict_down_to(shared, pages).inspect(|()| pool.config().local_bytes = bytes)
+            let mut core = shared.lock();
+            let before = core.limit;
+            core.resize(pages);
+            drop(core);
+            evict_down_to(shared, pages)
+                .inspect(|()| pool.config().local_bytes = bytes)
+                .inspect_err(|_| shared.lock().resize(before))
         }
         Request::Detach => match available_bytes() {
             Ok(bytes) => {
@@ -128,7 +134,8 @@ fn evict_down_to(shared: &Shared, pages: u64) -> Result<(), String> {
         core.resident <= pages && core.batch.is_empty() && core.staging.unwritten() == 0
     };
     let mut done = is_done();
-    while !done && Instant::now() < until {
+    // The thread that waits here also ends the programs when the node stops.
+    while !done && Instant::now() < until && !TERMINATED.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(2));
         done = is_done();
     }

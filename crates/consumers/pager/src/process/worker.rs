@@ -1,8 +1,8 @@
 //! The process that pages: sets up the threads, and ends when the consumer has.
 
-use crate::PagerError;
 use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
+use crate::error::PagerError;
 use crate::evict::{Evictor, give_back};
 use crate::guest;
 use crate::pool::cold::{CodeRecord, coded_stripes};

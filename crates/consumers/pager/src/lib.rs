@@ -14,7 +14,7 @@
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
 //! | [`recover`] | takes over from a pager that died |
 //! | [`process`] | runs the process: threads, descriptors that the node holds, the node's orders |
-//! | [`config`], [`stats`], [`error`] | what a pager is told, and what it counts |
+//! | [`config`], [`stats`], [`error`] | what a pager is told, what it counts, and why it fails |
 
 pub mod config;
 mod core;

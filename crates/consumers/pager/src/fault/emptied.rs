@@ -9,15 +9,16 @@
 
 use crate::state::CHUNK_PAGES;
 use crate::state::tables::Key;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// Bounds memory to some 40 MiB. Beyond it, every chunk counts as noted.
-const MAX_CHUNKS: usize = 1 << 20;
+const MAX_CHUNKS: u64 = 1 << 20;
 
 #[derive(Debug, Default)]
 pub(crate) struct Emptied {
-    chunks: HashSet<Key>,
+    /// Numbers of chunks, by space: processes come and go more often than pages are missing.
+    chunks: HashMap<usize, HashSet<u64>>,
     is_anywhere: bool,
 }
 
@@ -25,7 +26,7 @@ impl Emptied {
     /// For a successor: its predecessor's reports are not known.
     pub(crate) fn anywhere(&mut self) {
         self.is_anywhere = true;
-        self.chunks = HashSet::new();
+        self.chunks = HashMap::new();
     }
 
     /// A page of these may be dropped.
@@ -34,36 +35,43 @@ impl Emptied {
             return;
         }
         let chunks = pages.start / CHUNK_PAGES..pages.end.div_ceil(CHUNK_PAGES);
-        if self.chunks.len() as u64 + (chunks.end - chunks.start) > MAX_CHUNKS as u64 {
+        if self.count() + (chunks.end - chunks.start) > MAX_CHUNKS {
             return self.anywhere();
         }
-        self.chunks.extend(chunks.map(|chunk| Key::new(space, chunk * CHUNK_PAGES)));
+        self.chunks.entry(space).or_default().extend(chunks);
     }
 
     /// Pages move within a space.
     pub(crate) fn moved(&mut self, space: usize, from: u64, to: u64, pages: u64) {
-        let noted = |vpn: &u64| self.may_lack(Key::new(space, *vpn));
-        let parts = (from..from + pages).step_by(CHUNK_PAGES as usize).chain([from + pages - 1]);
-        if parts.into_iter().any(|vpn| noted(&vpn)) {
+        let Some(noted) = self.chunks.get(&space).filter(|_| pages > 0) else { return };
+        let mut chunks = from / CHUNK_PAGES..(from + pages).div_ceil(CHUNK_PAGES);
+        if chunks.any(|chunk| noted.contains(&chunk)) {
             self.note(space, to..to + pages);
         }
     }
 
     /// A child has its parent's pages.
     pub(crate) fn inherit(&mut self, parent: usize, child: usize) {
-        let of_parent = self.chunks.iter().filter(|chunk| chunk.space() == parent);
-        let of_child: Vec<u64> = of_parent.map(|chunk| chunk.vpn()).collect();
-        of_child.into_iter().for_each(|vpn| self.note(child, vpn..vpn + 1));
+        let Some(noted) = self.chunks.get(&parent) else { return };
+        if self.count() + noted.len() as u64 > MAX_CHUNKS {
+            return self.anywhere();
+        }
+        let noted = noted.clone();
+        self.chunks.insert(child, noted);
     }
 
     pub(crate) fn forget(&mut self, space: usize) {
-        self.chunks.retain(|chunk| chunk.space() != space);
+        self.chunks.remove(&space);
     }
 
     /// Whether the kernel may have dropped the page at the program's wish.
     pub(crate) fn may_lack(&self, key: Key) -> bool {
-        let first = key.vpn() / CHUNK_PAGES * CHUNK_PAGES;
-        self.is_anywhere || self.chunks.contains(&Key::new(key.space(), first))
+        let noted = self.chunks.get(&key.space());
+        self.is_anywhere || noted.is_some_and(|noted| noted.contains(&(key.vpn() / CHUNK_PAGES)))
+    }
+
+    fn count(&self) -> u64 {
+        self.chunks.values().map(|noted| noted.len() as u64).sum()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
 use anyhow::ensure;
 use hecaton_e2e::Random;
 use std::{
+    fs,
     io::Read as _,
     process::{ChildStdout, Command, Stdio},
     thread,
@@ -161,14 +162,20 @@ pub(crate) fn of_the_node_and_then_of_the_pager() -> TestResult {
 /// The same for what a program has forked: nobody waits for it, and nothing of it may stay.
 pub(crate) fn of_all_who_serve_a_family() -> TestResult {
     let cluster = Cluster::start(1, "64M")?;
-    let script = "(sh -c 'sleep 1000; :' & sleep 1000; :) & echo ready; wait";
+    // Each of the three says so once it runs on the pool: a program that starts when nobody is left
+    // to serve it stays on local memory, and outlives them.
+    let script = "exec 3<&0; (sh -c '(echo ready; read line <&3); :' & \
+                  echo ready; read line <&3; :) & echo ready; wait";
+    let said = cluster.file("said");
     let mut command = cluster.on_pool("16M", "bash");
-    let mut running = Running::spawn(command.args(["-c", script]).stdout(Stdio::piped()))?;
-    program_of(&running)?;
-    let members = until("the program has forked all of its family", PATIENCE, || {
-        let members: Vec<u32> = family(running.id()).into_iter().skip(1).collect();
-        Ok(if members.len() >= 5 { Ok(members) } else { Err(format!("{members:?}")) })
+    command.args(["-c", script]).stdin(Stdio::piped()).stdout(fs::File::create(&said)?);
+    let mut running = Running::spawn(&mut command)?;
+    until("the program has forked all of its family", PATIENCE, || {
+        let said = fs::read_to_string(&said)?;
+        Ok(if said == "ready\n".repeat(3) { Ok(()) } else { Err(format!("they said {said:?}")) })
     })?;
+    let members: Vec<u32> = family(running.id()).into_iter().skip(1).collect();
+    ensure!(members.len() >= 4, "the family is {members:?}");
     let pager = cluster.pager_of_only_consumer()?;
     cluster.kill_node();
     kill_dead(pager);

@@ -7,9 +7,11 @@ use crate::zones::ZoneError;
 use hecaton_memory::Size;
 use hecaton_memory::memfd::MemoryError;
 use hecaton_memory::meminfo::MEMINFO;
+use hecaton_transport::server::Limits;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What a donor lends, and where it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct DonorConfig {
     pub tls_dir: Option<PathBuf>,
     /// Most connections at a time.
     pub connections: usize,
+    /// A borrower that does not take its answers is cut off after this long.
+    pub stall: Duration,
     /// Lends less, and asks for some back, while the host has less than that available.
     pub keep_free: Option<Size>,
     /// Parks in a file what it is to give back and nobody can take.
@@ -41,7 +45,7 @@ pub struct DonorConfig {
 impl DonorConfig {
     /// A donor that lends base pages of all nodes.
     pub fn new(name: impl Into<String>, listen: SocketAddr, lend: Size) -> DonorConfig {
-        let connections = hecaton_transport::server::Limits::default().connections;
+        let Limits { connections, stall, .. } = Limits::default();
         let name = name.into();
         let meminfo = MEMINFO.into();
         DonorConfig {
@@ -52,6 +56,7 @@ impl DonorConfig {
             huge_pages: false,
             tls_dir: None,
             connections,
+            stall,
             keep_free: None,
             park: None,
             meminfo,

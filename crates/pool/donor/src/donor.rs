@@ -89,7 +89,7 @@ impl DonorFds {
 pub struct Donor {
     lender: Arc<Lender>,
     ledger: Arc<SharedWords>,
-    connections: usize,
+    limits: Limits,
     credentials: Option<Arc<CredentialsDir>>,
     keep_free: Option<Size>,
     meminfo: PathBuf,
@@ -180,9 +180,11 @@ impl Donor {
         let words = ledger.words().clone();
         let lender = Arc::new(Lender::new(config.name.clone(), arena, table, ledger, park));
         let (keep_free, meminfo) = (config.keep_free, config.meminfo.clone());
-        let (connections, tls_dir) = (config.connections, config.tls_dir.clone());
+        let tls_dir = config.tls_dir.clone();
+        let (connections, stall) = (config.connections, config.stall);
+        let limits = Limits { connections, stall, ..Limits::default() };
         let credentials = tls_dir.map(CredentialsDir::new).map(Arc::new);
-        Donor { lender, ledger: words, connections, credentials, keep_free, meminfo }
+        Donor { lender, ledger: words, limits, credentials, keep_free, meminfo }
     }
 
     /// Duplicates of the descriptors of the donor's memory, to be kept by a supervisor.
@@ -204,10 +206,9 @@ impl Donor {
         let mut host = self.keep_free.map(watch);
         // Before anything is lent.
         host.iter_mut().for_each(|host| host.look(&self.lender));
-        let limits = Limits { connections: self.connections, ..Limits::default() };
         let credentials = self.credentials.clone();
         let service = Arc::new(PageService::new(self.lender.clone(), credentials.clone()));
-        let server = Server::start(listener, service, limits, credentials);
+        let server = Server::start(listener, service, self.limits, credentials);
         let server = server.map_err(DonorError::Start)?;
         let stop = StopHandle::default();
         let leases = thread::Builder::new().name("donor-leases".into()).spawn({

@@ -302,7 +302,9 @@ fn a_directory_that_takes_no_file_is_said_before_anything_is_lent() {
 #[test]
 fn memory_is_not_given_back_while_a_read_of_it_is_being_sent() {
     const READS: u64 = 200;
-    let (donor, serving) = start_parking(&parking(16 * EXTENT_PAGES));
+    // The borrower takes nothing for as long as the file needs.
+    let patient = DonorConfig { stall: LONG_LEASE, ..parking(16 * EXTENT_PAGES) };
+    let (donor, serving) = start_parking(&patient);
     let address = serving.address();
     let mut borrower = Borrower::connect(address, 1, 1);
     let held: Vec<_> = (0..2).map(|segment| written(&mut borrower, segment)).collect();

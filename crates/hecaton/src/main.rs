@@ -113,6 +113,9 @@ enum Command {
     /// Pages for one consumer; started by the node
     #[command(hide = true)]
     Pager,
+    /// Opens files of shared memory for programs; started by a pager
+    #[command(hide = true)]
+    FileKeeper,
     /// Serves one volume; started by the node
     #[command(hide = true)]
     VolumeServer,
@@ -158,6 +161,7 @@ fn run() -> ExitCode {
         Command::Man(args) => man::run(&args),
         Command::Donor => donor::run(),
         Command::Pager => pager::run(),
+        Command::FileKeeper => pager::keep_files(),
         Command::VolumeServer => volume_server::run(),
         Command::SwapKeeper => run::swap::keeper::run(),
     });

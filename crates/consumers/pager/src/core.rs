@@ -7,7 +7,9 @@
 //! helper or a disk.
 
 use crate::evict::staging::Staging;
+use crate::evict::unmap_orders::UnmapOrders;
 use crate::fault::emptied::Emptied;
+use crate::files::held::Files;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
@@ -88,6 +90,8 @@ pub(crate) struct Core {
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
+    /// Shared memory.
+    pub(crate) files: Files,
     pub(crate) spaces: Vec<Option<AddressSpace>>,
     pub(crate) order: Box<dyn Order>,
     pub(crate) clock: EvictionClock,
@@ -134,6 +138,8 @@ pub(crate) struct Core {
     pub(crate) over: bool,
     /// Files of guest RAM that was unmapped, until no batch can name them.
     pub(crate) unmapped_files: Vec<MemoryFile>,
+    /// Pages of shared memory that programs are to have unmapped.
+    pub(crate) unmaps: UnmapOrders,
     /// Nothing can be taken away from the machine's memory: the limit is not kept.
     pub(crate) limit_is_advisory: bool,
     /// A machine is being detached.
@@ -162,6 +168,7 @@ pub(crate) fn reserve(limit: u64) -> u64 {
 impl Core {
     pub(crate) fn new(state: State, guard: Arc<Guard>, limit: u64) -> Core {
         let tables = Tables::load(&state);
+        let files = Files::load(&state);
         let capacity = limit as usize;
         Core {
             state,
@@ -170,6 +177,7 @@ impl Core {
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
+            files,
             spaces: Vec::new(),
             order: evict::default(),
             clock: EvictionClock::new(capacity),
@@ -199,6 +207,7 @@ impl Core {
             evict_to: None,
             over: false,
             unmapped_files: Vec::new(),
+            unmaps: UnmapOrders::default(),
             limit_is_advisory: false,
             detach: None,
             on_loss: OnLoss::Kill,

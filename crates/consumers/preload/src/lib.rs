@@ -29,6 +29,7 @@ mod hook;
 mod hypervisor;
 mod maps;
 mod own;
+mod shared;
 mod sys;
 mod turn;
 mod withhold;

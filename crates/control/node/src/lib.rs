@@ -27,7 +27,6 @@ pub mod message;
 pub mod metrics;
 pub mod node;
 pub mod node_dir;
-mod pager_control;
 pub mod pagers;
 pub mod processes;
 pub mod report;

@@ -113,9 +113,6 @@ enum Command {
     /// Pages for one consumer; started by the node
     #[command(hide = true)]
     Pager,
-    /// Opens files of shared memory for programs; started by a pager
-    #[command(hide = true)]
-    FileKeeper,
     /// Serves one volume; started by the node
     #[command(hide = true)]
     VolumeServer,
@@ -161,7 +158,6 @@ fn run() -> ExitCode {
         Command::Man(args) => man::run(&args),
         Command::Donor => donor::run(),
         Command::Pager => pager::run(),
-        Command::FileKeeper => pager::keep_files(),
         Command::VolumeServer => volume_server::run(),
         Command::SwapKeeper => run::swap::keeper::run(),
     });

@@ -4,12 +4,6 @@
 
 use std::process::ExitCode;
 
-/// `hecaton file-keeper`. A pager starts it, with a connection as its standard input.
-pub(crate) fn keep_files() -> anyhow::Result<ExitCode> {
-    hecaton_pager::keep_files()?;
-    Ok(ExitCode::SUCCESS)
-}
-
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     hecaton_pager::run()?;
     Ok(ExitCode::SUCCESS)

@@ -73,13 +73,6 @@ pub struct PagerConfig {
     /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
     #[serde(default)]
     pub guest: Option<Guest>,
-    /// The pager serves the shared memory of another consumer's programs, and no programs.
-    #[serde(default)]
-    pub shared_memory_of: Option<SharedMemoryOf>,
-    /// Bytes that this consumer and its shared memory may have local together, if those have
-    /// different pagers.
-    #[serde(default)]
-    pub divided_bytes: Option<u64>,
     /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node
     /// that adopts it.
     #[serde(default)]
@@ -128,24 +121,10 @@ impl PagerConfig {
             copying_bytes_per_s: COPYING_BYTES_PER_S,
             failover: FAILOVER,
             guest: None,
-            shared_memory_of: None,
-            divided_bytes: None,
             monitor: None,
             outlive: None,
         }
     }
-}
-
-/// The consumer whose programs use the shared memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SharedMemoryOf {
-    /// Its name.
-    pub consumer: String,
-    /// Its space, which tells it from a later consumer of the same name.
-    pub space: u64,
-    /// The socket where its programs attach: their pager unmaps pages that are to be evicted.
-    pub socket: PathBuf,
 }
 
 /// How a virtual machine's memory is handed over.
@@ -191,12 +170,8 @@ impl Donor {
     }
 }
 
-/// The smallest local memory that a consumer works with. It may have to be divided between its
-/// programs' own memory and what they share, which have a pager each.
-pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
-
 /// The smallest local memory that a pager works with: room for a few batches.
-pub const MIN_PART_BYTES: u64 = 6 << 20;
+pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
 
 /// Bytes beyond `local_bytes` that are the consumer's for a moment: pages on their way out, in the
 /// program ([`hecaton_uffd::handover::MAX_RUNS`] pages of each process) and in the pager's staging
@@ -214,15 +189,11 @@ pub struct PagerStart {
 }
 
 /// A further line to a pager process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerOrder {
     /// No further program will be started on it.
     LaunchOver,
-    /// End the programs: their shared memory is lost, for this reason.
-    SharedMemoryLost(String),
-    /// Tell the programs that no pager serves shared memory, for this reason.
-    SharedMemoryRefused(String),
 }
 
 /// What a pager tells the node that adopts it. [`PagerStart::held`] descriptors follow, with
@@ -248,10 +219,6 @@ pub enum PagerEvent {
     HoldFds(Vec<String>),
     /// Let go of what is held under these labels.
     DropFds(Vec<String>),
-    /// A program asks for shared memory, at the listener that is held under
-    /// [`crate::FILES_LISTENER_LABEL`]: a pager is to serve it
-    /// ([`PagerConfig::shared_memory_of`]), if there is none.
-    SharedMemoryWanted,
     /// Why the pager ends otherwise than in peace.
     Failed(String),
     /// The pager ends in peace.

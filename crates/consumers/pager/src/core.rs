@@ -7,9 +7,7 @@
 //! helper or a disk.
 
 use crate::evict::staging::Staging;
-use crate::evict::unmap_orders::UnmapOrders;
 use crate::fault::emptied::Emptied;
-use crate::files::held::Files;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
 use crate::guest::memory_file::MemoryFile;
@@ -90,8 +88,6 @@ pub(crate) struct Core {
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
-    /// Shared memory.
-    pub(crate) files: Files,
     pub(crate) spaces: Vec<Option<AddressSpace>>,
     pub(crate) order: Box<dyn Order>,
     pub(crate) clock: EvictionClock,
@@ -138,8 +134,6 @@ pub(crate) struct Core {
     pub(crate) over: bool,
     /// Files of guest RAM that was unmapped, until no batch can name them.
     pub(crate) unmapped_files: Vec<MemoryFile>,
-    /// Pages of shared memory that programs are to have unmapped.
-    pub(crate) unmaps: UnmapOrders,
     /// Nothing can be taken away from the machine's memory: the limit is not kept.
     pub(crate) limit_is_advisory: bool,
     /// A machine is being detached.
@@ -168,7 +162,6 @@ pub(crate) fn reserve(limit: u64) -> u64 {
 impl Core {
     pub(crate) fn new(state: State, guard: Arc<Guard>, limit: u64) -> Core {
         let tables = Tables::load(&state);
-        let files = Files::load(&state);
         let capacity = limit as usize;
         Core {
             state,
@@ -177,7 +170,6 @@ impl Core {
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
-            files,
             spaces: Vec::new(),
             order: evict::default(),
             clock: EvictionClock::new(capacity),
@@ -207,7 +199,6 @@ impl Core {
             evict_to: None,
             over: false,
             unmapped_files: Vec::new(),
-            unmaps: UnmapOrders::default(),
             limit_is_advisory: false,
             detach: None,
             on_loss: OnLoss::Kill,

@@ -1,6 +1,6 @@
 //! Lists the reasons for which a pager fails.
 
-use crate::config::MIN_PART_BYTES;
+use crate::config::MIN_LOCAL_BYTES;
 use hecaton_space::SpaceError;
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum PagerError {
     /// Less local memory than batches need.
-    #[error("{0} bytes of local memory are too few: a pager works with {MIN_PART_BYTES} or more")]
+    #[error("{0} bytes of local memory are too few: a pager works with {MIN_LOCAL_BYTES} or more")]
     LocalTooSmall(u64),
     /// A socket that cannot be listened on.
     #[error("cannot listen on {path}")]
@@ -28,9 +28,6 @@ pub enum PagerError {
     /// The consumer was ended, because its memory could not be kept.
     #[error("the program was ended: {0}")]
     ConsumerEnded(String),
-    /// The programs' shared memory could not be kept.
-    #[error("{0}")]
-    SharedMemoryLost(String),
     /// The kernel refuses something that a pager needs.
     #[error(transparent)]
     System(#[from] std::io::Error),

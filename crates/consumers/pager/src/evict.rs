@@ -16,23 +16,20 @@
 //! between its copy and its going. Nothing is dropped before it is in staging, and staging outlives
 //! the pager, so a kill at any point loses nothing.
 
-mod choose;
 pub(crate) mod give_back;
 mod room;
 pub(crate) mod staging;
 pub(crate) mod take;
-mod unmap;
-pub(crate) mod unmap_orders;
 pub(crate) mod write_out;
 
 use crate::core::{BatchItem, Core};
 use crate::evict::take::Victim;
 use crate::evict::write_out::Writer;
 use crate::fault::{Content, examine};
-use crate::files::evict::Progress;
 use crate::programs::helper;
 use crate::shared::Shared;
 use crate::state::CHUNK_PAGES;
+use crate::state::batch::MAX_BATCH;
 use crate::state::entry::{Entry, Place};
 use crate::state::tables::Key;
 use hecaton_memory::PageSum;
@@ -62,8 +59,7 @@ const NOTHING_TO_TAKE_PAUSE: Duration = Duration::from_millis(10);
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>, space: &Arc<Space>) -> Result<Evictor, SpaceError> {
         let writer = Writer::new(shared.clone(), space.lane()?);
-        let (emptied, last_nonce, refused) = (Vec::new(), 0, 0);
-        Ok(Evictor { shared, writer, emptied, last_nonce, refused })
+        Ok(Evictor { shared, writer, emptied: Vec::new(), last_nonce: 0, refused: 0 })
     }
 
     /// Staged pages that a predecessor had not seen acknowledged.
@@ -82,10 +78,8 @@ impl Evictor {
             self.shared.lock().fail(format!("{} cannot be loaded: {error}", image.display()));
         }
         while !self.shared.lock().over {
-            self.stage_files();
             self.writer.send();
             let idle = self.wait_for_work();
-            self.unmap_files();
             if !idle {
                 self.evict_batch();
             }
@@ -108,14 +102,6 @@ impl Evictor {
         }
     }
 
-    /// What the kernel has written to files is to be written out.
-    fn stage_files(&mut self) {
-        let written = std::mem::take(&mut self.shared.lock().files.to_write);
-        for (page, sum, slot) in written {
-            self.writer.stage(page, sum, slot);
-        }
-    }
-
     /// True if there is nothing to evict, but perhaps something to collect.
     fn wait_for_work(&mut self) -> bool {
         let mut core = self.shared.lock();
@@ -125,9 +111,6 @@ impl Evictor {
                 self.writer.collect(Some(Duration::from_millis(1)));
                 return true;
             }
-            if !core.files.to_write.is_empty() || !core.unmaps.is_empty() {
-                return true;
-            }
             let until = Duration::from_millis(20);
             core = self.shared.evict.wait_timeout(core, until).expect("never poisoned").0;
         }
@@ -135,9 +118,6 @@ impl Evictor {
     }
 
     fn evict_batch(&mut self) {
-        if self.shared.lock().files.mount.is_some() {
-            return self.evict_from_files();
-        }
         let mut victims = self.claim();
         if victims.is_empty() {
             // Nothing can be evicted just now: slots are being written, or all is in programs that
@@ -172,22 +152,6 @@ impl Evictor {
         self.pause_if_all_refused(&victims);
     }
 
-    /// In a pager of shared memory: the keeper does the rest.
-    fn evict_from_files(&mut self) {
-        let mut core = self.shared.lock();
-        let most = core.wanted_now();
-        let progress = core.evict_from_files(most);
-        if progress == Progress::AllKept && core.files.waiting > 0 {
-            core.grow_excess();
-        }
-        drop(core);
-        match progress {
-            Progress::Ordered => {}
-            Progress::Waits => self.writer.collect(Some(Duration::from_millis(1))),
-            Progress::AllKept => std::thread::sleep(NOTHING_TO_TAKE_PAUSE),
-        }
-    }
-
     /// Gives faults memory above the limit once no page can be taken: they would wait for ever.
     fn pause_if_all_refused(&mut self, victims: &[Victim]) {
         let mut core = self.shared.lock();
@@ -217,11 +181,34 @@ impl Evictor {
             core.eviction_is_next.get_or_insert_with(Instant::now);
             return Vec::new();
         }
-        let most = core.wanted_now().min(core.staging.available());
-        let keys = core.choose(most, |spaces, key| {
-            let space = spaces.get(key.space()).and_then(Option::as_ref);
-            space.is_some_and(|space| !space.gone && space.can_give_up(key.address()))
-        });
+        // Small steps keep faults on the batch's pages from waiting long when little is needed.
+        let reserve = core.reserve();
+        let mut wanted = reserve + 64 - core.room_within_limit().min(reserve);
+        if let Some(pages) = core.evict_to {
+            wanted = wanted.max(core.resident.saturating_sub(pages));
+        }
+        let slots = core.staging.available();
+        let most = (wanted as usize).clamp(32, MAX_BATCH).min(slots).min(core.limit as usize / 16);
+        let mut places = Vec::with_capacity(most);
+        {
+            let (tables, state, spaces) = (&mut core.tables, &core.state, &core.spaces);
+            let mut still = |place: u32| {
+                let Some(key) = tables.key_at(state, place) else { return false };
+                let entry = tables.get(state, key);
+                let space = spaces[key.space()].as_ref().filter(|space| !space.gone);
+                let evictable = space.is_some_and(|space| space.can_give_up(key.address()))
+                    && entry.place() == Place::Resident
+                    && !entry.is_busy();
+                if evictable {
+                    tables.set(state, key, entry.with_busy(true));
+                }
+                evictable
+            };
+            core.order.victims(most, &mut still, &mut places);
+        }
+        let key_at = |&place: &u32| core.tables.key_at(&core.state, place);
+        let mut keys: Vec<Key> = places.iter().filter_map(key_at).collect();
+        keys.sort_unstable();
         core.state.batch.begin(keys.iter().map(|key| key.0));
         core.batch = keys.iter().map(|&key| BatchItem { key, now_at: key }).collect();
         keys.into_iter()

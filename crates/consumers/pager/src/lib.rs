@@ -9,7 +9,6 @@
 //! | [`fault`] | resolves faults, and follows what programs do to their mappings |
 //! | [`evict`] | makes room: takes pages, stages them, writes them out |
 //! | [`core`], [`shared`], [`state`] | hold where each page is, in memory that outlives the process |
-//! | [`files`] | serves shared memory as files, which the kernel has in its page cache |
 //! | [`programs`] | attaches programs, follows their forks, talks to the helper of each |
 //! | [`guest`] | pages the RAM of virtual machines |
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
@@ -22,7 +21,6 @@ mod core;
 mod error;
 mod evict;
 mod fault;
-mod files;
 mod guest;
 mod pool;
 mod process;
@@ -34,17 +32,13 @@ mod state;
 pub mod stats;
 
 pub use config::{
-    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, MIN_PART_BYTES, PagerConfig, PagerEvent,
-    PagerLeft, PagerOrder, PagerStart, SharedMemoryOf,
+    Donor, Guest, IN_FLIGHT_BYTES, MIN_LOCAL_BYTES, PagerConfig, PagerEvent, PagerLeft, PagerOrder,
+    PagerStart,
 };
 pub use error::PagerError;
-pub use files::keeper::run as keep_files;
 pub use hecaton_policy::site::Site;
 pub use hecaton_space::{COPYING_BYTES_PER_S, Cold, FAILOVER, SCRUB_BYTES_PER_S};
 pub use pool::placement::{self, DonorUse, Placement, PoolUse, RamRange};
-pub use process::guard::{
-    FILES_LISTENER as FILES_LISTENER_LABEL, KEEPER as KEEPER_LABEL, LISTENER as LISTENER_LABEL,
-};
 pub use process::worker::{PANICKED, end_on_panic};
 pub use process::{adoption, channel};
 pub use stats::{Latency, Outside, Stats};
@@ -90,34 +84,19 @@ fn page(
     guard: &Arc<process::guard::Guard>,
     receiver: process::channel::Receiver,
 ) -> Result<(), PagerError> {
-    if config.local_bytes < MIN_PART_BYTES {
+    if config.local_bytes < MIN_LOCAL_BYTES {
         return Err(PagerError::LocalTooSmall(config.local_bytes));
     }
     let control_path = control_socket(&config.socket);
-    let held = if process::adopt::is_first(&held) {
-        let listener = match process::adopt::listener(held) {
-            Some(listener) => listener,
-            None => listen(&config.socket, SocketType::SEQPACKET)?,
-        };
+    let held = if held.is_empty() {
+        let listener = listen(&config.socket, SocketType::SEQPACKET)?;
         let control = listen(&control_path, SocketType::STREAM)?;
         let state = state::State::create()?;
         let firecracker = match &config.guest {
             Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
-        let has_files = config.guest.is_none() && config.shared_memory_of.is_none();
-        let files = has_files
-            .then(|| listen(&files_socket(&config.socket), SocketType::SEQPACKET))
-            .transpose()?;
-        let held = process::worker::Held {
-            state,
-            listener,
-            control,
-            firecracker,
-            files,
-            mount: None,
-            lost: false,
-        };
+        let held = process::worker::Held { state, listener, control, firecracker, lost: false };
         let (labels, fds): (_, Vec<RawFd>) = held.labelled().into_iter().unzip();
         guard.hold(labels, &fds);
         held
@@ -137,7 +116,6 @@ fn page(
     let ended = process::worker::run(config, held, ways);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
-    let _ = std::fs::remove_file(files_socket(&config.socket));
     if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
         let _ = std::fs::remove_file(socket);
     }
@@ -146,13 +124,6 @@ fn page(
         let _ = std::fs::remove_file(&outlive.socket);
     }
     ended.inspect(|()| guard.say_over())
-}
-
-/// Where the programs of the pager at `socket` ask for shared memory.
-fn files_socket(socket: &Path) -> PathBuf {
-    let mut path = socket.as_os_str().to_owned();
-    path.push(hecaton_uffd::files::SOCKET_SUFFIX);
-    path.into()
 }
 
 /// The control socket of the pager whose programs attach at `socket`.

@@ -22,9 +22,7 @@ use crate::programs::remote;
 use crate::programs::stage::Stage;
 use crate::state::entry::{Entry, Place};
 use crate::state::tables::{ALL_PAGES, Key};
-use crate::state::{
-    CHUNK_PAGES, FILE_SPACES, IMAGE_SPACE, MAX_SPACES, SEGMENT_PAGES, STAGING_SLOTS,
-};
+use crate::state::{CHUNK_PAGES, IMAGE_SPACE, MAX_SPACES, SEGMENT_PAGES, STAGING_SLOTS};
 use hecaton_memory::{PAGE_SIZE, PageSum};
 use hecaton_policy::evict::Installed;
 use hecaton_space::Expected;
@@ -101,9 +99,7 @@ impl Core {
 
     fn all_named_pages(&mut self) -> Vec<(Key, u64)> {
         let mut named = Vec::new();
-        let files = self.files.table.used().map(|file| FILE_SPACES + file);
-        let spaces: Vec<usize> = (0..self.spaces.len()).chain([IMAGE_SPACE]).chain(files).collect();
-        for space in spaces {
+        for space in (0..self.spaces.len()).chain([IMAGE_SPACE]) {
             for first in self.tables.chunks_in(space, ALL_PAGES) {
                 for key in (0..CHUNK_PAGES).map(|i| first.plus(i)) {
                     named.extend(self.get(key).space_page().map(|page| (key, page)));
@@ -192,7 +188,6 @@ impl Core {
             self.staging.forget(&self.state, slot);
         }
         self.tear_down_gone();
-        self.recount_files();
         self.unwritten()
     }
 

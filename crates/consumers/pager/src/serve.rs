@@ -63,6 +63,7 @@ pub(crate) struct Server {
     pub(crate) shared: Arc<Shared>,
     epoll: Arc<OwnedFd>,
     vigil: Vigil,
+    listener: RawFd,
     /// Single pages that a thread waits for, so that no window of prefetched pages is before them.
     demand: Watched,
     prefetch: Watched,
@@ -76,7 +77,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn new(shared: Arc<Shared>, space: &Arc<Space>) -> Result<Server, PagerError> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        space: &Arc<Space>,
+        listener: RawFd,
+    ) -> Result<Server, PagerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let epoll = Arc::new(epoll);
         shared.lock().epoll.0 = Some(epoll.clone());
@@ -86,6 +91,7 @@ impl Server {
             shared,
             epoll,
             vigil: Vigil::default(),
+            listener,
             next_token: 0,
             firecracker: None,
             paused: Vec::new(),
@@ -93,6 +99,7 @@ impl Server {
             damaged: Vec::new(),
             opened: Vec::new(),
         };
+        server.watch(server.listener, Source::Listener, epoll::EventFlags::IN)?;
         server.watch(server.shared.bell.as_raw_fd(), Source::Bell, epoll::EventFlags::IN)?;
         Ok(server)
     }
@@ -298,8 +305,8 @@ impl Server {
 
     fn handle(&mut self, source: Source) -> std::io::Result<()> {
         match source {
-            Source::Listener(listener) => {
-                while let Some(fd) = attach::accept(listener) {
+            Source::Listener => {
+                while let Some(fd) = attach::accept(self.listener) {
                     self.watch(fd, Source::Newcomer(fd), epoll::EventFlags::IN)?;
                 }
             }
@@ -330,7 +337,6 @@ impl Server {
                 self.shared.evict.notify_one();
             }
             Source::Guest(space) => self.hear_guest(space)?,
-            Source::Files(listener) => self.hear_wish_for_files(listener),
             Source::FirecrackerListener => self.accept_firecracker()?,
             Source::Firecracker(fd) => self.hear_firecracker(fd)?,
             Source::Demand | Source::Prefetch => self.collect(source),

@@ -221,15 +221,6 @@ pub(crate) fn announce_fork() -> Result<RawFd, Failure> {
     ask(&introduction(Kind::Fork), None, Step::Go)
 }
 
-/// Puts the path of the pager's socket into `to`; returns its length.
-pub(crate) fn socket_path(to: &mut [u8]) -> usize {
-    // SAFETY: written once, before any fork.
-    let path: [u8; MAX_PATH] = unsafe { (&raw const SOCKET_PATH).read() };
-    let len = path.iter().position(|&b| b == 0).unwrap_or(path.len());
-    to[..len].copy_from_slice(&path[..len]);
-    len
-}
-
 fn introduction(kind: Kind) -> Attach {
     Attach {
         magic: MAGIC,
@@ -259,8 +250,9 @@ const REFUSED: Failure = Failure("the pager refuses this process", Errno(libc::E
 
 /// Says `attach` on a connection of its own and waits for `wanted`.
 fn ask(attach: &Attach, uffd: Option<Uffd>, wanted: Step) -> Result<RawFd, Failure> {
-    let mut path = [0u8; MAX_PATH];
-    let length = socket_path(&mut path);
+    // SAFETY: written once, before any fork.
+    let path: [u8; MAX_PATH] = unsafe { (&raw const SOCKET_PATH).read() };
+    let length = path.iter().position(|&b| b == 0).unwrap_or(path.len());
     for attempt in 1.. {
         let socket = sys::connect(&path[..length])
             .map_err(|errno| Failure("the pager cannot be reached", errno))?;

@@ -29,7 +29,6 @@ mod hook;
 mod hypervisor;
 mod maps;
 mod own;
-mod shared;
 mod sys;
 mod turn;
 mod withhold;

@@ -7,6 +7,7 @@ use crate::causes::with_causes;
 use crate::channel::{self, Receiver};
 use crate::message::{Answer, PagerAddress, PagerEnd, Request, StartPager, StartVm};
 use crate::node::Inner;
+use crate::pager_control;
 use crate::pagers::OnEnd;
 use hecaton_pager::Guest;
 use rustix::process::Pid;
@@ -251,9 +252,13 @@ fn answer_all(
                 resume(&node, writer, &known, launched)?;
                 continue;
             }
-            Request::ResizeLocal(wish) => told(node.pagers.resize_local(&wish), |()| Answer::Done),
-            Request::Place(wish) => told(node.pagers.place(wish), |()| Answer::Done),
-            Request::Detach(name) => told(node.pagers.detach(&name), |()| {
+            Request::ResizeLocal(wish) => {
+                told(pager_control::resize_local(&node.pagers, &wish), |()| Answer::Done)
+            }
+            Request::Place(wish) => {
+                told(pager_control::place(&node.pagers, wish), |()| Answer::Done)
+            }
+            Request::Detach(name) => told(pager_control::detach(&node.pagers, &name), |()| {
                 node.vms.leaves(&name);
                 Answer::Done
             }),

@@ -27,6 +27,7 @@ pub mod message;
 pub mod metrics;
 pub mod node;
 pub mod node_dir;
+mod pager_control;
 pub mod pagers;
 pub mod processes;
 pub mod report;

@@ -436,9 +436,6 @@ pub struct PagerEnd {
     pub error: Option<String>,
     /// The last statistics that it sent, if it ever did.
     pub stats: Option<Stats>,
-    /// Those of the pager of what its programs shared, if there was one.
-    #[serde(default)]
-    pub shared_memory: Option<Stats>,
 }
 
 #[cfg(test)]

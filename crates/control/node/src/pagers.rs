@@ -1,10 +1,7 @@
 //! The pagers: one process per consumer, started on request. How each is kept running is the
 //! supervisor's affair.
 
-mod orders;
 mod orphans;
-mod parts;
-mod shared_memory;
 mod supervisor;
 #[cfg(test)]
 mod tests;
@@ -27,7 +24,6 @@ use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
@@ -136,8 +132,6 @@ struct Shared {
     /// How long pagers outlive this node, if they do.
     adopt_within: Option<Duration>,
     table: Mutex<Table>,
-    /// Pagers that an earlier node has left are being taken over.
-    is_adopting: AtomicBool,
     /// Notified when an entry of the table changes or goes.
     changed: Condvar,
     stop: Stop,
@@ -156,21 +150,11 @@ struct Pager {
     config: PagerConfig,
     report: ConsumerReport,
     held: HeldFds,
-    /// Process numbers of its keepers of shared memory, former ones too.
-    keepers: Vec<i32>,
     target: Option<Target>,
     /// The pager's standard input.
     launch_line: Option<UnixStream>,
     launch_over: bool,
     launcher: Launcher,
-    /// What the pager of its programs' shared memory has counted, once that has ended.
-    shared_stats: Option<Stats>,
-    /// Locked by the thread that divides local memory between two pagers.
-    dividing: Arc<Mutex<()>>,
-    /// No pager of shared memory is started for it any more.
-    is_ending: bool,
-    /// To be sent to each process: its programs' shared memory is lost.
-    has_lost: Option<PagerOrder>,
     /// The pager's own word on its end.
     last_word: LastWord,
 }
@@ -232,7 +216,6 @@ impl Pagers {
             copies,
             adopt_within,
             table: Mutex::default(),
-            is_adopting: AtomicBool::new(false),
             changed: Condvar::new(),
             stop: Stop::default(),
             news: Arc::default(),
@@ -304,6 +287,14 @@ impl Pagers {
         self.with(name, |pager| pager.config.socket.clone())
     }
 
+    /// A consumer's local memory was changed: its next pager starts with that.
+    pub fn set_local_bytes(&self, name: &str, bytes: u64) -> Result<(), PagerError> {
+        self.with(name, |pager| {
+            pager.config.local_bytes = bytes;
+            pager.report.local_bytes = bytes;
+        })
+    }
+
     /// How a consumer's memory is to be held in the pool.
     pub fn placement(&self, name: &str) -> Result<Placement, PagerError> {
         self.with(name, |pager| pager.config.placement.clone())
@@ -337,10 +328,9 @@ impl Pagers {
     /// Ends all pagers, with the programs that they serve, and starts no others.
     pub fn stop(&self) {
         self.0.stop.set();
-        // What programs share is served as long as they are there.
-        self.signal_all(Signal::TERM, |pager| pager.config.shared_memory_of.is_none());
+        self.signal_all(Signal::TERM);
         if !self.wait_none(STOP_GRACE) {
-            self.signal_all(Signal::KILL, |_| true);
+            self.signal_all(Signal::KILL);
             self.wait_none(STOP_GRACE);
         }
     }
@@ -392,15 +382,10 @@ impl Pagers {
             config: config.clone(),
             report,
             held: HeldFds::default(),
-            keepers: Vec::new(),
             target: None,
             launch_line: None,
             launch_over: false,
             launcher,
-            shared_stats: None,
-            dividing: Arc::default(),
-            is_ending: false,
-            has_lost: None,
             last_word: LastWord::None,
         };
         table.pagers.insert(wish.name.clone(), pager);
@@ -437,9 +422,9 @@ impl Pagers {
         }
     }
 
-    fn signal_all(&self, signal: Signal, is_meant: impl Fn(&Pager) -> bool) {
-        let table = self.table();
-        let meant = table.pagers.values().filter(|pager| is_meant(pager));
-        meant.filter_map(|pager| pager.target.as_ref()).for_each(|target| target.signal(signal));
+    fn signal_all(&self, signal: Signal) {
+        for target in self.table().pagers.values().filter_map(|pager| pager.target.as_ref()) {
+            target.signal(signal);
+        }
     }
 }

@@ -36,8 +36,6 @@ struct StatsReport<'a> {
     seconds: f64,
     /// What the pager counted.
     pager: Option<&'a hecaton_pager::Stats>,
-    /// What the pager of shared memory counted, if there was one.
-    shared_memory: Option<&'a hecaton_pager::Stats>,
 }
 
 impl StatsFile {
@@ -54,7 +52,6 @@ impl StatsFile {
             exit_status: exit::status(outcome.status),
             seconds: outcome.seconds,
             pager: outcome.pager.as_ref().and_then(|end| end.stats.as_ref()),
-            shared_memory: outcome.pager.as_ref().and_then(|end| end.shared_memory.as_ref()),
         };
         let mut text = serde_json::to_vec_pretty(&report)?;
         text.push(b'\n');

@@ -23,20 +23,15 @@ pub const WRITE_DATA_AT: usize = IN_HEADER_BYTES + WRITE_ARGUMENTS_BYTES;
 /// Most bytes of any request's arguments.
 const MAX_ARGUMENTS_BYTES: usize = 128;
 
-/// The number of the mount's root: a directory, or the only file.
-pub const ROOT: u64 = 1;
-
-/// The bit of a request's number that says that it was sent before: see [`resend`].
-const RESENT: u64 = 1 << 63;
+/// The number of the file: the mount's root.
+const ROOT: u64 = 1;
 
 /// The operations that the kernel asks for.
 #[expect(missing_docs, reason = "these are the kernel's names")]
 pub mod opcode {
-    pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
     pub const GETATTR: u32 = 3;
     pub const SETATTR: u32 = 4;
-    pub const UNLINK: u32 = 10;
     pub const OPEN: u32 = 14;
     pub const READ: u32 = 15;
     pub const WRITE: u32 = 16;
@@ -45,9 +40,6 @@ pub mod opcode {
     pub const FSYNC: u32 = 20;
     pub const FLUSH: u32 = 25;
     pub const INIT: u32 = 26;
-    pub const OPENDIR: u32 = 27;
-    pub const RELEASEDIR: u32 = 29;
-    pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
     pub const BATCH_FORGET: u32 = 42;
@@ -84,18 +76,8 @@ pub mod set {
     pub const MTIME_NOW: u32 = 1 << 8;
 }
 
-/// What the kernel is told of an open file.
-pub mod open {
-    /// What is in the page cache stays valid.
-    pub const KEEP_CACHE: u32 = 1 << 1;
-    /// Nothing is written because a descriptor is closed.
-    pub const NO_FLUSH: u32 = 1 << 5;
-}
-
 /// The code of [`resend`] (Linux 6.9).
 const NOTIFY_RESEND: i32 = 7;
-/// The code of [`forget_name`].
-const NOTIFY_INVAL_ENTRY: i32 = 3;
 
 /// A request, without the data of a write.
 #[derive(Clone, Copy, Debug)]
@@ -104,12 +86,6 @@ pub struct Request {
     pub opcode: u32,
     /// The kernel matches the answer to the request by this number.
     pub unique: u64,
-    /// The file.
-    pub node: u64,
-    /// User ID of who asks.
-    pub user: u32,
-    /// Group ID of who asks.
-    pub group: u32,
     /// The bytes after the header, padded with zeros.
     arguments: [u8; MAX_ARGUMENTS_BYTES],
 }
@@ -126,19 +102,7 @@ impl Request {
         let mut arguments = [0; MAX_ARGUMENTS_BYTES];
         let bytes = rest.len().min(MAX_ARGUMENTS_BYTES);
         arguments[..bytes].copy_from_slice(&rest[..bytes]);
-        let (opcode, unique, node) = (u32_at(header, 4), u64_at(header, 8), u64_at(header, 16));
-        let (user, group) = (u32_at(header, 24), u32_at(header, 28));
-        Request { opcode, unique, node, user, group, arguments }
-    }
-
-    /// The number of the request, the same if it is sent again.
-    pub fn number(&self) -> u64 {
-        self.unique & !RESENT
-    }
-
-    /// Whether the request was sent before, to a process that has not answered it.
-    pub fn was_sent_before(&self) -> bool {
-        self.unique & RESENT != 0
+        Request { opcode: u32_at(header, 4), unique: u64_at(header, 8), arguments }
     }
 
     /// Whether it changes the file's contents or attributes.
@@ -186,19 +150,6 @@ pub fn resend() -> [u8; OUT_HEADER_BYTES] {
     answer_header(0, -NOTIFY_RESEND, 0)
 }
 
-/// The message that makes the kernel forget a name in the root directory. A file that is open stays
-/// open. Whoever writes this message waits for the directory's lock.
-pub fn forget_name(name: &[u8]) -> Vec<u8> {
-    let bytes = 16 + name.len() + 1;
-    let mut message = answer_header(0, -NOTIFY_INVAL_ENTRY, bytes).to_vec();
-    message.extend(ROOT.to_ne_bytes());
-    message.extend((name.len() as u32).to_ne_bytes());
-    message.extend(0u32.to_ne_bytes());
-    message.extend(name);
-    message.push(0);
-    message
-}
-
 /// The answer to a request.
 pub enum Reply {
     /// Success, with this many bytes from the start of the buffer.
@@ -235,11 +186,6 @@ impl<const BYTES: usize> Answer<BYTES> {
     /// Adds 64 bits.
     pub fn u64(self, value: u64) -> Self {
         self.put(&value.to_ne_bytes())
-    }
-
-    /// Adds another body.
-    pub fn then<const OTHER: usize>(self, other: &Answer<OTHER>) -> Self {
-        self.put(&other.bytes)
     }
 
     fn put(mut self, value: &[u8]) -> Self {
@@ -279,13 +225,9 @@ pub fn init_answer(
         .u32(further_flags)
 }
 
-/// The attributes of a file.
+/// The attributes of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {
-    /// Its number.
-    pub node: u64,
-    /// Its names.
-    pub links: u32,
     /// Length, in bytes.
     pub size_bytes: u64,
     /// Bytes that are stored: holes do not count.
@@ -303,27 +245,12 @@ pub struct Attributes {
 impl Attributes {
     /// The answer to GETATTR and SETATTR. The kernel may cache it for `valid_s` seconds.
     pub fn answer(&self, valid_s: u64) -> Answer<104> {
-        Answer::new().u64(valid_s).u64(0).then(&self.alone())
-    }
-
-    /// The answer to LOOKUP, and the first part of that to CREATE. The kernel may cache the
-    /// attributes for `valid_s` seconds; it looks the name up each time.
-    pub fn entry(&self, valid_s: u64) -> Answer<128> {
-        let head = Answer::new().u64(self.node).u64(0).u64(0).u64(valid_s);
-        head.u32(0).u32(0).then(&self.alone())
-    }
-
-    fn alone(&self) -> Answer<88> {
-        let of_file = Answer::new().u64(self.node).u64(self.size_bytes).u64(self.data_bytes / 512);
+        let head = Answer::new().u64(valid_s).u64(0);
+        let of_file = head.u64(ROOT).u64(self.size_bytes).u64(self.data_bytes / 512);
         let times = of_file.u64(self.modified_s).u64(self.modified_s).u64(self.modified_s);
-        let rest = times.u32(0).u32(0).u32(0).u32(self.mode).u32(self.links);
+        let rest = times.u32(0).u32(0).u32(0).u32(self.mode).u32(1);
         rest.u32(self.user).u32(self.group).u32(0).u32(4096)
     }
-}
-
-/// The answer to OPEN, and the last part of that to CREATE: flags of [`open`].
-pub fn open_answer(handle: u64, flags: u32) -> Answer<16> {
-    Answer::new().u64(handle).u32(flags)
 }
 
 #[cfg(test)]
@@ -337,12 +264,7 @@ mod tests {
         assert_eq!((u32_at(&header, 0), u64_at(&header, 8)), (120, 7));
         assert_eq!(u32_at(&header, 4) as i32, -5);
         assert_eq!((u64_at(&resend(), 8), u32_at(&resend(), 4)), (0, 7));
-        let message = forget_name(b"#7");
-        assert_eq!([0, 4, 24, 28].map(|at| u32_at(&message, at)), [35, 3, 2, 0]);
-        assert_eq!((u64_at(&message, 16), &message[32..]), (ROOT, &b"#7\0"[..]));
         let attributes = Attributes {
-            node: ROOT,
-            links: 1,
             size_bytes: 8192,
             data_bytes: 4096,
             modified_s: 9,
@@ -354,9 +276,6 @@ mod tests {
         let bytes = &answer.bytes;
         assert_eq!([0, 24, 32].map(|at| u64_at(bytes, at)), [1, 8192, 8]);
         assert_eq!([76, 80, 84, 88, 96].map(|at| u32_at(bytes, at)), [0o100_600, 1, 3, 4, 4096]);
-        let bytes = &attributes.entry(2).bytes;
-        assert_eq!([0, 8, 16, 24, 40, 48].map(|at| u64_at(bytes, at)), [1, 0, 0, 2, 1, 8192]);
-        assert_eq!([100, 104, 108, 112].map(|at| u32_at(bytes, at)), [0o100_600, 1, 3, 4]);
         let answer = init_answer(65536, init::MAX_PAGES, init::OVER_URING, 64, 1 << 18);
         let bytes = &answer.bytes;
         assert_eq!(

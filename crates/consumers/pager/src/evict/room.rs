@@ -5,7 +5,6 @@
 //! limit once every resident page was tried, and lose it as soon as pages can be taken again.
 
 use crate::core::Core;
-use crate::state::batch::MAX_BATCH;
 
 impl Core {
     /// Pages that may still become resident.
@@ -18,24 +17,11 @@ impl Core {
         self.limit.saturating_sub(self.resident + self.fetching)
     }
 
-    /// Whether the evictor has something to do. Pages that the keeper has dropped make room a
-    /// little later.
+    /// Whether the evictor has something to do.
     pub(crate) fn wants_eviction(&self) -> bool {
-        let leaving = self.files.leaving;
-        self.room_within_limit() + leaving < self.reserve() && self.resident > leaving
-            || !self.starved.is_empty() && leaving == 0
-            || self.evict_to.is_some_and(|pages| self.resident - leaving > pages)
-    }
-
-    /// Pages to evict in one batch. Small steps keep faults on a batch's pages from waiting long
-    /// when little is needed.
-    pub(super) fn wanted_now(&self) -> usize {
-        let (reserve, leaving) = (self.reserve(), self.files.leaving);
-        let mut wanted = reserve + 64 - (self.room_within_limit() + leaving).min(reserve);
-        if let Some(pages) = self.evict_to {
-            wanted = wanted.max(self.resident.saturating_sub(pages + leaving));
-        }
-        (wanted as usize).clamp(32, MAX_BATCH).min(self.limit as usize / 16)
+        self.room_within_limit() < self.reserve() && self.resident > 0
+            || !self.starved.is_empty()
+            || self.evict_to.is_some_and(|pages| self.resident > pages)
     }
 
     /// Lets faults that wait have memory above the limit.
@@ -54,7 +40,7 @@ impl Core {
     }
 
     /// Takes back what is above the limit and not used.
-    pub(crate) fn shrink_excess(&mut self) {
+    pub(super) fn shrink_excess(&mut self) {
         let used = (self.resident + self.fetching).saturating_sub(self.limit);
         self.excess = self.excess.min(used);
     }

@@ -74,7 +74,7 @@ impl Staging {
     }
 
     /// The slot was filled with the contents of `page`. `stored`: the donors hold them already.
-    /// The page's record must name the slot when the lock is let go.
+    /// The page's record must name the slot.
     pub(crate) fn publish(&mut self, state: &State, slot: u32, page: u64, stored: bool) {
         debug_assert_eq!(self.slots[slot as usize], Slot::Taken);
         state.slot_pages[slot as usize].store(page + 1, Release);

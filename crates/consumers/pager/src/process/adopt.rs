@@ -9,28 +9,16 @@
 //! and the consumer is ended.
 
 use crate::error::PagerError;
-use crate::files::held::HeldMount;
 use crate::guest::Ram;
 use crate::process::guard;
 use crate::process::worker::Held;
 use crate::programs::address_space::{AddressSpace, Renumbered};
 use crate::state::{MAX_SPACES, State};
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 /// Descriptors by their labels.
 pub(crate) type Labelled = Vec<(String, OwnedFd)>;
-
-/// Whether they are of no predecessor: all that a consumer's first pager may be given is where to
-/// listen.
-pub(crate) fn is_first(held: &Labelled) -> bool {
-    held.iter().all(|(label, _)| label == guard::LISTENER)
-}
-
-/// Where a consumer's first pager is to listen, if it is told.
-pub(crate) fn listener(held: Labelled) -> Option<RawFd> {
-    held.into_iter().next().map(|(_, fd)| fd.into_raw_fd())
-}
 
 /// Puts the descriptors in their places. Also gives the labels that nothing needs any more.
 ///
@@ -47,23 +35,9 @@ pub(crate) fn adopt(held: Labelled) -> Result<(Held, Vec<String>), PagerError> {
     // SAFETY: just received, and closed nowhere.
     let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(state_fd) })?;
     let firecracker = held.remove(guard::FIRECRACKER).map(IntoRawFd::into_raw_fd);
-    let files = held.remove(guard::FILES_LISTENER).map(IntoRawFd::into_raw_fd);
-    let mount = take_mount(&mut held);
     let lost = renumber(&state, &mut held);
     let strays = held.into_keys().collect();
-    Ok((Held { state: state_fd, listener, control, firecracker, files, mount, lost }, strays))
-}
-
-/// What its predecessor served files of shared memory by, if it did.
-fn take_mount(held: &mut HashMap<String, OwnedFd>) -> Option<HeldMount> {
-    let [device, directory] = [guard::FILES_DEVICE, guard::FILES_DIRECTORY]
-        .map(|label| held.remove(label).map(IntoRawFd::into_raw_fd));
-    let number = |label: &str| label.strip_prefix(guard::KEEPER)?.parse::<u32>().ok();
-    // Of two keepers, the one that was killed is noticed when it is spoken to.
-    let pid = held.keys().filter_map(|label| number(label)).max();
-    let keeper =
-        pid.and_then(|pid| Some((held.remove(&guard::keeper_label(pid))?.into_raw_fd(), pid)));
-    Some(HeldMount { device: device?, directory: directory?, keeper })
+    Ok((Held { state: state_fd, listener, control, firecracker, lost }, strays))
 }
 
 /// Enters the numbers under which the descriptors came, and takes those out of `held`. True if a

@@ -9,7 +9,7 @@
 //! | `"detach"` | [`crate::Stats`], once the machine's pages begin to come home; it is done when they say that no process is attached |
 //! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
 
-use crate::config::MIN_PART_BYTES;
+use crate::config::MIN_LOCAL_BYTES;
 use crate::pool::placement::Placement;
 use crate::process::housekeeping::Pool;
 use crate::process::worker::TERMINATED;
@@ -73,8 +73,8 @@ fn perform(request: &Request, shared: &Shared, pool: &Pool) -> Value {
     let done = match *request {
         Request::Place(ref placement) => place(placement, pool),
         Request::Stats => Ok(()),
-        Request::ResizeLocal { bytes } if bytes < MIN_PART_BYTES => {
-            Err(format!("{bytes} bytes are too few: a pager works with {MIN_PART_BYTES} or more"))
+        Request::ResizeLocal { bytes } if bytes < MIN_LOCAL_BYTES => {
+            Err(format!("{bytes} bytes are too few: a pager works with {MIN_LOCAL_BYTES} or more"))
         }
         Request::ResizeLocal { .. } | Request::Evict { .. } if shared.lock().limit_is_advisory => {
             Err("nothing can be taken away from this machine's memory, which is private".into())

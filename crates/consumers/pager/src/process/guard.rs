@@ -28,26 +28,12 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The tables.
 pub(crate) const STATE: &str = "state";
 /// Where programs attach.
-pub const LISTENER: &str = "listener";
+pub(crate) const LISTENER: &str = "listener";
 /// The control socket.
 pub(crate) const CONTROL: &str = "control";
 
 /// Where Firecracker connects.
 pub(crate) const FIRECRACKER: &str = "firecracker";
-
-/// Where programs ask for shared memory.
-pub const FILES_LISTENER: &str = "files-listener";
-/// Where the kernel's requests for files of shared memory are read.
-pub(crate) const FILES_DEVICE: &str = "files-device";
-/// Where such files are opened.
-pub(crate) const FILES_DIRECTORY: &str = "files-directory";
-/// Begins the labels of connections to keepers; a process number follows.
-pub const KEEPER: &str = "keeper-";
-
-/// The connection to the keeper with this process number.
-pub(crate) fn keeper_label(pid: u32) -> String {
-    format!("{KEEPER}{pid}")
-}
 
 /// A memory file of a virtual machine, by the serial number of its hand-over.
 pub(crate) fn ram_label(serial: u64) -> String {
@@ -140,12 +126,6 @@ impl Guard {
     /// Says that the pager is about to end in peace.
     pub(crate) fn say_over(&self) {
         self.send(&PagerEvent::Over, &[]);
-    }
-
-    /// Says that a program asks for shared memory. False if there is no node.
-    pub(crate) fn say_shared_memory_wanted(&self) -> bool {
-        self.send(&PagerEvent::SharedMemoryWanted, &[]);
-        self.node.lock().expect("no thread panics with it").is_some()
     }
 
     fn send(&self, event: &PagerEvent, fds: &[BorrowedFd<'_>]) {

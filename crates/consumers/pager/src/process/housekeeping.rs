@@ -30,25 +30,17 @@ pub(crate) struct Pool {
     pub(crate) config: Arc<Mutex<PagerConfig>>,
 }
 
-/// Runs as long as the process. `has_programs`: programs may attach.
-pub(crate) fn run(
-    shared: Arc<Shared>,
-    pool: Pool,
-    mut node: NodeLine,
-    control: UnixListener,
-    has_programs: bool,
-) {
+/// Runs as long as the process.
+pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: UnixListener) {
     let mut reported = Instant::now();
-    let mut watch = has_programs.then(Watch::new);
+    let mut watch = Watch::new();
     loop {
         control::serve(&control, &shared, &pool, TICK);
         if TERMINATED.load(Ordering::Relaxed) {
             shared.lock().terminate("the node is stopping");
         }
         watch_spaces(&shared);
-        if let Some(watch) = &mut watch {
-            look_for_others(&shared, watch);
-        }
+        look_for_others(&shared, &mut watch);
         if reported.elapsed() >= Duration::from_secs(1) {
             reported = Instant::now();
             let stats = pool.stats(&shared);

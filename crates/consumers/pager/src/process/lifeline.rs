@@ -5,8 +5,6 @@
 //! held, and listened to in its place.
 
 use crate::config::{PagerConfig, PagerLeft, PagerOrder, PagerStart};
-use crate::files::held::HeldMount;
-use crate::files::wish;
 use crate::process::adoption::{AdoptionSocket, NodeStream};
 use crate::process::channel::Receiver;
 use crate::process::worker::Held;
@@ -49,31 +47,12 @@ impl Lifeline {
         loop {
             match receiver.receive() {
                 Ok(Some(PagerOrder::LaunchOver)) => self.launch_over.store(true, Relaxed),
-                Ok(Some(PagerOrder::SharedMemoryLost(why))) => {
-                    self.shared.lock().fail(format!("its programs' shared memory is lost: {why}"));
-                }
-                Ok(Some(PagerOrder::SharedMemoryRefused(why))) => {
-                    self.own
-                        .files
-                        .into_iter()
-                        .for_each(|listener| wish::refuse_all(listener, &why));
-                    self.expect_wishes();
-                }
                 Ok(None) => return,
                 Err(error) => {
                     tracing::warn!(%error, "what the node says is not understood");
                     return;
                 }
             }
-        }
-    }
-
-    /// Programs may ask for shared memory again.
-    fn expect_wishes(&self) {
-        if let Some(listener) = self.own.files
-            && let Err(error) = wish::expect(&self.shared, listener)
-        {
-            tracing::warn!(%error, "programs that ask for shared memory wait for a minute");
         }
     }
 
@@ -100,18 +79,13 @@ impl Lifeline {
         // Held until all is sent: nothing comes or goes meanwhile.
         let core = self.shared.lock();
         let spaces = core.spaces.iter().flatten().flat_map(|space| space.held());
-        let mount = core.files.mount.iter().flat_map(HeldMount::labelled);
-        let held: Vec<_> = self.own.labelled().into_iter().chain(mount).chain(spaces).collect();
+        let held: Vec<_> = self.own.labelled().into_iter().chain(spaces).collect();
         let left = PagerLeft {
             start: PagerStart { config, held: held.len() },
             restarts: core.stats.restarts,
             launch_over,
             leaving: core.state.is(Flag::Detaching),
         };
-        core.guard.hand_over(stream, left, &held)?;
-        drop(core);
-        // The node before may have ended before it had started a pager of shared memory.
-        self.expect_wishes();
-        Ok(())
+        core.guard.hand_over(stream, left, &held)
     }
 }

@@ -4,8 +4,6 @@ use crate::config::{Guest, PagerConfig};
 use crate::core::{Core, OnLoss};
 use crate::error::PagerError;
 use crate::evict::{Evictor, give_back};
-use crate::files::held::HeldMount;
-use crate::files::{service, wish};
 use crate::guest;
 use crate::pool::cold::{CodeRecord, coded_stripes};
 use crate::pool::placement::Placement;
@@ -18,14 +16,12 @@ use crate::process::lifeline::Lifeline;
 use crate::process::node::{NodeDirectory, NodeLine};
 use crate::programs::fork;
 use crate::serve::Server;
-use crate::serve::source::Source;
 use crate::shared::Shared;
 use crate::state::sealing::Sealing;
 use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
 use hecaton_transport::tls::CredentialsDir;
-use rustix::event::epoll::EventFlags;
 use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -38,15 +34,10 @@ use std::time::Duration;
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     pub(crate) state: RawFd,
-    /// Where programs attach; of a pager of shared memory, where they ask for it.
     pub(crate) listener: RawFd,
     pub(crate) control: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
-    /// Where programs ask for shared memory, until another pager serves it.
-    pub(crate) files: Option<RawFd>,
-    /// The files that a predecessor has served.
-    pub(crate) mount: Option<HeldMount>,
     /// A program ran on memory whose userfaultfd is gone: see [`crate::process::adopt`].
     pub(crate) lost: bool,
 }
@@ -55,7 +46,6 @@ impl Held {
     /// All of them, with the labels under which the node holds them.
     pub(crate) fn labelled(&self) -> Vec<(String, RawFd)> {
         let firecracker = self.firecracker.map(|fd| (guard::FIRECRACKER, fd));
-        let files = self.files.map(|fd| (guard::FILES_LISTENER, fd));
         [
             (guard::STATE, self.state),
             (guard::LISTENER, self.listener),
@@ -63,7 +53,6 @@ impl Held {
         ]
         .into_iter()
         .chain(firecracker)
-        .chain(files)
         .map(|(label, fd)| (label.to_owned(), fd))
         .collect()
     }
@@ -133,14 +122,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     };
     config.placement.apply(&space, &Placement::default());
     let shared = Arc::new(Shared::new(core, sealing)?);
-    let serves_files = config.shared_memory_of.is_some();
-    let mut server = Server::new(shared.clone(), &space)?;
-    if !serves_files {
-        server.watch(held.listener, Source::Listener(held.listener), EventFlags::IN)?;
-    }
-    if let Some(listener) = held.files {
-        wish::expect(&shared, listener)?;
-    }
+    let mut server = Server::new(shared.clone(), &space, held.listener)?;
     let image = match &config.guest {
         Some(Guest::Firecracker { image, .. }) => Some(image.clone()),
         _ => None,
@@ -167,9 +149,6 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
         fork::take_over(&mut server, &shared);
     }
 
-    if let Some(of) = &config.shared_memory_of {
-        service::begin(&shared, &space, held.listener, of.socket.clone(), held.mount)?;
-    }
     end_on_sigterm();
     let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
     let (giver, its_space) = (shared.clone(), space.clone());
@@ -193,8 +172,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     let config = told;
     let pool = Pool { space: space.clone(), config: config.clone() };
     let last_look = pool.clone();
-    let watches = !serves_files;
-    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control, watches));
+    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
 
     let (renewed, tended) = (space.clone(), space.clone());
     spawn("leases", move || renewed.keep_leases(&|| false));
@@ -211,13 +189,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     spawn("node", move || lifeline.run(node.receiver));
     server.run(|core| {
         let no_more = launch_over.load(Relaxed) || core.failed.is_some();
-        // Files are used by processes that the pager does not know, too.
-        let has_files = core.failed.is_none() && core.files.table.is_in_use();
-        let is_used = has_files || core.live_spaces().next().is_some();
-        no_more && core.fork_requests.is_empty() && !is_used
+        no_more && core.fork_requests.is_empty() && core.live_spaces().next().is_none()
     })?;
     shared.lock().over = true;
-    service::end(&shared);
     shared.evict.notify_one();
     shared.give_back.notify_one();
     // Neither a write nor a discard must meet the release of all pages.
@@ -229,10 +203,8 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     let stats = last_look.stats(&shared);
     let released = space.release();
     last_look.node_line().report(&stats);
-    match stats.error {
-        Some(error) if serves_files => return Err(PagerError::SharedMemoryLost(error)),
-        Some(error) => return Err(PagerError::ConsumerEnded(error)),
-        None => {}
+    if let Some(error) = stats.error {
+        return Err(PagerError::ConsumerEnded(error));
     }
     released.map_err(PagerError::from)
 }

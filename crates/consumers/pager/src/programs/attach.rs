@@ -10,10 +10,9 @@ use crate::programs::remote;
 use crate::programs::stage::Stage;
 use crate::serve::Server;
 use crate::shared::Shared;
-use hecaton_uffd::files::Unmap;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};
-use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 /// What was said on a connection.
 pub(crate) struct MessageFrom {
@@ -55,15 +54,6 @@ pub(crate) fn newcomer(server: &mut Server, shared: &Shared, socket: RawFd) {
     };
     if let Some(handover) = guest_ram::Handover::parse(&message.bytes) {
         return guest::handover::begin(server, shared, socket, &handover, message.fds);
-    }
-    if let Some(unmap) = Unmap::parse(&message.bytes) {
-        // SAFETY: just accepted, and the server does not watch it any more.
-        let connection = unsafe { OwnedFd::from_raw_fd(socket) };
-        if is_own_user(&connection) {
-            shared.lock().unmaps.push(unmap, connection);
-            shared.evict.notify_one();
-        }
-        return;
     }
     let Ok(MessageFrom { attach, uffd, .. }) = parse_attach(message) else {
         return refuse("what it says is not an attach message", None);
@@ -157,10 +147,6 @@ pub(crate) struct Message {
     pid: Option<i32>,
 }
 
-/// Bytes of the longest message.
-const MAX_BYTES: usize = size_of::<Unmap>();
-const _: () = assert!(MAX_BYTES >= size_of::<Attach>());
-
 /// Most descriptors that any message brings.
 const MAX_DESCRIPTORS: usize = 2;
 
@@ -168,7 +154,7 @@ const MAX_DESCRIPTORS: usize = 2;
 /// the packet is larger than any message, or brings more descriptors.
 pub(crate) fn receive_message(socket: RawFd) -> std::io::Result<Option<Message>> {
     use rustix::net::{RecvAncillaryMessage, RecvFlags, ReturnFlags};
-    let mut bytes = vec![0u8; MAX_BYTES];
+    let mut bytes = vec![0u8; size_of::<Attach>()];
     let space = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS), ScmCredentials(1));
     let mut space = vec![std::mem::MaybeUninit::uninit(); space];
     let mut ancillary = rustix::net::RecvAncillaryBuffer::new(&mut space);
@@ -219,12 +205,6 @@ fn parse_attach(message: Message) -> std::io::Result<MessageFrom> {
         }
     }
     Err(std::io::Error::other("its libhecaton.so is of another version"))
-}
-
-/// Whether the peer runs as this pager's user: another one must not keep its evictor busy.
-fn is_own_user(connection: &OwnedFd) -> bool {
-    let peer = rustix::net::sockopt::socket_peercred(connection);
-    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
 pub(crate) fn peer(socket: RawFd) -> Option<i32> {

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 /// What a descriptor in the epoll set is; with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
-    Listener(RawFd),
+    Listener,
     /// A connection that has not said [`hecaton_uffd::handover::Attach`] yet.
     Newcomer(RawFd),
     /// A program's userfaultfd.
@@ -15,8 +15,6 @@ pub(crate) enum Source {
     /// The connection on which a hypervisor hands over guest RAM.
     Guest(usize),
     FirecrackerListener,
-    /// Where a program asks for shared memory for the first time.
-    Files(RawFd),
     /// A connection on which Firecracker has not said all yet.
     Firecracker(RawFd),
     /// The connection of a child that is to come.
@@ -30,7 +28,7 @@ pub(crate) enum Source {
 impl Source {
     pub(crate) fn encode(self) -> u64 {
         let (kind, index) = match self {
-            Source::Listener(fd) => (0, fd as u64),
+            Source::Listener => (0, 0),
             Source::Newcomer(fd) => (1, fd as u64),
             Source::Faults(space) => (2, space as u64),
             Source::Helper(space) => (3, space as u64),
@@ -41,7 +39,6 @@ impl Source {
             Source::Guest(space) => (8, space as u64),
             Source::FirecrackerListener => (9, 0),
             Source::Firecracker(fd) => (10, fd as u64),
-            Source::Files(fd) => (11, fd as u64),
         };
         kind << 32 | index
     }
@@ -49,7 +46,7 @@ impl Source {
     pub(crate) fn decode(data: u64) -> Source {
         let index = data & u64::from(u32::MAX);
         match data >> 32 {
-            0 => Source::Listener(index as RawFd),
+            0 => Source::Listener,
             1 => Source::Newcomer(index as RawFd),
             2 => Source::Faults(index as usize),
             3 => Source::Helper(index as usize),
@@ -59,7 +56,6 @@ impl Source {
             8 => Source::Guest(index as usize),
             9 => Source::FirecrackerListener,
             10 => Source::Firecracker(index as RawFd),
-            11 => Source::Files(index as RawFd),
             _ => Source::Bell,
         }
     }
@@ -73,14 +69,13 @@ mod tests {
     fn every_source_is_known_again() {
         let large = u32::MAX as usize;
         let sources = [
-            Source::Listener(6),
+            Source::Listener,
             Source::Newcomer(i32::MAX),
             Source::Faults(large),
             Source::Helper(1),
             Source::Guest(2),
             Source::FirecrackerListener,
             Source::Firecracker(3),
-            Source::Files(5),
             Source::Child(4),
             Source::Bell,
             Source::Demand,

@@ -15,7 +15,6 @@
 //! | codes | a stripe of segments that are coded, because they have gone cold | 16 |
 //! | chunk heads | 2 MiB of an address space | 16 |
 //! | address spaces, regions of guest RAM, journal, batch | fixed | |
-//! | files of shared memory, and who has them open ([`crate::files`]) | fixed | |
 //!
 //! The file is sparse: only what is used takes memory.
 
@@ -44,14 +43,6 @@ use std::sync::atomic::{
 pub(crate) const MAX_SPACES: usize = 1024;
 /// Where the entries of an image are that no process has yet; no address space is ever there.
 pub(crate) const IMAGE_SPACE: usize = MAX_SPACES;
-/// Where the entries of the first file of shared memory are; those of the others follow.
-pub(crate) const FILE_SPACES: usize = IMAGE_SPACE + 1;
-/// Most files of one pager at a time.
-pub(crate) const MAX_FILES: usize = 4096;
-/// Words of 8 bytes in the record of a file.
-pub(crate) const FILE_WORDS: usize = 40;
-/// Most handles of all files together.
-pub(crate) const MAX_HANDLES: usize = 1 << 16;
 /// Words that describe an address space.
 pub(crate) const SPACE_WORDS: usize = 16;
 /// Pages in a chunk, the unit in which address space and space pages are given out: 2 MiB.
@@ -72,15 +63,13 @@ pub(crate) const STAGING_SLOTS: usize = 2048;
 
 const HEADER_WORDS: usize = 16;
 
-/// Words of the header; those from 3 to 7 are [`Flag`]s.
+/// Words of the header; those from 3 on are [`Flag`]s.
 const IN_USE: usize = 0;
 const RESTARTS: usize = 1;
 const SERIALS: usize = 2;
-const FILES_EVER: usize = 8;
-const HANDLES_EVER: usize = 9;
 
 /// The first word of a file that a pager has used: the layout and its version.
-const MAGIC: u64 = 0x4845_4341_0000_0005;
+const MAGIC: u64 = 0x4845_4341_0000_0004;
 
 /// What is true or not of the whole consumer; the number is its word in the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,10 +88,6 @@ pub(crate) struct State {
     pub(crate) spaces: &'static [AtomicU64],
     /// [`REGION_WORDS`] of each region of guest RAM.
     pub(crate) regions: &'static [AtomicU64],
-    /// [`FILE_WORDS`] of each file of shared memory.
-    pub(crate) files: &'static [AtomicU64],
-    /// Who has such files open: see [`crate::files::table`].
-    pub(crate) handles: &'static [AtomicU64],
     /// Two words of each chunk: its address space plus one (0: free), and its number there.
     pub(crate) chunk_heads: &'static [AtomicU64],
     /// [`CHUNK_PAGES`] entries of each chunk.
@@ -165,8 +150,6 @@ impl Layout {
             batch: BatchRecord::at(self.words(BatchRecord::WORDS)),
             spaces: self.words(MAX_SPACES * SPACE_WORDS),
             regions: self.words(MAX_REGIONS * REGION_WORDS),
-            files: self.words(MAX_FILES * FILE_WORDS),
-            handles: self.words(MAX_HANDLES),
             chunk_heads: self.words(MAX_CHUNKS * 2),
             generations: self.words((SPACE_PAGES / SEGMENT_PAGES) as usize),
             codes: self.words((SPACE_PAGES / SEGMENT_PAGES) as usize),
@@ -235,18 +218,6 @@ impl State {
     /// A number that no address space of this consumer has had.
     pub(crate) fn next_serial(&self) -> u64 {
         self.header[SERIALS].fetch_add(1, Relaxed) + 1
-    }
-
-    /// Files of shared memory, and handles, that may ever have been in use: the first so many. What
-    /// lies behind them is not looked at, because looking takes memory.
-    pub(crate) fn files_and_handles_ever(&self) -> [usize; 2] {
-        [FILES_EVER, HANDLES_EVER].map(|word| self.header[word].load(Relaxed) as usize)
-    }
-
-    /// Notes that this file and this handle are going to be in use.
-    pub(crate) fn note_file_and_handle(&self, file: usize, handle: usize) {
-        self.header[FILES_EVER].fetch_max(file as u64 + 1, AcqRel);
-        self.header[HANDLES_EVER].fetch_max(handle as u64 + 1, AcqRel);
     }
 
     /// Whether `flag` is set: by this pager, or by one before it.

@@ -127,11 +127,6 @@ impl Tables {
         Some(Key::new(space, number * CHUNK_PAGES + offset))
     }
 
-    /// Whether there is no place for the pages of a further chunk.
-    pub(crate) fn are_full(&self) -> bool {
-        self.free.is_empty() && self.next as usize == MAX_CHUNKS
-    }
-
     /// Makes the page's chunk; returns where its entry is.
     fn make(&mut self, state: &State, key: Key) -> usize {
         let index = self.free.pop().unwrap_or_else(|| {

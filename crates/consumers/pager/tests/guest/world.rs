@@ -98,7 +98,7 @@ fn hold_what_comes(node: &Mutex<Node>, stream: UnixStream) {
                 node.held.extend(labels.into_iter().zip(fds));
             }
             PagerEvent::DropFds(labels) => labels.iter().for_each(|l| drop(node.held.remove(l))),
-            PagerEvent::SharedMemoryWanted | PagerEvent::Failed(_) | PagerEvent::Over => {}
+            PagerEvent::Failed(_) | PagerEvent::Over => {}
         }
     }
 }

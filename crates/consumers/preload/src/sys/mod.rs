@@ -255,20 +255,15 @@ pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> Result<usize, Errno> {
 
 /// A packet connection to the Unix socket at `path`.
 pub(crate) fn connect(path: &[u8]) -> Result<RawFd, Errno> {
-    connect_as(libc::SOCK_SEQPACKET, path, None)
-}
-
-/// The same. It fails with EAGAIN if that takes longer, as receiving does later.
-pub(crate) fn connect_within(path: &[u8], seconds: i64) -> Result<RawFd, Errno> {
-    connect_as(libc::SOCK_SEQPACKET, path, Some(seconds))
+    connect_as(libc::SOCK_SEQPACKET, path)
 }
 
 /// A stream connection to the Unix socket at `path`.
 pub(crate) fn connect_stream(path: &[u8]) -> Result<RawFd, Errno> {
-    connect_as(libc::SOCK_STREAM, path, None)
+    connect_as(libc::SOCK_STREAM, path)
 }
 
-fn connect_as(kind: i32, path: &[u8], seconds: Option<i64>) -> Result<RawFd, Errno> {
+fn connect_as(kind: i32, path: &[u8]) -> Result<RawFd, Errno> {
     // SAFETY: an all-zero sockaddr_un is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
@@ -282,9 +277,6 @@ fn connect_as(kind: i32, path: &[u8], seconds: Option<i64>) -> Result<RawFd, Err
     unsafe {
         let kind = kind | libc::SOCK_CLOEXEC;
         let fd = syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0])?;
-        if let Some(seconds) = seconds {
-            limit_waiting(fd as RawFd, seconds);
-        }
         let at = std::ptr::from_ref(&address) as usize;
         let len = size_of::<libc::sockaddr_un>();
         match syscall(libc::SYS_connect, [fd, at, len, 0, 0, 0]) {
@@ -294,50 +286,6 @@ fn connect_as(kind: i32, path: &[u8], seconds: Option<i64>) -> Result<RawFd, Err
                 Err(error)
             }
         }
-    }
-}
-
-/// Connecting and receiving fail with EAGAIN after so long.
-pub(crate) fn limit_waiting(socket: RawFd, seconds: i64) {
-    let limit = libc::timeval { tv_sec: seconds, tv_usec: 0 };
-    // SAFETY: the kernel reads the structure. It knows the option, of all sockets.
-    let _ = unsafe {
-        let (at, len) = (&raw const limit as usize, size_of::<libc::timeval>());
-        [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|option| {
-            let (level, option) = (libc::SOL_SOCKET as usize, option as usize);
-            syscall(libc::SYS_setsockopt, [socket as usize, level, option, at, len, 0])
-        })
-    };
-}
-
-/// Receives one packet, and the descriptor beside it, if there is one. EMFILE if this process may
-/// not have one more.
-pub(crate) fn receive_with_descriptor(
-    socket: RawFd,
-    bytes: &mut [u8],
-    closes_on_exec: bool,
-) -> Result<(usize, Option<RawFd>), Errno> {
-    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let mut space = DescriptorSpace([0; 24]);
-    // SAFETY: an all-zero msghdr is valid, and everything pointed to outlives the call. The kernel
-    // has filled in what is looked at.
-    unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = space.0.as_mut_ptr().cast();
-        message.msg_controllen = space.0.len();
-        let flags = if closes_on_exec { libc::MSG_CMSG_CLOEXEC } else { 0 };
-        let at = &raw mut message as usize;
-        let received = syscall(libc::SYS_recvmsg, [socket as usize, at, flags as usize, 0, 0, 0])?;
-        if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            return Err(Errno(libc::EMFILE));
-        }
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        let is_descriptor = !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS;
-        let descriptor =
-            is_descriptor.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned());
-        Ok((received, descriptor))
     }
 }
 

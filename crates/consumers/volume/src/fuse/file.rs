@@ -10,7 +10,7 @@ use super::gate::Gate;
 use crate::attach::Role;
 use crate::volume::{Contents, Volume};
 use hecaton_fuse::wire::{
-    Answer, Attributes, MAJOR, MIN_MINOR, ROOT, Reply, Request, init, init_answer, opcode, set,
+    Answer, Attributes, MAJOR, MIN_MINOR, Reply, Request, init, init_answer, opcode, set,
 };
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
@@ -142,8 +142,6 @@ impl File {
 
     fn attributes(&self) -> Answer<104> {
         let attributes = Attributes {
-            node: ROOT,
-            links: 1,
             size_bytes: self.volume.size_bytes(),
             data_bytes: self.volume.data_bytes(),
             modified_s: self.modified_s.load(Relaxed),

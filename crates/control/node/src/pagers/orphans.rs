@@ -15,8 +15,7 @@ use hecaton_memory::SpaceId;
 use hecaton_pager::{PagerEvent, PagerLeft};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -43,7 +42,6 @@ impl Pagers {
         self.table().started = numbers.last().copied().unwrap_or(0);
         let mut machines = Vec::new();
         let Some(patience) = self.0.adopt_within else { return machines };
-        self.0.is_adopting.store(true, Relaxed);
         for number in numbers {
             let socket = dir.paths().pager_adoption(number);
             match adopt::<PagerLeft>(&socket, patience) {
@@ -52,11 +50,9 @@ impl Pagers {
                 Err(error) => tracing::error!(error = with_causes(&error), "a pager is left alone"),
             }
         }
-        self.0.is_adopting.store(false, Relaxed);
         if self.count() == 0 {
             return machines;
         }
-        self.divide_those_left();
         let pagers = self.clone();
         let waiting = move || pagers.give_up_launchers();
         if let Err(error) = thread::Builder::new().name("launchers".into()).spawn(waiting) {
@@ -128,15 +124,10 @@ impl Pagers {
             config,
             report,
             held,
-            keepers: Vec::new(),
             target: None,
             launch_line: None,
             launch_over: left.launch_over,
             launcher: Launcher::default(),
-            shared_stats: None,
-            dividing: Arc::default(),
-            is_ending: false,
-            has_lost: None,
             last_word: LastWord::None,
         };
         pager.enter(&child.process);
@@ -165,14 +156,8 @@ impl Pagers {
         if self.0.stop.wait(LAUNCHER_PATIENCE) {
             return;
         }
+        let is_alone = |pager: &Pager| pager.launcher.0.is_none() && !pager.launch_over;
         let table = self.table();
-        let is_alone = |pager: &Pager| {
-            // What programs share is served as long as they are there.
-            let of = pager.config.shared_memory_of.as_ref();
-            let programs = of.and_then(|of| Some((table.pagers.get(&of.consumer)?, of.space)));
-            let has_programs = programs.is_some_and(|(pager, space)| pager.config.space == space);
-            pager.launcher.0.is_none() && !pager.launch_over && !has_programs
-        };
         let alone = table.pagers.iter().filter(|(_, pager)| is_alone(pager));
         let alone: Vec<String> = alone.map(|(name, _)| name.clone()).collect();
         drop(table);

@@ -17,8 +17,8 @@ use crate::child::{Conversation, End, Running};
 use crate::message::PagerEnd;
 use crate::report::DonorAddress;
 use crate::restart::CrashLimit;
-use hecaton_pager::{Donor, KEEPER_LABEL, PagerEvent, PagerStart};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use hecaton_pager::{Donor, PagerEvent, PagerStart};
+use rustix::process::Signal;
 use std::io::{self, BufRead, BufReader};
 use std::mem;
 use std::net::Shutdown;
@@ -96,7 +96,6 @@ impl Pagers {
                 break Some("the node is stopping".to_owned());
             }
         };
-        self.end_other(name, error.as_deref());
         let Some(mut pager) = self.forget(name) else { return };
         if !served {
             let reason = error.unwrap_or_else(|| "it ended before it listened".to_owned());
@@ -104,18 +103,14 @@ impl Pagers {
             let _ = decided.send(Err(reason));
             return;
         }
-        let keepers = mem::take(&mut pager.keepers);
-        let (stats, shared_memory) = (pager.report.stats.clone(), pager.shared_stats.take());
+        let stats = pager.report.stats.clone();
         match (pager.launcher.0.take(), error) {
-            (Some(on_end), error) => {
-                on_end(PagerEnd { name: name.to_owned(), error, stats, shared_memory });
-            }
+            (Some(on_end), error) => on_end(PagerEnd { name: name.to_owned(), error, stats }),
             (None, Some(error)) => tracing::error!(consumer = name, error, "pager ended"),
             (None, None) => {}
         }
         // Only now: the launcher has been told, and kills what still uses the descriptors.
         drop(pager);
-        keepers.into_iter().for_each(reap_keeper);
     }
 
     /// Starts a process; whether it listens is the second value.
@@ -158,7 +153,6 @@ impl Pagers {
         // Before the launcher is told: it may be done with launching at once.
         let _ = self.with(name, |pager| {
             pager.launch_line = Some(launch_line);
-            pager.say_what_is_lost();
             if pager.launch_over {
                 pager.say_launch_over();
                 pager.report.state = PagerState::Ending;
@@ -208,16 +202,7 @@ impl Pagers {
             let held = match event {
                 PagerEvent::HoldFds(labels) => {
                     let fds = receiver.take_fds(labels.len())?;
-                    let number = |label: &String| label.strip_prefix(KEEPER_LABEL)?.parse().ok();
-                    let keepers: Vec<i32> = labels.iter().filter_map(number).collect();
-                    self.with(name, |pager| {
-                        pager.keepers.extend(keepers);
-                        pager.held.hold(labels, fds)
-                    })
-                }
-                PagerEvent::SharedMemoryWanted => {
-                    self.shared_memory_wanted(name);
-                    Ok(Ok(()))
+                    self.with(name, |pager| pager.held.hold(labels, fds))
                 }
                 PagerEvent::Failed(reason) => self.with(name, |pager| {
                     pager.last_word = LastWord::Failure(reason);
@@ -257,24 +242,6 @@ impl Pagers {
             address: donor.address,
         };
         donors.into_iter().map(known).collect()
-    }
-}
-
-/// How long a keeper of shared memory may take to end once nobody has the other end of its line.
-const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
-const KEEPER_POLL: Duration = Duration::from_millis(10);
-
-/// Reaps a keeper whose pager was killed, and which is this node's child since then.
-fn reap_keeper(pid: i32) {
-    let Some(pid) = Pid::from_raw(pid) else { return };
-    let began = Instant::now();
-    // An error: it is nobody's child of this process, or not any more.
-    while let Ok(None) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
-        if began.elapsed() > KEEPER_PATIENCE {
-            tracing::warn!(pid = pid.as_raw_pid(), "the keeper of shared memory does not end");
-            return;
-        }
-        std::thread::sleep(KEEPER_POLL);
     }
 }
 

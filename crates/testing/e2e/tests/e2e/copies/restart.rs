@@ -6,8 +6,8 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{
-            Cluster, LONG, PATIENCE, all, eventually, is_of_shared_memory, log_in, ready_line,
-            scratch, until_heartbeats, when_unused,
+            Cluster, LONG, PATIENCE, all, eventually, log_in, ready_line, scratch,
+            until_heartbeats, when_unused,
         },
         fio::{end_fio, fio_verify, no_fio},
         guest::{Guests, Machine, Qemu},
@@ -15,7 +15,6 @@ use crate::{
         wait::until,
     },
     life::program_of,
-    transparency::memory::shared,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -54,7 +53,6 @@ enum Victim {
     Node(usize),
     Donor(usize),
     Pager,
-    PagerOfSharedMemory,
     Volume,
 }
 
@@ -137,7 +135,7 @@ impl Daemons {
         match victim {
             Victim::Manager => return Ok(self.manager.id()),
             Victim::Node(number) => return Ok(self.nodes[number].id()),
-            _ => {}
+            Victim::Donor(_) | Victim::Pager | Victim::Volume => {}
         }
         let status = self.status()?;
         let pid = part_of(&status, victim).and_then(|part| part["pid"].as_u64());
@@ -158,7 +156,7 @@ impl Daemons {
                 self.nodes[number].wait(PATIENCE, || Ok(()))?;
                 self.nodes[number] = self.start_node(NODES[number])?;
             }
-            _ => {}
+            Victim::Donor(_) | Victim::Pager | Victim::Volume => {}
         }
         self.eventually(&format!("{victim:?} is back after {killed}"), |status| {
             let is_new =
@@ -171,13 +169,10 @@ impl Daemons {
             // Whatever was killed, in the end everything is there.
             let donors = all(status, "donors").filter(|donor| serves(donor)).count();
             let consumers: Vec<_> = all(status, "consumers").collect();
-            // The pager of a machine is in the state "ending" from its start.
-            let is_paged = |consumer: &&Value| {
-                consumer["state"] != "starting" && consumer["held_fds"].as_u64() > Some(0)
-            };
-            let is_served = match consumers.is_empty() {
-                false => consumers.iter().all(is_paged),
-                true => all(status, "volumes").filter(|volume| serves(volume)).count() == 1,
+            let is_served = match consumers.as_slice() {
+                // One whose machine has come is ending, as nothing further comes.
+                [paged] => paged["state"] != "starting" && paged["held_fds"].as_u64() > Some(0),
+                _ => all(status, "volumes").filter(|volume| serves(volume)).count() == 1,
             };
             Ok(is_back && donors == NODES.len() && is_served)
         })
@@ -228,10 +223,6 @@ fn part_of(status: &Value, victim: Victim) -> Option<&Value> {
         Victim::Node(number) => node(number),
         Victim::Donor(number) => node(number)?["donors"].get(0),
         Victim::Pager => node(0)?["consumers"].get(0),
-        Victim::PagerOfSharedMemory => {
-            let consumers = node(0)?["consumers"].as_array()?;
-            consumers.iter().find(|one| one["name"].as_str().is_some_and(is_of_shared_memory))
-        }
         Victim::Volume => node(0)?["volumes"].get(0),
     }
 }
@@ -293,36 +284,6 @@ pub(crate) fn of_a_node_whose_program_ends_meanwhile(cluster: &Cluster) -> TestR
     let status = running.wait(PATIENCE, || Ok(()))?;
     ensure!(status.code() == Some(7), "it ended with {status}");
     daemons.eventually("its pager ends", |status| Ok(all(status, "consumers").count() == 0))?;
-    daemons.end()?;
-    Ok(Outcome::Passed)
-}
-
-/// The next node takes over both pagers, and restarts each when it is killed.
-pub(crate) fn of_a_node_under_shared_memory(cluster: &Cluster) -> TestResult {
-    if let Some(reason) = shared::reason_without() {
-        return Ok(Outcome::Skipped(reason));
-    }
-    let mut daemons = Daemons::start(&cluster.hecaton)?;
-    let mut command = daemons.on_pool(shared::PROGRAM);
-    // It writes and reads until its input ends.
-    command.arg("rounds").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut running = Running::spawn(&mut command)?;
-    let mut output = running.output()?;
-    daemons.eventually("shared memory is in the pool", |status| {
-        let of_it = part_of(status, Victim::PagerOfSharedMemory);
-        Ok(of_it.and_then(|one| one["stats"]["pages_out"].as_u64()) > Some(1000))
-    })?;
-    let (node, pager) = (Victim::Node(0), Victim::PagerOfSharedMemory);
-    for victim in [node, pager, Victim::Pager, node] {
-        daemons.kill(victim)?;
-    }
-    drop(running.child_mut().stdin.take());
-    let status = running.wait(LONG, || Ok(()))?;
-    let mut said = String::new();
-    output.read_to_string(&mut said)?;
-    ensure!(status.success(), "it ended with {status}\n    {}", daemons.log());
-    ensure!(said == "0 pages were wrong\n", "the program said {said:?}");
-    daemons.eventually("nothing borrows", |status| Ok(all(status, "consumers").count() == 0))?;
     daemons.end()?;
     Ok(Outcome::Passed)
 }

@@ -318,28 +318,12 @@ impl Cluster {
     /// program has begun, or a pager has ended, it has not.
     pub(crate) fn known_pager(&self) -> anyhow::Result<Option<u32>> {
         let status = self.status()?;
-        let all: Vec<_> = all(&status, "consumers").filter(|one| !is_shared(one)).collect();
-        match all[..] {
-            [one] => Ok(one["pid"].as_u64().map(u32::try_from).transpose()?),
+        let pids: Vec<_> = all(&status, "consumers").map(|one| one["pid"].as_u64()).collect();
+        match pids[..] {
+            [Some(pid)] => Ok(Some(u32::try_from(pid)?)),
             _ => Ok(None),
         }
     }
-
-    /// The process of the pager of shared memory, if there is one.
-    pub(crate) fn known_pager_of_shared_memory(&self) -> anyhow::Result<Option<u32>> {
-        let status = self.status()?;
-        let pid = all(&status, "consumers").find(is_shared).and_then(|one| one["pid"].as_u64());
-        Ok(pid.map(u32::try_from).transpose()?)
-    }
-}
-
-fn is_shared(consumer: &&Value) -> bool {
-    consumer["name"].as_str().is_some_and(is_of_shared_memory)
-}
-
-/// Whether a consumer of this name is the shared memory of another one.
-pub(crate) fn is_of_shared_memory(name: &str) -> bool {
-    name.ends_with(".shared")
 }
 
 /// The line of JSON by which a daemon says that it is ready.

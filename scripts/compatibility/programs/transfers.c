@@ -16,11 +16,9 @@
 
 static int scratch(int flags)
 {
-    char name[] = "./transferXXXXXX";
-    int fd = mkstemp(name);
-    CHECK(fd >= 0);
-    close(fd);
-    fd = open(name, O_RDWR | flags);
+    char name[32];
+    snprintf(name, sizeof name, "./transfer-%d", getpid());
+    int fd = open(name, O_CREAT | O_EXCL | O_RDWR | flags, 0600);
     CHECK(fd >= 0 && !unlink(name));
     return fd;
 }

@@ -125,7 +125,7 @@ fn memory_files(monitor: &Monitor) -> anyhow::Result<Vec<(u64, u64)>> {
     Ok(files)
 }
 
-/// What a guest fills of its 1280 MiB, however slow it is.
+/// The guest has 1280 MiB, and fills this much of them.
 const FILLED_MIB: u64 = 850;
 
 fn grows_and_shrinks(cluster: &Cluster, guests: &Guests, qemu: Qemu) -> TestResult {
@@ -179,7 +179,7 @@ fn grows_and_shrinks(cluster: &Cluster, guests: &Guests, qemu: Qemu) -> TestResu
     resize(&mut machine, &mut monitor, "vm0", 64 * M)?;
     let left = host_bytes(&monitor)?;
     println!("    on this host: {} MiB before, {} MiB after", used / M, left / M);
-    // What the guest had filled, and has no place for in the memory that it has kept.
+    // The guest keeps 512 and 64 MiB. It had filled more, and the host has at least the rest back.
     let given_back = (FILLED_MIB - 512 - 64) * M;
     ensure!(
         left + given_back <= used,

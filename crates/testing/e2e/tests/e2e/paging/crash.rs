@@ -162,8 +162,8 @@ pub(crate) fn of_the_node_and_then_of_the_pager() -> TestResult {
 /// The same for what a program has forked: nobody waits for it, and nothing of it may stay.
 pub(crate) fn of_all_who_serve_a_family() -> TestResult {
     let cluster = Cluster::start(1, "64M")?;
-    // Each of the three says so once it runs on the pool: a program that starts when nobody is left
-    // to serve it stays on local memory, and outlives them.
+    // Three of the four processes say that they run on the pool, and the fourth has forked one of
+    // them. The kills wait for that: a program that starts later stays on local memory, and lives.
     let script = "exec 3<&0; (sh -c '(echo ready; read line <&3); :' & \
                   echo ready; read line <&3; :) & echo ready; wait";
     let said = cluster.file("said");

@@ -8,6 +8,7 @@
 use anyhow::{Context as _, anyhow};
 use hecaton_donor::{Donor, DonorConfig, DonorFds, ParkConfig, Serving};
 use hecaton_memory::Size;
+use hecaton_memory::locked::lock_process;
 use hecaton_node::adoption::{AdoptionSocket, Answer, NodeStream};
 use hecaton_node::channel::{self, Receiver};
 use hecaton_node::donors::{DonorEvent, DonorOrder, DonorStart, LISTENER};
@@ -55,6 +56,9 @@ struct Process {
     adoption: Option<AdoptionSocket>,
 }
 
+/// What the thread that reports is to say beside the statistics, which follow.
+type News = Option<DonorEvent>;
+
 /// Why a node is not listened to any more.
 enum Over {
     /// It wants the donor to end.
@@ -97,21 +101,26 @@ impl Process {
         let memory = donor.fds()?;
         let (labels, fds): (Vec<_>, Vec<_>) =
             memory.labelled().map(|(label, fd)| (label.to_owned(), fd)).unzip();
+        start.locked = Some(start.locked == Some(true));
         start.labels = [vec![LISTENER.to_owned()], labels.clone()].concat();
         // Before the first page is served, so that none is lost with this process.
-        say(node, &DonorEvent::HoldFds(labels), &fds);
+        say(&node.stream, &DonorEvent::HoldFds(labels), &fds);
         let serving = donor.serve(listener.try_clone()?)?;
         Ok(Process { donor, serving, listener, memory, start, adoption })
     }
 
     /// Serves until a node says that it is enough, or none has come for too long.
     fn run(mut self, mut node: NodeStream) -> anyhow::Result<()> {
+        let mut is_to_lock = self.start.locked == Some(true);
         loop {
-            say(&node, &DonorEvent::Serving, &[]);
+            say(&node.stream, &DonorEvent::Serving, &[]);
             let (stream, reported) = (node.stream.try_clone()?, self.donor.clone());
             let (obeyed, news) = mpsc::channel();
             let report = move || report(&stream, &reported, &news);
             thread::Builder::new().name("donor-reports".into()).spawn(report)?;
+            if std::mem::take(&mut is_to_lock) {
+                self.lock_beside(&obeyed);
+            }
             match self.obey(&mut node.receiver, &obeyed) {
                 Over::Stop => break,
                 Over::NodeGone => {}
@@ -127,14 +136,14 @@ impl Process {
             self.start.outlive = Some(adoption.outlive().clone());
             let memory = self.memory.labelled().map(|(_, fd)| fd);
             let fds: Vec<_> = [self.listener.as_fd()].into_iter().chain(memory).collect();
-            say(&node, &Answer::Adopted(&self.start), &fds);
+            say(&node.stream, &Answer::Adopted(&self.start), &fds);
         }
         self.serving.stop();
         Ok(())
     }
 
     /// Does what the node says, and says each time that it was done.
-    fn obey(&mut self, receiver: &mut Receiver, obeyed: &Sender<()>) -> Over {
+    fn obey(&mut self, receiver: &mut Receiver, obeyed: &Sender<News>) -> Over {
         loop {
             match receiver.receive() {
                 Ok(Some(DonorOrder::Drain(draining))) => {
@@ -145,6 +154,10 @@ impl Process {
                     self.start.limit_bytes = limit_bytes;
                     self.donor.set_limit(limit_bytes.map(Size));
                 }
+                Ok(Some(DonorOrder::Lock)) => {
+                    self.start.locked = Some(true);
+                    self.lock_beside(obeyed);
+                }
                 Ok(Some(DonorOrder::Stop)) => return Over::Stop,
                 Ok(None) => return Over::NodeGone,
                 Err(error) => {
@@ -153,23 +166,47 @@ impl Process {
                 }
             }
             // Without anybody who reports the node is gone, which is seen when it is listened to.
-            let _ = obeyed.send(());
+            let _ = obeyed.send(None);
+        }
+    }
+
+    /// Locks while the donor serves: what is swapped out takes as long as the swap does, and that
+    /// may wait for this donor.
+    fn lock_beside(&self, obeyed: &Sender<News>) {
+        let (donor, said) = (self.donor.clone(), obeyed.clone());
+        let locks = thread::Builder::new().name("donor-lock".into()).spawn(move || {
+            let refused = lock(&donor).err().map(|error| format!("{error:#}"));
+            let _ = said.send(Some(DonorEvent::Locked(refused)));
+        });
+        if let Err(error) = locks {
+            let refused = Some(format!("a thread cannot be started: {error}"));
+            let _ = obeyed.send(Some(DonorEvent::Locked(refused)));
         }
     }
 }
 
+/// Keeps this process and what it lends from being swapped out.
+fn lock(donor: &Donor) -> anyhow::Result<()> {
+    // What is locked already, the second call passes over: it takes longer for what is mapped.
+    let lent = donor.lock_memory().context("the kernel does not lock what the donor lends");
+    let process = lock_process().context("the donor's process cannot be locked");
+    lent.and(process)
+}
+
 /// A node that does not take it has been killed, which is seen when it is listened to.
-fn say(node: &NodeStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) {
-    if let Err(error) = channel::send(&node.stream, what, fds) {
+fn say(node: &UnixStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) {
+    if let Err(error) = channel::send(node, what, fds) {
         tracing::debug!(%error, "the node did not take what the donor had to say");
     }
 }
 
 /// Reports until the node is gone, now and then and whenever there is news.
-fn report(node: &UnixStream, donor: &Donor, news: &mpsc::Receiver<()>) {
+fn report(node: &UnixStream, donor: &Donor, news: &mpsc::Receiver<News>) {
     while channel::send(node, &DonorEvent::Stats(Box::new(donor.snapshot())), &[]).is_ok() {
-        if news.recv_timeout(REPORT_INTERVAL) == Err(RecvTimeoutError::Disconnected) {
-            return;
+        match news.recv_timeout(REPORT_INTERVAL) {
+            Ok(Some(event)) => say(node, &event, &[]),
+            Ok(None) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }

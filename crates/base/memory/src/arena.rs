@@ -14,10 +14,11 @@
 use crate::host::memfd::{Backing, MemoryError, SharedMemory};
 use crate::{PAGE_SIZE, pages_to_bytes};
 use rustix::io::Errno;
+use std::hint::black_box;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The memory that a donor lends, as pages `0..pages()`.
 ///
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Arena {
     memory: SharedMemory,
+    is_locked: AtomicBool,
 }
 
 const PAGE_WORDS: usize = PAGE_SIZE / size_of::<u64>();
@@ -34,12 +36,19 @@ impl Arena {
     /// New memory, none of it committed. The name is what `/proc/PID/maps` shows.
     pub fn create(name: &str, pages: u64, backing: Backing) -> Result<Arena, MemoryError> {
         let memory = SharedMemory::create(name, pages_to_bytes(pages), backing)?;
-        Ok(Arena { memory })
+        Ok(Arena { memory, is_locked: AtomicBool::new(false) })
     }
 
     /// The arena of a predecessor, with all it held.
     pub fn from_fd(fd: OwnedFd) -> Result<Arena, MemoryError> {
-        Ok(Arena { memory: SharedMemory::from_fd(fd)? })
+        Ok(Arena { memory: SharedMemory::from_fd(fd)?, is_locked: AtomicBool::new(false) })
+    }
+
+    /// Keeps the pages from being swapped out, those that are stored later, too. See
+    /// [`SharedMemory::lock`].
+    pub fn lock(&self) -> io::Result<()> {
+        self.is_locked.store(true, Ordering::SeqCst);
+        self.memory.lock()
     }
 
     /// Pages in the arena.
@@ -73,14 +82,23 @@ impl Arena {
         let end = first + data.len() as u64;
         assert!(end <= self.pages(), "page {end} is beyond the arena's {}", self.pages());
         let mut stored = 0;
-        // Files of huge pages cannot be written, and what is prepared there has its memory.
-        while self.backing() == Backing::BasePages && stored < data.len() {
+        // Files of huge pages cannot be written, and what is prepared there has its memory. What is
+        // written to the file is locked only when the mapping is used.
+        let is_by_file =
+            self.backing() == Backing::BasePages && !self.is_locked.load(Ordering::SeqCst);
+        while is_by_file && stored < data.len() {
             let at = pages_to_bytes(first + stored as u64);
             match rustix::io::pwrite(&self.memory, data[stored..].as_flattened(), at) {
                 Ok(written) if written >= PAGE_SIZE => stored += written / PAGE_SIZE,
                 Err(Errno::INTR) => {}
                 // The host is out of memory: as when a page is written in the ordinary way.
                 Ok(_) | Err(_) => break,
+            }
+        }
+        if stored > 0 && self.is_locked.load(Ordering::SeqCst) {
+            // Who locks the arena may have looked for pages before these were there.
+            for page in first..first + stored as u64 {
+                black_box(self.words(page)[0].load(Ordering::Relaxed));
             }
         }
         for (page, data) in (first..).zip(data).skip(stored) {
@@ -191,6 +209,17 @@ mod tests {
             assert_eq!(page, *stored);
         }
         arena.commit_pages(MIB, &[]);
+    }
+
+    #[test]
+    fn pages_of_a_locked_one_are_locked_as_they_are_stored() {
+        let arena = Arena::create("locked-arena", MIB, Backing::BasePages).unwrap();
+        arena.lock().unwrap();
+        arena.commit_pages(100, &[[3; PAGE_SIZE]; 20]);
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (_, of_arena) = smaps.split_once("locked-arena").unwrap();
+        let locked = of_arena.lines().find_map(|line| line.strip_prefix("Locked:")).unwrap();
+        assert_eq!(locked.trim(), "80 kB");
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub mod words;
 pub use checksum::{PageSum, ZERO_PAGE_SUM, is_zero, page_sum};
 pub use host::clock::unix_time_ms;
 pub use host::random::random_u64;
-pub use host::{cgroup, huge_pages, memfd, meminfo, numa};
+pub use host::{cgroup, huge_pages, locked, memfd, meminfo, numa};
 pub use ids::{Epoch, ExtentId, Generation, PageNo, SpaceId};
 pub use signature::{PageSignature, page_signature};
 pub use size::{ParseSizeError, Size};

@@ -38,6 +38,11 @@ impl SharedWords {
         Ok(SharedWords { memory, wide: wide_bytes as usize / 8 })
     }
 
+    /// Keeps the words from being swapped out, see [`SharedMemory::lock`].
+    pub fn lock(&self) -> io::Result<()> {
+        self.memory.lock()
+    }
+
     /// The 64-bit words.
     pub fn wide(&self) -> &[AtomicU64] {
         // SAFETY: the mapping begins at a page, holds these words and lives as long as `self`.

@@ -68,3 +68,29 @@ pub fn reserve_heap() {
     // Touched, for where memory is not locked; and seen, so that the allocation is not left out.
     drop(std::hint::black_box(vec![1u8; HEAP_BYTES]));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::{SEGMENT_PAGES, SLOTS};
+    use hecaton_memory::PAGE_SIZE;
+    use std::fs::File;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    #[test]
+    fn tables_have_all_of_their_memory_before_the_first_write() {
+        let pages = 3 * SEGMENT_PAGES + 1;
+        let state = State::create(pages).unwrap();
+        let file = File::from(state.as_fd().try_clone_to_owned().unwrap());
+        let taken = || file.metadata().unwrap().blocks() * 512;
+        assert!(taken() < 1 << 20);
+        state.touch(false);
+        let slots = u64::from(SLOTS) * PAGE_SIZE as u64;
+        let least = slots + pages * size_of::<u32>() as u64;
+        assert!(taken() >= least, "{} bytes of {least}", taken());
+        let before = taken();
+        state.touch(true);
+        assert!(taken() >= before + pages * 24, "seals have 24 bytes for each page");
+    }
+}

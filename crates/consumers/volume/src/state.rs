@@ -32,6 +32,7 @@ use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo, PageSum, pages_to_byt
 use hecaton_space::seal::table::{KEYS_WORDS, SEAL_WORDS, SealTable};
 use hecaton_space::{Expected, SpaceConfig};
 use std::collections::BTreeMap;
+use std::hint::black_box;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -133,8 +134,12 @@ impl State {
     /// Has the kernel give all memory that the tables may need as they are; of a volume that is encrypted,
     /// for its seals as well.
     pub(crate) fn touch(&self, is_encrypted: bool) {
+        // Looked at, so that the compiler does not leave out what changes nothing.
         let wide = |word: &AtomicU64| {
-            word.fetch_or(0, Relaxed);
+            black_box(word.fetch_or(0, Relaxed));
+        };
+        let narrow = |word: &AtomicU32| {
+            black_box(word.fetch_or(0, Relaxed));
         };
         (0..self.pages().div_ceil(SEGMENT_PAGES)).for_each(|at| wide(self.generation(at)));
         for slot in 0..SLOTS {
@@ -145,9 +150,9 @@ impl State {
             wide(&contents[PAGE_WORDS - 1]);
         }
         for page in (0..self.pages()).step_by(PAGE_SIZE / size_of::<u32>()) {
-            self.word(page).fetch_or(0, Relaxed);
+            narrow(self.word(page));
         }
-        self.word(self.pages() - 1).fetch_or(0, Relaxed);
+        narrow(self.word(self.pages() - 1));
         if is_encrypted {
             let words = KEYS_WORDS + self.pages() as usize * SEAL_WORDS;
             let of_seals = &self.words.wide()[KEYS_AT..KEYS_AT + words];

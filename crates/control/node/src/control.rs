@@ -264,7 +264,7 @@ fn answer_all(
             }),
             Request::CreateVm(wish) => told(node.create_machine(wish, peer), Answer::Admitted),
             Request::CreateVolume(wish) => {
-                known(&node, node.volumes.create(wish), |()| Answer::Done)
+                known(&node, node.create_volume(wish), |()| Answer::Done)
             }
             Request::ExportVolume(wish) => {
                 known(&node, node.volumes.export(wish), Answer::Exported)

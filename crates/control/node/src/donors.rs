@@ -10,8 +10,13 @@
 //! down, and [`DonorOrder`]s; [`DonorEvent`]s come up. The node ends a donor by an order. When the
 //! socket ends without one the node was killed: the donor goes on, as [`DonorStart::outlive`] says,
 //! and answers the node that adopts it ([`crate::adopt`]) with the [`DonorStart`] that another process
-//! in its place would be given, descriptors included. So the donors of both kinds are alike from
-//! then on.
+//! in its place would be given, with descriptors. From then on donors of both kinds are alike.
+
+mod locking;
+mod message;
+pub(crate) mod parts;
+
+pub use message::{DonorEvent, DonorMemory, DonorOrder, DonorPark, DonorStart, LISTENER};
 
 use crate::adopt::Adopted;
 use crate::channel::{self, Receiver};
@@ -22,6 +27,7 @@ use crate::stop::Stop;
 use hecaton_donor::Snapshot;
 use hecaton_memory::Size;
 use hecaton_pager::adoption::Outlive;
+use locking::Locking;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -36,9 +42,6 @@ use std::time::{Duration, Instant};
 
 /// How long a donor may take to close its books before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(3);
-
-/// The label of the listening socket among the descriptors that go down with [`DonorStart`].
-pub const LISTENER: &str = "listener";
 
 /// A donor that the node is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,84 +60,6 @@ pub struct DonorSpec {
     pub tls_dir: Option<PathBuf>,
     /// Where it serves; port 0 takes a free one.
     pub listen: SocketAddr,
-}
-
-/// The kind of memory that a donor lends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DonorMemory {
-    /// The NUMA node whose memory it is; all nodes', if none is named.
-    pub numa_node: Option<u32>,
-    /// Whether it is in huge pages, which the host must have set aside.
-    pub huge_pages: bool,
-}
-
-/// Where a donor parks pages, and how many.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DonorPark {
-    /// The directory whose file system takes them.
-    pub dir: PathBuf,
-    /// Most bytes that it takes; none if that is the file system's matter.
-    pub limit_bytes: Option<u64>,
-}
-
-/// The first line to a donor process, with the descriptors that its labels name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DonorStart {
-    /// Its name.
-    pub name: String,
-    /// Most bytes that it lends.
-    pub lend_bytes: u64,
-    /// What kind of memory these are.
-    pub memory: DonorMemory,
-    /// Bytes that its host is to have available, if it sees to that.
-    #[serde(default)]
-    pub keep_free_bytes: Option<u64>,
-    /// Where it parks what it is to give back and nobody can take, if it does.
-    #[serde(default)]
-    pub park: Option<DonorPark>,
-    /// The directory of its node's certificate, if it is to speak TLS.
-    #[serde(default)]
-    pub tls_dir: Option<PathBuf>,
-    /// Whether it is to give back what the process before it has lent.
-    #[serde(default)]
-    pub draining: bool,
-    /// Most bytes that it lends at present, if it was told to lend less.
-    #[serde(default)]
-    pub limit_bytes: Option<u64>,
-    /// How often it was started again.
-    #[serde(default)]
-    pub restarts: u64,
-    /// How it outlives the node; it ends with the node if nothing is said.
-    #[serde(default)]
-    pub outlive: Option<Outlive>,
-    /// [`LISTENER`], then whatever the process before it has sent up.
-    pub labels: Vec<String>,
-}
-
-/// A further line to a donor process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DonorOrder {
-    /// Give back all that is lent, or go on lending.
-    Drain(bool),
-    /// Lend no more than so many bytes, or again all that it has.
-    Limit(Option<u64>),
-    /// End.
-    Stop,
-}
-
-/// A line from a donor process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DonorEvent {
-    /// Keep the descriptors that come along, under these labels.
-    HoldFds(Vec<String>),
-    /// It serves requests.
-    Serving,
-    /// Statistics at this moment.
-    Stats(Box<Snapshot>),
-    /// It cannot go on; the process ends.
-    Failed(String),
 }
 
 /// What a donor is doing.
@@ -169,8 +94,7 @@ pub struct DonorReport {
     pub memory: DonorMemory,
     /// Why the process before this one ended, if there was one.
     pub last_error: Option<String>,
-    /// Its managers want it to give back what it has lent. It lends nothing either while its node is not let
-    /// in: that is nobody's order.
+    /// Its managers' order to give back what it has lent. That its node is not let in is no order.
     #[serde(default)]
     pub is_told_to_drain: bool,
     /// What its managers let it lend, if that is less than it could; the agent of its host may let it lend still less.
@@ -209,6 +133,7 @@ struct Status {
     process: Option<Process>,
     has_served: bool,
     draining: bool,
+    locking: Locking,
     /// What the agent of its host lets it lend, if there is one.
     host_limit_bytes: Option<u64>,
 }
@@ -262,6 +187,7 @@ impl Donor {
             process: None,
             has_served: false,
             draining: false,
+            locking: Locking::No,
             host_limit_bytes: None,
         };
         Donor::supervised(command, spec, outlive, listener, status, None)
@@ -283,6 +209,7 @@ impl Donor {
         if let Some((left, wanted)) = difference(&spec, &start, address) {
             return Err(OrphanError::Different { left, wanted, pid: running.process.pid() });
         }
+        let locking = Locking::of(start.locked);
         let mut labels = start.labels;
         labels.remove(at);
         let mut held = HeldFds::default();
@@ -304,6 +231,7 @@ impl Donor {
             process: None,
             has_served: true,
             draining: start.draining,
+            locking,
             host_limit_bytes: None,
         };
         Ok(Donor::supervised(command, spec, Some(outlive), listener, status, Some(running))?)
@@ -394,6 +322,15 @@ impl Donor {
         }
     }
 
+    /// Has it keep what it lends from being swapped out, from now on.
+    pub(crate) fn lock_memory(&self) -> LockAsked {
+        let mut status = self.shared.lock();
+        if status.locking.ask() {
+            status.order(DonorOrder::Lock);
+        }
+        LockAsked(Arc::clone(&self.shared))
+    }
+
     /// Has it lend no more than so many bytes and give back what it has lent above that, or lend
     /// again all that it has.
     pub fn set_limit(&self, limit_bytes: Option<u64>) {
@@ -473,6 +410,20 @@ impl Donor {
     }
 }
 
+/// A donor that was told to lock its memory.
+pub(crate) struct LockAsked(Arc<Shared>);
+
+impl LockAsked {
+    /// Waits until it has. Else tells why not, in words.
+    pub(crate) fn wait(self, patience: Duration) -> Result<(), String> {
+        let LockAsked(donor) = self;
+        let is_asked = |status: &mut Status| status.locking == Locking::Asked;
+        let waited = donor.changed.wait_timeout_while(donor.lock(), patience, is_asked);
+        let (status, _) = waited.expect("no thread panics with the status");
+        status.locking.failure(&donor.spec.name, patience).map_or(Ok(()), Err)
+    }
+}
+
 impl Status {
     /// What it lends at most.
     fn least_limit(&self) -> Option<u64> {
@@ -516,14 +467,12 @@ fn difference(
         let node = memory.numa_node.map_or("all".to_owned(), |node| node.to_string());
         let pages = if memory.huge_pages { "huge pages" } else { "pages" };
         let kept = keep_free_bytes.map(|kept| format!(" that keeps {} free", Size(kept)));
-        let kept = kept.unwrap_or_default();
         let parked = park.as_ref().map(|park| {
             let most = park.limit_bytes.map(|most| format!("up to {} ", Size(most)));
             format!(" and parking {}in {}", most.unwrap_or_default(), park.dir.display())
         });
-        let parked = parked.unwrap_or_default();
         let tls = tls_dir.as_ref().map(|dir| format!(" with the certificate in {}", dir.display()));
-        let tls = tls.unwrap_or_default();
+        let [kept, parked, tls] = [kept, parked, tls].map(Option::unwrap_or_default);
         let lent = Size(*lend_bytes);
         format!("lending {lent} of {pages} of NUMA node {node}{kept}{parked} at {address}{tls}")
     };
@@ -590,6 +539,7 @@ fn start(shared: &Shared) -> io::Result<Conversation> {
     let running = Conversation { process: Running::Started(process), stream: ours, receiver };
     let mut status = shared.lock();
     status.enter(&running)?;
+    let locked = Some(status.locking.begins());
     let mut labels = vec![LISTENER.to_owned()];
     let mut fds = vec![shared.listener.as_fd()];
     for (label, fd) in status.held.iter() {
@@ -604,6 +554,7 @@ fn start(shared: &Shared) -> io::Result<Conversation> {
         park: shared.spec.park.clone(),
         tls_dir: shared.spec.tls_dir.clone(),
         draining: status.draining,
+        locked,
         limit_bytes: status.least_limit(),
         restarts: status.report.restarts,
         outlive: shared.outlive.clone(),
@@ -660,6 +611,9 @@ fn listen(shared: &Shared, mut receiver: Receiver) -> io::Result<Option<String>>
                 }
             }),
             DonorEvent::Stats(stats) => shared.update(|status| status.report.stats = Some(*stats)),
+            DonorEvent::Locked(refused) => shared.update(|status| {
+                status.locking = refused.map_or(Locking::Done, Locking::Refused);
+            }),
             DonorEvent::Failed(reason) => failure = Some(reason),
         }
     }

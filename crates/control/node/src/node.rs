@@ -9,18 +9,20 @@ use crate::child::{ChildCommand, adopt_orphans};
 use crate::control::ControlServer;
 use crate::division::Division;
 use crate::donor_directory::DonorDirectory;
-use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, OrphanError};
+use crate::donors::parts::keep_division;
+use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, LockAsked, OrphanError};
 use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink, Told};
 use crate::limits;
 use crate::membership::Membership;
-use crate::message::{Admitted, CreateVm};
+use crate::message::{Admitted, CreateVm, CreateVolume};
 use crate::node_dir::{DirectoryError, Identity, Lived, NodeDir, Standing};
 use crate::pagers::Pagers;
 use crate::report::{
     DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, Orders, check_name,
 };
 use crate::vms::Vms;
-use crate::volumes::Volumes;
+use crate::volumes::{Volumes, VolumesError};
+use hecaton_memory::locked::{LockError, lock_process};
 use hecaton_memory::{PAGE_SIZE, random_u64};
 use hecaton_pager::Site;
 use hecaton_pager::adoption::Outlive;
@@ -365,6 +367,11 @@ impl Node {
         }
         // With the socket bound, where launchers wait, and before any of them is answered.
         self.inner.volumes.adopt_left(&self.inner.dir);
+        if self.inner.volumes.are_swapped_to()
+            && let Err(error) = self.inner.lock_memory()
+        {
+            tracing::warn!(%error, "the node may be swapped out to a volume of its own");
+        }
         for machine in self.inner.pagers.adopt_left(&self.inner.dir) {
             self.inner.vms.adopt(machine);
         }
@@ -524,6 +531,23 @@ impl Inner {
         agent.create(wish, launcher.as_raw_nonzero().get().unsigned_abs())
     }
 
+    /// Creates a volume. What the kernel could swap out to it, and then wait for, is locked before.
+    pub(crate) fn create_volume(&self, wish: CreateVolume) -> Result<(), VolumesError> {
+        if wish.for_swap {
+            let fail = |reason| VolumesError::Start { volume: wish.name.clone(), reason };
+            let asked = self.lock_memory().map_err(|error| fail(with_causes(&error)))?;
+            let all = asked.into_iter().try_for_each(|donor| donor.wait(DONOR_PATIENCE));
+            all.map_err(fail)?;
+        }
+        self.volumes.create(wish)
+    }
+
+    /// Keeps the node and its donors from being swapped out.
+    fn lock_memory(&self) -> Result<Vec<LockAsked>, LockError> {
+        lock_process()?;
+        Ok(self.lock_donors().iter().map(Donor::lock_memory).collect())
+    }
+
     /// The donors as they are now.
     pub(crate) fn donor_reports(&self) -> Vec<DonorReport> {
         self.lock_donors().iter().map(Donor::report).collect()
@@ -647,24 +671,6 @@ fn start_donors(
     Ok(())
 }
 
-/// How large NUMA nodes are may change a little while a host runs, and with it their donors' parts of what is lent.
-/// Those of the node before count, if they are parts of as much.
-fn keep_division<'a>(specs: &mut [DonorSpec], left: impl Iterator<Item = &'a DonorStart> + Clone) {
-    if specs.len() < 2 || specs.iter().any(|spec| spec.memory.numa_node.is_none()) {
-        return;
-    }
-    let before = |spec: &DonorSpec| {
-        let is_it = |start: &&DonorStart| start.name == spec.name && start.memory == spec.memory;
-        left.clone().find(is_it).map(|start| start.lend_bytes)
-    };
-    let Some(parts) = specs.iter().map(before).collect::<Option<Vec<u64>>>() else { return };
-    if parts.iter().sum::<u64>() == specs.iter().map(|spec| spec.lend_bytes).sum::<u64>() {
-        for (spec, part) in specs.iter_mut().zip(parts) {
-            spec.lend_bytes = part;
-        }
-    }
-}
-
 /// A donor that the node before this one has left, with the way in which it outlives this one.
 type LeftDonor = (Outlive, Adopted<DonorStart>);
 
@@ -681,38 +687,6 @@ fn left_donors(dir: &NodeDir, patience: Duration) -> Result<Vec<LeftDonor>, Adop
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::donors::DonorMemory;
-
-    #[test]
-    fn what_is_lent_stays_divided_as_it_was() {
-        let spec = |node: u32, lend_bytes| DonorSpec {
-            name: format!("a-numa{node}"),
-            lend_bytes,
-            memory: DonorMemory { numa_node: Some(node), huge_pages: false },
-            keep_free_bytes: None,
-            park: None,
-            tls_dir: None,
-            listen: ([127, 0, 0, 1], 0).into(),
-        };
-        let left = |node: u32, lend_bytes: u64| -> DonorStart {
-            let start = serde_json::json!({
-                "name": format!("a-numa{node}"),
-                "lend_bytes": lend_bytes,
-                "memory": { "numa_node": node, "huge_pages": false },
-                "labels": [],
-            });
-            serde_json::from_value(start).unwrap()
-        };
-        let kept = |left: &[DonorStart]| {
-            let mut specs = [spec(0, 60), spec(2, 40)];
-            keep_division(&mut specs, left.iter());
-            specs.map(|spec| spec.lend_bytes)
-        };
-        assert_eq!(kept(&[left(2, 38), left(0, 62)]), [62, 38]);
-        assert_eq!(kept(&[left(2, 38), left(0, 99)]), [60, 40], "it was told to lend more");
-        assert_eq!(kept(&[left(0, 62)]), [60, 40], "one of them has ended");
-        assert_eq!(kept(&[left(1, 38), left(0, 62)]), [60, 40], "another node's");
-    }
 
     #[test]
     fn a_life_goes_on_only_with_all_that_was_lent() {

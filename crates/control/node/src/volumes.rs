@@ -13,6 +13,7 @@ mod hand_over;
 mod orphans;
 mod sharing;
 mod supervisor;
+mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
 mod unexport;
@@ -60,8 +61,7 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// waited for.
 const STOP_GRACE: Duration = Duration::from_secs(15);
 
-/// How long donors keep a volume whose process is silent, and, if nothing is said, how long a donor
-/// may be away before requests for its pages fail.
+/// For how long donors keep a silent volume, and requests wait for a donor if nothing else is said.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// The label of the volume's tables among the descriptors that go down with [`VolumeStart`].

@@ -247,6 +247,14 @@ impl Donor {
         self.lender.set_limit(limit);
     }
 
+    /// Keeps what is lent, and the ledger, from being swapped out. What is swapped out already is
+    /// brought in first, which takes as long as the swap does. What cannot be locked is passed
+    /// over, and the first reason returned.
+    pub fn lock_memory(&self) -> io::Result<()> {
+        let ledger = self.ledger.lock();
+        ledger.and(self.lender.arena().lock())
+    }
+
     /// The donor at this moment.
     pub fn snapshot(&self) -> Snapshot {
         self.lender.snapshot()

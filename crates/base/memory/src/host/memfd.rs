@@ -8,9 +8,9 @@
 //! SIGBUS; with the seal no holder of the descriptor, whatever it does, can bring that about.
 
 use crate::host::huge_pages;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -198,6 +198,65 @@ impl SharedMemory {
         Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
     }
 
+    /// Keeps the memory from being swapped out: all that it holds now, and what is used of this
+    /// mapping later. What is written through the descriptor is not, until it is used here. What is
+    /// swapped out is brought in first; the caller waits for that, and nobody else does.
+    ///
+    /// Whoever has the descriptor may do so, for another process that is dead. What cannot be
+    /// locked is passed over, and the first reason returned. A page that is given back at the same
+    /// moment may be taken anew.
+    pub fn lock(&self) -> io::Result<()> {
+        /// So much is locked by one call: other threads that map memory wait for it.
+        const CHUNK: u64 = 64 << 20;
+        let (mut outcome, end) = (Ok(()), self.bytes as u64);
+        for start in (0..end).step_by(CHUNK as usize) {
+            let chunk = start..end.min(start + CHUNK);
+            let (at, bytes) = (self.at(start), (chunk.end - start) as usize);
+            // SAFETY: locking changes nothing about the contents of the mapping, which is ours.
+            let locked = unsafe { rustix::mm::mlock_with(at, bytes, MlockFlags::ONFAULT) };
+            outcome = outcome.and(locked.map_err(io::Error::from)).and(self.bring_in(chunk));
+        }
+        outcome
+    }
+
+    /// Has all that there is of a byte range mapped here.
+    fn bring_in(&self, range: Range<u64>) -> io::Result<()> {
+        /// Few, so that hardly a page is given back between the look for data and the use.
+        const AT_ONCE: u64 = 256 << 10;
+        // Huge pages are never swapped, and their file does not tell holes from data.
+        if self.backing == Backing::HugePages {
+            return Ok(());
+        }
+        let (mut outcome, mut from) = (Ok(()), range.start);
+        while from < range.end {
+            // Other users of the descriptor do not read or write where it stands.
+            let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(from)) {
+                Ok(start) if start < range.end => start,
+                Ok(_) | Err(Errno::NXIO) => break,
+                Err(error) => return outcome.and(Err(error.into())),
+            };
+            let end = rustix::fs::seek(&self.fd, SeekFrom::Hole(start))?;
+            let end = end.min(range.end).min(start + AT_ONCE);
+            // Read through the file, a page that is swapped out holds up none of this process's
+            // other threads.
+            for page in (start..end).step_by(crate::PAGE_SIZE) {
+                let read = rustix::io::pread(&self.fd, &mut [0; 1], page);
+                outcome = outcome.and(read.map(drop).map_err(io::Error::from));
+            }
+            let (at, bytes) = (self.at(start), (end - start) as usize);
+            outcome = outcome.and(uninterrupted(|| {
+                // SAFETY: the range is within the mapping, and reading a page changes nothing.
+                unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxPopulateRead) }
+            }));
+            from = end;
+        }
+        outcome
+    }
+
+    fn at(&self, offset: u64) -> *mut std::ffi::c_void {
+        self.base.as_ptr().wrapping_add(offset as usize).cast()
+    }
+
     /// Has the byte range's memory come from one NUMA node. What is committed already stays where
     /// it is. The rule belongs to the file and outlives the mapping.
     pub fn bind(&self, range: Range<u64>, node: u32) -> io::Result<()> {
@@ -251,6 +310,46 @@ mod tests {
         let memory = SharedMemory::create("sealed", 8192, Backing::BasePages).unwrap();
         assert_eq!(rustix::fs::ftruncate(&memory, 4096), Err(Errno::PERM));
         assert_eq!(rustix::fs::ftruncate(&memory, 12288), Err(Errno::PERM));
+    }
+
+    /// Bytes that are present in a mapping of this process, if it is locked.
+    fn locked_bytes(of: &SharedMemory) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let from = format!("{:x}-", of.base().as_ptr() as usize);
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&from));
+        let present = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        let kib: u64 = present.split_whitespace().next().unwrap().parse().unwrap();
+        if flags.split_whitespace().any(|flag| flag == "lo") { kib << 10 } else { 0 }
+    }
+
+    #[test]
+    fn what_it_holds_is_locked_and_no_hole_is_filled() {
+        const MIB: u64 = 1 << 20;
+        const PAGE: u64 = crate::PAGE_SIZE as u64;
+        let memory = SharedMemory::create("locked", MIB, Backing::BasePages).unwrap();
+        let write = |page: u64| {
+            assert_eq!(rustix::io::pwrite(&memory, &[1; 100], page * PAGE), Ok(100));
+        };
+        write(7);
+        write(200);
+        // As a node has it of a volume's process that is dead.
+        let fd = memory.as_fd().try_clone_to_owned().unwrap();
+        let other = SharedMemory::from_fd(fd).unwrap();
+        assert_eq!(locked_bytes(&other), 0);
+        other.lock().unwrap();
+        assert_eq!(locked_bytes(&other), 2 * PAGE);
+        // SAFETY: the page is within the mapping, and nobody else uses it.
+        unsafe { memory.base().add(20 * PAGE as usize).write_volatile(1) };
+        write(255);
+        assert_eq!(locked_bytes(&other), 2 * PAGE, "not used there");
+        other.lock().unwrap();
+        assert_eq!(locked_bytes(&other), 4 * PAGE);
+        other.discard(0..MIB).unwrap();
+        assert_eq!((locked_bytes(&other), other.committed_bytes().unwrap()), (0, 0));
+        // SAFETY: as above.
+        unsafe { other.base().write_volatile(1) };
+        assert_eq!(locked_bytes(&other), PAGE);
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Asks the kernel: memory files, huge pages, NUMA nodes, cgroups, clock and random numbers.
+//! Asks the kernel: memory files, huge pages, locked memory, NUMA nodes, cgroups, clock and random
+//! numbers.
 
 pub mod cgroup;
 pub(crate) mod clock;
 pub mod huge_pages;
+pub mod locked;
 pub mod memfd;
 pub mod meminfo;
 pub mod numa;

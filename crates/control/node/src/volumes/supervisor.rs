@@ -1,5 +1,6 @@
 //! One volume's process after another.
 
+use super::tables::LockedTables;
 use super::{
     Copying, Deletion, Exported, Handing, Process, Resizing, Volume, VolumeEvent, VolumeOrder,
     VolumeStart, VolumeState, Volumes,
@@ -28,10 +29,10 @@ impl Volumes {
     /// Runs a volume's processes, the first of which may be there already, until it is deleted or the
     /// node stops. One that never served is not started again.
     pub(super) fn supervise(&self, name: &str, mut running: Option<Conversation>) {
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut tables) = (Backoff::default(), LockedTables::default());
         loop {
             let born = Instant::now();
-            let (was_released, reason) = match self.run_once(name, running.take()) {
+            let (was_released, reason) = match self.run_once(name, running.take(), &mut tables) {
                 Ok((_, LastWord::Released)) => (true, "it was told to end".to_owned()),
                 Ok((_, LastWord::Taken)) => (true, "another node has taken it over".to_owned()),
                 Ok((_, LastWord::Failed(reason))) => (false, reason),
@@ -61,7 +62,12 @@ impl Volumes {
 
     /// Runs one process to its end, which may be there already, and tells it with the process's own
     /// word on why.
-    fn run_once(&self, name: &str, running: Option<Conversation>) -> io::Result<(End, LastWord)> {
+    fn run_once(
+        &self,
+        name: &str,
+        running: Option<Conversation>,
+        tables: &mut LockedTables,
+    ) -> io::Result<(End, LastWord)> {
         let is_new = running.is_none();
         let Conversation { process, stream, receiver } = match running {
             Some(running) => running,
@@ -91,7 +97,7 @@ impl Volumes {
             }
         });
         let conversation = match started {
-            Ok(()) => self.converse(name, receiver),
+            Ok(()) => self.converse(name, receiver, tables),
             Err(_) => Err(io::Error::other("the volume is not wanted any more")),
         };
         if conversation.is_err() {
@@ -150,7 +156,12 @@ impl Volumes {
     }
 
     /// Listens to a process until it closes its end, which it does by ending.
-    fn converse(&self, name: &str, mut receiver: Receiver) -> io::Result<LastWord> {
+    fn converse(
+        &self,
+        name: &str,
+        mut receiver: Receiver,
+        tables: &mut LockedTables,
+    ) -> io::Result<LastWord> {
         let mut last_word = LastWord::None;
         while let Some(event) = receiver.receive()? {
             let fds = match &event {
@@ -158,6 +169,7 @@ impl Volumes {
                 VolumeEvent::Snapshot => receiver.take_fds(1)?,
                 _ => Vec::new(),
             };
+            let has_tables = matches!(event, VolumeEvent::Serving | VolumeEvent::Resized);
             let taken = self.with(name, |volume| {
                 match event {
                     VolumeEvent::HoldFds(labels) => return volume.held.hold(labels, fds),
@@ -240,6 +252,9 @@ impl Volumes {
                 Ok(())
             });
             taken.map_err(io::Error::other)?.map_err(io::Error::other)?;
+            if has_tables {
+                self.lock_tables(name, tables);
+            }
         }
         Ok(last_word)
     }

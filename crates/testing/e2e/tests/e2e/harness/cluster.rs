@@ -206,7 +206,12 @@ impl Cluster {
         }
     }
 
-    /// SIGKILL for the node, which is the manager, too.
+    /// The process of the node, which is the manager, too.
+    pub(crate) fn node(&self) -> u32 {
+        self.node.id()
+    }
+
+    /// SIGKILL for it.
     pub(crate) fn kill_node(&self) {
         kill_dead(self.node.id());
     }

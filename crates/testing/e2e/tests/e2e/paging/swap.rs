@@ -4,7 +4,7 @@ use crate::{
     encrypted::{marked, start_in},
     harness::{
         Outcome, TestResult,
-        cluster::{Cluster, LONG, PATIENCE},
+        cluster::{Cluster, LONG, PATIENCE, all},
         process::{Running, kill_dead, missing, name_of, run, signal},
         wait::until,
         world::leftovers::loop_devices_here,
@@ -15,7 +15,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use std::{
     fs,
-    path::Path,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -129,6 +130,42 @@ fn kill_both(cluster: &Cluster, killed: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Bytes of a memory file that are present in a process, if it has locked them.
+fn locked_bytes(pid: u32, file: &str) -> anyhow::Result<u64> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let name = format!("/memfd:{file} (deleted)");
+    let mut lines = smaps.lines().skip_while(|line| !line.ends_with(&name));
+    let present = lines.find_map(|line| line.strip_prefix("Rss:"));
+    let present = present.with_context(|| format!("process {pid} has no {file}"))?;
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).context("VmFlags")?;
+    let is_locked = flags.split_whitespace().any(|flag| flag == "lo");
+    Ok(if is_locked { present.trim().trim_end_matches(" kB").parse::<u64>()? << 10 } else { 0 })
+}
+
+/// Who serves the swap is in memory, and the volume's tables are when nobody serves it, too.
+fn nothing_of_it_is_swapped(cluster: &Cluster, server: u32) -> anyhow::Result<()> {
+    let tables = "hecaton-volume";
+    let (served, kept) = (locked_bytes(server, tables)?, locked_bytes(cluster.node(), tables)?);
+    ensure!(kept > 0 && kept >= served, "{kept} bytes of {served} are locked in the node");
+    let status = cluster.status()?;
+    for donor in all(&status, "donors") {
+        let pid = donor["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        let pid = pid.context("a donor's process")?;
+        let arena = format!("hecaton-{}", donor["name"].as_str().context("a donor's name")?);
+        let files = fs::read_dir(format!("/proc/{pid}/fd"))?.map(|file| Ok(file?.path()));
+        let files: anyhow::Result<Vec<_>> = files.collect();
+        let name = format!("/memfd:{arena} (deleted)");
+        let is_it = |file: &PathBuf| fs::read_link(file).is_ok_and(|at| at == Path::new(&name));
+        let file = files?.into_iter().find(is_it).context("the donor's arena")?;
+        // What is stored goes to locked pages at once; both figures change meanwhile.
+        until("all that a donor has is locked", PATIENCE, || {
+            let (locked, had) = (locked_bytes(pid, &arena)?, fs::metadata(&file)?.blocks() * 512);
+            Ok(if locked == had { Ok(()) } else { Err(format!("{locked} of {had} bytes")) })
+        })?;
+    }
+    Ok(())
+}
+
 /// All bytes are right, though the process that serves the swap and a donor are killed.
 pub(crate) fn ten_times_the_limit() -> TestResult {
     if let Some(reason) = lacking() {
@@ -146,6 +183,7 @@ pub(crate) fn ten_times_the_limit() -> TestResult {
     let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap_or_default();
     let locked_kib: u64 = locked.split_whitespace().next().context("VmLck")?.parse()?;
     ensure!(locked_kib > 64 << 10, "the serving process has locked {locked}");
+    nothing_of_it_is_swapped(&cluster, pid)?;
     kill_both(&cluster, pid)?;
     thread::sleep(Duration::from_secs(2));
     drop(input);

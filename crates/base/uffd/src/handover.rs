@@ -19,6 +19,9 @@
 //! what was in a message. So each side asks again: the parent by another connection if this one
 //! ends before `Go`, the successor by another `Go`, upon which the child says again what it said.
 //!
+//! A program that cannot reach the pager by the path of its socket (it has become another user, or
+//! no longer sees it) connects to an abstract address, and says [`Knock`] first ([`Door`]).
+//!
 //! Plain structures in the machine's byte order: both ends are on one host and of one version, and
 //! a version that differs is refused.
 
@@ -33,6 +36,9 @@ pub const HELPER_NAME: &CStr = c"hecaton";
 
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "HECATON_PAGER";
+
+/// The environment variable with the consumer's [`Door`].
+pub const KEY_VARIABLE: &str = "HECATON_KEY";
 
 /// The environment variable with the bytes of the largest mapping that a program may make, in
 /// decimal.
@@ -75,6 +81,70 @@ pub struct Range {
     /// Bytes.
     pub len: u64,
 }
+
+/// A consumer's key.
+pub type Key = [u64; 2];
+
+/// Where a pager listens for programs that do not reach the path of its socket, and what they show
+/// there. Written in 48 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Door {
+    /// The abstract address. Drawn at random, so that nobody can take it before the pager does.
+    pub name: [u8; 24],
+    /// The consumer's key.
+    pub key: Key,
+}
+
+impl Door {
+    /// The one that is written so.
+    pub fn of(text: &[u8]) -> Option<Door> {
+        let (digits, rest) = text.as_chunks::<16>();
+        let [public, high, low] = digits else { return None };
+        let word = |digits: &[u8; 16]| {
+            digits.iter().try_fold(0u64, |word, digit| {
+                let value = char::from(*digit).to_digit(16)?;
+                Some(word << 4 | u64::from(value))
+            })
+        };
+        word(public)?;
+        let mut name = *b"hecaton-................";
+        name[8..].copy_from_slice(public);
+        let key = [word(high)?, word(low)?];
+        rest.is_empty().then_some(Door { name, key })
+    }
+}
+
+/// What a program wants that connects to the pager's abstract address.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// To say [`Attach`] next.
+    Attach = 1,
+    /// `/dev/userfaultfd`, opened: the descriptor comes with [`Step::Go`].
+    Device = 2,
+}
+
+/// The first packet on a connection to the abstract address, to which everybody can connect.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Knock {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// A [`Wish`].
+    pub wish: u32,
+    /// The consumer's.
+    pub key: Key,
+}
+
+impl Knock {
+    /// The bytes to send.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: a `repr(C)` structure of integers without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
+
+const _: () = assert!(size_of::<Knock>() == 8 + 16);
 
 /// Who says [`Attach`].
 #[repr(u32)]

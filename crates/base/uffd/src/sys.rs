@@ -124,16 +124,25 @@ impl Uffd {
         };
         let path = c"/dev/userfaultfd".as_ptr() as usize;
         let open = libc::O_RDWR | libc::O_CLOEXEC;
-        // SAFETY: the path is a C string; the ioctl takes flags, not a pointer.
+        // SAFETY: the path is a C string.
         unsafe {
             let device =
                 syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, open as usize, 0, 0, 0])
                     .map_err(|_| refused)?;
-            let made =
-                syscall(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW as usize, flags, 0, 0, 0]);
+            let made = Uffd::of_device(device as RawFd);
             let _ = syscall(libc::SYS_close, [device, 0, 0, 0, 0, 0]);
-            made.map(|fd| Uffd(fd as RawFd))
+            made
         }
+    }
+
+    /// The same, through `/dev/userfaultfd` that somebody else may have opened: it is of the
+    /// process that calls this.
+    pub fn of_device(device: RawFd) -> Result<Uffd, Errno> {
+        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+        let new = USERFAULTFD_IOC_NEW as usize;
+        // SAFETY: the ioctl takes flags, not a pointer.
+        let made = unsafe { syscall(libc::SYS_ioctl, [device as usize, new, flags, 0, 0, 0]) };
+        made.map(|fd| Uffd(fd as RawFd))
     }
 
     /// Negotiates; returns the features that the kernel has. Works once for each descriptor, and

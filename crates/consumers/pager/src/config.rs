@@ -35,6 +35,10 @@ pub struct PagerConfig {
     pub local_bytes: u64,
     /// Where `libhecaton.so` attaches. The pager's control socket is this path with `.ctl` added.
     pub socket: PathBuf,
+    /// As [`hecaton_uffd::handover::Door`] reads it: who knows it attaches although `socket` is out
+    /// of reach, as another user.
+    #[serde(default)]
+    pub key: String,
     /// Where the consumer runs.
     #[serde(default)]
     pub site: Site,
@@ -108,6 +112,7 @@ impl PagerConfig {
             space,
             local_bytes,
             socket,
+            key: String::new(),
             site: Site::default(),
             donors: Vec::new(),
             placement: Placement::default(),

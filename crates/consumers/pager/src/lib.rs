@@ -90,13 +90,15 @@ fn page(
     let control_path = control_socket(&config.socket);
     let held = if held.is_empty() {
         let listener = listen(&config.socket, SocketType::SEQPACKET)?;
+        let public = process::admission::listen(config);
         let control = listen(&control_path, SocketType::STREAM)?;
         let state = state::State::create()?;
         let firecracker = match &config.guest {
             Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
-        let held = process::worker::Held { state, listener, control, firecracker, lost: false };
+        let lost = false;
+        let held = process::worker::Held { state, listener, public, control, firecracker, lost };
         let (labels, fds): (_, Vec<RawFd>) = held.labelled().into_iter().unzip();
         guard.hold(labels, &fds);
         held

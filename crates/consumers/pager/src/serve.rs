@@ -6,6 +6,7 @@
 //! between threads.
 
 pub(crate) mod source;
+mod watched;
 
 use crate::core::{Core, Fault, Fetch};
 use crate::error::PagerError;
@@ -15,17 +16,17 @@ use crate::guest::{self, detach};
 use crate::programs::stage::Stage;
 use crate::programs::{attach, fork, helper};
 use crate::serve::source::Source;
+use crate::serve::watched::Watched;
 use crate::shared::Shared;
 use crate::state::journal;
 use crate::state::tables::Key;
 use hecaton_space::group::DonorIndex;
-use hecaton_space::{Completion, Lane, Space};
+use hecaton_space::{Completion, Space};
 use hecaton_transport::vigil::Vigil;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::abi::*;
 use rustix::event::epoll;
-use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -36,19 +37,6 @@ const TAKING: Duration = Duration::from_millis(1);
 /// Why a consumer cannot go on whose page came back wrong, and wrong again.
 const DAMAGED: &str = "a page came back with a wrong checksum";
 const ALTERED: &str = "a page came back that does not decrypt and is not what was written";
-
-/// A lane, and which set of its descriptors is watched.
-struct Watched {
-    lane: Lane,
-    generation: Option<u64>,
-    requests: HashMap<u64, Fetch>,
-}
-
-impl Watched {
-    fn new(lane: Lane) -> Watched {
-        Watched { lane, generation: None, requests: HashMap::new() }
-    }
-}
 
 /// What becomes of the faults among the messages that are acted upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,8 +53,8 @@ pub(crate) struct Server {
     vigil: Vigil,
     listener: RawFd,
     /// Single pages that a thread waits for, so that no window of prefetched pages is before them.
-    demand: Watched,
-    prefetch: Watched,
+    demand: Watched<Fetch>,
+    prefetch: Watched<Fetch>,
     next_token: u64,
     pub(crate) firecracker: Option<Firecracker>,
     /// Address spaces whose faults are not served while a child of theirs attaches.
@@ -322,6 +310,10 @@ impl Server {
                 let mut rung = [0u8; 8];
                 // Nothing is lost when it was not rung after all.
                 let _ = rustix::io::read(&self.shared.bell, &mut rung);
+                for socket in self.shared.take_admitted() {
+                    let fd = socket.into_raw_fd();
+                    self.watch(fd, Source::Newcomer(fd), epoll::EventFlags::IN)?;
+                }
                 fork::grant(self, &self.shared.clone());
             }
             Source::Helper(space) => {

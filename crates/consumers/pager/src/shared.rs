@@ -16,6 +16,7 @@ pub(crate) struct Shared {
     /// [`Core::taking`] is over.
     pub(crate) taken: Condvar,
     pub(crate) bell: OwnedFd,
+    admitted: Mutex<Vec<OwnedFd>>,
     /// Whether [`Core::detach`] is there: looked at without the lock.
     pub(crate) detaching: AtomicBool,
     /// Pages are sealed before they leave.
@@ -33,12 +34,24 @@ impl Shared {
             give_back: Condvar::new(),
             taken: Condvar::new(),
             bell,
+            admitted: Mutex::default(),
             detaching,
             sealing,
         })
     }
 
-    /// Has the fault loop look at the forks that wait.
+    /// Gives the fault loop a connection on which [`hecaton_uffd::handover::Attach`] is said next.
+    pub(crate) fn admit(&self, socket: OwnedFd) {
+        self.admitted.lock().expect("no thread panics here").push(socket);
+        self.ring();
+    }
+
+    /// Those that were given.
+    pub(crate) fn take_admitted(&self) -> Vec<OwnedFd> {
+        std::mem::take(&mut *self.admitted.lock().expect("no thread panics here"))
+    }
+
+    /// Has the fault loop look at the forks that wait, and at newcomers.
     pub(crate) fn ring(&self) {
         // Fails only when the bell has been rung 2^64 times unheard.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::helper::Links;
 use crate::own::{self, AREA, LEFT_ALONE, RANGES};
 use crate::withhold::{self, withhold};
-use crate::{helper, maps, sys};
+use crate::{helper, maps, reach, sys};
 use hecaton_uffd::abi::*;
 use hecaton_uffd::bare::{MAX_PATH, Place};
 use hecaton_uffd::handover::{
@@ -12,21 +12,13 @@ use hecaton_uffd::handover::{
 };
 use hecaton_uffd::sys::syscall;
 use hecaton_uffd::{Errno, Uffd};
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
-
-/// How often a pager that hangs up is asked again, and the pause: it may have been killed while its
-/// successor takes over.
-const TRIES: usize = 1000;
-const PAUSE_MS: u64 = 10;
 
 /// The userfaultfd in the program's own table, for [`register`].
 #[unsafe(link_section = ".data")]
 static UFFD: AtomicI32 = AtomicI32::new(-1);
-/// Set once at start; each fork needs it again. Zero-terminated by its initial value.
-#[unsafe(link_section = ".data")]
-static mut SOCKET_PATH: [u8; MAX_PATH] = [0; MAX_PATH];
-
 /// Ends a process whose memory was copied past [`crate::fork`]: it lacks what its parent has in the
 /// pool, and would find zeros in its place if it were let map memory there.
 pub(crate) fn end_if_copied_unseen() {
@@ -61,11 +53,13 @@ const NOT_PERMITTED: fn(Errno) -> Failure = |errno| {
 /// Whether a child can open a userfaultfd as it must: this process may have given up the right
 /// since it started, or have left `/dev` behind.
 pub(crate) fn may_be_followed() -> Result<(), Failure> {
-    Uffd::open().map(|uffd| sys::close(uffd.0)).map_err(NOT_PERMITTED)
+    reach::userfaultfd().map(|uffd| sys::close(uffd.0)).map_err(NOT_PERMITTED)?;
+    // The child looks for its mappings there.
+    maps::may_be_read().map_err(|errno| Failure("/proc/self/maps is not to be seen", errno))
 }
 
 fn open_uffd() -> Result<Uffd, Failure> {
-    let uffd = Uffd(sys::out_of_the_way(Uffd::open().map_err(NOT_PERMITTED)?.0));
+    let uffd = Uffd(sys::out_of_the_way(reach::userfaultfd().map_err(NOT_PERMITTED)?.0));
     let ready = match own::is_bare() {
         false => uffd.api(PAGER_FEATURES),
         // Its pages are moved by this descriptor: see `serve`.
@@ -90,7 +84,7 @@ fn open_uffd() -> Result<Uffd, Failure> {
 /// The area's own userfaultfd (a bare program's bin's): it has no event features, so that emptying
 /// the area raises none. `None` when the kernel cannot move pages.
 fn open_area() -> Option<Uffd> {
-    let uffd = Uffd::open().ok()?;
+    let uffd = reach::userfaultfd().ok()?;
     let at = if own::is_bare() { own::bin() } else { own::area() };
     let ready = uffd.api(UFFD_FEATURE_MOVE).is_ok()
         && uffd.register(at as u64, AREA as u64, UFFDIO_REGISTER_MODE_MISSING).is_ok();
@@ -107,8 +101,8 @@ pub(crate) struct Fresh {
 }
 
 /// Attaches a program that has just started. After an error its memory is as it was.
-pub(crate) fn fresh(path: &[u8]) -> Result<Fresh, Failure> {
-    remember_socket(path)?;
+pub(crate) fn fresh(path: &[u8], key: Option<&CStr>) -> Result<Fresh, Failure> {
+    reach::remember(path, key)?;
     own::map().map_err(NO_MEMORY)?;
     fresh_with_own_memory()
 }
@@ -116,21 +110,12 @@ pub(crate) fn fresh(path: &[u8]) -> Result<Fresh, Failure> {
 /// Attaches a bare program. After an error its memory is as it was.
 pub(crate) fn bare(place: &Place) -> Result<(), Failure> {
     let length = place.socket.iter().position(|&byte| byte == 0).unwrap_or(MAX_PATH);
-    remember_socket(&place.socket[..length])?;
+    reach::remember(&place.socket[..length], None)?;
     own::map_in(place).map_err(NO_MEMORY)?;
     begin(fresh_with_own_memory()?)
 }
 
 const NO_MEMORY: fn(Errno) -> Failure = |errno| Failure("no memory for the pager's helper", errno);
-
-fn remember_socket(path: &[u8]) -> Result<(), Failure> {
-    if path.len() >= MAX_PATH {
-        return Err(Failure("the pager's socket path is too long", Errno(libc::ENAMETOOLONG)));
-    }
-    // SAFETY: only the constructor writes it, before the program has a second thread.
-    unsafe { (&raw mut SOCKET_PATH).cast::<u8>().copy_from(path.as_ptr(), path.len()) };
-    Ok(())
-}
 
 fn fresh_with_own_memory() -> Result<Fresh, Failure> {
     let uffd = open_uffd()?;
@@ -250,16 +235,13 @@ const REFUSED: Failure = Failure("the pager refuses this process", Errno(libc::E
 
 /// Says `attach` on a connection of its own and waits for `wanted`.
 fn ask(attach: &Attach, uffd: Option<Uffd>, wanted: Step) -> Result<RawFd, Failure> {
-    // SAFETY: written once, before any fork.
-    let path: [u8; MAX_PATH] = unsafe { (&raw const SOCKET_PATH).read() };
-    let length = path.iter().position(|&b| b == 0).unwrap_or(path.len());
     for attempt in 1.. {
-        let socket = sys::connect(&path[..length])
-            .map_err(|errno| Failure("the pager cannot be reached", errno))?;
+        let socket =
+            reach::connect().map_err(|errno| Failure("the pager cannot be reached", errno))?;
         let heard = say(socket, attach, uffd).map_err(HUNG_UP).and_then(|()| answer(socket));
         match heard {
             Ok(step) if step == wanted => return Ok(socket),
-            Err(failure) if attempt == TRIES => {
+            Err(failure) if attempt == reach::TRIES => {
                 sys::close(socket);
                 return Err(failure);
             }
@@ -269,7 +251,7 @@ fn ask(attach: &Attach, uffd: Option<Uffd>, wanted: Step) -> Result<RawFd, Failu
             }
             Err(_) => sys::close(socket),
         }
-        sys::sleep_ms(PAUSE_MS);
+        sys::sleep_ms(reach::PAUSE_MS);
     }
     Err(REFUSED)
 }

@@ -29,6 +29,7 @@ mod hook;
 mod hypervisor;
 mod maps;
 mod own;
+mod reach;
 mod sys;
 mod turn;
 mod withhold;
@@ -64,8 +65,9 @@ extern "C" fn constructor() {
     front::prepare();
     let limits = [variable(c"HECATON_LARGEST_MAPPING"), variable(c"HECATON_LOCAL")];
     hook::limit(limits);
-    exec::prepare(path, limits);
-    let fresh = match attach::fresh(path.to_bytes()) {
+    let key = variable(c"HECATON_KEY");
+    exec::prepare(path, key, limits);
+    let fresh = match attach::fresh(path.to_bytes(), key) {
         Ok(fresh) => fresh,
         Err(failure) if is_the_launchers(variable(c"HECATON_LAUNCHER")) => {
             failure.report_and_exit()

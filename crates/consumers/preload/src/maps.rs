@@ -32,6 +32,11 @@ pub(crate) fn open() -> Result<RawFd, Errno> {
     sys::open(c"/proc/self/maps").or_else(|errno| kept().ok_or(errno))
 }
 
+/// Whether a child can open its own.
+pub(crate) fn may_be_read() -> Result<(), Errno> {
+    sys::open(c"/proc/self/maps").map(sys::close)
+}
+
 /// An open `/proc/self/maps`, for when the program has left for a directory without (`chroot`); -1:
 /// none.
 #[unsafe(link_section = ".data")]

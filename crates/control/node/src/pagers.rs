@@ -244,7 +244,10 @@ impl Pagers {
         }
         let fail = |reason: String| PagerError::Start { consumer: wish.name.clone(), reason };
         match outcome.recv_timeout(START_PATIENCE) {
-            Ok(Ok(pid)) => Ok(PagerAddress { name: wish.name.clone(), socket: config.socket, pid }),
+            Ok(Ok(pid)) => {
+                let PagerConfig { socket, key, .. } = config;
+                Ok(PagerAddress { name: wish.name.clone(), socket, key, pid })
+            }
             Ok(Err(reason)) => Err(fail(reason)),
             Err(_) => {
                 // The supervisor learns from the hung-up channel that nobody waits any more.
@@ -353,6 +356,10 @@ impl Pagers {
         let config = PagerConfig::new(wish.name.clone(), space.0, wish.local_bytes, socket);
         let seconds = |wished: Option<u64>, or| wished.map_or(or, Duration::from_secs);
         let config = PagerConfig {
+            key: match wish.guest {
+                None => [(); 3].map(|()| format!("{:016x}", random_u64())).concat(),
+                Some(_) => String::new(),
+            },
             site: self.0.donors.site().clone(),
             placement: wish.wanted.clone().or(self.0.copies),
             node: Some(self.0.paths.control_socket()),

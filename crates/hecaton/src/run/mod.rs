@@ -30,7 +30,7 @@ use hecaton_node::message::StartPager;
 use hecaton_node::report::{Host, check_name};
 use hecaton_pager::MIN_LOCAL_BYTES;
 use hecaton_uffd::handover::{
-    LARGEST_MAPPING_VARIABLE, LAUNCHER_VARIABLE, LOCAL_VARIABLE, SOCKET_VARIABLE,
+    KEY_VARIABLE, LARGEST_MAPPING_VARIABLE, LAUNCHER_VARIABLE, LOCAL_VARIABLE, SOCKET_VARIABLE,
 };
 use program::{Linker, Program};
 use session::Session;
@@ -107,6 +107,7 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
         .arg0(&args.command[0])
         .args(&args.command[1..])
         .env(SOCKET_VARIABLE, &pager.socket)
+        .env(KEY_VARIABLE, &pager.key)
         .env(LARGEST_MAPPING_VARIABLE, largest.to_string())
         .env(LOCAL_VARIABLE, local_bytes.to_string())
         .env(library::SANITIZER_VARIABLE, library::sanitizer_options());

@@ -87,7 +87,7 @@ impl Delivery {
     }
 }
 
-pub(super) fn is_userfaultfd(fd: &OwnedFd) -> bool {
+pub(crate) fn is_userfaultfd(fd: &OwnedFd) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     link.is_ok_and(|name| name.as_os_str() == "anon_inode:[userfaultfd]")
 }

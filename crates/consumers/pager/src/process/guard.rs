@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) const STATE: &str = "state";
 /// Where programs attach.
 pub(crate) const LISTENER: &str = "listener";
+/// The label of the listener at the abstract address.
+pub(crate) const PUBLIC: &str = "public";
 /// The control socket.
 pub(crate) const CONTROL: &str = "control";
 

@@ -1,5 +1,6 @@
 //! Runs the pager as a process: its threads, what its node holds for it, and its end.
 
+pub(crate) mod admission;
 pub(crate) mod adopt;
 pub mod adoption;
 pub mod channel;

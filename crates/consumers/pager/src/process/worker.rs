@@ -8,6 +8,7 @@ use crate::guest;
 use crate::pool::cold::{CodeRecord, coded_stripes};
 use crate::pool::placement::Placement;
 use crate::pool::scrub;
+use crate::process::admission;
 use crate::process::adoption::AdoptionSocket;
 use crate::process::channel::Receiver;
 use crate::process::guard::{self, Guard};
@@ -22,6 +23,7 @@ use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
 use hecaton_space::{Redundancy, Space, SpaceConfig};
 use hecaton_transport::tls::CredentialsDir;
+use hecaton_uffd::handover::Door;
 use std::os::fd::{BorrowedFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -35,6 +37,8 @@ use std::time::Duration;
 pub(crate) struct Held {
     pub(crate) state: RawFd,
     pub(crate) listener: RawFd,
+    /// Where programs attach that show the consumer's key.
+    pub(crate) public: Option<RawFd>,
     pub(crate) control: RawFd,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
@@ -46,6 +50,7 @@ impl Held {
     /// All of them, with the labels under which the node holds them.
     pub(crate) fn labelled(&self) -> Vec<(String, RawFd)> {
         let firecracker = self.firecracker.map(|fd| (guard::FIRECRACKER, fd));
+        let public = self.public.map(|fd| (guard::PUBLIC, fd));
         [
             (guard::STATE, self.state),
             (guard::LISTENER, self.listener),
@@ -53,6 +58,7 @@ impl Held {
         ]
         .into_iter()
         .chain(firecracker)
+        .chain(public)
         .map(|(label, fd)| (label.to_owned(), fd))
         .collect()
     }
@@ -123,6 +129,10 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     config.placement.apply(&space, &Placement::default());
     let shared = Arc::new(Shared::new(core, sealing)?);
     let mut server = Server::new(shared.clone(), &space, held.listener)?;
+    if let Some((listener, door)) = held.public.zip(Door::of(config.key.as_bytes())) {
+        let shared = shared.clone();
+        admission::begin(listener, door.key, move |program| shared.admit(program))?;
+    }
     let image = match &config.guest {
         Some(Guest::Firecracker { image, .. }) => Some(image.clone()),
         _ => None,

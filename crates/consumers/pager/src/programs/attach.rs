@@ -2,6 +2,7 @@
 
 use crate::core::{Core, close};
 use crate::guest;
+use crate::guest::handover::is_userfaultfd;
 use crate::process::guard::{helper_label, uffd_label};
 use crate::programs::address_space::AddressSpace;
 use crate::programs::fork;
@@ -199,6 +200,12 @@ fn parse_attach(message: Message) -> std::io::Result<MessageFrom> {
     if bytes.len() == size_of::<Attach>() && fds.len() <= 1 {
         // SAFETY: the length was compared, and any bytes are a valid Attach.
         let attach = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Attach>()) };
+        if !fds.iter().all(is_userfaultfd) {
+            return Err(std::io::Error::other("what came with it is no userfaultfd"));
+        }
+        // Reading it is not to wait, whoever has opened it.
+        let set = |fd: &OwnedFd| rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK);
+        fds.iter().try_for_each(set)?;
         if attach.magic == MAGIC {
             let uffd = fds.into_iter().next().map(IntoRawFd::into_raw_fd);
             return Ok(MessageFrom { attach, uffd, pid });

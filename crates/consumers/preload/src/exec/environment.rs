@@ -9,8 +9,8 @@ use std::ffi::{CStr, c_char};
 pub(super) struct Ours<'a> {
     pub(super) library: &'a [u8],
     pub(super) socket: &'a CStr,
-    /// Limits of the largest mapping and of locked memory.
-    pub(super) limits: [Option<&'a CStr>; 2],
+    /// The consumer's key, and the limits of the largest mapping and of locked memory.
+    pub(super) others: [Option<&'a CStr>; 3],
 }
 
 /// A variable that is written anew, from parts.
@@ -23,7 +23,7 @@ struct Joined<'a> {
 /// An environment, and what it lacks.
 pub(super) struct Plan<'a> {
     given: &'a [*const c_char],
-    added: [Option<&'a CStr>; 3],
+    added: [Option<&'a CStr>; 4],
     joined: [Option<Joined<'a>>; 2],
 }
 
@@ -67,7 +67,8 @@ impl<'a> Plan<'a> {
                 parts: [SANITIZER, LINK_ORDER_OFF, b"", b""],
             }),
         };
-        let added = [Some(ours.socket), ours.limits[0], ours.limits[1]];
+        let [key, largest_mapping, local] = ours.others;
+        let added = [Some(ours.socket), key, largest_mapping, local];
         Plan {
             given,
             added: added.map(|variable| variable.and_then(unless_there)),
@@ -128,7 +129,7 @@ mod tests {
     const OURS: Ours<'static> = Ours {
         library: b"/l.so",
         socket: c"HECATON_PAGER=/s",
-        limits: [Some(c"HECATON_LARGEST_MAPPING=7"), None],
+        others: [Some(c"HECATON_KEY=k"), Some(c"HECATON_LARGEST_MAPPING=7"), None],
     };
 
     /// The completed environment; `None` if it lacks nothing.
@@ -153,6 +154,7 @@ mod tests {
     fn empty_environment_gets_all_variables() {
         let expected = [
             "HECATON_PAGER=/s",
+            "HECATON_KEY=k",
             "HECATON_LARGEST_MAPPING=7",
             "LD_PRELOAD=/l.so",
             "ASAN_OPTIONS=verify_asan_link_order=0",
@@ -164,6 +166,7 @@ mod tests {
     fn complete_environment_stays() {
         let all = [
             c"HECATON_PAGER=/another",
+            c"HECATON_KEY=another",
             c"HECATON_LARGEST_MAPPING=1",
             c"LD_PRELOAD=/x.so:/l.so",
             c"ASAN_OPTIONS=verify_asan_link_order=1",
@@ -180,6 +183,7 @@ mod tests {
             "A=b",
             "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0",
             "HECATON_PAGER=",
+            "HECATON_KEY=k",
             "HECATON_LARGEST_MAPPING=7",
         ];
         assert_eq!(complete(&given).unwrap(), expected);

@@ -27,17 +27,27 @@ struct Room {
 struct Kept {
     library: [u8; 1024],
     socket: [u8; 128],
+    key: [u8; 64],
     largest_mapping: [u8; 64],
     local: [u8; 64],
 }
 
 #[unsafe(link_section = ".data")]
-static mut KEPT: Kept =
-    Kept { library: [0; 1024], socket: [0; 128], largest_mapping: [0; 64], local: [0; 64] };
+static mut KEPT: Kept = Kept {
+    library: [0; 1024],
+    socket: [0; 128],
+    key: [0; 64],
+    largest_mapping: [0; 64],
+    local: [0; 64],
+};
 
 /// Notes what the programs to come are started with. What is too long is not noted, and those
 /// programs are not followed. Called before the program has a second thread.
-pub(crate) fn prepare(socket: &CStr, [largest_mapping, local]: [Option<&CStr>; 2]) {
+pub(crate) fn prepare(
+    socket: &CStr,
+    key: Option<&CStr>,
+    [largest_mapping, local]: [Option<&CStr>; 2],
+) {
     // SAFETY: dladdr fills the structure where it succeeds; its name lasts as long as the library.
     let library = unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
@@ -51,6 +61,7 @@ pub(crate) fn prepare(socket: &CStr, [largest_mapping, local]: [Option<&CStr>; 2
     // SAFETY: this is the only thread.
     let kept = unsafe { &mut *kept };
     let fits = note(&mut kept.socket, b"HECATON_PAGER=", socket)
+        && key.is_none_or(|key| note(&mut kept.key, b"HECATON_KEY=", key))
         && largest_mapping.is_none_or(|largest| {
             note(&mut kept.largest_mapping, b"HECATON_LARGEST_MAPPING=", largest)
         })
@@ -80,7 +91,7 @@ fn ours() -> Option<Ours<'static>> {
     Some(Ours {
         library: text(&kept.library)?.to_bytes(),
         socket: text(&kept.socket)?,
-        limits: [text(&kept.largest_mapping), text(&kept.local)],
+        others: [text(&kept.key), text(&kept.largest_mapping), text(&kept.local)],
     })
 }
 

@@ -1,9 +1,9 @@
 //! Forks a child that stays on local memory, where no child can be followed.
 //!
-//! A sandbox (seccomp) or a change of user may forbid the program to connect to its pager, and a
-//! child with CLONE_FILES cannot have a userfaultfd of its own under its parent's number. Such a
-//! child is a plain copy of its parent, and so all of its parent's memory must be there when it is
-//! made:
+//! A sandbox (seccomp) may forbid the program to connect to its pager, a program that does not see
+//! `/proc` finds no mappings, and a child with CLONE_FILES cannot have a userfaultfd of its own
+//! under its parent's number. Such a child is a plain copy of its parent, and so all memory of the
+//! parent must be there when it is made:
 //!
 //! 1. The helper takes no pages from now on ([`turn::keep_pages`]).
 //! 2. Each page is read that may be in the pool.

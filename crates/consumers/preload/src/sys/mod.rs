@@ -263,14 +263,25 @@ pub(crate) fn connect_stream(path: &[u8]) -> Result<RawFd, Errno> {
     connect_as(libc::SOCK_STREAM, path)
 }
 
+/// A packet connection to the Unix socket at the abstract address that is `path` after a zero.
+pub(crate) fn connect_abstract(path: &[u8]) -> Result<RawFd, Errno> {
+    connect_to(libc::SOCK_SEQPACKET, path, 1)
+}
+
 fn connect_as(kind: i32, path: &[u8]) -> Result<RawFd, Errno> {
+    connect_to(kind, path, 0)
+}
+
+/// With so many zeros before the path. An abstract address ends where it ends; a path has zeros
+/// after it.
+fn connect_to(kind: i32, path: &[u8], zeros: usize) -> Result<RawFd, Errno> {
     // SAFETY: an all-zero sockaddr_un is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
     if path.len() >= address.sun_path.len() {
         return Err(Errno(libc::ENAMETOOLONG));
     }
-    for (to, from) in address.sun_path.iter_mut().zip(path) {
+    for (to, from) in address.sun_path[zeros..].iter_mut().zip(path) {
         *to = *from as libc::c_char;
     }
     // SAFETY: the address lives across the call; descriptors touch no memory.
@@ -278,9 +289,27 @@ fn connect_as(kind: i32, path: &[u8]) -> Result<RawFd, Errno> {
         let kind = kind | libc::SOCK_CLOEXEC;
         let fd = syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0, 0, 0, 0])?;
         let at = std::ptr::from_ref(&address) as usize;
-        let len = size_of::<libc::sockaddr_un>();
+        let len = match zeros {
+            0 => size_of::<libc::sockaddr_un>(),
+            zeros => std::mem::offset_of!(libc::sockaddr_un, sun_path) + zeros + path.len(),
+        };
+        let limit_sends = |tv_sec| {
+            let limit = libc::timeval { tv_sec, tv_usec: 0 };
+            let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_SNDTIMEO as usize);
+            let (at, len) = (&raw const limit as usize, size_of_val(&limit));
+            let _ = syscall(libc::SYS_setsockopt, [fd, level, name, at, len, 0]);
+        };
+        if zeros > 0 {
+            // To connect waits for those before, who may be strangers.
+            limit_sends(2);
+        }
         match syscall(libc::SYS_connect, [fd, at, len, 0, 0, 0]) {
-            Ok(_) => Ok(fd as RawFd),
+            Ok(_) => {
+                if zeros > 0 {
+                    limit_sends(0);
+                }
+                Ok(fd as RawFd)
+            }
             Err(error) => {
                 close(fd as RawFd);
                 Err(error)
@@ -326,4 +355,46 @@ pub(crate) fn send_with_descriptors(
         let flags = libc::MSG_NOSIGNAL as usize;
         syscall(libc::SYS_sendmsg, [socket as usize, at, flags, 0, 0, 0]).map(drop)
     }
+}
+
+/// Reads a packet, and the descriptor that may be beside it.
+pub(crate) fn read_with_descriptor(
+    socket: RawFd,
+    bytes: &mut [u8],
+) -> Result<(usize, Option<RawFd>), Errno> {
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut space = DescriptorSpace([0; 24]);
+    // SAFETY: an all-zero msghdr is valid; the kernel writes `bytes` and the control buffer, which
+    // is aligned for a header and outlives the call.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = space.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as usize;
+        let (at, flags) = (&raw mut message as usize, libc::MSG_CMSG_CLOEXEC as usize);
+        let read = loop {
+            match syscall(libc::SYS_recvmsg, [socket as usize, at, flags, 0, 0, 0]) {
+                Err(Errno(libc::EINTR)) => {}
+                read => break read?,
+            }
+        };
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        let is_descriptor = !header.is_null()
+            && (*header).cmsg_level == libc::SOL_SOCKET
+            && (*header).cmsg_type == libc::SCM_RIGHTS;
+        let fd = is_descriptor.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned());
+        Ok((read, fd))
+    }
+}
+
+/// The user who listens where a socket is connected.
+pub(crate) fn listeners_user(socket: RawFd) -> Result<u32, Errno> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
+    let mut len = size_of_val(&peer) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_PEERCRED as usize);
+    let (at, len) = (&raw mut peer as usize, &raw mut len as usize);
+    // SAFETY: the kernel writes no more than the structure.
+    unsafe { syscall(libc::SYS_getsockopt, [socket as usize, level, name, at, len, 0])? };
+    Ok(peer.uid)
 }

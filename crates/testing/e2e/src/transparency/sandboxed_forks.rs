@@ -1,8 +1,9 @@
-//! Forks where the child cannot reach the pager: `sandboxed-forks seccomp|killed|user|files`.
+//! Forks where the child hardly reaches the pager:
+//! `sandboxed-forks seccomp|killed|user|chroot|files`.
 //!
 //! The first forbids system calls by a filter, the second is killed when it makes them, the third
-//! gives up the user, the fourth shares descriptors with its child. All memory of the parent must
-//! be in the child, and in its child.
+//! gives up the user, the fourth leaves all files behind, the fifth shares descriptors with its
+//! child. All memory of the parent must be in the child, and in its child.
 
 use hecaton_e2e::{Checked, fork_and, wait_for};
 use std::io::Error;
@@ -21,6 +22,8 @@ fn main() {
         "killed" => forbid(libc::SECCOMP_RET_KILL_PROCESS),
         // SAFETY: numbers only. The system call itself, which changes one thread.
         "user" => assert_eq!(unsafe { libc::syscall(libc::SYS_setuid, NOBODY) }, 0),
+        // SAFETY: a C string.
+        "chroot" => assert_eq!(unsafe { libc::chroot(c"/usr/share".as_ptr()) }, 0),
         "files" => {}
         other => panic!("no kind is called {other}"),
     }

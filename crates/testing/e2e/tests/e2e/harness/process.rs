@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::{
     fmt, fs,
     io::Read,
-    os::unix::process::CommandExt as _,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::Path,
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     thread,
@@ -187,6 +187,16 @@ pub(crate) fn missing(program: &str) -> Option<String> {
 /// The same, of several.
 pub(crate) fn missing_any(programs: &[&str]) -> Option<String> {
     programs.iter().find_map(|program| missing(program))
+}
+
+/// Why users without privileges cannot read a file, if they cannot.
+pub(crate) fn readable_by_all(file: &Path) -> Option<String> {
+    let is_closed = |at: &Path| {
+        let needed = if at == file { 0o004 } else { 0o001 };
+        fs::metadata(at).is_ok_and(|at| at.permissions().mode() & needed == 0)
+    };
+    let closed = file.ancestors().find(|at| is_closed(at))?;
+    Some(format!("other users may not reach {}, because of {}", file.display(), closed.display()))
 }
 
 /// The process and all that descend from it, as far as they can be seen at this moment.

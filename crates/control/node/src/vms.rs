@@ -58,6 +58,19 @@ pub enum VmState {
     Stuck,
 }
 
+impl VmState {
+    /// That of a machine that was seen to run, or not. It may have been told to leave since
+    /// somebody began to look.
+    fn seen(self, running: bool) -> VmState {
+        match (self, running) {
+            (VmState::Leaving | VmState::Detached, _) => self,
+            (_, true) => VmState::Running,
+            (VmState::Stopped, false) => VmState::Stopped,
+            (_, false) => VmState::Paused,
+        }
+    }
+}
+
 /// A virtual machine, as the node reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmReport {
@@ -264,7 +277,7 @@ impl Follower {
                     self.set_state(VmState::Detached);
                 }
             } else if consumer.stats.as_ref().is_some_and(|stats| stats.local_bytes > 0) {
-                self.set_state(VmState::Running);
+                self.report(|report| report.state = report.state.seen(true));
             }
         }
     }
@@ -362,15 +375,29 @@ impl Follower {
     fn note(&self, state: &RunState) {
         self.report(|report| {
             report.run_state = Some(state.status.clone());
-            report.state = match (state.running, report.state) {
-                (true, _) => VmState::Running,
-                (false, VmState::Stopped) => VmState::Stopped,
-                (false, _) => VmState::Paused,
-            };
+            report.state = report.state.seen(state.running);
         });
     }
 
     fn set_state(&self, state: VmState) {
         self.report(|report| report.state = state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is told to while its monitor is asked.
+    #[test]
+    fn a_machine_that_leaves_is_not_taken_for_one_that_runs() {
+        for left in [VmState::Leaving, VmState::Detached] {
+            assert_eq!([true, false].map(|running| left.seen(running)), [left, left]);
+        }
+        let seen = |known: VmState| [true, false].map(|running| known.seen(running));
+        assert_eq!(seen(VmState::Stopped), [VmState::Running, VmState::Stopped]);
+        for known in [VmState::Waiting, VmState::Running, VmState::Paused, VmState::Stuck] {
+            assert_eq!(seen(known), [VmState::Running, VmState::Paused]);
+        }
     }
 }

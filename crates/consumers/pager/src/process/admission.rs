@@ -1,8 +1,8 @@
 //! Lets programs in that cannot reach the pager by the path of its socket.
 //!
 //! They have become another user, or no longer see it. Everybody in the host's network namespace
-//! can connect to an abstract address. So a thread of its own hears who comes
-//! there, and gives to the fault loop only connections on which the consumer's key was shown.
+//! can connect to an abstract address. So a thread of its own hears who comes there, and gives to
+//! the fault loop only connections on which the consumer's key was shown.
 
 use crate::config::PagerConfig;
 use crate::programs::attach;

@@ -56,7 +56,7 @@ struct Process {
     adoption: Option<AdoptionSocket>,
 }
 
-/// What the thread that reports is to say beside the statistics, which follow.
+/// An event for the reporting thread to send, if there is one. It sends the statistics after it.
 type News = Option<DonorEvent>;
 
 /// Why a node is not listened to any more.

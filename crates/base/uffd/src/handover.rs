@@ -114,7 +114,7 @@ impl Door {
     }
 }
 
-/// What a program wants that connects to the pager's abstract address.
+/// The request of a program that connects to the pager's abstract address.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {

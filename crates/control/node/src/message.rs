@@ -423,7 +423,7 @@ pub struct PagerAddress {
     pub name: String,
     /// The socket that `libhecaton.so` connects to.
     pub socket: PathBuf,
-    /// What a program shows that does not reach it, and where: a `Door` of `hecaton_uffd`.
+    /// The address and key for programs that cannot reach it: a `Door` of `hecaton_uffd`.
     #[serde(default)]
     pub key: String,
     /// The pager's process, leader of its process group.

@@ -202,9 +202,9 @@ impl SharedMemory {
     /// mapping later. What is written through the descriptor is not, until it is used here. What is
     /// swapped out is brought in first; the caller waits for that, and nobody else does.
     ///
-    /// Whoever has the descriptor may do so, for another process that is dead. What cannot be
-    /// locked is passed over, and the first reason returned. A page that is given back at the same
-    /// moment may be taken anew.
+    /// A process that holds the descriptor can lock the memory of another one that has died. Pages
+    /// that cannot be locked are passed over, and the first error is returned. If a page is given
+    /// back at the same moment, this may take it again.
     pub fn lock(&self) -> io::Result<()> {
         /// So much is locked by one call: other threads that map memory wait for it.
         const CHUNK: u64 = 64 << 20;

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// Most connections on which nothing was said yet. More wait to be accepted.
 const MAX_WAITING: usize = 64;
 
+/// How long to wait for descriptors. Connections that were accepted are heard meanwhile.
+const RETRY: Duration = Duration::from_millis(10);
+
 /// How long one of them may say nothing.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -51,7 +54,7 @@ pub(crate) fn begin(
     key: Key,
     admit: impl Fn(OwnedFd) + Send + 'static,
 ) -> io::Result<()> {
-    let mut entrance = Entrance { listener, key, admit, waiting: Vec::new() };
+    let mut entrance = Entrance { listener, key, admit, waiting: Vec::new(), is_full: false };
     let admits = move || {
         while let Ok(()) = entrance.hear() {}
         tracing::error!("programs that become another user are not heard any more");
@@ -64,6 +67,8 @@ struct Entrance<Admit> {
     key: Key,
     admit: Admit,
     waiting: Vec<Waiting>,
+    /// The last accept failed: the process has no descriptors left.
+    is_full: bool,
 }
 
 /// Somebody who has not said anything yet.
@@ -76,13 +81,15 @@ impl<Admit: Fn(OwnedFd)> Entrance<Admit> {
     /// Waits until somebody comes, speaks, or has been silent for too long.
     fn hear(&mut self) -> rustix::io::Result<()> {
         let left = self.waiting.first().map(|first| PATIENCE.saturating_sub(first.since.elapsed()));
+        let left = left.into_iter().chain(self.is_full.then_some(RETRY)).min();
         let limit = left.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         });
         // SAFETY: it is never closed.
         let listener = unsafe { BorrowedFd::borrow_raw(self.listener) };
-        let listener = (self.waiting.len() < MAX_WAITING).then_some(listener);
+        let listens = self.waiting.len() < MAX_WAITING && !self.is_full;
+        let listener = listens.then_some(listener);
         let watched = self.waiting.iter().map(|one| one.socket.as_fd()).chain(listener);
         let polled = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let mut polled: Vec<_> = polled.collect();
@@ -109,10 +116,8 @@ impl<Admit: Fn(OwnedFd)> Entrance<Admit> {
             let socket = unsafe { OwnedFd::from_raw_fd(socket) };
             self.waiting.push(Waiting { socket, since: Instant::now() });
         }
-        if has_come && self.waiting.len() == before {
-            // There are no descriptors left. Or it has gone again.
-            thread::sleep(Duration::from_millis(10));
-        }
+        // The listener stays readable: it is left out of the next wait, which is short.
+        self.is_full = has_come && self.waiting.len() == before;
         Ok(())
     }
 

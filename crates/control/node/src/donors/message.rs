@@ -33,7 +33,7 @@ pub struct DonorStart {
     pub name: String,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
-    /// What kind of memory these are.
+    /// The kind of memory that it lends.
     pub memory: DonorMemory,
     /// Bytes that its host is to have available, if it sees to that.
     #[serde(default)]

@@ -142,7 +142,7 @@ fn locked_bytes(pid: u32, file: &str) -> anyhow::Result<u64> {
     Ok(if is_locked { present.trim().trim_end_matches(" kB").parse::<u64>()? << 10 } else { 0 })
 }
 
-/// Who serves the swap is in memory, and the volume's tables are when nobody serves it, too.
+/// The kernel cannot swap out the donors. Nor the volume's tables, which the node keeps locked.
 fn nothing_of_it_is_swapped(cluster: &Cluster, server: u32) -> anyhow::Result<()> {
     let tables = "hecaton-volume";
     let (served, kept) = (locked_bytes(server, tables)?, locked_bytes(cluster.node(), tables)?);

@@ -34,8 +34,8 @@ if child == 0:
 print(os.getuid(), right(), os.waitpid(child, 0)[1])
 ";
 
-/// What another user runs that a program on the pool has become is on the pool, too, and what it
-/// forks; and where the pager's socket is out of sight.
+/// A program on the pool becomes another user, and runs a program that forks: both are on the pool.
+/// So they are if they cannot see the pager's socket.
 pub(crate) fn another_user(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["setpriv", "su", "python3", "unshare"]) {
         return Ok(Outcome::Skipped(reason));

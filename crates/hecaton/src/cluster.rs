@@ -1,15 +1,15 @@
 //! How commands find their cluster: `--manager`, else `HECATON_MANAGER`, else the directory where
 //! `hecaton dev` or `hecaton node` wrote where the manager is.
 
-use crate::failure::usage;
+use crate::terminal::failure::usage;
 use crate::tls::TlsArgs;
 use anyhow::{Context as _, anyhow, bail};
 use hecaton_manager::ClusterStatus;
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
-use hecaton_node::client::NodeClient;
-use hecaton_node::endpoints::{Endpoints, Tried, check_urls};
-use hecaton_node::report::Host;
+use hecaton_node::cluster::endpoints::{Endpoints, Tried, check_urls};
+use hecaton_node::cluster::report::Host;
+use hecaton_node::socket::client::NodeClient;
 use hecaton_pki::Credentials;
 use hecaton_policy::cluster::choice::Choice;
 use serde::de::DeserializeOwned;

@@ -1,9 +1,10 @@
 //! Which addresses may be listened on.
 //!
-//! The page protocol does not authenticate, nor does the HTTP API without certificates. On loopback the
-//! users of this host can reach them, beyond it everybody can: that takes a word from the administrator.
+//! The page protocol does not authenticate, nor does the HTTP API without certificates. On loopback
+//! the users of this host can reach them, beyond it everybody can: that takes a word from the
+//! administrator.
 
-use crate::failure::usage;
+use crate::terminal::failure::usage;
 use std::net::SocketAddr;
 
 /// Refuses an address that other hosts can reach, unless that is wanted.

@@ -4,47 +4,30 @@
 #[macro_use]
 mod out;
 
-mod agent;
-mod announcing;
 mod bench;
 mod cgroup;
 mod cluster;
-mod completion;
-mod dev;
-mod donor;
-mod drain;
-mod failure;
-mod giving_back;
-mod guest;
+mod daemons;
 mod host;
-mod lending;
-mod lifetime;
 mod listen;
-mod logging;
-mod man;
-mod manager;
-mod node;
-mod node_list;
-mod pager;
+mod nodes;
 mod pki;
 mod placement;
 mod policy;
-mod recall;
 mod report;
 mod run;
 mod simulate;
 mod status;
 mod swap_device;
-mod table;
+mod terminal;
 mod tls;
 mod tools;
 mod top;
 mod vm;
 mod volume;
-mod volume_server;
 
 use clap::{Parser, Subcommand};
-use hecaton_node::limits;
+use hecaton_node::children::limits;
 use std::process::ExitCode;
 
 /// Gives a cluster's idle memory to the programs and virtual machines that need more than their
@@ -68,7 +51,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Runs a whole cluster on this machine, until it is interrupted
-    Dev(dev::Args),
+    Dev(daemons::dev::Args),
     /// Runs a program, with the memory that does not fit here in the pool
     #[command(after_help = run::access::help())]
     Run(run::Args),
@@ -79,7 +62,7 @@ enum Command {
     #[command(subcommand)]
     Host(host::Host),
     /// Runs in a harvest VM: has its applications give memory back before it goes
-    Guest(guest::Args),
+    Guest(daemons::guest::Args),
     /// Serves pool memory as disks
     #[command(subcommand)]
     Volume(volume::Volume),
@@ -88,9 +71,9 @@ enum Command {
     /// Shows the cluster live, in the terminal
     Top(top::Args),
     /// Runs the manager of a real cluster
-    Manager(manager::Args),
+    Manager(daemons::manager::Args),
     /// Lends this host's memory, and borrows for the programs on it
-    Node(Box<node::Args>),
+    Node(Box<daemons::node::Args>),
     /// Says who may hold how much of the pool
     #[command(subcommand)]
     Policy(policy::Policy),
@@ -104,9 +87,9 @@ enum Command {
     #[command(subcommand)]
     Simulate(simulate::Simulate),
     /// Prints the completion script of a shell
-    Completion(completion::Args),
+    Completion(terminal::completion::Args),
     /// Prints the manual page, or writes those of all commands
-    Man(man::Args),
+    Man(terminal::man::Args),
     /// Serves pages from this process's memory; started by the node
     #[command(hide = true)]
     Donor,
@@ -136,29 +119,29 @@ fn main() -> ExitCode {
 fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return failure::explain_arguments(&error),
+        Err(error) => return terminal::failure::explain_arguments(&error),
     };
     let is_daemon = cli.command.is_daemon();
-    let result = logging::start(cli.log_json).and_then(|()| match cli.command {
-        Command::Dev(args) => dev::run(args, cli.log_json),
+    let result = terminal::logging::start(cli.log_json).and_then(|()| match cli.command {
+        Command::Dev(args) => daemons::dev::run(args, cli.log_json),
         Command::Run(args) => run::run(args),
         Command::Vm(vm) => vm::run(vm),
         Command::Host(host) => host::run(&host),
-        Command::Guest(args) => guest::run(args),
+        Command::Guest(args) => daemons::guest::run(args),
         Command::Volume(volume) => volume::run(volume),
         Command::Status(args) => status::run(&args),
         Command::Top(args) => top::run(&args),
-        Command::Manager(args) => manager::run(&args),
-        Command::Node(args) => node::run(*args, cli.log_json),
+        Command::Manager(args) => daemons::manager::run(&args),
+        Command::Node(args) => daemons::node::run(*args, cli.log_json),
         Command::Policy(policy) => policy::run(&policy),
         Command::Pki(pki) => pki::run(&pki),
         Command::Bench(bench) => bench::run(bench).map(|()| ExitCode::SUCCESS),
         Command::Simulate(simulate) => simulate::run(&simulate),
-        Command::Completion(args) => completion::run(&args),
-        Command::Man(args) => man::run(&args),
-        Command::Donor => donor::run(),
-        Command::Pager => pager::run(),
-        Command::VolumeServer => volume_server::run(),
+        Command::Completion(args) => terminal::completion::run(&args),
+        Command::Man(args) => terminal::man::run(&args),
+        Command::Donor => daemons::donor::run(),
+        Command::Pager => daemons::pager::run(),
+        Command::VolumeServer => daemons::volume_server::run(),
         Command::SwapKeeper => run::swap::keeper::run(),
     });
     result.unwrap_or_else(|error| {
@@ -166,7 +149,7 @@ fn run() -> ExitCode {
         let limit = is_daemon.then(|| limits::in_the_way(&error_text)).flatten();
         let limit = limit.map(|limit| format!("; {limit}")).unwrap_or_default();
         eprintln!("hecaton: {error_text}{limit}");
-        ExitCode::from(failure::status(&error))
+        ExitCode::from(terminal::failure::status(&error))
     })
 }
 

@@ -1,9 +1,10 @@
 //! `hecaton pki`: a certificate authority of the cluster's own.
 
-use crate::failure::usage;
-use crate::{lifetime, out};
+use crate::daemons::lifetime;
+use crate::out;
+use crate::terminal::failure::usage;
 use anyhow::Context as _;
-use hecaton_node::report::check_name;
+use hecaton_node::cluster::report::check_name;
 use hecaton_pki::{Authority, Identity, Reception, Role, TokenWish, Wish, is_host_and_port};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};

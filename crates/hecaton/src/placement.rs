@@ -1,8 +1,8 @@
 //! What the user wants of the pool: copies, donors, ranges of a machine's RAM.
 
-use crate::failure::usage;
+use crate::terminal::failure::usage;
 use hecaton_memory::Size;
-use hecaton_node::message::{CreateVolume, Wanted};
+use hecaton_node::socket::message::{CreateVolume, Wanted};
 use hecaton_pager::{Placement, RamRange};
 use hecaton_space::{Code, Cold};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! `hecaton policy`: who of the cluster may hold how much of the pool, and how many harvest VMs there may be.
 
 use crate::cluster::ClusterArgs;
-use crate::failure::{Usage, usage};
+use crate::terminal::failure::{Usage, usage};
 use clap::{Subcommand, ValueEnum};
 use hecaton_manager::ClusterStatus;
 use hecaton_manager::harvest::HarvestStatus;

@@ -4,14 +4,14 @@ mod notes;
 
 use crate::cluster::ClusterArgs;
 use crate::policy;
-use crate::table::Table;
+use crate::terminal::table::Table;
 use crate::volume::show as volumes;
 use hecaton_donor::Snapshot;
 use hecaton_manager::{ClusterStatus, MemberState, NodeState, NodeStatus};
 use hecaton_memory::{Size, pages_to_bytes};
+use hecaton_node::cluster::report::{DonorAddress, NodeReport};
 use hecaton_node::donors::DonorReport;
 use hecaton_node::pagers::ConsumerReport;
-use hecaton_node::report::{DonorAddress, NodeReport};
 use hecaton_pager::Stats;
 use serde::Serialize;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! Which certificates a command shows: `--tls-dir`, else `HECATON_TLS`.
 
-use crate::failure::usage;
+use crate::terminal::failure::usage;
 use anyhow::Context as _;
 use hecaton_pki::{Credentials, CredentialsError, Role, Token};
 use std::path::{self, Path, PathBuf};

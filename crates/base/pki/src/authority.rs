@@ -13,10 +13,10 @@
 mod lock;
 
 use self::lock::Lock;
-use crate::credentials::{CA_FILE, CERTIFICATE_FILE, CRL_FILE, KEY_FILE};
 use crate::grants::{Admission, GrantError, Grants, MAX_TOKENS};
 use crate::identity::{Identity, Role};
 use crate::token::{Token, hex, unhex};
+use crate::trust::credentials::{CA_FILE, CERTIFICATE_FILE, CRL_FILE, KEY_FILE};
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, CertificateRevocationListParams,
     CertificateSigningRequestParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -575,7 +575,7 @@ fn io_error(path: &Path, source: io::Error) -> AuthorityError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::credentials::{Credentials, CredentialsError};
+    use crate::trust::credentials::{Credentials, CredentialsError};
     use rustls::pki_types::PrivateKeyDer;
     use std::os::unix::fs::MetadataExt;
 

@@ -3,8 +3,8 @@
 //! The client's own TLS takes neither lists of what is revoked nor files that change, so it is put in here,
 //! at the seam that the client has for that.
 
-use crate::credentials::Credentials;
-use crate::outside::OutsideCredentials;
+use crate::trust::credentials::Credentials;
+use crate::trust::outside::OutsideCredentials;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, StreamOwned};
 use std::fmt;

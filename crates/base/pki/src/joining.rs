@@ -9,9 +9,9 @@
 //! | the authority | an [`Answer`], as JSON |
 
 use crate::authority::{Admitted, Authority, AuthorityError, OWN_NAME, make_dir, replace};
-use crate::credentials::{CA_FILE, CERTIFICATE_FILE, CRL_FILE, KEY_FILE};
 use crate::identity::{Identity, Role};
 use crate::token::Token;
+use crate::trust::credentials::{CA_FILE, CERTIFICATE_FILE, CRL_FILE, KEY_FILE};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -375,7 +375,7 @@ fn is_name(name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::authority::TokenWish;
-    use crate::credentials::Credentials;
+    use crate::trust::credentials::Credentials;
 
     /// An authority that takes nodes in, for as long as the tests run.
     struct World {

@@ -12,24 +12,20 @@
 //! TLS 1.3 is the only version spoken: both ends are Hecaton's own, but for clients of volumes, which know it.
 
 mod authority;
-mod by_role;
 mod connector;
-mod credentials;
 mod grants;
 mod identity;
 mod joining;
-mod outside;
-mod peers;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod token;
-mod watched;
+mod trust;
 
 pub use authority::{Authority, AuthorityError, Issued, TokenWish, Wish};
 pub use connector::{ClientTls, LastingAgent, agent};
-pub use credentials::{Credentials, CredentialsDir, CredentialsError, Loaded};
 pub use grants::GrantError;
 pub use identity::{Identity, IdentityError, Role};
 pub use joining::{JoinError, Reception, join};
-pub use outside::OutsideCredentials;
 pub use token::{NoToken, Token, is_host_and_port};
+pub use trust::credentials::{Credentials, CredentialsDir, CredentialsError, Loaded};
+pub use trust::outside::OutsideCredentials;

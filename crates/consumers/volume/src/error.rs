@@ -1,6 +1,6 @@
 //! Why a volume cannot be, and why a request to one fails.
 
-use crate::spill::SpillError;
+use crate::spilling::spill::SpillError;
 use crate::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::memfd::MemoryError;
 use hecaton_memory::{PAGE_SIZE, Size};

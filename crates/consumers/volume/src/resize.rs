@@ -6,7 +6,7 @@
 //! second; a client of NBD learns of it when it connects again.
 
 use crate::ResizeError;
-use crate::page_locks::Access;
+use crate::requests::page_locks::Access;
 use crate::state::{self, Page};
 use crate::volume::Volume;
 use hecaton_memory::pages_to_bytes;

@@ -5,7 +5,7 @@
 //! noted copies it first. So nobody waits for more than the pages that it changes. The copy is a space of
 //! its own, with its own tables, which another process serves once it is whole.
 
-use crate::page_locks::Access;
+use crate::requests::page_locks::Access;
 use crate::state::{Page, SEGMENT_PAGES, State};
 use crate::volume::{Volume, VolumeConfig};
 use crate::{BlockError, SnapshotError};

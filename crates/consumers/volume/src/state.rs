@@ -8,7 +8,7 @@
 //! | slots | slot | 8 | page + 1 of a write under way; 0: free |
 //! | contents | slot | 8 | the page as it is to be written |
 //! | keys | volume, if it is encrypted | 8 | the key, and the last version that anything was sealed with |
-//! | seals | page, if it is encrypted | 24 | version and tag of what is stored ([`crate::sealing`]) |
+//! | seals | page, if it is encrypted | 24 | version and tag of what is stored ([`crate::pool::sealing`]) |
 //! | words | page | 4 | 0: a hole; [`LOST`]; otherwise what [`word_of`] makes of the sum of what is stored |
 //!
 //! There is room for the largest volume, so that nothing has to move when one grows; the memory is
@@ -25,7 +25,7 @@
 //! - A hole is never asked for. So a page's word is 0 before donors are told to discard it.
 
 use crate::VolumeError;
-use crate::spill::Spill;
+use crate::spilling::spill::Spill;
 use crate::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::words::SharedWords;
 use hecaton_memory::{Epoch, Generation, PAGE_SIZE, PageNo, PageSum, pages_to_bytes};

@@ -1,27 +1,27 @@
 //! A volume: a space that is read and written at any byte.
 //!
-//! Each request locks its pages ([`crate::page_locks`]) for as long as it takes. What is written is
-//! named in the state before it is sent ([`crate::state`]) and answered when all copies have it. Parts
-//! of pages are read, changed and written under the same lock.
+//! Each request locks its pages ([`crate::requests::page_locks`]) for as long as it takes. What is
+//! written is named in the state before it is sent ([`crate::state`]) and answered when all copies
+//! have it. Parts of pages are read, changed and written under the same lock.
 
 use crate::attach::{Attachment, Attachments, Client, Held, Role};
-use crate::buffer::{self, Buffer, Reserved};
-use crate::fetch::{fetch, runs};
-use crate::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
-use crate::page_locks::{Access, PageLock, PageLocks};
-use crate::places::{Place, Places};
+use crate::pool::fetch::{fetch, runs};
+use crate::pool::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
+use crate::pool::scrub;
+use crate::pool::sealing::Sealed;
+use crate::pool::settle::{self, Unsettled};
+use crate::pool::store::{Fate, Item, Writer, fate_of, store};
 use crate::readers::{self, Reading, SharedBy};
+use crate::requests::buffer::{self, Buffer, Reserved};
+use crate::requests::page_locks::{Access, PageLock, PageLocks};
+use crate::requests::slots::Slots;
 use crate::resize::Watchers;
-use crate::sealing::Sealed;
-use crate::settle::{self, Unsettled};
-use crate::slots::Slots;
 use crate::snapshot::Copying;
+use crate::spilling::places::{Place, Places};
+use crate::spilling::{departures, returns, target::Target};
 use crate::state::{MAX_PAGES, Page, SEGMENT_PAGES, SLOTS, State, pages_of_segment, word_of};
 use crate::stats::{Counters, Stats};
-use crate::store::{Fate, Item, Writer, fate_of, store};
-use crate::target::Target;
 use crate::{BlockError, VolumeError};
-use crate::{departures, returns, scrub};
 use hecaton_memory::{
     Epoch, PAGE_SIZE, PageNo, SpaceId, is_zero, page_sum, pages_for_bytes, pages_to_bytes,
     unix_time_ms,
@@ -73,7 +73,7 @@ pub struct VolumeConfig {
     /// Its size in pages, when it was created.
     pub pages: u64,
     /// The kernel swaps to it: what it takes to serve it is bounded, and had in advance
-    /// ([`crate::reserve`]).
+    /// ([`crate::requests::reserve`]).
     #[serde(default)]
     pub for_swap: bool,
     /// Copies of each page: 1 to 3.
@@ -109,7 +109,7 @@ pub struct VolumeConfig {
     #[serde(default)]
     pub multi_writer: bool,
     /// Writes are answered before donors have them, as long as these are not more bytes
-    /// ([`crate::buffer`]).
+    /// ([`crate::requests::buffer`]).
     #[serde(default)]
     pub write_buffer_bytes: Option<u64>,
     /// Donors and the spill file get pages only encrypted, and cannot alter them unnoticed.
@@ -700,7 +700,7 @@ impl Volume {
 
     /// Writes the pages that are named in these slots. What is settled leaves its slot; the places of
     /// the others are returned, with the first error of all. For `was_sent` see [`store`]. For seals
-    /// see [`crate::sealing`].
+    /// see [`crate::pool::sealing`].
     pub(crate) fn store(
         &self,
         lane: &mut Lent,

@@ -1,7 +1,7 @@
 //! Once a volume is served, its writes take nothing from the kernel: all that they allocate fits in
 //! what the heap was given before. Without a harness, because the heap must be this test's alone.
 
-use hecaton_block::reserve::{HEAP_BYTES, reserve_heap};
+use hecaton_block::requests::reserve::{HEAP_BYTES, reserve_heap};
 use hecaton_block::{State, Volume, VolumeConfig};
 use hecaton_donor::{Donor, DonorConfig};
 use hecaton_memory::{PAGE_SIZE, Size, random_u64};

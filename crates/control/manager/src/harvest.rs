@@ -7,7 +7,7 @@
 
 use crate::registry::SILENT_AFTER;
 use hecaton_node::agent::{HarvestGrant, HarvestWord};
-use hecaton_node::report::NodeReport;
+use hecaton_node::cluster::report::NodeReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -178,7 +178,7 @@ impl HarvestQuota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lasting::Lasting;
+    use crate::records::lasting::Lasting;
     use crate::registry::Registry;
     use hecaton_node::agent::{AgentReport, HarvestShare, MachineReport};
     use serde_json::json;

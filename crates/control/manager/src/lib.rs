@@ -1,38 +1,24 @@
-//! The control plane: which nodes there are, and how commands and nodes ask about them.
+//! The control plane: it knows the nodes of a cluster, and answers commands and nodes.
 //!
-//! [`registry`] decides and knows neither clock nor network; [`api`] is HTTP around it; [`server`]
-//! binds and runs it. [`overview`] and [`watch`] make of what is known what people look at, in a
-//! browser or with `hecaton top`. The manager is on no data path: with it away, pages go on moving between
-//! the nodes that know each other.
+//! [`registry`] decides and knows neither clock nor network; [`http`] is the API around it;
+//! [`records`] keeps it in a file or in etcd, and elects the manager that leads; [`watching`] makes
+//! of it what people look at, in a browser or with `hecaton top`. The manager is on no data path:
+//! with it away, pages go on moving between the nodes that know each other.
 
-mod alarms;
-pub mod api;
-pub mod book;
 mod dashboard;
-pub mod election;
 pub mod etcd;
-pub mod events;
 pub mod harvest;
-pub mod lasting;
-mod ledger;
+pub mod http;
 mod members;
-pub mod metrics;
-mod openapi;
-pub mod overview;
-mod own_metrics;
-pub mod pen;
-pub mod permission;
 mod quotas;
+pub mod records;
 pub mod registry;
 pub mod removal;
 mod roster;
-pub mod server;
-pub mod store;
-mod tls;
-pub mod watch;
+pub mod watching;
 
 pub use etcd::Etcd;
-pub use ledger::Keep;
-pub use metrics::MetricsServer;
+pub use http::metrics::MetricsServer;
+pub use http::server::{ManagerServer, ServeError};
+pub use records::ledger::Keep;
 pub use registry::{ClusterStatus, MemberState, NodeState, NodeStatus, Registry, RegistryError};
-pub use server::{ManagerServer, ServeError};

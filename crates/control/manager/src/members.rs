@@ -11,7 +11,7 @@
 
 use crate::registry::MAX_NODES;
 use hecaton_memory::random_u64;
-use hecaton_node::report::{MemberReport, NodeReport, Order, Orders};
+use hecaton_node::cluster::report::{MemberReport, NodeReport, Order, Orders};
 use hecaton_policy::cluster::member::Phase;
 use hecaton_policy::cluster::membership::{Membership, NodeState, Sends};
 use hecaton_policy::cluster::message::{Block, Holdings, ToManager, ToNode};
@@ -272,9 +272,9 @@ mod tests {
     use crate::registry::{MemberState, NodeState, Registry};
     use hecaton_donor::Snapshot;
     use hecaton_memory::SplitMix;
+    use hecaton_node::cluster::membership::Membership;
+    use hecaton_node::cluster::report::NodeReport;
     use hecaton_node::donors::DonorReport;
-    use hecaton_node::membership::Membership;
-    use hecaton_node::report::NodeReport;
     use hecaton_pager::DonorUse;
     use hecaton_policy::cluster::member::Phase;
     use std::collections::{BTreeMap, BTreeSet};
@@ -316,7 +316,7 @@ mod tests {
                 stats: Some(Snapshot { pages: 1000, ..Snapshot::default() }),
                 ..DonorReport::default()
             };
-            let mut program = crate::overview::tests::program("p", 1);
+            let mut program = crate::watching::overview::tests::program("p", 1);
             let held = self.held.iter().map(|(name, (bytes, _))| DonorUse {
                 name: (*name).to_owned(),
                 bytes: *bytes,

@@ -6,7 +6,7 @@
 //! has one, or else by greedy-remote, under which nobody has a target and quotas still pass to those in want.
 
 use crate::registry::SILENT_AFTER;
-use hecaton_node::report::NodeReport;
+use hecaton_node::cluster::report::NodeReport;
 use hecaton_policy::cluster::NodeId;
 use hecaton_policy::cluster::choice::{Choice, Named};
 use hecaton_policy::cluster::quotas::{Holder, divide};
@@ -125,11 +125,11 @@ impl Quotas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lasting::Lasting;
+    use crate::records::lasting::Lasting;
     use crate::registry::Registry;
     use hecaton_donor::Snapshot;
+    use hecaton_node::cluster::report::{HeartbeatAnswer, PoolShare};
     use hecaton_node::donors::DonorReport;
-    use hecaton_node::report::{HeartbeatAnswer, PoolShare};
     use serde_json::json;
 
     const TLP: Choice = Choice::Tlp { percent: 2, threshold_pages: 0, reserve_pages: 0 };

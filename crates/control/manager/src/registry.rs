@@ -1,19 +1,19 @@
 //! The nodes of the cluster, as far as they have been heard from.
 //!
-//! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Every node says
-//! everything about itself once a second; the little that a manager started anew must know before that, and
-//! what it has promised, is handed out as [`Changes`] for the caller to write down before it answers.
+//! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Every node
+//! reports all of itself once a second. What a manager must know before that when it is started
+//! anew, it hands out as [`Changes`], which the caller writes down before it answers.
 
 use crate::harvest::{HarvestQuota, HarvestStatus};
-use crate::lasting::{Changes, Lasting, NodeRecord};
 use crate::members::Members;
 use crate::quotas::Quotas;
+use crate::records::lasting::{Changes, Lasting, NodeRecord};
 use crate::removal::{self, RemovalError};
 use crate::roster::Roster;
-use hecaton_node::agent::HarvestWord;
+use hecaton_node::cluster::report::{DonorAddress, HeartbeatAnswer};
+use hecaton_node::cluster::report::{NameError, NodeReport, check_name};
 use hecaton_node::donors::DonorReport;
-use hecaton_node::pagers::MAX_PAGERS;
-use hecaton_node::report::{DonorAddress, HeartbeatAnswer, NameError, NodeReport, check_name};
+use hecaton_node::{agent::HarvestWord, pagers::MAX_PAGERS};
 use hecaton_policy::cluster::choice::{Choice, Named};
 pub use hecaton_policy::cluster::membership::NodeState as MemberState;
 use serde::{Deserialize, Serialize};
@@ -599,10 +599,10 @@ impl Registry {
 mod tests {
     use super::*;
     use hecaton_donor::Snapshot;
-    use hecaton_node::donor_list::{DonorList, ListVersion};
+    use hecaton_node::cluster::donor_list::{DonorList, ListVersion};
+    use hecaton_node::cluster::report::MemberReport;
     use hecaton_node::donors::DonorState;
     use hecaton_node::pagers::ConsumerReport;
-    use hecaton_node::report::MemberReport;
     use hecaton_policy::cluster::member::Phase;
     use proptest::prelude::*;
 

@@ -108,7 +108,7 @@ fn borrowers(nodes: &[NodeStatus], lender: &NodeStatus) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overview::tests::{donor, node, program};
+    use crate::watching::overview::tests::{donor, node, program};
     use hecaton_pager::DonorUse;
 
     const AFTER: Duration = Duration::from_secs(5);

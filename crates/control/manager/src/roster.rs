@@ -4,8 +4,8 @@
 //! that says which it knows hears what came after that.
 
 use hecaton_memory::random_u64;
-use hecaton_node::donor_list::{DonorList, ListVersion};
-use hecaton_node::report::DonorAddress;
+use hecaton_node::cluster::donor_list::{DonorList, ListVersion};
+use hecaton_node::cluster::report::DonorAddress;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
@@ -160,7 +160,7 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hecaton_node::donor_list::KnownDonors;
+    use hecaton_node::cluster::donor_list::KnownDonors;
     use proptest::prelude::*;
 
     const NOW: Duration = Duration::from_secs(100);

@@ -8,9 +8,9 @@
 //!
 //! Pure: it is told what consumers count, and when a second is over.
 
+use crate::cluster::report::{NodeReport, PoolShare};
 use crate::donors::DonorReport;
 use crate::pagers::ConsumerReport;
-use crate::report::{NodeReport, PoolShare};
 use crate::volumes::VolumeReport;
 use hecaton_memory::{PAGE_SIZE, SpaceId};
 use hecaton_policy::cluster::ConsumerId;
@@ -234,8 +234,8 @@ impl Party {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::report::HeartbeatAnswer;
     use crate::pagers::PagerState;
-    use crate::report::HeartbeatAnswer;
     use crate::volumes::tests::counted;
     use hecaton_donor::Snapshot;
     use hecaton_memory::pages_to_bytes;

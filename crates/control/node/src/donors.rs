@@ -9,8 +9,8 @@
 //! Node and donor talk over the socket that is the donor's standard input: [`DonorStart`] goes
 //! down, and [`DonorOrder`]s; [`DonorEvent`]s come up. The node ends a donor by an order. When the
 //! socket ends without one the node was killed: the donor goes on, as [`DonorStart::outlive`] says,
-//! and answers the node that adopts it ([`crate::adopt`]) with the [`DonorStart`] that another process
-//! in its place would be given, with descriptors. From then on donors of both kinds are alike.
+//! and answers the node that adopts it ([`crate::children::adopt`]) with the [`DonorStart`] that
+//! another process in its place would get. From then on donors of both kinds are alike.
 
 mod locking;
 mod message;
@@ -18,11 +18,11 @@ pub(crate) mod parts;
 
 pub use message::{DonorEvent, DonorMemory, DonorOrder, DonorPark, DonorStart, LISTENER};
 
-use crate::adopt::Adopted;
 use crate::channel::{self, Receiver};
-use crate::child::{ChildCommand, Conversation, Running, Target};
-use crate::held::HeldFds;
-use crate::restart::Backoff;
+use crate::children::adopt::Adopted;
+use crate::children::child::{ChildCommand, Conversation, Running, Target};
+use crate::children::held::HeldFds;
+use crate::children::restart::Backoff;
 use crate::stop::Stop;
 use hecaton_donor::Snapshot;
 use hecaton_memory::Size;
@@ -623,7 +623,7 @@ fn listen(shared: &Shared, mut receiver: Receiver) -> io::Result<Option<String>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::child::adopt_orphans;
+    use crate::children::child::adopt_orphans;
     use hecaton_testkit::{patience, wait_until_seen};
     use rustix::process::{Pid, kill_process};
     use std::net::Ipv4Addr;

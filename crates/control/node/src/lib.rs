@@ -4,34 +4,22 @@
 //! outlive them, starts them again when they die, and reports. It is plain threads: a handful of
 //! children and connections, descriptors passed along, and waits for processes, none of which an
 //! async runtime makes simpler.
+//!
+//! [`node`] puts the parts together: [`children`] runs any child; [`donors`], [`pagers`] and
+//! [`volumes`] run each kind, and [`agent`] divides the host's memory among machines; [`cluster`]
+//! talks to the manager, [`announce`] to nodes nearby, [`socket`] to commands on this host.
 
-pub mod adopt;
 pub mod agent;
 pub mod announce;
-pub mod brief;
 mod causes;
-pub mod child;
-pub mod client;
-mod control;
+pub mod children;
+pub mod cluster;
 mod division;
-pub mod donor_directory;
-pub mod donor_list;
 pub mod donors;
-pub mod endpoints;
-pub mod heartbeat;
-pub mod held;
-pub mod launcher;
-pub mod limits;
-pub mod membership;
-pub mod message;
-pub mod metrics;
 pub mod node;
 pub mod node_dir;
-mod pager_control;
 pub mod pagers;
-pub mod processes;
-pub mod report;
-pub mod restart;
+pub mod socket;
 pub mod stop;
 pub mod vms;
 pub mod volumes;

@@ -1,25 +1,25 @@
 //! A node: its donors, its pagers, its control socket and its heartbeats, started and stopped as
 //! one. `hecaton node` is this and nothing else; `hecaton dev` puts a manager beside it.
 
-use crate::adopt::{AdoptError, Adopted, adopt};
 use crate::agent::{Agent, AgentConfig, AgentError, CreateError};
 use crate::announce::{self, Announcements};
 use crate::causes::with_causes;
-use crate::child::{ChildCommand, adopt_orphans};
-use crate::control::ControlServer;
-use crate::division::Division;
-use crate::donor_directory::DonorDirectory;
-use crate::donors::parts::keep_division;
-use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, LockAsked, OrphanError};
-use crate::heartbeat::{HeartbeatError, Heartbeats, ManagerLink, Told};
-use crate::limits;
-use crate::membership::Membership;
-use crate::message::{Admitted, CreateVm, CreateVolume};
-use crate::node_dir::{DirectoryError, Identity, Lived, NodeDir, Standing};
-use crate::pagers::Pagers;
-use crate::report::{
+use crate::children::adopt::{AdoptError, Adopted, adopt};
+use crate::children::child::{ChildCommand, adopt_orphans};
+use crate::children::limits;
+use crate::cluster::donor_directory::DonorDirectory;
+use crate::cluster::heartbeat::{HeartbeatError, Heartbeats, ManagerLink, Told};
+use crate::cluster::membership::Membership;
+use crate::cluster::report::{
     DonorAddress, HeartbeatAnswer, Host, NameError, NodeReport, Orders, check_name,
 };
+use crate::division::Division;
+use crate::donors::parts::keep_division;
+use crate::donors::{Donor, DonorReport, DonorSpec, DonorStart, LockAsked, OrphanError};
+use crate::node_dir::{DirectoryError, Identity, Lived, NodeDir, Standing};
+use crate::pagers::Pagers;
+use crate::socket::control::ControlServer;
+use crate::socket::message::{Admitted, CreateVm, CreateVolume};
 use crate::vms::Vms;
 use crate::volumes::{Volumes, VolumesError};
 use hecaton_memory::locked::{LockError, lock_process};

@@ -4,8 +4,8 @@
 //! it: the kernel drops it however the owner ends, there is no pid file to go stale, and a
 //! directory that a killed node left behind is told from one in use without guessing.
 //!
-//! What a killed node has left is removed by the next, except what belongs to children that
-//! outlive their node: they listen there, and are adopted ([`crate::adopt`]) or go on without.
+//! What a killed node has left is removed by the next, except what belongs to children that outlive
+//! their node: they listen there, and are adopted ([`crate::children::adopt`]) or go on without.
 
 use hecaton_memory::random_u64;
 use hecaton_pager::adoption::is_listened_to;

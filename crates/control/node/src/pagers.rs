@@ -7,12 +7,12 @@ mod supervisor;
 mod tests;
 
 use crate::channel;
-use crate::child::{ChildCommand, Running, Target};
-use crate::donor_directory::DonorDirectory;
-use crate::held::HeldFds;
-use crate::message::{PagerAddress, PagerEnd, PagerStats, StartPager};
+use crate::children::child::{ChildCommand, Running, Target};
+use crate::children::held::HeldFds;
+use crate::cluster::donor_directory::DonorDirectory;
+use crate::cluster::report::check_name;
 use crate::node_dir::NodePaths;
-use crate::report::check_name;
+use crate::socket::message::{PagerAddress, PagerEnd, PagerStats, StartPager};
 use crate::stop::{Bell, Stop};
 use hecaton_memory::{SpaceId, random_u64};
 use hecaton_pager::adoption::Outlive;
@@ -79,7 +79,7 @@ pub struct ConsumerReport {
 pub enum PagerError {
     /// The name cannot be one.
     #[error(transparent)]
-    Name(#[from] crate::report::NameError),
+    Name(#[from] crate::cluster::report::NameError),
     /// The name is in use.
     #[error("the node has a consumer `{0}` already; give this one another name with --name")]
     NameTaken(String),

@@ -11,8 +11,8 @@
 //! stopped; QEMU then does not answer, and that is said too. In no case does the guest read
 //! anything else than what it wrote.
 
-use crate::message::StartVm;
 use crate::pagers::{LeftVm, PagerError, Pagers};
+use crate::socket::message::StartVm;
 use crate::stop::Stop;
 use hecaton_pager::Stats;
 use hecaton_vm::qmp::{Monitor, RunState};

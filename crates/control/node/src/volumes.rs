@@ -5,8 +5,8 @@
 //! clients connect to are the node's; while a process is being replaced, clients wait in their queues.
 //!
 //! Node and process talk over the socket that is the process's standard input: [`VolumeStart`] goes
-//! down, then [`VolumeOrder`]s; [`VolumeEvent`]s come up. When a node is killed, the process serves on
-//! for as long as it is to wait for another node, which takes it over as it is ([`crate::adopt`]).
+//! down, then [`VolumeOrder`]s; [`VolumeEvent`]s come up. When a node is killed, the process serves
+//! on, and waits for another node, which adopts it as it is ([`crate::children::adopt`]).
 
 mod export;
 mod hand_over;
@@ -20,13 +20,13 @@ mod unexport;
 
 pub use export::{AddressError, ExportAddress, ExportError, Exported};
 
-use crate::child::{ChildCommand, Target};
+use crate::children::child::{ChildCommand, Target};
+use crate::children::held::HeldFds;
+use crate::cluster::donor_directory::DonorDirectory;
+use crate::cluster::report::{DonorAddress, NameError, check_name};
 use crate::division::Word;
-use crate::donor_directory::DonorDirectory;
-use crate::held::HeldFds;
-use crate::message::{CreateVolume, Export, ResizeVolume, SnapshotVolume, Unexport};
 use crate::node_dir::NodePaths;
-use crate::report::{DonorAddress, NameError, check_name};
+use crate::socket::message::{CreateVolume, Export, ResizeVolume, SnapshotVolume, Unexport};
 use crate::stop::{Bell, Stop};
 use export::Entrance;
 use hecaton_block::hand_over::Offer;

@@ -1,6 +1,6 @@
 //! What the broker wants done.
 
-use crate::cores::Words;
+use crate::accounts::cores::Words;
 use crate::host::{NodeNo, Order, VmId};
 use hecaton_memory::Size;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! Who of the newcomers can start now, and what is set aside for those that cannot.
 
+use crate::accounts::books::Books;
 use crate::action::{Action, RefuseWhy};
-use crate::books::Books;
 use crate::broker::{Counters, Waits};
 use crate::host::{Host, Newcomer, NewcomerKind, VmId};
 use crate::placement::{self, Layers};

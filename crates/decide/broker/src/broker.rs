@@ -1,11 +1,11 @@
 //! One look at the host, and what is to be done about it.
 
+use crate::accounts::books::{Books, Key, Orders};
+use crate::accounts::ledger::Ledger;
 use crate::action::{Action, EvictWhy};
 use crate::admission::{Admission, Needs, Urgent, Waiting};
-use crate::books::{Books, Key, Orders};
 use crate::eviction::{self, Candidate};
 use crate::host::{Device, Host, NodeNo, Order, Vm, VmId};
-use crate::ledger::Ledger;
 use crate::overdue::{Debt, Debts};
 use crate::settings::{Settings, SettingsError};
 use crate::targets::{Targets, targets};

@@ -15,25 +15,23 @@
 //! it is told so, and until it is *seen* to be gone: an order to shrink frees nothing. And nobody is given a second
 //! order before the first was carried out, so that none is overtaken.
 
+mod accounts;
 mod action;
 mod admission;
-mod books;
 mod broker;
-mod cores;
 mod eviction;
 mod host;
-mod ledger;
 mod overdue;
 mod placement;
 mod settings;
 mod shares;
 mod targets;
 
+pub use accounts::cores::CoreLedger;
+pub use accounts::ledger::{Ledger, NodeLedger};
 pub use action::{Action, EvictWhy, RefuseWhy};
 pub use broker::{Broker, Counters, Waits};
-pub use cores::CoreLedger;
 pub use host::{
     Device, Elastic, Harvest, Host, Newcomer, NewcomerKind, NodeNo, NumaNode, Order, Vm, VmId,
 };
-pub use ledger::{Ledger, NodeLedger};
 pub use settings::{Settings, SettingsError};

@@ -1,6 +1,6 @@
 //! Who was asked to give memory back, since when, and when it last did give some.
 
-use crate::books::Key;
+use crate::accounts::books::Key;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -12,8 +12,8 @@
 //!
 //! Neither the buffer nor a harvest VM's growth is a reason to move extents that are in use, or to evict.
 
+use crate::accounts::books::{Books, Key};
 use crate::admission::Needs;
-use crate::books::{Books, Key};
 use crate::host::{Device, Host, Vm, VmId};
 use crate::settings::Settings;
 use crate::shares::{self, Claim};

@@ -5,16 +5,14 @@
 //! random order: nothing is evicted while faults are measured. In the second half of the region may be local and half of
 //! the pages are written, so that every fault needs room and about half of the room is dirty.
 
-use super::{
-    Common,
-    beside::{Beside, Measured},
-    cluster::{CODING_PATIENCE, Cluster, PoolMemory},
-    process::{Guarded, eventually},
-    program::touch::{HELD, Report},
-    stats::Percentiles,
-    wire,
-};
-use crate::table::Table;
+use super::Common;
+use super::program::touch::{HELD, Report};
+use crate::bench::measure::beside::{Beside, Measured};
+use crate::bench::measure::stats::Percentiles;
+use crate::bench::measure::wire;
+use crate::bench::world::cluster::{CODING_PATIENCE, Cluster, PoolMemory};
+use crate::bench::world::process::{Guarded, eventually};
+use crate::terminal::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::{Size, pages_for_bytes, pages_to_bytes};
 use serde::Serialize;

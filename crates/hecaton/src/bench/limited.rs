@@ -1,11 +1,9 @@
 //! `bench limited`: one command under a memory limit and on a swap device, the way `bench app` runs
 //! its programs, for comparing a program of one's own.
 
-use super::{
-    Place,
-    app::{Kind, Setup},
-    process::{Guarded, describe},
-};
+use super::Place;
+use super::app::{Kind, Setup};
+use crate::bench::world::process::{Guarded, describe};
 use anyhow::{Context as _, ensure};
 use hecaton_memory::Size;
 use serde::Serialize;

@@ -5,30 +5,19 @@
 //! promises is a ratio. Nothing here is compared with a stored number.
 
 mod app;
-mod beside;
 mod block;
-mod busy;
-mod certified;
-mod cluster;
+mod control;
 mod failover;
 mod fault;
 mod harvest;
-mod hosts;
-mod interrupt;
 mod limited;
 mod machine;
-mod manager;
-mod policy;
+mod measure;
 mod pool;
-mod process;
 mod program;
-mod redis_client;
-mod region;
-mod reporter;
-mod stats;
 mod stream;
 mod vm;
-mod wire;
+mod world;
 
 use anyhow::Context as _;
 use std::path::PathBuf;
@@ -56,9 +45,9 @@ pub(crate) enum Bench {
     /// as drives over vhost-user.
     Block(block::Args),
     /// What deciding who may hold how much costs in a large cluster, beside one pass over its statistics.
-    Policy(policy::Args),
+    Policy(control::policy::Args),
     /// What a manager's process takes for thousands of nodes that say each second how they are, over mutual TLS.
-    Manager(manager::Args),
+    Manager(control::manager::Args),
     /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
     Limited(limited::Args),
     /// The programs that the benches run.
@@ -119,7 +108,7 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     if let Bench::Program(program) = bench {
         return program::run(program);
     }
-    interrupt::watch()?;
+    world::interrupt::watch()?;
     match bench {
         Bench::Fault(args) => fault::run(&args),
         Bench::Stream(args) => stream::run(&args),
@@ -129,8 +118,8 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
         Bench::Harvest(args) => harvest::run(&args),
         Bench::Pool(args) => pool::run(&args),
         Bench::Block(args) => block::run(&args),
-        Bench::Policy(args) => policy::run(&args),
-        Bench::Manager(args) => manager::run(&args),
+        Bench::Policy(args) => control::policy::run(&args),
+        Bench::Manager(args) => control::manager::run(&args),
         Bench::Limited(args) => limited::run(&args),
         Bench::Program(_) => unreachable!("returned above"),
     }

@@ -3,14 +3,12 @@
 //! What is left to show where a machine allows no userfaultfd: everything below the pager. The
 //! yardsticks are one plain TCP stream and plain round trips, taken before and after.
 
-use super::{
-    Common,
-    cluster::Cluster,
-    region::noise,
-    stats::{Latencies, Percentiles, Spread},
-    wire::{self, Wire},
-};
-use crate::table::Table;
+use super::Common;
+use crate::bench::measure::region::noise;
+use crate::bench::measure::stats::{Latencies, Percentiles, Spread};
+use crate::bench::measure::wire::{self, Wire};
+use crate::bench::world::cluster::Cluster;
+use crate::terminal::table::Table;
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::{
     Epoch, PAGE_SIZE, PageNo, PageSum, Size, SpaceId, SplitMix, page_sum, pages_for_bytes,
@@ -161,7 +159,7 @@ fn store(lane: &mut Lane, pages: u64) -> anyhow::Result<(Vec<PageSum>, Duration)
         step(lane, Duration::ZERO, &mut |_, _, _| {})?;
         elapsed += start.elapsed();
         all_sums.extend(sums);
-        super::interrupt::check()?;
+        crate::bench::world::interrupt::check()?;
     }
     let start = Instant::now();
     finish(lane, &mut |_, _, _| {})?;
@@ -186,7 +184,7 @@ fn read_back(lane: &mut Lane, sums: &[PageSum]) -> anyhow::Result<Duration> {
         while lane.in_flight() as u64 >= READS_AHEAD {
             step(lane, PATIENCE, &mut check)?;
         }
-        super::interrupt::check()?;
+        crate::bench::world::interrupt::check()?;
     }
     finish(lane, &mut check)?;
     let elapsed = start.elapsed();

@@ -1,15 +1,13 @@
 //! `bench stream`: a sequential sweep over pool memory beside one plain TCP stream.
 
-use super::{
-    Common,
-    beside::Beside,
-    cluster::{Cluster, PoolMemory},
-    process::Guarded,
-    program::sweep::{Phase, Report},
-    stats::Spread,
-    wire,
-};
-use crate::table::Table;
+use super::Common;
+use super::program::sweep::{Phase, Report};
+use crate::bench::measure::beside::Beside;
+use crate::bench::measure::stats::Spread;
+use crate::bench::measure::wire;
+use crate::bench::world::cluster::{Cluster, PoolMemory};
+use crate::bench::world::process::Guarded;
+use crate::terminal::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::{Size, pages_for_bytes};
 use serde::Serialize;

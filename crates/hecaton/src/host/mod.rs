@@ -4,7 +4,7 @@ mod course;
 mod plot;
 
 use crate::cluster::ClusterArgs;
-use crate::table::Table;
+use crate::terminal::table::Table;
 use anyhow::Context as _;
 use clap::Subcommand;
 use course::Sample;

@@ -2,9 +2,9 @@
 
 use super::course::{Course, Life, Sample, Stage};
 use super::{INTERVAL, kind};
-use crate::failure::usage;
 use crate::report::plot::{self, Band, Lane, Span, escape};
 use crate::report::{self, key};
+use crate::terminal::failure::usage;
 use anyhow::Context as _;
 use hecaton_memory::Size;
 use std::fmt::Write as _;

@@ -57,7 +57,7 @@ pub(crate) fn key(colour: usize, name: &str) -> String {
     format!("<span class=\"key k{colour}\"></span>{}", escape(name))
 }
 
-/// A table. Heads are those of [`crate::table::Table`]; cells are text without markup.
+/// A table. Heads are those of [`crate::terminal::table::Table`]; cells are text without markup.
 pub(crate) fn table<const N: usize>(
     heads: [&str; N],
     rows: impl Iterator<Item = [String; N]>,

@@ -3,13 +3,13 @@
 //! It is a process of its own and not a part of this one: if this command is killed, the program
 //! still has its memory, and the cluster ends when the program has.
 
-use crate::dev::Ready;
-use crate::lending::{self, MIN_LEND_BYTES};
+use crate::daemons::dev::Ready;
+use crate::daemons::lending::{self, MIN_LEND_BYTES};
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
-use hecaton_node::client::NodeClient;
-use hecaton_node::report::Host;
+use hecaton_node::cluster::report::Host;
+use hecaton_node::socket::client::NodeClient;
 use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};

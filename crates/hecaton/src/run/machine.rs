@@ -6,11 +6,11 @@
 
 use super::{Consumer, Session, access, consumer, library};
 use crate::cluster::ClusterArgs;
-use crate::failure::usage;
 use crate::placement::{PoolArgs, RangeArgs};
+use crate::terminal::failure::usage;
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
-use hecaton_node::message::StartVm;
+use hecaton_node::socket::message::StartVm;
 use hecaton_uffd::guest_ram::SOCKET_VARIABLE;
 use hecaton_vm::guest_ram::{self, Wish};
 use std::ffi::OsString;

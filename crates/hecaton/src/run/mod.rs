@@ -20,14 +20,14 @@ mod stats_file;
 pub(crate) mod swap;
 
 use crate::cluster::ClusterArgs;
-use crate::failure::usage;
-use crate::lending;
+use crate::daemons::lending;
 use crate::placement::PoolArgs;
+use crate::terminal::failure::usage;
 use anyhow::Context as _;
 use bare::Bare;
 use hecaton_memory::Size;
-use hecaton_node::message::StartPager;
-use hecaton_node::report::{Host, check_name};
+use hecaton_node::cluster::report::{Host, check_name};
+use hecaton_node::socket::message::StartPager;
 use hecaton_pager::MIN_LOCAL_BYTES;
 use hecaton_uffd::handover::{
     KEY_VARIABLE, LARGEST_MAPPING_VARIABLE, LAUNCHER_VARIABLE, LOCAL_VARIABLE, SOCKET_VARIABLE,

@@ -2,7 +2,7 @@
 //!
 //! Refuses a program that would run on local memory without a word.
 
-use crate::failure::CannotRun;
+use crate::terminal::failure::CannotRun;
 use rustix::fs::{Access, AtFlags, CWD};
 use std::ffi::OsStr;
 use std::fs::{self, File};

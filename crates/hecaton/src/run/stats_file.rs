@@ -6,7 +6,7 @@
 
 use super::exit;
 use super::session::Outcome;
-use crate::failure::usage;
+use crate::terminal::failure::usage;
 use anyhow::Context as _;
 use serde::Serialize;
 use std::ffi::OsString;

@@ -2,10 +2,10 @@
 
 use super::html;
 use super::results::{Compared, Report, ScenarioReport};
-use crate::failure::Usage;
 use crate::out;
 use crate::report;
-use crate::table::Table;
+use crate::terminal::failure::Usage;
+use crate::terminal::table::Table;
 use clap::ValueEnum;
 use hecaton_memory::{PAGE_SIZE, Size};
 use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, Policy, anticipating, tlp};

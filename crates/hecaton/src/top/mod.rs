@@ -8,7 +8,7 @@ mod screen;
 
 use crate::cluster::{ClusterArgs, Manager};
 use anyhow::Context as _;
-use hecaton_manager::overview::Overview;
+use hecaton_manager::watching::overview::Overview;
 use page::{Order, Page};
 use std::env;
 use std::io::IsTerminal as _;

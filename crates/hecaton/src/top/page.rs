@@ -3,8 +3,8 @@
 //! Pure. Every part of a bar has a shade of its own, so that it is told from its neighbour without
 //! colours, too.
 
-use crate::table::Table;
-use hecaton_manager::overview::{
+use crate::terminal::table::Table;
+use hecaton_manager::watching::overview::{
     ConsumerKind, ConsumerView, DonorView, HostView, Overview, Severity,
 };
 use hecaton_memory::Size;
@@ -326,7 +326,7 @@ fn duration(ms: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use hecaton_manager::overview::{Alarm, Totals};
+    use hecaton_manager::watching::overview::{Alarm, Totals};
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;

@@ -2,8 +2,8 @@
 //! also after a panic.
 
 use super::page::{Order, Page};
-use crate::lifetime;
-use hecaton_manager::overview::Overview;
+use crate::daemons::lifetime;
+use hecaton_manager::watching::overview::Overview;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::widgets::Paragraph;

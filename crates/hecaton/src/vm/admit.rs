@@ -7,7 +7,7 @@ use super::create::wait_for_memory;
 use crate::cluster::ClusterArgs;
 use anyhow::{Context as _, bail};
 use hecaton_broker::NewcomerKind;
-use hecaton_node::message::CreateVm;
+use hecaton_node::socket::message::CreateVm;
 use hecaton_vm::domain::MAX_DOMAIN_BYTES;
 use hecaton_vm::domain::harvest::Domain;
 use std::env;

@@ -5,7 +5,7 @@
 use super::create::{Args, wait_for_memory};
 use anyhow::Context as _;
 use hecaton_memory::numa;
-use hecaton_node::message::{Admitted, CreateVm};
+use hecaton_node::socket::message::{Admitted, CreateVm};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};

@@ -6,14 +6,14 @@
 
 use super::{container, restart};
 use crate::cluster::ClusterArgs;
-use crate::failure::usage;
 use crate::run::find_program;
+use crate::terminal::failure::usage;
 use anyhow::{Context as _, bail};
 use hecaton_broker::NewcomerKind;
 use hecaton_memory::Size;
-use hecaton_node::client::{ClientError, NodeClient};
-use hecaton_node::message::{Admitted, CreateVm};
-use hecaton_node::report::check_name;
+use hecaton_node::cluster::report::check_name;
+use hecaton_node::socket::client::{ClientError, NodeClient};
+use hecaton_node::socket::message::{Admitted, CreateVm};
 use hecaton_vm::create::{self, BALLOON_DRIVER, GROWING_DRIVER, Memory, check_sizes};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;

@@ -5,14 +5,14 @@
 //! What will be changed is shown first, and done only if that is agreed to.
 
 use crate::cluster::ClusterArgs;
-use crate::failure::usage;
 use crate::placement::{PoolArgs, RangeArgs};
 use crate::run::library;
+use crate::terminal::failure::usage;
 use anyhow::{Context as _, bail};
 use hecaton_memory::Size;
 use hecaton_node::NodePaths;
-use hecaton_node::message::{Request, StartVm};
-use hecaton_node::report::check_name;
+use hecaton_node::cluster::report::check_name;
+use hecaton_node::socket::message::{Request, StartVm};
 use hecaton_uffd::handover::{NODE_VARIABLE, REQUEST_VARIABLE};
 use hecaton_vm::create::check_sizes;
 use hecaton_vm::domain::{self, DomainError, Wish};

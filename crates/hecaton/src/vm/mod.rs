@@ -14,7 +14,7 @@ use crate::placement::RangeArgs;
 use crate::run::machine;
 use clap::Subcommand;
 use hecaton_memory::Size;
-use hecaton_node::message::{Place, Wanted};
+use hecaton_node::socket::message::{Place, Wanted};
 use std::process::ExitCode;
 
 /// The commands about virtual machines.

@@ -1,11 +1,11 @@
 //! `hecaton vm list` and `hecaton vm status`.
 
 use crate::cluster::{ClusterArgs, ListArgs};
-use crate::table::Table;
+use crate::terminal::table::Table;
 use anyhow::bail;
 use hecaton_memory::Size;
+use hecaton_node::cluster::report::NodeReport;
 use hecaton_node::pagers::ConsumerReport;
-use hecaton_node::report::NodeReport;
 use hecaton_node::vms::{VmReport, VmState};
 use hecaton_pager::PoolUse;
 use hecaton_pager::placement::ScrubUse;

@@ -2,7 +2,7 @@
 
 use crate::cluster::ClusterArgs;
 use anyhow::bail;
-use hecaton_node::message::AttachVolume;
+use hecaton_node::socket::message::AttachVolume;
 use hecaton_node::volumes::{ExportAddress, VolumeReport};
 use std::net::SocketAddr;
 use std::thread;

@@ -4,16 +4,16 @@ mod attach;
 pub(crate) mod show;
 
 use crate::cluster::{ClusterArgs, ListArgs};
-use crate::failure::usage;
 use crate::listen;
 use crate::placement::CopyArgs;
+use crate::terminal::failure::usage;
 use anyhow::{Context as _, bail};
 use clap::{ArgGroup, Subcommand};
-use hecaton_block::buffer::{MAX_BUFFER_BYTES, MIN_BUFFER_BYTES};
+use hecaton_block::requests::buffer::{MAX_BUFFER_BYTES, MIN_BUFFER_BYTES};
 use hecaton_block::ublk::disk;
 use hecaton_block::volume::MAX_VOLUME_BYTES;
 use hecaton_memory::{PAGE_SIZE, Size, pages_to_bytes};
-use hecaton_node::message::{
+use hecaton_node::socket::message::{
     CreateVolume, DetachVolume, Export, ResizeVolume, SnapshotVolume, Unexport,
 };
 use hecaton_node::volumes::{AddressError, ExportAddress, Exported};

@@ -2,7 +2,7 @@
 
 use super::uri;
 use crate::cluster::{ClusterArgs, ListArgs};
-use crate::table::Table;
+use crate::terminal::table::Table;
 use anyhow::bail;
 use hecaton_block::Stats;
 use hecaton_memory::{Size, pages_to_bytes};

@@ -1,10 +1,10 @@
 //! `hecaton node list` and `remove`, and what becomes of nodes that come and go.
 
 use crate::common::{Daemon, hecaton, lends, scratch, signal_process, text, wait, wait_until_so};
-use hecaton_node::heartbeat::ManagerLink;
-use hecaton_node::membership::Membership;
+use hecaton_node::cluster::heartbeat::ManagerLink;
+use hecaton_node::cluster::membership::Membership;
+use hecaton_node::cluster::report::NodeReport;
 use hecaton_node::pagers::{ConsumerReport, PagerState};
-use hecaton_node::report::NodeReport;
 use hecaton_pager::{DonorUse, Stats};
 use hecaton_testkit::unused_port;
 use hecaton_testkit::wait_until;

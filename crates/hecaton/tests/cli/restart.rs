@@ -3,9 +3,9 @@
 
 use crate::common::{Daemon, borrow, hecaton, lends, runs, scratch, signal_process, text, wait};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
-use hecaton_node::client::NodeClient;
+use hecaton_node::cluster::report::NodeReport;
 use hecaton_node::donors::{DonorReport, DonorState};
-use hecaton_node::report::NodeReport;
+use hecaton_node::socket::client::NodeClient;
 use hecaton_testkit::unused_port;
 use hecaton_testkit::{wait_until, wait_until_seen};
 use hecaton_transport::client::{Connection, Outcome};

@@ -1,9 +1,9 @@
 //! What a donor is told, and why it may refuse.
 
-use crate::ledger::LedgerError;
-use crate::park_file::{ParkConfig, ParkError};
-use crate::table::RestoreError;
-use crate::zones::ZoneError;
+use crate::extents::ledger::LedgerError;
+use crate::extents::table::RestoreError;
+use crate::pages::zones::ZoneError;
+use crate::parking::park_file::{ParkConfig, ParkError};
 use hecaton_memory::Size;
 use hecaton_memory::memfd::MemoryError;
 use hecaton_memory::meminfo::MEMINFO;

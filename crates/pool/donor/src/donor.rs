@@ -1,18 +1,18 @@
 //! A donor from its start to its end: opened on new memory or a predecessor's, serving, stopped.
 
 use crate::config::{DonorConfig, DonorError};
+use crate::extents::layout::Layout;
+use crate::extents::ledger::{Ledger, Records};
+use crate::extents::table::{Table, Zone};
 use crate::host::HostWatch;
-use crate::keeper::Keeper;
-use crate::layout::Layout;
-use crate::ledger::{Ledger, Records};
 use crate::lender::Lender;
-use crate::park::{Park, parked_in};
-use crate::park_file::{ParkError, ParkFile};
+use crate::pages::zones;
+use crate::parking::keeper::Keeper;
+use crate::parking::park::{Park, parked_in};
+use crate::parking::park_file::{ParkError, ParkFile};
 use crate::server::PageService;
 use crate::snapshot::Snapshot;
 use crate::stop::StopHandle;
-use crate::table::{Table, Zone};
-use crate::zones;
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::{Backing, HUGE_PAGE_BYTES};
 use hecaton_memory::numa::NumaNode;

@@ -1,20 +1,20 @@
 //! A donor without its sockets: memory, table, ledger and gates, and what requests do to them.
 //!
 //! Control requests go through the table, under its lock; page requests through the space's
-//! [`gate`](crate::gate). The lock is never held while memory is given back or a socket is waited
-//! for.
+//! [`gate`](crate::pages::gate). The lock is never held while memory is given back or a socket is
+//! waited for.
 
-use crate::bits::runs;
-use crate::gate::{Extent, Gate, Open, View};
-use crate::keeper::{Candidate, Survey};
-use crate::ledger::Ledger;
+use crate::extents::ledger::Ledger;
+use crate::extents::owner::NodeDigest;
+use crate::extents::standing::Standing;
+use crate::extents::table::{Allocated, LentExtent, SpaceUse, Table};
 use crate::metrics::Metrics;
-use crate::owner::NodeDigest;
-use crate::park::{Park, Parking};
+use crate::pages::bits::runs;
+use crate::pages::gate::{Extent, Gate, Open, View};
+use crate::pages::sums::PageSums;
+use crate::parking::keeper::{Candidate, Survey};
+use crate::parking::park::{Park, Parking};
 use crate::snapshot::{Snapshot, SpaceSnapshot, ZoneSnapshot};
-use crate::standing::Standing;
-use crate::sums::PageSums;
-use crate::table::{Allocated, LentExtent, SpaceUse, Table};
 use hecaton_memory::arena::Arena;
 use hecaton_memory::memfd::Backing;
 use hecaton_memory::{

@@ -4,10 +4,10 @@
 //! sent from one page of zeros that all share. A write has come into the connection's buffer when
 //! this sees it, and is verified before a byte of it is stored.
 
-use crate::fill::{self, Introduction, Source};
 use crate::lender::{Borrower, Lender, Place};
 use crate::metrics::ShardId;
-use crate::park::Park;
+use crate::pages::fill::{self, Introduction, Source};
+use crate::parking::park::Park;
 use hecaton_memory::{ExtentId, PAGE_SIZE, PageSignature, PageSum, ZERO_PAGE_SUM, random_u64};
 use hecaton_transport::protocol::{
     HeldExtent, Hello, MAX_PAGES, PageState, Refusal, Request, VERSIONS, Welcome,

@@ -16,7 +16,7 @@ use super::wire::{
     Command, Malformed, Request, Session, allocation, chunk, errno, flag, only_chunk, simple_reply,
 };
 use crate::extents::Extent;
-use crate::spare::Spare;
+use crate::requests::spare::Spare;
 use crate::volume::flow::{self, Begun, Ended, Flow, Unfinished, WAIT};
 use crate::volume::{Contents, Volume};
 use crate::{BlockError, nbd::wire::MAX_PAYLOAD};

@@ -3,7 +3,7 @@
 use super::leases::{Standing, Tenure};
 use super::{SharedBy, now};
 use crate::attach::{Attachment, Client, Held, Role};
-use crate::page_locks::Access;
+use crate::requests::page_locks::Access;
 use crate::volume::{Volume, VolumeConfig};
 use crate::{BlockError, State};
 use hecaton_memory::random_u64;

@@ -187,7 +187,7 @@ pub(super) struct Descriptor {
     pub(super) address: u64,
 }
 
-/// Operations of requests, and the flag of [`WRITE_ZEROES`] that has the room kept.
+/// Operations of requests, and the flag of `WRITE_ZEROES` that has the room kept.
 pub(super) mod operation {
     pub(in super::super) const READ: u32 = 0;
     pub(in super::super) const WRITE: u32 = 1;

@@ -8,7 +8,7 @@ use super::chain::Chain;
 use super::drive::Drive;
 use super::request::{self, Short, Status};
 use crate::BlockError;
-use crate::spare::Spare;
+use crate::requests::spare::Spare;
 use crate::volume::flow::{self, Begun, Ended, Flow, Unfinished};
 use rustix::event::PollFlags;
 use std::collections::VecDeque;

@@ -6,16 +6,16 @@
 //! begun, and what fails is not tried again: it is for a thread of its own, which may wait.
 //!
 //! A write that failed may be with some donors, so it is to be written again through the same lane
-//! ([`crate::settle`]). The lane takes nothing more then; when the rest of what it has is over, it goes to
-//! that thread, too.
+//! ([`crate::pool::settle`]). The lane takes nothing more then; when the rest of what it has is
+//! over, it goes to that thread, too.
 
 use super::{PAGE, Volume};
 use crate::BlockError;
-use crate::lanes::Lent;
-use crate::page_locks::{Access, PageLock};
-use crate::settle::{self, Named, Unsettled};
+use crate::pool::lanes::Lent;
+use crate::pool::settle::{self, Named, Unsettled};
+use crate::pool::store::Writer;
+use crate::requests::page_locks::{Access, PageLock};
 use crate::state::{Page, SEGMENT_PAGES, word_of};
-use crate::store::Writer;
 use crate::volume::{Contents, part};
 use hecaton_memory::{Generation, PAGE_SIZE, PageNo, PageSum, is_zero, page_sum};
 use hecaton_space::Completion;

@@ -1,13 +1,13 @@
 //! The cluster in a browser, at the manager's address.
 //!
 //! Plain HTML, CSS and ES modules that are part of the command: no build step, nothing from any other
-//! host, no framework. What is shown is the [`Overview`](crate::overview::Overview) that
+//! host, no framework. What is shown is the [`Overview`](crate::watching::overview::Overview) that
 //! `hecaton top` shows too; what can be done goes through the same requests as the command line's.
-//! The pages may run nothing but these files ([`POLICY`]), and [`guard`](crate::guard) keeps other
-//! sites' pages from doing anything.
+//! The pages may run nothing but these files ([`POLICY`]), and [`hecaton_web::guarded`]
+//! keeps other sites' pages from doing anything.
 
-use crate::api::Manager;
-use crate::events;
+use crate::http::api::Manager;
+use crate::http::events;
 use axum::Router;
 use axum::extract::Path;
 use axum::http::{HeaderValue, StatusCode, header};

@@ -1,9 +1,9 @@
 //! Requests to etcd's JSON gateway, and which of its members is asked.
 
-use crate::election::Term;
+use crate::records::election::Term;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use hecaton_node::endpoints::{Endpoints, Tried};
+use hecaton_node::cluster::endpoints::{Endpoints, Tried};
 use hecaton_pki::{LastingAgent, OutsideCredentials};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

@@ -11,7 +11,7 @@
 //! | `node/NAME` | the node's record, as JSON |
 //! | `draining/DONOR` | nothing |
 //! | `limit/DONOR` | bytes |
-//! | `stamp` | what the last write has left: the next one is to find it ([`pen`](crate::pen)) |
+//! | `stamp` | left by the last write for the next to find ([`pen`](crate::records::pen)) |
 //!
 //! Everything is written on the condition that the leader's key is the one that this manager has made: what
 //! a manager sent before another one began to lead comes to nothing.

@@ -2,9 +2,9 @@
 
 use super::EtcdError;
 use super::store::{Etcd, LEASE};
-use crate::election::{Election, Heard, Term, Turn};
-use crate::lasting::Changes;
-use crate::ledger::Ledger;
+use crate::records::election::{Election, Heard, Term, Turn};
+use crate::records::lasting::Changes;
+use crate::records::ledger::Ledger;
 use crate::registry::Registry;
 use hecaton_node::stop::Stop;
 use hecaton_node::with_causes;

@@ -3,9 +3,9 @@
 
 use super::PREFIX;
 use super::client::{Client, Entry, EtcdError, MAX_OPERATIONS, Operation};
-use crate::election::{Ask, Heard, Term};
-use crate::lasting::{Changes, Lasting};
-use crate::pen::{Pen, Stamp};
+use crate::records::election::{Ask, Heard, Term};
+use crate::records::lasting::{Changes, Lasting};
+use crate::records::pen::{Pen, Stamp};
 use hecaton_memory::random_u64;
 use hecaton_pki::OutsideCredentials;
 use std::sync::{Arc, Mutex};

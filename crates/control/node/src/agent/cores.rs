@@ -2,8 +2,8 @@
 
 use super::AgentError;
 use super::cpu_groups::{CGROUPS, CpuGroups};
-use super::machine::Machine;
 use super::report::CoreReport;
+use crate::agent::machines::machine::Machine;
 use hecaton_broker::{CoreLedger, VmId};
 use rustix::thread::sched_getaffinity;
 use std::collections::{BTreeMap, BTreeSet};

@@ -9,7 +9,7 @@
 //! Version 2 has one hierarchy for all controllers, so that a container with cores has one group for its memory and its weight. That is here and not
 //! at the root, where the weight would be beside that of all machines together.
 
-use super::process::ProcessId;
+use crate::agent::machines::process::ProcessId;
 use crate::causes::with_causes;
 use hecaton_memory::cgroup::enable;
 use rustix::io::Errno;

@@ -1,31 +1,31 @@
 //! The agent's thread: looks at the host, has the broker decide, and carries out what it says.
 
-use super::container::{self, Container};
-use super::container_link::ContainerLink;
 use super::cores::{Cores, CpuPlace};
 use super::divide::divide;
-use super::domain_link::DomainLink;
-use super::domain_plan::plan;
-use super::domains::Domains;
-use super::guest_link::GuestLink;
 use super::host_memory::{self, NodeMemory, OtherUse, managed};
 use super::lending::{Lending, committed_bytes, lenders, lending, shares_memory};
-use super::machine::Machine;
-use super::monitor::{Link, MachineMonitor};
-use super::notices::Notices;
 use super::places::Places;
-use super::process::ProcessId;
-use super::qmp_link::QmpLink;
-use super::record::{Directory, DomainRecord, Record};
 use super::report::{
     AgentReport, GaveWayReport, HarvestShare, HarvestWord, LibvirtReport, MachineReport,
     NewcomerReport, NodeMemoryReport,
 };
 use super::{AgentConfig, AgentError, Arrival, Shared};
+use crate::agent::links::container_link::ContainerLink;
+use crate::agent::links::domain_link::DomainLink;
+use crate::agent::links::guest_link::GuestLink;
+use crate::agent::links::monitor::{Link, MachineMonitor};
+use crate::agent::links::notices::Notices;
+use crate::agent::links::qmp_link::QmpLink;
+use crate::agent::machines::container::{self, Container};
+use crate::agent::machines::domain_plan::plan;
+use crate::agent::machines::domains::Domains;
+use crate::agent::machines::machine::Machine;
+use crate::agent::machines::process::ProcessId;
+use crate::agent::machines::record::{Directory, DomainRecord, Record};
+use crate::cluster::report::check_name;
 use crate::donors::{DonorReport, DonorSpec};
-use crate::message::{Admitted, CreateVm};
 use crate::node::Inner;
-use crate::report::check_name;
+use crate::socket::message::{Admitted, CreateVm};
 use hecaton_broker::{
     Action, Broker, Elastic, EvictWhy, Host, Newcomer, NewcomerKind, NodeNo, NumaNode, Settings,
     VmId, Waits,

@@ -13,26 +13,15 @@
 //! One thread looks and decides; each machine has a thread of its own that talks to its monitor, and a harvest VM another one
 //! for the manager inside it, so that one that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
 
-mod container;
-mod container_link;
 mod cores;
 mod cpu_groups;
 mod divide;
-mod domain_link;
-mod domain_plan;
-mod domains;
-mod guest_link;
 mod host_memory;
 mod keeper;
 mod lending;
-mod machine;
-mod monitor;
-mod notices;
+mod links;
+mod machines;
 mod places;
-mod process;
-mod qmp_link;
-mod record;
-mod reminders;
 mod report;
 
 pub use report::{
@@ -40,15 +29,15 @@ pub use report::{
     MachinePartReport, MachineReport, MachineState, NewcomerReport, NodeMemoryReport,
 };
 
+use crate::agent::machines::process::ProcessId;
+use crate::agent::machines::record::{Directory, RecordError};
 use crate::donors::DonorSpec;
-use crate::message::{Admitted, CreateVm};
 use crate::node::Inner;
+use crate::socket::message::{Admitted, CreateVm};
 use crate::stop::{Bell, Stop};
 use hecaton_broker::{Settings, SettingsError};
 use hecaton_memory::Size;
 use keeper::Keeper;
-use process::ProcessId;
-use record::{Directory, RecordError};
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
@@ -197,7 +186,7 @@ impl Agent {
     /// launcher.
     pub(crate) fn create(&self, mut wish: CreateVm, pid: u32) -> Result<Admitted, CreateError> {
         if wish.domain.is_some() {
-            wish.name = domain_plan::machine_name(&wish.name);
+            wish.name = machines::domain_plan::machine_name(&wish.name);
         }
         let process = ProcessId::of(pid).ok_or(CreateError::Refused(format!(
             "process {pid}, which is to become the machine, cannot be seen from the node: start both in the same \

@@ -12,7 +12,7 @@
 //! connections of their own, whose protection is a matter of its own.
 
 use super::Network;
-use crate::report::{DonorAddress, NodeReport, check_name};
+use crate::cluster::report::{DonorAddress, NodeReport, check_name};
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;

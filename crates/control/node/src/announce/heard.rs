@@ -3,7 +3,7 @@
 //! Decisions only: what was heard, and when, comes in as arguments.
 
 use super::announcement::Announcement;
-use crate::report::DonorAddress;
+use crate::cluster::report::DonorAddress;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

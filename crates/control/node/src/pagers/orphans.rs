@@ -5,12 +5,12 @@
 //! without a node: what has come is let go of, and the helpers in the program end it.
 
 use super::{ConsumerReport, LastWord, Launcher, OnEnd, Pager, PagerError, PagerState, Pagers};
-use crate::adopt::{Adopted, adopt};
 use crate::causes::with_causes;
-use crate::held::HeldFds;
-use crate::message::PagerAddress;
+use crate::children::adopt::{Adopted, adopt};
+use crate::children::held::HeldFds;
+use crate::cluster::report::check_name;
 use crate::node_dir::NodeDir;
-use crate::report::check_name;
+use crate::socket::message::PagerAddress;
 use hecaton_memory::SpaceId;
 use hecaton_pager::{PagerEvent, PagerLeft};
 use std::io;
@@ -196,7 +196,7 @@ fn check_place(said: &Path, expected: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::channel::{self, Receiver};
-    use crate::child::{AdoptedChild, Conversation, Running};
+    use crate::children::child::{AdoptedChild, Conversation, Running};
     use hecaton_pager::{PagerConfig, PagerStart};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;

@@ -1,10 +1,10 @@
 //! One consumer's pager, process after process.
 //!
 //! A pager that is killed takes nothing along: the node holds duplicates of its descriptors
-//! ([`crate::held`]), so the consumer's faults wait, and the next pager takes them over and answers
-//! them. Hence the rule: while descriptors are held, a pager that was killed is started again at
-//! once, as often as [`CrashLimit`] allows. One that ends by itself means it: its consumer has ended,
-//! or cannot go on.
+//! ([`crate::children::held`]), so the consumer's faults wait, and the next pager takes them over
+//! and answers them. Hence the rule: while descriptors are held, a pager that was killed is started
+//! again at once, as often as [`CrashLimit`] allows. One that ends by itself means it: its consumer
+//! has ended, or cannot go on.
 //!
 //! A pager's standard input is a socket. Down it go the configuration and what the pager before it
 //! had handed over, and at last that the launcher will start no further program: then the pager ends
@@ -13,10 +13,10 @@
 
 use super::{LastWord, PagerState, Pagers};
 use crate::channel::{self, MAX_FDS_PER_LINE, Receiver};
-use crate::child::{Conversation, End, Running};
-use crate::message::PagerEnd;
-use crate::report::DonorAddress;
-use crate::restart::CrashLimit;
+use crate::children::child::{Conversation, End, Running};
+use crate::children::restart::CrashLimit;
+use crate::cluster::report::DonorAddress;
+use crate::socket::message::PagerEnd;
 use hecaton_pager::{Donor, PagerEvent, PagerStart};
 use rustix::process::Signal;
 use std::io::{self, BufRead, BufReader};

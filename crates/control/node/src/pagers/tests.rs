@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::channel;
-use crate::child::adopt_orphans;
-use crate::message::Wanted;
+use crate::children::child::adopt_orphans;
+use crate::socket::message::Wanted;
 use hecaton_pager::{PagerEvent, Site};
 use hecaton_testkit::{patience, wait_until_seen};
 use rustix::process::{Pid, kill_process};

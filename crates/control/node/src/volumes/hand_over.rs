@@ -9,8 +9,8 @@ use super::{
     VolumesError,
 };
 use crate::causes::with_causes;
-use crate::message::{AttachVolume, DetachVolume};
-use crate::report::check_name;
+use crate::cluster::report::check_name;
+use crate::socket::message::{AttachVolume, DetachVolume};
 use hecaton_block::VolumeConfig;
 use hecaton_block::hand_over::fetch;
 use hecaton_memory::pages_to_bytes;

@@ -3,11 +3,11 @@
 
 use super::export::Entrance;
 use super::{ExportAddress, Volume, VolumeStart, VolumeState, Volumes, VolumesError};
-use crate::adopt::{Adopted, adopt};
 use crate::causes::with_causes;
-use crate::held::HeldFds;
+use crate::children::adopt::{Adopted, adopt};
+use crate::children::held::HeldFds;
+use crate::cluster::report::check_name;
 use crate::node_dir::NodeDir;
-use crate::report::check_name;
 use hecaton_block::ublk::{self, Owner};
 use hecaton_memory::pages_to_bytes;
 use std::io;

@@ -6,7 +6,7 @@
 
 use super::{ExportAddress, Volume, Volumes, VolumesError};
 use crate::causes::with_causes;
-use crate::message::AttachVolume;
+use crate::socket::message::AttachVolume;
 use hecaton_block::VolumeConfig;
 use hecaton_block::readers::{SharedBy, describe};
 use hecaton_memory::pages_to_bytes;

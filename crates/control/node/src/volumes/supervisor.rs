@@ -6,8 +6,8 @@ use super::{
     VolumeStart, VolumeState, Volumes,
 };
 use crate::channel::{self, Receiver};
-use crate::child::{Conversation, End, Running};
-use crate::restart::Backoff;
+use crate::children::child::{Conversation, End, Running};
+use crate::children::restart::Backoff;
 use rustix::process::Signal;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,8 +1,8 @@
 //! Volumes whose processes are shell scripts.
 
 use super::*;
-use crate::child::adopt_orphans;
-use crate::message::{AttachVolume, DetachVolume, Unexport};
+use crate::children::child::adopt_orphans;
+use crate::socket::message::{AttachVolume, DetachVolume, Unexport};
 use hecaton_pager::Site;
 use hecaton_testkit::{wait_until, wait_until_seen};
 use rustix::process::{Pid, kill_process};

@@ -7,7 +7,7 @@
 
 use super::{ExportAddress, STOP_GRACE, Unexporting, Volume, VolumeOrder, Volumes, VolumesError};
 use crate::causes::with_causes;
-use crate::message::Unexport;
+use crate::socket::message::Unexport;
 use hecaton_block::{fuse::mount, holders, ublk};
 use std::collections::BTreeMap;
 use std::path::Path;

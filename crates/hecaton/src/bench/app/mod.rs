@@ -13,13 +13,11 @@ mod swap;
 pub(super) use setup::Setup;
 pub(super) use swap::Kind;
 
-use super::{
-    Common,
-    cluster::{Cluster, PoolMemory},
-    interrupt,
-    stats::Spread,
-};
-use crate::table::Table;
+use super::Common;
+use crate::bench::measure::stats::Spread;
+use crate::bench::world::cluster::{Cluster, PoolMemory};
+use crate::bench::world::interrupt;
+use crate::terminal::table::Table;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::Size;
 use program::{Finished, Outcome, Program};

@@ -1,11 +1,9 @@
 //! The programs of `bench app`, each with input that does not compress and a check of its result.
 
 use super::{redis::Redis, setup::Setup};
-use crate::bench::{
-    cluster::this_program,
-    process::{Guarded, describe, require},
-    program::quicksorts,
-};
+use crate::bench::program::quicksorts;
+use crate::bench::world::cluster::this_program;
+use crate::bench::world::process::{Guarded, describe, require};
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::SplitMix;
 use hecaton_policy::simulation::outcome::jain;

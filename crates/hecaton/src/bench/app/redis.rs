@@ -9,10 +9,8 @@ use super::{
     setup::Setup,
     swap::free_port,
 };
-use crate::bench::{
-    process::{Guarded, describe, eventually, require},
-    redis_client::{Client, KEY_BYTES, SAMPLES},
-};
+use crate::bench::measure::redis_client::{Client, KEY_BYTES, SAMPLES};
+use crate::bench::world::process::{Guarded, describe, eventually, require};
 use anyhow::ensure;
 use std::{
     path::{Path, PathBuf},

@@ -1,8 +1,8 @@
 //! What a program's memory is made of in one run.
 
 use super::swap::{Kind, Swap};
-use crate::bench::cluster::{Cluster, PoolMemory};
-use crate::bench::process::eventually;
+use crate::bench::world::cluster::{Cluster, PoolMemory};
+use crate::bench::world::process::eventually;
 use crate::cgroup::Cgroup;
 use anyhow::ensure;
 use std::{ffi::OsStr, path::Path, process::Command, time::Duration};

@@ -3,7 +3,7 @@
 //! The parts of a device are fields in the order in which they must go: swap off first, then the
 //! device, then what is behind it.
 
-use crate::bench::process::{Guarded, eventually, require, tool};
+use crate::bench::world::process::{Guarded, eventually, require, tool};
 use crate::swap_device::{Loop, SwapOn};
 use crate::tools::take_down;
 use anyhow::{Context as _, bail, ensure};

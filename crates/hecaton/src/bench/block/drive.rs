@@ -6,7 +6,9 @@
 
 use super::RAMP_S;
 use super::fio::{Measured, Workload};
-use crate::bench::{interrupt, process::eventually, stats::Latencies};
+use crate::bench::measure::stats::Latencies;
+use crate::bench::world::interrupt;
+use crate::bench::world::process::eventually;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::SplitMix;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,7 +1,7 @@
 //! fio, the client of all servers of NBD alike.
 
 use super::RAMP_S;
-use crate::bench::process::{Guarded, require, tool};
+use crate::bench::world::process::{Guarded, require, tool};
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 use std::{

@@ -8,15 +8,13 @@ mod drive;
 mod fio;
 mod server;
 
-use super::{
-    Common,
-    busy::Busy,
-    cluster::Cluster,
-    interrupt,
-    stats::{Latencies, Spread},
-    wire::{self, Wire},
-};
-use crate::table::Table;
+use super::Common;
+use crate::bench::measure::busy::Busy;
+use crate::bench::measure::stats::{Latencies, Spread};
+use crate::bench::measure::wire::{self, Wire};
+use crate::bench::world::cluster::Cluster;
+use crate::bench::world::interrupt;
+use crate::terminal::table::Table;
 use anyhow::{Context as _, ensure};
 use fio::{Measured, Workload};
 use hecaton_memory::{PAGE_SIZE, Size};

@@ -1,8 +1,8 @@
 //! The servers that are compared. All serve memory over the protocol of network block devices, at a
 //! Unix socket, and some as a drive over vhost-user at another; ours has its memory at donors.
 
-use crate::bench::cluster::Cluster;
-use crate::bench::process::{Guarded, eventually, require};
+use crate::bench::world::cluster::Cluster;
+use crate::bench::world::process::{Guarded, eventually, require};
 use anyhow::{Context as _, ensure};
 use std::{
     fs,

@@ -2,7 +2,8 @@
 //! what that costs the faults of the program whose pages they are.
 
 use super::{Site, steady::Steady};
-use crate::bench::{interrupt, process::Guarded};
+use crate::bench::world::interrupt;
+use crate::bench::world::process::Guarded;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::Size;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! The ways in which a donor fails here, and how each ends.
 
 use super::Site;
-use crate::bench::hosts::kill;
+use crate::bench::world::hosts::kill;
 use anyhow::Context as _;
 use hecaton_netns::{Cut, Outage};
 use rustix::process::Signal;

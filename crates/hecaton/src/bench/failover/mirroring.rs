@@ -1,14 +1,10 @@
 //! What a second copy of each page, encryption, and an erasure code cost faults: those of `bench fault`, on one
 //! kind of pool memory and on another in turns.
 
-use crate::{
-    bench::{
-        cluster::{CODE_DONORS, Cluster, PoolMemory},
-        fault,
-        stats::Spread,
-    },
-    table::Table,
-};
+use crate::bench::fault;
+use crate::bench::measure::stats::Spread;
+use crate::bench::world::cluster::{CODE_DONORS, Cluster, PoolMemory};
+use crate::terminal::table::Table;
 use anyhow::Context as _;
 use hecaton_memory::{Size, pages_for_bytes};
 use serde::Serialize;
@@ -101,7 +97,7 @@ impl Faults {
         // Two copies of region and ballast.
         let bytes = hecaton_memory::pages_to_bytes(pages) * 6;
         let cluster = Cluster::start(CODE_DONORS, bytes, &dir.join("coded"))?;
-        let wire = crate::bench::wire::serve()?;
+        let wire = crate::bench::measure::wire::serve()?;
         let (mut coded, mut uncoded) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             coded.push(fault::coded_median(&cluster, wire, pages, samples)?);

@@ -13,15 +13,13 @@ mod mirroring;
 mod stalls;
 mod steady;
 
-use super::{
-    Common,
-    cluster::Cluster,
-    hosts::{HOSTS, Hosts, LENDERS},
-    process::eventually,
-    stats::Spread,
-    wire::{self, Wire},
-};
-use crate::table::Table;
+use super::Common;
+use crate::bench::measure::stats::Spread;
+use crate::bench::measure::wire::{self, Wire};
+use crate::bench::world::cluster::Cluster;
+use crate::bench::world::hosts::{HOSTS, Hosts, LENDERS};
+use crate::bench::world::process::eventually;
+use crate::terminal::table::Table;
 use anyhow::{Context as _, ensure};
 use copying::AtLimit;
 use failing::{Donor, Failure};

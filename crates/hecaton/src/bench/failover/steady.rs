@@ -1,11 +1,9 @@
 //! The program whose faults are measured: it touches random pages of memory that has two copies, and
 //! tells how long that took.
 
-use crate::bench::{
-    cluster::{Cluster, PoolMemory},
-    process::{Guarded, Lines, NextLine, eventually},
-    program::steady::{Ready, Window},
-};
+use crate::bench::program::steady::{Ready, Window};
+use crate::bench::world::cluster::{Cluster, PoolMemory};
+use crate::bench::world::process::{Guarded, Lines, NextLine, eventually};
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::{Size, pages_to_bytes};
 use hecaton_pager::{PoolUse, Stats, control_socket};

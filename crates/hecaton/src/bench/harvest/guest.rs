@@ -1,11 +1,10 @@
 //! A harvest VM of the bench: a machine with a virtio-mem device, its monitor, and the port to the manager inside.
 
 use super::{BLOCK, Sizes, loads::Load, ways::Way};
-use crate::bench::{
-    interrupt,
-    machine::{Machine, Memory, kit::Kit, program_in_guest},
-    process::eventually,
-};
+use crate::bench::machine::kit::Kit;
+use crate::bench::machine::{Machine, Memory, program_in_guest};
+use crate::bench::world::interrupt;
+use crate::bench::world::process::eventually;
 use anyhow::{Context as _, ensure};
 use hecaton_vm::{
     guest_port::{GuestMessage, HostMessage, Lines, Notice, PORT_NAME, line},

@@ -1,11 +1,9 @@
 //! What the guests do meanwhile: nothing, as in figure 6 of the paper, and the loads of its figure 7.
 
 use super::guest::Guest;
-use crate::bench::{
-    interrupt,
-    machine::program_in_guest,
-    program::application::{PART_BYTES, Pages},
-};
+use crate::bench::machine::program_in_guest;
+use crate::bench::program::application::{PART_BYTES, Pages};
+use crate::bench::world::interrupt;
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use serde::Serialize;

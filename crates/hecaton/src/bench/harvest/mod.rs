@@ -18,10 +18,9 @@ mod shrink;
 mod together;
 mod ways;
 
-use super::{
-    Place, interrupt,
-    machine::kit::{Kit, KitArgs, PROCESSORS},
-};
+use super::Place;
+use super::machine::kit::{Kit, KitArgs, PROCESSORS};
+use crate::bench::world::interrupt;
 use crate::report::{self, plot::escape};
 use anyhow::ensure;
 use clap::ValueEnum;

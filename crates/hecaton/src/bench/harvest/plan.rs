@@ -1,7 +1,7 @@
 //! In which order things are measured, and what is made of the figures. No I/O and no clock.
 
 use super::ways::Way;
-use crate::bench::stats::Spread;
+use crate::bench::measure::stats::Spread;
 use serde::Serialize;
 
 /// One measurement: which of the guests that are up, and how.

@@ -8,12 +8,13 @@ use super::{
     shrink::{Wish, shrink},
     ways::Way,
 };
-use crate::bench::{interrupt, stats::Spread};
+use crate::bench::measure::stats::Spread;
+use crate::bench::world::interrupt;
 use crate::report::{
     key,
     plot::{Group, bars},
 };
-use crate::table::Table;
+use crate::terminal::table::Table;
 use serde::Serialize;
 use std::{fmt::Write as _, thread, time::Duration};
 

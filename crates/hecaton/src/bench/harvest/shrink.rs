@@ -5,7 +5,7 @@ use super::{
     plan::{End, Given},
     ways::{Way, next_request},
 };
-use crate::bench::interrupt;
+use crate::bench::world::interrupt;
 use hecaton_vm::guest_port::GuestMessage;
 use std::{
     thread,

@@ -7,9 +7,9 @@ use super::{
     shrink::{Wish, shrink},
     ways::Way,
 };
-use crate::bench::stats::Spread;
+use crate::bench::measure::stats::Spread;
 use crate::report::plot::{Group, bars};
-use crate::table::Table;
+use crate::terminal::table::Table;
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use std::fmt::Write as _;

@@ -2,7 +2,7 @@
 //! them.
 
 use super::overlay;
-use crate::bench::process::{require, tool};
+use crate::bench::world::process::{require, tool};
 use anyhow::{Context as _, ensure};
 use std::{
     ffi::OsString,
@@ -116,7 +116,7 @@ impl Kit {
 
 /// `target/guest`, of the directory that this executable was built in.
 fn beside_the_build() -> anyhow::Result<PathBuf> {
-    let program = crate::bench::cluster::this_program()?;
+    let program = crate::bench::world::cluster::this_program()?;
     let target = program.ancestors().nth(2).context("this executable is in no directory")?;
     Ok(target.join("guest"))
 }

@@ -5,12 +5,10 @@ mod overlay;
 
 pub(in crate::bench) use overlay::program as program_in_guest;
 
-use crate::bench::{
-    app::Setup,
-    cluster::Cluster,
-    process::{Guarded, Lines, NextLine},
-    program::guest::{Answer, Request, Touched},
-};
+use crate::bench::app::Setup;
+use crate::bench::program::guest::{Answer, Request, Touched};
+use crate::bench::world::cluster::Cluster;
+use crate::bench::world::process::{Guarded, Lines, NextLine};
 use anyhow::{Context as _, bail};
 use kit::Kit;
 use std::{

@@ -5,7 +5,8 @@
 //! own libraries stay as they are: the executable is started by its own loader with its own
 //! directory of libraries.
 
-use crate::bench::{cluster::this_program, process::tool};
+use crate::bench::world::cluster::this_program;
+use crate::bench::world::process::tool;
 use anyhow::{Context as _, bail, ensure};
 use std::{
     fs::{self, File},

@@ -6,7 +6,7 @@
 //! their pages in turns, as programs do that run at the same time: of half of it given back in small pages, half is in whole
 //! 2 MiB then, as in figure 9 of "Memory-Harvesting VMs in Cloud Platforms" (2022; 17.8 of 35.9 GB).
 
-use crate::bench::region::{Region, noise};
+use crate::bench::measure::region::{Region, noise};
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use hecaton_memory::{PAGE_SIZE, SplitMix};

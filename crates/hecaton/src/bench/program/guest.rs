@@ -4,12 +4,10 @@
 //! All times are taken here, by the guest's clock and from the guest's processor: what a fault costs is
 //! what the instruction that faults costs, with everything that the hypervisor adds.
 
-use crate::bench::{
-    process::{Guarded, eventually},
-    redis_client::Client,
-    region::{Region, noise},
-    stats::{Latencies, Percentiles},
-};
+use crate::bench::measure::redis_client::Client;
+use crate::bench::measure::region::{Region, noise};
+use crate::bench::measure::stats::{Latencies, Percentiles};
+use crate::bench::world::process::{Guarded, eventually};
 use anyhow::{Context as _, bail, ensure};
 use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};

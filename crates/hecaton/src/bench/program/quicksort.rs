@@ -1,7 +1,7 @@
 //! Quicksort of random integers, the application of the MemX paper (section 5): little work per
 //! byte, large strides while partitioning, and a working set that shrinks level by level.
 
-use crate::bench::process::peak_resident_bytes;
+use crate::bench::world::process::peak_resident_bytes;
 use anyhow::{Context as _, ensure};
 use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};

@@ -2,8 +2,8 @@
 //! a client's memory are to have fair shares of it.
 
 use super::quicksort;
-use crate::bench::cluster::this_program;
-use crate::bench::process::describe;
+use crate::bench::world::cluster::this_program;
+use crate::bench::world::process::describe;
 use anyhow::{Context as _, bail};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};

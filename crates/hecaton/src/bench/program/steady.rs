@@ -5,10 +5,8 @@
 //! the writes that make room: whatever may hold up a program.
 
 use super::touch::stamp;
-use crate::bench::{
-    region::{Region, Residency, noise},
-    stats::{Latencies, Percentiles},
-};
+use crate::bench::measure::region::{Region, Residency, noise};
+use crate::bench::measure::stats::{Latencies, Percentiles};
 use anyhow::{Context as _, ensure};
 use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,8 @@
 //! Sweeps over a region from its first page to its last, and streams the same bytes over plain TCP.
 
-use crate::bench::{
-    busy::Busy,
-    region::{Region, Residency, noise},
-    wire::Wire,
-};
+use crate::bench::measure::busy::Busy;
+use crate::bench::measure::region::{Region, Residency, noise};
+use crate::bench::measure::wire::Wire;
 use anyhow::ensure;
 use hecaton_memory::pages_to_bytes;
 use serde::{Deserialize, Serialize};
@@ -120,7 +118,7 @@ mod tests {
 
     #[test]
     fn a_sweep_that_stays_local_is_an_error() {
-        let wire = crate::bench::wire::serve().unwrap();
+        let wire = crate::bench::measure::wire::serve().unwrap();
         let error = run(&Args { pages: 64, rounds: 1, wire }).err().expect("all is local");
         assert!(error.to_string().contains("all 64 pages are local"), "{error}");
     }

@@ -4,11 +4,9 @@
 //! machine does meets both alike. Which accesses fault is read from the pagemap beforehand and not
 //! guessed from their duration.
 
-use crate::bench::{
-    region::{Region, Residency, noise},
-    stats::{Latencies, Percentiles},
-    wire::{Ends, Wire},
-};
+use crate::bench::measure::region::{Region, Residency, noise};
+use crate::bench::measure::stats::{Latencies, Percentiles};
+use crate::bench::measure::wire::{Ends, Wire};
 use anyhow::{bail, ensure};
 use hecaton_memory::SplitMix;
 use serde::{Deserialize, Serialize};
@@ -216,7 +214,7 @@ mod tests {
 
     #[test]
     fn too_few_faults_are_an_error_and_not_a_report() {
-        let wire = crate::bench::wire::serve().unwrap();
+        let wire = crate::bench::measure::wire::serve().unwrap();
         let args = Args { pages: 64, samples: 10, dirty: false, ballast: 0, hold: false, wire };
         let error = run(&args).err().expect("all pages are resident");
         assert!(error.to_string().contains("64 pages are too few"), "{error}");

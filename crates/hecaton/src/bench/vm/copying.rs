@@ -8,14 +8,12 @@ use super::{
     Bench,
     usage::{Totals, Usage, own_bytes},
 };
-use crate::bench::{
-    app::{Kind, Setup},
-    interrupt,
-    machine::{Machine, Memory},
-    program::guest::{Answer, Request},
-    stats::Spread,
-};
-use crate::table::Table;
+use crate::bench::app::{Kind, Setup};
+use crate::bench::machine::{Machine, Memory};
+use crate::bench::measure::stats::Spread;
+use crate::bench::program::guest::{Answer, Request};
+use crate::bench::world::interrupt;
+use crate::terminal::table::Table;
 use anyhow::Context as _;
 use serde::Serialize;
 use std::time::Duration;

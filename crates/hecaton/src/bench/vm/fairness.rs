@@ -8,8 +8,12 @@ use super::{
     faults::fill_and_drive_out,
     usage::{Totals, Usage},
 };
-use crate::bench::{fault, machine::Memory, program::guest::Request, stats::Percentiles, wire};
-use crate::table::Table;
+use crate::bench::fault;
+use crate::bench::machine::Memory;
+use crate::bench::measure::stats::Percentiles;
+use crate::bench::measure::wire;
+use crate::bench::program::guest::Request;
+use crate::terminal::table::Table;
 use hecaton_memory::{pages_for_bytes, pages_to_bytes};
 use serde::Serialize;
 

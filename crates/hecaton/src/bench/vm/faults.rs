@@ -4,14 +4,12 @@ use super::{
     Bench,
     usage::{Totals, Usage},
 };
-use crate::bench::{
-    fault,
-    machine::{Machine, Memory},
-    program::guest::Request,
-    stats::Percentiles,
-    wire,
-};
-use crate::table::Table;
+use crate::bench::fault;
+use crate::bench::machine::{Machine, Memory};
+use crate::bench::measure::stats::Percentiles;
+use crate::bench::measure::wire;
+use crate::bench::program::guest::Request;
+use crate::terminal::table::Table;
 use hecaton_memory::pages_for_bytes;
 use hecaton_pager::MIN_LOCAL_BYTES;
 use serde::Serialize;

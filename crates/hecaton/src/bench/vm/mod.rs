@@ -13,15 +13,11 @@ mod faults;
 mod queries;
 mod usage;
 
-use super::{
-    Common,
-    cluster::Cluster,
-    interrupt,
-    machine::{
-        Machine, Memory,
-        kit::{Kit, KitArgs, PROCESSORS},
-    },
-};
+use super::Common;
+use super::machine::kit::{Kit, KitArgs, PROCESSORS};
+use super::machine::{Machine, Memory};
+use crate::bench::world::cluster::Cluster;
+use crate::bench::world::interrupt;
 use anyhow::ensure;
 use clap::ValueEnum;
 use hecaton_memory::Size;

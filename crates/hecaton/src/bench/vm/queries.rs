@@ -5,13 +5,11 @@
 //! local in every case, beside it stands a set over all keys, where most of what is asked for is remote.
 
 use super::Bench;
-use crate::bench::{
-    machine::{Machine, Memory},
-    program::guest::Request,
-    redis_client::KEY_BYTES,
-    stats::Spread,
-};
-use crate::table::Table;
+use crate::bench::machine::{Machine, Memory};
+use crate::bench::measure::redis_client::KEY_BYTES;
+use crate::bench::measure::stats::Spread;
+use crate::bench::program::guest::Request;
+use crate::terminal::table::Table;
 use anyhow::Context as _;
 use serde::Serialize;
 

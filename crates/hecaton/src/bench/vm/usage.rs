@@ -1,7 +1,7 @@
 //! What a machine's paging took: processor time of its pager and of the donors, and bytes over the
 //! wire.
 
-use crate::bench::cluster::Cluster;
+use crate::bench::world::cluster::Cluster;
 use anyhow::Context as _;
 use hecaton_memory::PAGE_SIZE;
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};

@@ -6,8 +6,8 @@ use crate::memory::{Memory, Moved};
 use crate::network::{
     Answered, Asked, ConnId, DECAYED, Network, Stored, ToBorrower, ToDonor, Value, sum_of,
 };
-use hecaton_donor::standing::{after_confirm, after_write};
-use hecaton_donor::table::{Allocated, LentExtent, Table, TableLimits, Zone};
+use hecaton_donor::extents::standing::{after_confirm, after_write};
+use hecaton_donor::extents::table::{Allocated, LentExtent, Table, TableLimits, Zone};
 use hecaton_memory::{Epoch, ExtentId, Generation, SpaceId};
 use hecaton_policy::parking::{self, Move};
 use hecaton_policy::pressure::{Pressure, Seen};

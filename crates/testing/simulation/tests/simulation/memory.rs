@@ -2,7 +2,7 @@
 //! values, so that a page which is read from the wrong one of them shows.
 
 use crate::network::Stored;
-use hecaton_donor::table::LentExtent;
+use hecaton_donor::extents::table::LentExtent;
 use hecaton_memory::ExtentId;
 use std::collections::BTreeMap;
 use std::ops::Range;

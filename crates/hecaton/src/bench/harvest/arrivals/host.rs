@@ -1,17 +1,14 @@
 //! The host of a replay: a node with an agent that has a part of this one, and real QEMU processes on it.
 
-use crate::bench::{
-    cluster::this_program,
-    harvest::guest::{ManagerInside, start_manager},
-    machine::{Machine, Memory, kit::Kit},
-    process::{Guarded, eventually},
-};
+use crate::bench::harvest::guest::{ManagerInside, start_manager};
+use crate::bench::machine::kit::Kit;
+use crate::bench::machine::{Machine, Memory};
+use crate::bench::world::cluster::this_program;
+use crate::bench::world::process::{Guarded, eventually};
 use anyhow::{Context as _, ensure};
-use hecaton_node::{
-    NodePaths,
-    agent::{AgentReport, MachineReport},
-    client::NodeClient,
-};
+use hecaton_node::NodePaths;
+use hecaton_node::agent::{AgentReport, MachineReport};
+use hecaton_node::socket::client::NodeClient;
 use hecaton_vm::create::BLOCK_BYTES;
 use serde_json::Value;
 use std::{

@@ -9,10 +9,10 @@ mod replay;
 mod trace;
 
 use super::Bench;
-use crate::bench::interrupt;
+use crate::bench::world::interrupt;
 use crate::report::plot::{self, Band, Group};
 use crate::report::{self, key};
-use crate::table::Table;
+use crate::terminal::table::Table;
 use model::Outcome;
 use replay::{CLASSES, Course};
 use serde::Serialize;

@@ -6,11 +6,9 @@ use super::{
     model::Outcome,
     trace::{Hour, MIN_GIB, SECONDS},
 };
-use crate::bench::{
-    harvest::Bench,
-    interrupt,
-    process::{Guarded, eventually},
-};
+use crate::bench::harvest::Bench;
+use crate::bench::world::interrupt;
+use crate::bench::world::process::{Guarded, eventually};
 use anyhow::{Context as _, ensure};
 use hecaton_node::agent::AgentReport;
 use hecaton_vm::create::BLOCK_BYTES;

@@ -11,9 +11,10 @@ use super::{
     guest::{Guest, ManagerInside, Starting, TICK},
     loads::Load,
 };
-use crate::bench::{interrupt, machine::program_in_guest};
+use crate::bench::machine::program_in_guest;
+use crate::bench::world::interrupt;
 use crate::report::{self, key};
-use crate::table::Table;
+use crate::terminal::table::Table;
 use anyhow::ensure;
 use hecaton_vm::guest_port::GuestMessage;
 use holes::Holes;

@@ -1,7 +1,7 @@
 //! The registry's file, as redb is to a manager that is alone: what was committed, all of a change or nothing.
 
-use hecaton_manager::book::Book;
-use hecaton_manager::lasting::Lasting;
+use hecaton_manager::records::book::Book;
+use hecaton_manager::records::lasting::Lasting;
 use std::time::Duration;
 
 #[derive(Default)]

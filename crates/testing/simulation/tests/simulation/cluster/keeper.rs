@@ -2,9 +2,9 @@
 //! what is written as long as that number is the last one.
 
 use super::Answer;
-use hecaton_manager::election::{Ask, Heard, Term};
-use hecaton_manager::lasting::{Changes, Lasting};
-use hecaton_manager::pen::{Stamp, Stroke};
+use hecaton_manager::records::election::{Ask, Heard, Term};
+use hecaton_manager::records::lasting::{Changes, Lasting};
+use hecaton_manager::records::pen::{Stamp, Stroke};
 use std::time::Duration;
 
 /// How long a manager leads without renewing its lease, on the managers' clock.

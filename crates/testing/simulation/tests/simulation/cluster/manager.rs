@@ -8,9 +8,9 @@ use super::{Answer, Body, KEEPER, Letter, Question, Reply, Request, manager_host
 use crate::dice::Dice;
 use crate::network::{Host, Network};
 use hecaton_manager::Registry;
-use hecaton_manager::book::Book;
-use hecaton_manager::election::{Election, Heard, Term};
-use hecaton_manager::pen::{Pen, Stroke};
+use hecaton_manager::records::book::Book;
+use hecaton_manager::records::election::{Election, Heard, Term};
+use hecaton_manager::records::pen::{Pen, Stroke};
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,0 +1,5 @@
+//! Parks pages in a file while the host needs the memory.
+
+pub(crate) mod keeper;
+pub(crate) mod park;
+pub(crate) mod park_file;

@@ -26,11 +26,15 @@ use ureq::http::{Response, StatusCode};
 /// The variable that names the manager.
 const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 
-/// How long a manager may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a manager may take to answer if the cluster has no other one. A manager answers no
+/// request while it writes its registry; a busy disk took more than 5 s for one such write.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a command goes on trying while no manager leads: twice the time in which another one does
-/// when the one that led has died.
+/// How long a manager may take to answer if the command can ask another one.
+const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(5);
+
+/// How long a command goes on trying while no manager leads: twice the time in which another one
+/// does when the one that led has died.
 const ELECTION_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Time between two tries.
@@ -45,7 +49,8 @@ const MAX_STATUS_BYTES: u64 = 256 << 20;
 /// Which cluster is meant.
 #[derive(clap::Args)]
 pub(crate) struct ClusterArgs {
-    /// The manager of the cluster, such as http://127.0.0.1:7070; of several, all, with commas between
+    /// The manager of the cluster, such as http://127.0.0.1:7070; of several, all, with commas
+    /// between
     #[arg(long, value_name = "URL,...")]
     manager: Option<String>,
     /// The directory of the node on this host
@@ -228,14 +233,14 @@ impl Manager {
         asked.map(drop)
     }
 
-    /// The answer of the manager that leads, unless it is a refusal. While managers answer that none of them
-    /// leads, or not yet, they are asked again: whatever is asked may be asked twice.
+    /// The answer of the manager that leads, unless it is a refusal. While managers answer that
+    /// none of them leads, or not yet, they are asked again: whatever is asked may be asked twice.
     fn ask(
         &self,
         send: impl Fn(&ureq::Agent, &str) -> Result<Response<Body>, ureq::Error>,
     ) -> anyhow::Result<Response<Body>> {
         let config = ureq::Agent::config_builder()
-            .timeout_global(Some(PATIENCE))
+            .timeout_global(Some(patience(self.managers.count())))
             .http_status_as_error(false)
             .build();
         let agent = hecaton_pki::agent(config, self.credentials.clone());
@@ -314,6 +319,11 @@ impl Manager {
     }
 }
 
+/// How long one of so many managers may take to answer.
+fn patience(managers: usize) -> Duration {
+    if managers > 1 { PATIENCE_WITH_OTHERS } else { PATIENCE }
+}
+
 /// Refuses what cannot be a manager's URL, or several with a comma between any two.
 pub(crate) fn check_url(urls: &str, origin: &str) -> anyhow::Result<()> {
     if let Err(error) = check_urls(urls, &["http", "https"]) {
@@ -344,4 +354,16 @@ pub(crate) fn manager_for_node(
 /// The directory that is meant.
 pub(crate) fn dir_or_default(dir: Option<&Path>) -> PathBuf {
     dir.map_or_else(NodePaths::default_dir, Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_waits_for_the_only_manager_longer_than_a_registry_write_takes() {
+        assert_eq!(patience(Endpoints::new("http://a:1").count()), PATIENCE);
+        let several = Endpoints::new("http://a:1,http://b:1,http://c:1");
+        assert_eq!(patience(several.count()), PATIENCE_WITH_OTHERS);
+    }
 }

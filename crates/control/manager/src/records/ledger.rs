@@ -1,4 +1,5 @@
-//! The registry of the manager that leads, and where it is written down: nowhere, in a file, or in etcd.
+//! The registry of the manager that leads, and where it is written down: nowhere, in a file, or in
+//! etcd.
 
 use crate::etcd::{Etcd, EtcdError, Seat};
 use crate::records::book::Book;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The manager logs writes that take longer: commands give it up after 5 s.
+/// The manager logs writes that take longer. Commands give up an only manager after 20 s.
 const SLOW_WRITE: Duration = Duration::from_secs(1);
 
 /// Where a manager keeps its registry.
@@ -85,8 +86,8 @@ impl Ledger {
         Ledger { book: Book::new(registry, Duration::ZERO), begun: Instant::now(), keeper }
     }
 
-    /// What another manager has left becomes this one's, which leads in that term. The epoch of `registry` is
-    /// written down already: from now on it is answered with.
+    /// What another manager has left becomes this one's, which leads in that term. The epoch of
+    /// `registry` is written down already: from now on it is answered with.
     pub(crate) fn take_over(&mut self, term: Term, registry: Registry) {
         self.book.take_over(term, registry, self.begun.elapsed());
     }
@@ -105,8 +106,9 @@ impl Ledger {
         Ok(self.book.see(self.begun.elapsed(), look))
     }
 
-    /// Changes the registry, and comes back when that is written down. What is to be answered is given
-    /// only then; when it cannot be written, the change stays to be written before the next answer.
+    /// Changes the registry, and comes back when that is written down. What is to be answered is
+    /// given only then; when it cannot be written, the change stays to be written before the next
+    /// answer.
     pub(crate) fn change<T>(
         &mut self,
         act: impl FnOnce(&mut Registry, Duration) -> T,

@@ -1,5 +1,5 @@
-//! Several addresses of one service, any of which may be the one that answers: written as a list of base
-//! URLs with a comma between any two.
+//! Several addresses of one service, any of which may be the one that answers: written as a list of
+//! base URLs with a comma between any two.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ pub struct Endpoints {
     current: AtomicUsize,
 }
 
-/// What came of asking one of them.
+/// Outcome of a request to one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried<T> {
     /// That is the answer.
@@ -26,9 +26,9 @@ pub enum UrlError {
     /// One of them is something else.
     #[error("`{url}` is no base URL: write {forms}, with a comma between any two")]
     NotOne {
-        /// What it is.
+        /// The rejected part of the list.
         url: String,
-        /// What it may look like.
+        /// The accepted forms.
         forms: String,
     },
     /// They are not reached in the same way.
@@ -66,6 +66,11 @@ impl Endpoints {
     pub fn new(list: &str) -> Endpoints {
         let urls = list.split(',').map(|url| url.trim_end_matches('/').to_owned());
         Endpoints { urls: urls.collect(), current: AtomicUsize::new(0) }
+    }
+
+    /// Number of addresses, at least 1.
+    pub fn count(&self) -> usize {
+        self.urls.len()
     }
 
     /// Asks the one that answered last, then the others.

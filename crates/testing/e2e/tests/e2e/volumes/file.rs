@@ -1,5 +1,4 @@
-//! Volumes as files: what file systems, loop devices and programs make of them, and what is killed
-//! under them.
+//! Volumes as files under file systems, loop devices and programs, while processes are killed.
 
 use crate::{
     harness::{
@@ -115,23 +114,24 @@ impl Drop for Mounted {
 /// Many at once, past the page cache.
 const DIRECT: &[&str] = &["--ioengine=libaio", "--direct=1", "--iodepth=32", "--bsrange=4k-512k"];
 
-/// fio, which writes to the first 64 MiB of a file for so long, and verifies. It logs its errors.
-fn verifying(disk: &FileDisk<'_>, engine: &[&str], seconds: u32) -> anyhow::Result<Command> {
+/// fio, which writes to the first 64 MiB of a file for so long. It logs its errors.
+fn writing(disk: &FileDisk<'_>, engine: &[&str], seconds: u32) -> anyhow::Result<Command> {
     let mut fio = Command::new("fio");
-    fio.args([
-        "--name=v",
-        "--rw=randwrite",
-        "--size=64M",
-        "--io_size=256M",
-        "--allow_file_create=0",
-    ])
-    .args(["--verify=crc32c", "--verify_backlog=512", "--verify_fatal=1"])
-    .args(["--verify_state_save=0", "--time_based", &format!("--runtime={seconds}")])
-    .args(engine)
-    .arg(format!("--filename={}", disk.path.display()))
-    .stdin(Stdio::null())
-    .stdout(Stdio::null())
-    .stderr(disk.cluster.log()?);
+    fio.args(["--name=v", "--rw=randwrite", "--size=64M", "--allow_file_create=0", "--time_based"])
+        .arg(format!("--runtime={seconds}"))
+        .args(engine)
+        .arg(format!("--filename={}", disk.path.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(disk.cluster.log()?);
+    Ok(fio)
+}
+
+/// The same, which verifies. It closes the file and opens it again several times a second.
+fn verifying(disk: &FileDisk<'_>, engine: &[&str], seconds: u32) -> anyhow::Result<Command> {
+    let mut fio = writing(disk, engine, seconds)?;
+    fio.args(["--io_size=256M", "--verify=crc32c", "--verify_backlog=512", "--verify_fatal=1"])
+        .arg("--verify_state_save=0");
     Ok(fio)
 }
 
@@ -240,8 +240,7 @@ pub(crate) fn file_systems_keep_their_files(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// fio finds what it wrote through every way to a file, while the process that serves it and a donor
-/// are killed.
+/// fio verifies what it writes through each way to a file, while the server and a donor are killed.
 pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     if let Some(reason) = lacking(&["fio"]) {
         return Ok(Outcome::Skipped(reason));
@@ -275,8 +274,8 @@ pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever asks for it has requests through io_uring, and loses what is open with the process that serves it, and
-/// nothing else. Where the kernel refuses, the file is as any other.
+/// A file served through io_uring loses what is open with its server, and no data. A kernel without
+/// io_uring for FUSE serves it like any other file.
 pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking(&["fio"]) {
         return Ok(Outcome::Skipped(reason));
@@ -316,7 +315,9 @@ pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     let shown = run(cluster.command("volume").args(["status", "disk"]), PATIENCE)?;
     ensure!(shown.text().contains("through io_uring"), "{}", shown.text());
 
-    let mut running = start_writing(&mut verifying(&disk, DIRECT, 60)?, || disk.status())?;
+    let mut fio = writing(&disk, DIRECT, 60)?;
+    let fio = fio.args(["--io_size=1T", "--norandommap"]);
+    let mut running = start_writing(fio, || disk.status())?;
     disk.kill_server()?;
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(!ended.success(), "the kernel has kept what the killed process had");
@@ -337,8 +338,7 @@ pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// A snapshot is a file that nobody writes, beside other ways to read it; another volume's file is one when
-/// it is asked for, and then nobody writes that volume in another way.
+/// A snapshot is a read-only file beside other exports; a volume exported read-only has no writer.
 pub(crate) fn nobody_writes_where_all_may_read(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking(&["losetup", "mkfs.ext4", "qemu-img", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));
@@ -475,7 +475,7 @@ pub(crate) fn it_is_a_file_of_one_size(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Who has the file open finds another size of the volume, and a loop device when it is told to look.
+/// A program with the file open sees a resize at once, a loop device when it is told to look.
 pub(crate) fn it_has_another_size_as_it_is_used(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking(&["losetup", "blockdev"]) {
         return Ok(Outcome::Skipped(reason));
@@ -509,7 +509,7 @@ pub(crate) fn it_has_another_size_as_it_is_used(cluster: &Cluster) -> TestResult
     Ok(Outcome::Passed)
 }
 
-/// Whoever uses the file is named, or loses it by force; what was written to it stays, in the page cache or not.
+/// Users of the file are named, or lose it by force; written data stays, in the page cache or not.
 pub(crate) fn an_export_is_taken_back(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking(&["losetup"]) {
         return Ok(Outcome::Skipped(reason));

@@ -1,7 +1,8 @@
-//! Any bytes from a client of the network block device protocol are an option, a request or the end of
-//! the connection. What may go on to the volume is within it.
+//! Any bytes from a client of the network block device protocol are an option, a request or the end
+//! of the connection. What may go on to the volume is within it.
 //!
-//! For the fuzz target, and for the test of random bytes that needs no fuzzer (crates/consumers/volume/tests/nbd_bytes.rs).
+//! For the fuzz target, and for the test of random bytes that needs no fuzzer
+//! (crates/consumers/volume/tests/nbd_bytes.rs).
 
 use hecaton_block::nbd::handshake::{Export, Gate, Negotiated, greet, negotiate};
 use hecaton_block::nbd::wire::{Command, MAX_PAYLOAD, OPTION_MAGIC, REQUEST_MAGIC, Request};

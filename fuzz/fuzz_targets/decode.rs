@@ -5,8 +5,8 @@
 //! make fuzz
 //! ```
 //!
-//! The checks of heads and greetings are set right before decoding: a fuzzer cannot guess a CRC, and
-//! everything behind it would go untested.
+//! The checks of heads and greetings are set right before decoding: a fuzzer cannot guess a CRC,
+//! and everything behind it would go untested.
 
 #![no_main]
 

@@ -1,14 +1,14 @@
-//! What commands print, and what becomes of them when nobody reads it any more, as in
-//! `hecaton status | head -1`.
+//! Prints command output, and ends a command whose reader is gone.
 //!
-//! The standard library's `println!` panics then, with a message that helps nobody: Rust programs ignore
-//! SIGPIPE. To have the signal back was rejected, because it does not only come from standard output: it
-//! would end a node, a launcher or a bench at any pipe whose other side closes, in the middle of what
-//! they are to clean up. So `print!` and `println!` in this crate are those below, and a command that
-//! cannot print is unwound without a word, so that whatever it has started ends with it. Its status is
-//! that of a command which SIGPIPE has ended. What cannot be written for other reasons is said.
+//! In `hecaton status | head -1` the reader leaves early. Rust programs ignore SIGPIPE, so the
+//! standard library's `println!` then panics with an unhelpful message. Restoring the signal was
+//! rejected: SIGPIPE does not come from standard output alone. Any closed pipe would end a node,
+//! launcher or bench in the middle of its cleanup. So this crate's `print!` and `println!` are the
+//! macros below. A command that cannot print unwinds without a message, so that everything it
+//! started ends with it. Its exit status is that of a command ended by SIGPIPE. Other write errors
+//! are reported.
 //!
-//! Daemons do not end for that: what they have to say at their start they [`announce`].
+//! Daemons continue without a reader: they [`announce`] their start.
 
 use std::any::Any;
 use std::fmt;
@@ -16,26 +16,26 @@ use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
-/// As shells count it: 128 and the number of SIGPIPE.
+/// Exit status in the shell's convention: 128 plus the number of SIGPIPE.
 const ENDED_BY_SIGPIPE: u8 = 128 + 13;
 
-/// Unwinds a command that cannot print.
+/// Payload that unwinds a command that cannot print.
 struct Unprinted(io::Error);
 
-/// Prints to standard output, as the standard library's macro of the same name.
+/// Prints to standard output, like the standard library's macro of the same name.
 macro_rules! print {
     ($($text:tt)*) => { $crate::out::write(format_args!($($text)*)) };
 }
 
-/// Prints a line to standard output, as the standard library's macro of the same name.
+/// Prints a line to standard output, like the standard library's macro of the same name.
 macro_rules! println {
     () => { $crate::out::write(format_args!("\n")) };
     ($($text:tt)*) => { $crate::out::write_line(format_args!($($text)*)) };
 }
 
-/// Runs a command until it is done, or has nobody to print to.
+/// Runs a command until it ends or cannot print.
 pub(crate) fn while_read(command: impl FnOnce() -> ExitCode) -> ExitCode {
-    // Nothing of the command is looked at after it was unwound.
+    // No state of the command is used after it unwinds.
     catch_unwind(AssertUnwindSafe(command)).unwrap_or_else(status_of)
 }
 
@@ -48,7 +48,7 @@ fn status_of(payload: Box<dyn Any + Send>) -> ExitCode {
             eprintln!("hecaton: cannot write to standard output: {}", unprinted.0);
             ExitCode::FAILURE
         }
-        // A panic, which has been told of.
+        // A real panic, which has already been reported.
         Err(payload) => resume_unwind(payload),
     }
 }
@@ -63,13 +63,13 @@ pub(crate) fn write_line(text: fmt::Arguments<'_>) {
     write(format_args!("{text}\n"));
 }
 
-/// Prints what is made of bytes, to its end.
+/// Prints all bytes, and flushes.
 pub(crate) fn write_bytes(bytes: &[u8]) {
     let mut out = io::stdout();
     out.write_all(bytes).and_then(|()| out.flush()).unwrap_or_else(|error| end(error));
 }
 
-/// Prints a line of a daemon, which goes on whether anybody reads it or not.
+/// Prints a line of a daemon, which continues even without a reader.
 pub(crate) fn announce(line: fmt::Arguments<'_>) {
     if let Err(error) = writeln!(io::stdout(), "{line}") {
         tracing::debug!(%error, "nobody reads what is announced");

@@ -23,8 +23,8 @@ pub(crate) enum Pki {
     Revoke(RevokeArgs),
     /// Gives out a token, with which a host gets a node's certificate from `hecaton pki serve`
     Token(TokenArgs),
-    /// Signs certificates for those who have a token, over the network; run it where the authority is, while
-    /// nodes join
+    /// Signs certificates for those who have a token, over the network; run it where the authority
+    /// is, while nodes join
     Serve(ServeArgs),
 }
 
@@ -39,13 +39,13 @@ pub(crate) struct InitArgs {
 pub(crate) struct IssueArgs {
     /// Whose it is: a node's name in the cluster, or any name
     name: String,
-    /// What it allows: manager, to serve the control plane; node, to lend and borrow under that name;
-    /// admin, to look and give orders; read-only, to look, and to read volumes; export, to serve volumes to
-    /// other hosts; client, to use them
+    /// What it allows: manager, to serve the control plane; node, to lend and borrow under that
+    /// name; admin, to look and give orders; read-only, to look, and to read volumes; export, to
+    /// serve volumes to other hosts; client, to use them
     #[arg(long, default_value = "node", value_parser = |text: &str| text.parse::<Role>())]
     role: Role,
-    /// Where a manager, or one that serves volumes, is reached, a name or an address; can be given several
-    /// times
+    /// Where a manager, or one that serves volumes, is reached, a name or an address; can be given
+    /// several times
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
     /// How long it is good for
@@ -78,8 +78,8 @@ pub(crate) struct TokenArgs {
     /// Where `hecaton pki serve` is reached
     #[arg(long, value_name = "HOST:PORT", required_unless_present = "withdraw_all")]
     at: Option<String>,
-    /// The only node that may use it; also in the place of a certificate that it has. Without it, any node may
-    /// whose name has none
+    /// The only node that may use it; also in the place of a certificate that it has. Without it,
+    /// any node may whose name has none
     #[arg(long)]
     name: Option<String>,
     /// How many nodes may use it
@@ -103,8 +103,8 @@ pub(crate) struct TokenArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Where it listens; port 0 takes a free one. Whoever comes has to show a token, and says nothing before this
-    /// authority has shown its certificate
+    /// Where it listens; port 0 takes a free one. Whoever comes has to show a token, and says
+    /// nothing before this authority has shown its certificate
     #[arg(long, value_name = "ADDRESS")]
     listen: SocketAddr,
     /// How long the certificates are good for

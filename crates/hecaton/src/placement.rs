@@ -1,4 +1,4 @@
-//! What the user wants of the pool: copies, donors, ranges of a machine's RAM.
+//! Defines the command-line options for the pool: copies, donors, ranges of a VM's RAM.
 
 use crate::terminal::failure::usage;
 use hecaton_memory::Size;
@@ -9,16 +9,16 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Seconds that donors keep the memory, if nothing is said.
+/// Default time that donors keep the memory, in seconds.
 const DEFAULT_LEASE_S: u64 = 60;
 
-/// How fast copies are compared, if nothing is said.
+/// Default rate at which donors compare copies.
 const DEFAULT_SCRUB: ScrubRate = ScrubRate(hecaton_pager::SCRUB_BYTES_PER_S);
 
-/// How fast copies are made, if nothing is said.
+/// Default rate at which donors make copies, in bytes a second.
 const DEFAULT_COPYING: Size = Size(hecaton_pager::COPYING_BYTES_PER_S);
 
-/// How long a donor may be silent before other copies take its place, if nothing is said.
+/// Default time that a donor may be silent before other copies take its place.
 const DEFAULT_FAILOVER_MS: u64 = hecaton_space::FAILOVER.as_millis() as u64;
 
 /// How many copies, where, and whether encrypted, for programs, machines and volumes.
@@ -52,7 +52,7 @@ pub(crate) struct CopyArgs {
 }
 
 impl CopyArgs {
-    /// What they say of a new volume.
+    /// Converts the options into those of a new volume.
     pub(crate) fn of_volume(self) -> CreateVolume {
         CreateVolume {
             copies: self.mirror,
@@ -65,12 +65,12 @@ impl CopyArgs {
         }
     }
 
-    /// How fast copies are compared, in bytes a second; 0 for not at all.
+    /// Scrub rate in bytes a second; 0 disables the scrub.
     pub(crate) fn scrub_bytes_per_s(&self) -> u64 {
         self.scrub.0
     }
 
-    /// How fast copies are made, in bytes a second.
+    /// Rate at which copies are made, in bytes a second.
     pub(crate) fn copying_bytes_per_s(&self) -> u64 {
         self.copying.0
     }
@@ -102,7 +102,7 @@ pub(crate) struct PoolArgs {
     cold_after: u64,
 }
 
-/// How fast copies are compared, in bytes a second; 0 for not at all.
+/// Scrub rate in bytes a second; 0 disables the scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ScrubRate(u64);
 
@@ -138,7 +138,7 @@ pub(crate) struct RangeArgs {
     ranges: Vec<Range>,
 }
 
-/// A part of a machine's RAM, as it is written on the command line.
+/// A range of a VM's RAM, as the command line writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Range(RamRange);
 
@@ -154,19 +154,19 @@ impl FromStr for Range {
         if donors.iter().any(String::is_empty) {
             return Err(bad());
         }
-        // Zero is no size, and the beginning of RAM.
+        // 0 is the beginning of RAM.
         let start = if start == "0" { 0 } else { size(start)?.0 };
         Ok(Range(RamRange { start, end: size(end)?.0, donors }))
     }
 }
 
 impl PoolArgs {
-    /// For a program.
+    /// Checks the options of a program.
     pub(crate) fn check(&self) -> anyhow::Result<Wanted> {
         self.checked(Vec::new())
     }
 
-    /// For a volume, which knows no more of it than these.
+    /// Checks the options of a volume, which takes no `--lease`.
     pub(crate) fn check_for_volume(&self) -> anyhow::Result<Wanted> {
         if self.lease != DEFAULT_LEASE_S {
             usage!("--lease is not for volumes, and so not for --via swap");
@@ -174,7 +174,7 @@ impl PoolArgs {
         self.check()
     }
 
-    /// For a machine.
+    /// Checks the options and RAM ranges of a VM.
     pub(crate) fn check_with(&self, ranges: &RangeArgs) -> anyhow::Result<Wanted> {
         self.checked(ranges.ranges())
     }
@@ -208,7 +208,7 @@ impl PoolArgs {
 }
 
 impl RangeArgs {
-    /// For a machine that runs, with the donors for what is in no range.
+    /// Checks the ranges of a running VM; `donors` back the RAM outside all ranges.
     pub(crate) fn check(&self, donors: Vec<String>) -> anyhow::Result<Wanted> {
         checked(Wanted { donors, ranges: self.ranges(), ..Wanted::default() })
     }

@@ -1,4 +1,5 @@
-//! `hecaton policy`: who of the cluster may hold how much of the pool, and how many harvest VMs there may be.
+//! `hecaton policy`: who of the cluster may hold how much of the pool, and how many harvest VMs
+//! there may be.
 
 use crate::cluster::ClusterArgs;
 use crate::terminal::failure::{Usage, usage};
@@ -75,8 +76,8 @@ pub(crate) struct SetArgs {
     /// The policy
     #[arg(value_enum)]
     policy: Name,
-    /// tlp: percent of the node's memory by which a target rises, and of itself by which it falls, in a second;
-    /// 2 if nothing is said
+    /// tlp: percent of the node's memory by which a target rises, and of itself by which it falls,
+    /// in a second; 2 if nothing is said
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=100))]
     p: Option<u64>,
     /// tlp: memory that a consumer may leave unused before its target falls; 4M if nothing is said
@@ -85,7 +86,8 @@ pub(crate) struct SetArgs {
     /// tlp: memory that a node keeps free when others ask for it; 64M if nothing is said
     #[arg(long, value_name = "SIZE")]
     reserve: Option<Size>,
-    /// greedy-remote: memory that a node asks for in a second in which it had too little; 4000K if nothing is said
+    /// greedy-remote: memory that a node asks for in a second in which it had too little; 4000K if
+    /// nothing is said
     #[arg(long, value_name = "SIZE")]
     request: Option<Size>,
     #[command(flatten)]

@@ -51,8 +51,8 @@ impl TlsArgs {
         }
     }
 
-    /// Gets a certificate for the node `name` with the token in a file (`-`: standard input), unless there is
-    /// a good one.
+    /// Gets a certificate for the node `name` with the token in a file (`-`: standard input),
+    /// unless there is a good one.
     pub(crate) fn join(&self, file: &Path, name: &str) -> anyhow::Result<()> {
         let Some(dir) = self.dir() else {
             usage!("--join needs a directory for the certificate: name one with --tls-dir DIR");

@@ -57,7 +57,8 @@ pub(crate) fn eventually_even_if_interrupted<T, E>(
     attempt()
 }
 
-/// Runs a tool that takes something down, until it does; what cannot be taken down is a line in the log.
+/// Runs a tool that takes something down, until it does; what cannot be taken down is a line in the
+/// log.
 pub(crate) fn take_down(program: &str, args: &[&str]) {
     if let Err(error) = eventually_even_if_interrupted(|| tool(program, args)) {
         tracing::warn!("{error:#}");

@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The memory that a donor lends, as pages `0..pages()`.
 ///
 /// A page that was never written reads as zeros, but reading it commits it: the kernel has no
-/// shared page of zeros for shared mappings. Whoever serves pages should know which were written.
+/// shared page of zeros for shared mappings. A server of pages must therefore track which pages
+/// were written.
 #[derive(Debug)]
 pub struct Arena {
     memory: SharedMemory,
@@ -56,7 +57,7 @@ impl Arena {
         (self.memory.bytes() / PAGE_SIZE) as u64
     }
 
-    /// What stands behind the memory.
+    /// Kind of pages that back the memory.
     pub fn backing(&self) -> Backing {
         self.memory.backing()
     }
@@ -77,13 +78,13 @@ impl Arena {
     /// and there is no fault. It is right for pages of any kind.
     ///
     /// # Panics
-    /// If there is one that there is not.
+    /// If a page is beyond the arena's end.
     pub fn commit_pages(&self, first: u64, data: &[[u8; PAGE_SIZE]]) {
         let end = first + data.len() as u64;
         assert!(end <= self.pages(), "page {end} is beyond the arena's {}", self.pages());
         let mut stored = 0;
-        // Files of huge pages cannot be written, and what is prepared there has its memory. What is
-        // written to the file is locked only when the mapping is used.
+        // `pwrite` fails on a file of huge pages, and prepared huge pages have memory already. The
+        // kernel locks a page written through the file only when the mapping touches the page.
         let is_by_file =
             self.backing() == Backing::BasePages && !self.is_locked.load(Ordering::SeqCst);
         while is_by_file && stored < data.len() {
@@ -96,7 +97,7 @@ impl Arena {
             }
         }
         if stored > 0 && self.is_locked.load(Ordering::SeqCst) {
-            // Who locks the arena may have looked for pages before these were there.
+            // A concurrent `lock` may have scanned for pages before these existed: touch them.
             for page in first..first + stored as u64 {
                 black_box(self.words(page)[0].load(Ordering::Relaxed));
             }

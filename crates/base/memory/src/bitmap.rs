@@ -29,7 +29,7 @@ impl Bitmap {
         Bitmap { levels, len }
     }
 
-    /// Whether the number is a member. What is beyond the bound is not.
+    /// Whether the number is a member; `false` at and beyond the bound.
     pub(crate) fn contains(&self, number: u64) -> bool {
         number < self.len && self.levels[0][number as usize / WORD_BITS] & bit(number as usize) != 0
     }

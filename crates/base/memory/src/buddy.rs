@@ -24,7 +24,7 @@ pub struct Buddy {
     lent: Vec<Bitmap>,
 }
 
-/// What was given back is not a block that is lent.
+/// The freed block is not a lent block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no lent block of order {order} at page {first}")]
 pub struct NotLent {

@@ -1,16 +1,17 @@
-//! Signatures of pages, which an erasure code can be computed on.
+//! Computes page signatures that are linear over the erasure code's field.
 //!
-//! A page's sum tells whether it is what was stored by whoever knows the sum. A parity's is known
-//! to nobody but the donor that has it: the borrower keeps sums of its own pages. So that the
-//! borrower can tell whether a parity still belongs to the pages that it was made of, and none of
-//! them has to travel for it, donors compute an *algebraic signature* (Litwin and Schwarz,
+//! A page's checksum tells a reader that knows it whether the page is the stored one. Only the
+//! donor of a parity knows the parity's checksum: the borrower keeps checksums of its own pages.
+//! The borrower must still tell whether a parity belongs to the pages that it was made of, and no
+//! page should travel for that. So donors compute an *algebraic signature* (Litwin and Schwarz,
 //! "Algebraic Signatures for Scalable Distributed Data Structures", ICDE 2004): a sum of a page's
-//! bytes with fixed weights, in the field that the code computes in. That is linear, and so the
-//! signature of a parity is what the code makes of the pages' signatures (Schwarz and Miller,
-//! "Store, Forget, and Check", ICDCS 2006). CRC32C is linear too, but not over this field.
+//! bytes with fixed weights, in the code's field. The signature is linear: the code, applied to the
+//! pages' signatures, gives the signature of their parity (Schwarz and Miller, "Store, Forget, and
+//! Check", ICDCS 2006). CRC32C is linear too, but not over this field.
 //!
-//! It finds each change within eight bytes that follow each other, and of others all but one in
-//! 2^64. It is no stand-in for the sum: who chooses what to change can keep it.
+//! The signature detects every change within eight consecutive bytes, and misses one in 2^64 of
+//! other changes. It does not replace the checksum: an attacker can change a page and keep the
+//! signature.
 
 use crate::PAGE_SIZE;
 

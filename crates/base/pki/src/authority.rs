@@ -4,11 +4,12 @@
 //! |---|---|
 //! | `ca.pem`, `ca-key.pem` | the authority's certificate and key |
 //! | `crl.pem` | what it has revoked |
-//! | `index` | one line for each certificate ever issued: serial number, end (Unix seconds), role, name |
+//! | `index` | a line for each certificate ever issued: serial, end (Unix seconds), role, name |
 //! | `tokens` | what those with a token may have, if there are any ([`grants`](crate::grants)) |
-//! | `issued/NAME/` | what NAME needs: `ca.pem`, `cert.pem`, `key.pem`, `crl.pem`. A client's files have a second name there, by which QEMU and libnbd look for them |
+//! | `issued/NAME/` | what NAME needs: `ca.pem`, `cert.pem`, `key.pem`, `crl.pem` |
 //!
-//! The index is written before the certificate it tells of, so that whatever exists can be revoked.
+//! A client's directory also has links for the file names that QEMU and libnbd expect. The index
+//! line is written before its certificate, so every existing certificate can be revoked.
 
 mod lock;
 
@@ -77,7 +78,7 @@ pub enum AuthorityError {
          the old one first", .dir.display()
     )]
     Issued {
-        /// Whose.
+        /// Name of the certificate's holder.
         name: String,
         /// Where it is.
         dir: PathBuf,
@@ -93,7 +94,7 @@ pub enum AuthorityError {
     /// There are too many tokens.
     #[error("there are {MAX_TOKENS} tokens that are good; withdraw them with --withdraw, or wait")]
     TooManyTokens,
-    /// What is to be certified is no request for it.
+    /// The certificate request cannot be parsed.
     #[error("what is to be certified cannot be read: {0}")]
     Request(rcgen::Error),
     /// Nothing was issued to that name, or all of it is revoked or over.
@@ -110,7 +111,7 @@ pub enum AuthorityError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the damage.
         reason: String,
     },
     /// The kernel refuses.
@@ -118,7 +119,7 @@ pub enum AuthorityError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// Something cannot be signed.
@@ -126,10 +127,10 @@ pub enum AuthorityError {
     Sign(#[from] rcgen::Error),
 }
 
-/// What a certificate is to say.
+/// Contents of a certificate to issue.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// Whose it is. Stands in a path: the caller has checked it.
+    /// The holder. The name becomes part of a path: the caller must check it first.
     pub identity: Identity,
     /// Where a manager is reached: names and addresses.
     pub hosts: Vec<String>,
@@ -139,7 +140,7 @@ pub struct Wish {
     pub renew: bool,
 }
 
-/// What was issued.
+/// An issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// The directory to give to the party.
@@ -148,13 +149,13 @@ pub struct Issued {
     pub ends_unix_s: i64,
 }
 
-/// What a token is to allow.
+/// Rights of a token to issue.
 #[derive(Clone, Debug)]
 pub struct TokenWish {
     /// Where the authority is asked: a host and a port.
     pub at: String,
-    /// The only node that may use it, also in the place of a certificate that it has. Otherwise any node may
-    /// whose name has none.
+    /// The only node that may use the token, even if it has a certificate already. `None`: any node
+    /// whose name has no valid certificate.
     pub name: Option<String>,
     /// How many nodes may.
     pub uses: u32,
@@ -162,7 +163,7 @@ pub struct TokenWish {
     pub hours: u32,
 }
 
-/// What a node that joins gets, as PEM.
+/// Files for a node that joins, as PEM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Admitted {
@@ -197,7 +198,7 @@ impl Authority {
         let key = KeyPair::generate()?;
         let now = OffsetDateTime::now_utc();
         let serial = serial()?;
-        // Two authorities of one name would be taken for each other, until their signatures do not fit.
+        // Equal names would confuse two authorities until a signature does not match.
         let number: String = hex(&serial.to_bytes()[..4]);
         let mut params = subject(&format!("Hecaton authority {number}"), None);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -236,7 +237,7 @@ impl Authority {
             let text = self.read(shared)?;
             replace(&dir.join(shared), &text)?;
         }
-        // Whoever reads between the two finds that they do not match, and looks again.
+        // A reader between the two writes finds a key that does not match, and reads again.
         replace(&dir.join(KEY_FILE), &key.serialize_pem())?;
         replace(&dir.join(CERTIFICATE_FILE), &certificate.pem())?;
         if identity.role == Role::Client {
@@ -314,8 +315,7 @@ impl Authority {
         Ok(count)
     }
 
-    /// Certifies the key of whoever has a token's secret, as that node's. `request` is PEM of PKCS #10, of which
-    /// only the key counts.
+    /// Certifies a node's key for its token. Only the key counts in `request` (PKCS #10 as PEM).
     pub(crate) fn admit(
         &self,
         secret: &str,
@@ -343,8 +343,7 @@ impl Authority {
         })
     }
 
-    /// How the authority shows itself to those who have a token: a certificate of [`OWN_NAME`], its own, and
-    /// the key.
+    /// Certificate chain and key for [`OWN_NAME`], by which token holders know the authority.
     pub(crate) fn own_face(
         &self,
     ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), AuthorityError> {
@@ -384,7 +383,7 @@ impl Authority {
         read.map_err(|error| self.damaged(CA_FILE, error))
     }
 
-    /// Revokes all that was issued to `name`, and removes what it was given; says how many that were.
+    /// Revokes all certificates of `name`, removes its directory, and returns their number.
     pub fn revoke(&self, name: &str) -> Result<usize, AuthorityError> {
         let now = OffsetDateTime::now_utc();
         let (number, mut revoked) = self.revoked()?;
@@ -410,7 +409,7 @@ impl Authority {
         if own.exists() {
             fs::remove_dir_all(&own).map_err(|source| io_error(&own, source))?;
         }
-        // What runs from these directories on this machine knows at once.
+        // Processes on this machine that use these directories see the new list at once.
         for dir in fs::read_dir(self.path(ISSUED)).into_iter().flatten().flatten() {
             replace(&dir.path().join(CRL_FILE), &crl)?;
         }
@@ -593,7 +592,7 @@ mod tests {
         Wish { identity: Identity { name: name.to_owned(), role }, hosts, days: 30, renew: false }
     }
 
-    /// What a party shows to a manager.
+    /// The certificate chain that a party shows to a manager.
     fn chain(dir: &Path) -> Vec<CertificateDer<'static>> {
         vec![CertificateDer::from_pem_file(dir.join(CERTIFICATE_FILE)).expect("a certificate")]
     }

@@ -1,7 +1,7 @@
 //! TLS for the HTTP client, with errors that say which end is wrong.
 //!
-//! The client's own TLS takes neither lists of what is revoked nor files that change, so it is put in here,
-//! at the seam that the client has for that.
+//! The client's own TLS takes neither lists of what is revoked nor files that change, so it is put
+//! in here, at the seam that the client has for that.
 
 use crate::trust::credentials::Credentials;
 use crate::trust::outside::OutsideCredentials;
@@ -18,15 +18,15 @@ use ureq::unversioned::transport::{
     Transport, TransportAdapter,
 };
 
-/// What a client shows and trusts, which may change.
+/// Certificates that a client shows and trusts; their files may change.
 pub trait ClientTls: fmt::Debug + Send + Sync + 'static {
     /// The directory of the files.
     fn dir(&self) -> &Path;
 
-    /// What they say at this moment, and a number that differs when they say something else.
+    /// The current TLS configuration, and a generation number that changes with it.
     fn client(&self) -> (u64, Arc<ClientConfig>);
 
-    /// What is wrong with a certificate that is not of the kind wanted.
+    /// Reason to refuse a certificate of the wrong kind.
     fn impostor(&self) -> &'static str;
 }
 
@@ -67,8 +67,8 @@ pub fn agent<C: ClientTls>(config: Config, credentials: Option<Arc<C>>) -> ureq:
     ureq::Agent::with_parts(config, connector, DefaultResolver::default())
 }
 
-/// An HTTP client that lives long: a certificate that was replaced is not shown any longer, not even on
-/// connections that are kept.
+/// An HTTP client that lives long: a certificate that was replaced is not shown any longer, not
+/// even on connections that are kept.
 #[derive(Debug)]
 pub struct LastingAgent<C> {
     config: Config,
@@ -220,8 +220,8 @@ impl Transport for TlsTransport {
         sent.map_err(|error| explain(error, &*self.credentials).into())
     }
 
-    /// The first answer is also where a client learns that its certificate is not taken: in TLS 1.3 its own
-    /// handshake is over before the server has looked at it.
+    /// The first answer is also where a client learns that its certificate is not taken: in TLS 1.3
+    /// its own handshake is over before the server has looked at it.
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
         self.stream.get_mut().set_timeout(timeout);
         let input = self.buffers.input_append_buf();

@@ -1,21 +1,21 @@
-//! What the tokens allow that an authority has given out: decisions only, and the file that they stand in.
+//! Decides what an authority's tokens allow, and formats their file. Pure.
 //!
-//! | line | |
-//! |---|---|
-//! | `HASH ENDS USES NAME` | the SHA-256 of the token's secret, when it ends (Unix seconds), how often it may still be used, and by whom (`*`: anybody) |
-//! | ` NAME:KEY ...` | at its end, who has used it, and the SHA-256 of the key that was certified |
+//! Each line of the file is `HASH ENDS USES NAME`, followed by ` NAME:KEY` for each use:
+//! - `HASH`: SHA-256 of the token's secret; `ENDS`: its end in Unix seconds; `USES`: uses left.
+//! - `NAME`: the only name that may use the token, or `*` for any name.
+//! - `NAME:KEY`: a name that has used the token, and the SHA-256 of the key that was certified.
 //!
-//! An answer may be lost on its way: who asks again with the same key is answered again.
+//! An answer may be lost on its way, so a repeated request with the same key is answered again.
 
 use crate::token::{hex, sha256, unhex};
 
-/// Most tokens that are good at one time.
+/// Most tokens that have not ended.
 pub(crate) const MAX_TOKENS: usize = 4096;
 
-/// Whoever has the token.
+/// In the place of a name: any name may use the token.
 const ANYBODY: &str = "*";
 
-/// What one token allows.
+/// Permission that one token gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Grant {
     secret_hash: String,
@@ -25,43 +25,43 @@ struct Grant {
     used_by: Vec<(String, String)>,
 }
 
-/// What all tokens allow.
+/// Permissions of all tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grants(Vec<Grant>);
 
-/// What a party with a token gets.
+/// Certificate that a party with a token gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     /// A certificate, if the name has none.
     New,
-    /// A certificate in any case: the token was made for that name, or it is asked for again.
+    /// A certificate in any case: the token is bound to this name, or the request is repeated.
     Named,
 }
 
-/// Why it gets nothing.
+/// Reason to refuse a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
-    /// No such token was given out, or it was withdrawn, used up, or is over.
+    /// The token was never given out, or it is withdrawn, used up or over.
     #[error("the token is not known: it may be used up, over or withdrawn; ask for another one")]
     Unknown,
-    /// It is for another name.
+    /// The token is for another name.
     #[error("the token is for node `{0}`")]
     OtherName(String),
 }
 
 impl Grants {
-    /// Reads the file. `Err` has the number of a line that cannot be read.
+    /// Parses the file's text. `Err` is the number of a line that cannot be read.
     pub(crate) fn parse(text: &str) -> Result<Grants, usize> {
         let parse = |(at, line)| parse(line).ok_or(at + 1);
         text.lines().enumerate().map(parse).collect::<Result<_, _>>().map(Grants)
     }
 
-    /// As it is to stand in the file.
+    /// Formats the file's text.
     pub(crate) fn to_text(&self) -> String {
         self.0.iter().map(line).collect()
     }
 
-    /// Takes a new one. False if there are too many.
+    /// Adds a token. False if there are [`MAX_TOKENS`] already.
     pub(crate) fn add(
         &mut self,
         now_unix_s: i64,
@@ -79,13 +79,13 @@ impl Grants {
         true
     }
 
-    /// Forgets all, and says how many of them could still be used.
+    /// Forgets all tokens, and returns how many of them could still be used.
     pub(crate) fn withdraw(&mut self, now_unix_s: i64) -> usize {
         self.forget_what_is_over(now_unix_s);
         std::mem::take(&mut self.0).iter().filter(|grant| grant.uses > 0).count()
     }
 
-    /// Uses the token with this secret for a name and the key that is to be certified.
+    /// Uses the token with this secret for a name and the key to certify. A repeat costs no use.
     pub(crate) fn use_up(
         &mut self,
         now_unix_s: i64,
@@ -142,7 +142,7 @@ fn parse(line: &str) -> Option<Grant> {
 mod tests {
     use super::*;
 
-    /// As the next command finds it.
+    /// The grants as the next command reads them from the file.
     fn again(grants: &Grants) -> Grants {
         Grants::parse(&grants.to_text()).expect("read")
     }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(grants.use_up(1, "t", "a", b"1"), Err(GrantError::Unknown));
         assert_eq!(grants.use_up(1, "s", "a", b"1"), Ok(Admission::New));
         let mut grants = again(&grants);
-        // Its answer was lost.
+        // A retry with the same key, because the first answer was lost.
         assert_eq!(grants.use_up(2, "s", "a", b"1"), Ok(Admission::Named));
         assert_eq!(grants.use_up(3, "s", "b", b"2"), Ok(Admission::New));
         let mut grants = again(&grants);

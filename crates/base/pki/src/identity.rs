@@ -1,20 +1,20 @@
-//! Who a certificate is of.
+//! Reads a party's name and role from its certificate.
 
 use std::fmt;
 use std::str::FromStr;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::AttributeTypeAndValue;
 
-/// What a party is in the cluster.
+/// Role of a party in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Serves the control plane.
     Manager,
-    /// Lends and borrows, and speaks for itself only.
+    /// Lends and borrows memory, and speaks only for itself.
     Node,
-    /// Looks, and gives orders.
+    /// Reads, and gives orders.
     Admin,
-    /// Looks.
+    /// Reads only.
     ReadOnly,
     /// Serves volumes to other hosts.
     Export,
@@ -23,11 +23,11 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Role; 6] =
         [Role::Manager, Role::Node, Role::Admin, Role::ReadOnly, Role::Export, Role::Client];
 
-    /// Its name, in certificates and on the command line.
+    /// The role's name, in certificates and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Role::Manager => "manager",
@@ -55,12 +55,12 @@ impl FromStr for Role {
     }
 }
 
-/// A party.
+/// A party's name and role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Its name: a node's is the one that it has in the cluster.
+    /// The party's name: for a node, its name in the cluster.
     pub name: String,
-    /// Its role.
+    /// The party's role.
     pub role: Role,
 }
 
@@ -70,16 +70,16 @@ impl fmt::Display for Identity {
     }
 }
 
-/// Why a certificate tells nobody's identity.
+/// Reason why a certificate gives no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
-    /// It is no X.509 certificate.
+    /// The bytes are no X.509 certificate.
     #[error("the certificate cannot be read")]
     Unreadable,
-    /// It has no common name, several, or one that is not text.
+    /// The subject has no common name, several, or one that is not text.
     #[error("the certificate's subject has no single common name (CN)")]
     NoName,
-    /// It has no role, or several.
+    /// The subject has no unit, several, or one that is no role.
     #[error(
         "the certificate's subject has no single unit (OU) that is a role: manager, node, admin, \
          read-only, export or client"
@@ -88,7 +88,7 @@ pub enum IdentityError {
 }
 
 impl Identity {
-    /// Who a certificate (DER) is of; whether it is to be believed is another question.
+    /// Reads the identity from a certificate (DER). Does not check whether to trust it.
     pub fn of(certificate: &[u8]) -> Result<Identity, IdentityError> {
         let (_, certificate) =
             X509Certificate::from_der(certificate).map_err(|_| IdentityError::Unreadable)?;

@@ -1,7 +1,7 @@
 //! How a host with a token gets its certificate: the one exchange, as both ends see it.
 //!
-//! TLS 1.3, in which only the authority shows a certificate, of [`OWN_NAME`]; the host knows it by the
-//! fingerprint in the token, and shows the token's secret. The key is the host's, and never leaves it.
+//! TLS 1.3. Only the authority shows a certificate, of [`OWN_NAME`]; the host knows it by the
+//! token's fingerprint, and sends the token's secret. The key is the host's, and never leaves it.
 //!
 //! | who | says, and then no more |
 //! |---|---|
@@ -74,10 +74,10 @@ pub enum JoinError {
     Unreachable {
         /// Where, as the token says.
         at: String,
-        /// What went wrong.
+        /// Error of the connection or the exchange.
         source: io::Error,
     },
-    /// Who answers is not whom the token names.
+    /// The answering authority is not the one that the token names.
     #[error(
         "what answers at {0} is not the authority that the token is of; nothing was told to it"
     )]
@@ -90,12 +90,12 @@ pub enum JoinError {
         /// Its own words.
         reason: String,
     },
-    /// Its answer is none.
+    /// The answer cannot be used.
     #[error("what the authority at {at} answers cannot be used: {reason}")]
     Strange {
         /// Where.
         at: String,
-        /// What is wrong.
+        /// Why the answer cannot be used.
         reason: String,
     },
     /// The key cannot be made or kept.
@@ -286,7 +286,7 @@ pub struct Reception {
 }
 
 impl Reception {
-    /// Of the authority in `dir`, which is locked for each exchange only: other commands work on it meanwhile.
+    /// Serves the authority in `dir`, and locks it for each exchange only.
     pub fn open(dir: &Path, days: u32) -> Result<Reception, AuthorityError> {
         Authority::open(dir)?;
         Ok(Reception { dir: dir.to_owned(), days, under_way: Arc::default() })
@@ -363,8 +363,8 @@ impl Reception {
     }
 }
 
-/// Whether it may stand in the index, in a path and in a log. What else a node's name must be is the
-/// manager's to say.
+/// Whether the name is safe in the index, in a path and in a log. The manager checks further rules
+/// for names of nodes.
 fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -446,7 +446,7 @@ mod tests {
         join(&any, "a", &world.dir("a")).expect("taken in");
         let error = join(&any, "a", &world.dir("impostor")).expect_err("a has one").to_string();
         assert!(error.contains("`a` has a certificate"), "{error}");
-        // What was refused has not used it up.
+        // The refused request has not used up the token.
         join(&any, "b", &world.dir("b")).expect("taken in");
         let named = world.token(Some("a"), 1);
         let error = join(&named, "c", &world.dir("c")).expect_err("it is a's").to_string();

@@ -1,15 +1,15 @@
-//! Who may do what in a cluster, as certificates say it: an authority that issues and revokes them, and
-//! mutual TLS with them.
+//! Issues and revokes a cluster's certificates, and does mutual TLS with them.
 //!
-//! A certificate names one party and its role in its subject: `CN=name, OU=role`. What a role allows is the
-//! manager's to decide, or whoever serves; here it only decides who can be taken for a manager, and for one
-//! that serves volumes: their certificates alone are good for servers, and good for nothing else, and whoever
-//! asks a manager looks at the role as well. So nobody can pose as the manager of others, and the key of a
-//! server gives no orders.
+//! A certificate names one party and its role in its subject: `CN=name, OU=role`. The manager, or
+//! another server, decides what a role allows. Here the role only decides who passes for a manager,
+//! and who for a server of volumes. Only their certificates are valid for servers, and they are
+//! valid for nothing else. Clients of a manager also check the role. So no party can pose as the
+//! manager of others, and a server's key gives no orders.
 //!
 //! A host that is to become a node can also get its certificate over the network, with a token.
 //!
-//! TLS 1.3 is the only version spoken: both ends are Hecaton's own, but for clients of volumes, which know it.
+//! TLS 1.3 is the only version: both ends are Hecaton's own, except clients of volumes, which
+//! support it.
 
 mod authority;
 mod connector;

@@ -25,8 +25,8 @@ impl TestAuthority {
         self.scratch.path()
     }
 
-    /// The directory of a certificate that is good for a day, or of a new one in its place. A server's is for
-    /// 127.0.0.1.
+    /// The directory of a certificate that is good for a day, or of a new one in its place. A
+    /// server's is for 127.0.0.1.
     pub fn issue(&self, name: &str, role: Role) -> PathBuf {
         let hosts = match role {
             Role::Manager | Role::Export => vec!["127.0.0.1".to_owned()],

@@ -1,12 +1,12 @@
-//! What a host is given to join a cluster with: where the authority is asked, how it is known, and a secret
-//! that it knows.
+//! Encodes the token with which a host joins a cluster.
+//! It holds the authority's address and fingerprint, and a secret that the authority knows.
 
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a token begins with, to be raised when it has another form.
+/// Prefix of every token. Raise its number when the form of tokens changes.
 const FORM: &str = "hecaton1";
 
 /// Bytes of a secret, and of a SHA-256.
@@ -33,14 +33,14 @@ impl fmt::Debug for Token {
 pub struct NoToken;
 
 impl Token {
-    /// One with a new secret, of the authority with this certificate (DER), which is asked at `at`.
+    /// A token with a new secret for the authority with this certificate (DER), reached at `at`.
     pub(crate) fn draw(authority: &[u8], at: &str) -> Result<Token, ring::error::Unspecified> {
         let mut secret = [0; BYTES];
         SystemRandom::new().fill(&mut secret)?;
         Ok(Token { secret, authority: sha256(authority), at: at.to_owned() })
     }
 
-    /// What is shown to the authority.
+    /// The secret in hexadecimal, as the host shows it to the authority.
     pub(crate) fn secret(&self) -> String {
         hex(&self.secret)
     }
@@ -50,7 +50,7 @@ impl Token {
         self.authority == sha256(certificate)
     }
 
-    /// Where the authority is asked: a host and a port.
+    /// The authority's address: a host and a port.
     pub fn at(&self) -> &str {
         &self.at
     }
@@ -80,7 +80,7 @@ impl FromStr for Token {
     }
 }
 
-/// Whether it is `HOST:PORT`, with an IPv6 address in brackets.
+/// Whether `text` is `HOST:PORT`, with an IPv6 address in brackets.
 pub fn is_host_and_port(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| {
         let is_host = match host.strip_prefix('[') {
@@ -97,12 +97,12 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; BYTES] {
     digest(&SHA256, bytes).as_ref().try_into().expect("a SHA-256 has 32 bytes")
 }
 
-/// Two digits a byte.
+/// Encodes bytes in hexadecimal, two digits a byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes of [`hex`].
+/// Decodes [`hex`]. `None` if `text` is not hexadecimal.
 pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     if !text.is_ascii() || !text.len().is_multiple_of(2) {
         return None;

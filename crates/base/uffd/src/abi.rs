@@ -1,7 +1,7 @@
 //! Numbers and structures of `<linux/userfaultfd.h>`, checked for size at compile time.
 //!
-//! Taken from Linux 6.18. What a running kernel has of it is asked with [`UFFDIO_API`]; 6.1 lacks
-//! MOVE (6.8).
+//! Taken from Linux 6.18. [`UFFDIO_API`] returns the features of the running kernel; 6.1 lacks MOVE
+//! (6.8).
 #![allow(missing_docs, reason = "the names are the kernel's; its manual page documents them")]
 
 use std::mem::size_of;
@@ -17,18 +17,18 @@ pub const UFFD_FEATURE_THREAD_ID: u64 = 1 << 8;
 pub const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 pub const UFFD_FEATURE_MOVE: u64 = 1 << 16;
 
-/// What a pager needs of a program's userfaultfd. Not among it is EVENT_FORK, which takes
-/// CAP_SYS_PTRACE: `libhecaton.so` tells of forks.
+/// Features that a pager needs of a program's userfaultfd. EVENT_FORK is not among them, because it
+/// takes CAP_SYS_PTRACE: `libhecaton.so` reports forks.
 pub const PAGER_FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | UFFD_FEATURE_EVENT_REMAP
     | UFFD_FEATURE_EVENT_REMOVE
     | UFFD_FEATURE_EVENT_UNMAP
     | UFFD_FEATURE_THREAD_ID;
 
-/// What a pager needs of a hypervisor's userfaultfd: write protection of shared memory is the newest
-/// of it (Linux 5.19). `fork` is not followed: hypervisors keep guest RAM from their children
-/// (`MADV_DONTFORK`). Moves are, because memory that is moved without it would lose its registration,
-/// and read as zeros.
+/// Features that a pager needs of a hypervisor's userfaultfd. The newest is write protection of
+/// shared memory (Linux 5.19). `fork` is not followed: hypervisors keep guest RAM from their
+/// children (`MADV_DONTFORK`). Moves are followed: otherwise moved memory would lose its
+/// registration, and read as zeros.
 pub const GUEST_RAM_FEATURES: u64 = UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | UFFD_FEATURE_MISSING_SHMEM
     | UFFD_FEATURE_WP_HUGETLBFS_SHMEM

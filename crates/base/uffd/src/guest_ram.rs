@@ -3,9 +3,9 @@
 //! On the same socket as programs ([`crate::handover`]), but another first word. One connection a
 //! hypervisor: each region of guest RAM is one [`Handover`], answered by one [`Answer`] before the
 //! hypervisor's `mmap` returns. With the first comes the userfaultfd, with each the memory file, by
-//! `SCM_RIGHTS`, in this order. After the last the connection stays open, for memory that is plugged
-//! later. A region that was handed over already, said again on the same connection, is answered like
-//! the first time: the pager may have been killed between acting and answering.
+//! `SCM_RIGHTS`, in this order. After the last the connection stays open, for memory that is
+//! plugged later. A region that was handed over already, said again on the same connection, is
+//! answered like the first time: the pager may have been killed between acting and answering.
 
 use crate::handover::Range;
 use std::mem::size_of;
@@ -19,8 +19,8 @@ pub const SOCKET_VARIABLE: &str = "HECATON_GUEST_RAM";
 /// Smaller mappings are no guest RAM.
 pub const MIN_BYTES: u64 = 1 << 20;
 
-/// Names of memory files that hold guest RAM: QEMU's own `memory-backend-memfd`, and files that were
-/// made for the purpose, whose names begin so.
+/// Names of memory files that hold guest RAM: QEMU's own `memory-backend-memfd`, and files that
+/// were made for the purpose, whose names begin so.
 pub const FILE_NAMES: [&str; 2] = ["memory-backend-memfd", "hecaton-ram"];
 
 /// Longest reason in an [`Answer`], in bytes.
@@ -59,8 +59,8 @@ impl Answer {
     pub const ACCEPTED: Answer =
         Answer { magic: MAGIC, refused: 0, reason_len: 0, reason: [0; MAX_REASON] };
 
-    /// Said unasked, as the last word: the hypervisor's memory is not paged any more, nor is what it
-    /// maps from now on.
+    /// Said unasked, as the last word: the hypervisor's memory is not paged any more, nor is what
+    /// it maps from now on.
     pub const DETACHED: Answer = Answer { refused: 2, ..Answer::ACCEPTED };
 
     /// The region is not paged, and must not be used as if it were. A long reason is cut.

@@ -1,13 +1,13 @@
-//! What `libhecaton.so` and the pager say to each other.
+//! Defines the protocol between `libhecaton.so` and the pager.
 //!
-//! One `SOCK_SEQPACKET` connection an address space: it opens with [`Attach`] (with the userfaultfd
-//! by `SCM_RIGHTS`) and an [`Answer`]. After that the pager sends [`Command`]s to the program's
-//! helper and gets one [`Reply`] to each. When the connection ends, the address space is gone, or
-//! somebody has killed the helper.
+//! Each address space has one `SOCK_SEQPACKET` connection. It opens with [`Attach`] (with the
+//! userfaultfd by `SCM_RIGHTS`) and an [`Answer`]. After that the pager sends [`Command`]s to the
+//! program's helper and gets one [`Reply`] to each, unless its [`Op`] has none. When the connection
+//! ends, the address space is gone, or somebody has killed the helper.
 //!
-//! A child's connection is opened by its parent, before the fork:
+//! The parent opens a child's connection before the fork:
 //!
-//! | from | says | and then |
+//! | from | message | next action |
 //! |---|---|---|
 //! | parent | [`Kind::Fork`] | waits |
 //! | pager | [`Step::Go`] | leaves the parent's memory as it is |
@@ -15,15 +15,15 @@
 //! | child | [`Kind::Child`], with a userfaultfd of its own | waits |
 //! | pager | [`Step::Welcome`] | serves both |
 //!
-//! A pager may be killed at any point of this, and its successor has what was written down, but not
-//! what was in a message. So each side asks again: the parent by another connection if this one
-//! ends before `Go`, the successor by another `Go`, upon which the child says again what it said.
+//! A pager may be killed at any point of this exchange. Its successor has the pager's records, but
+//! not what was in a message. So each side asks again: the parent by another connection if this one
+//! ends before `Go`, the successor by another `Go`. The child then repeats its message.
 //!
-//! A program that cannot reach the pager by the path of its socket (it has become another user, or
-//! no longer sees it) connects to an abstract address, and says [`Knock`] first ([`Door`]).
+//! A program that has become another user, or no longer sees the path of the pager's socket,
+//! connects to an abstract address. It sends [`Knock`] first ([`Door`]).
 //!
-//! Plain structures in the machine's byte order: both ends are on one host and of one version, and
-//! a version that differs is refused.
+//! Messages are plain structures in the machine's byte order: both ends are on one host and of one
+//! version. Another version is refused.
 
 use std::ffi::CStr;
 use std::mem::size_of;
@@ -44,21 +44,18 @@ pub const KEY_VARIABLE: &str = "HECATON_KEY";
 /// decimal.
 pub const LARGEST_MAPPING_VARIABLE: &str = "HECATON_LARGEST_MAPPING";
 
-/// The environment variable with the bytes of local memory, in decimal. Locked memory is limited by
-/// it.
+/// The environment variable with the bytes of local memory, in decimal. They limit locked memory.
 pub const LOCAL_VARIABLE: &str = "HECATON_LOCAL";
 
-/// The environment variable with the process number of the launcher: the program that it has
-/// started must not run on local memory unnoticed, as others may that this program starts.
+/// The environment variable with the launcher's process number. The program that it starts must not
+/// run on local memory unnoticed; programs that this program starts may.
 pub const LAUNCHER_VARIABLE: &str = "HECATON_LAUNCHER";
 
-/// The environment variable that names the node's control socket, in a virtual machine that
-/// somebody else than Hecaton starts: the library asks there for a pager when the machine makes its
-/// memory.
+/// The environment variable that names the node's control socket, for a VM that is not started by
+/// Hecaton. The library asks there for a pager when the hypervisor makes the VM's memory.
 pub const NODE_VARIABLE: &str = "HECATON_NODE";
 
-/// The environment variable with what the library then asks for: one line of JSON, as the node
-/// reads it.
+/// The environment variable with the library's request to that node: one line of JSON.
 pub const REQUEST_VARIABLE: &str = "HECATON_VM";
 
 /// Most page runs in one command, and most pages that one [`Op::Take`] moves.
@@ -67,9 +64,9 @@ pub const MAX_RUNS: usize = 256;
 /// Most ranges that an [`Attach`] announces.
 pub const MAX_RANGES: usize = 120;
 
-/// Most bytes of a mapping that is paged although it was not made by libc's `mmap`. A larger one is
-/// a table over the whole address space, as sanitizers have it, with hardly a page in use; looking
-/// for these pages takes minutes.
+/// Most bytes of a mapping that is paged although libc's `mmap` did not make it. A larger mapping
+/// is a table over the whole address space, as sanitizers have it. Hardly a page of it is in use,
+/// and the search for these pages takes minutes.
 pub const LARGEST_FOUND_BYTES: u64 = 1 << 40;
 
 /// A page run: address and length in bytes.
@@ -85,18 +82,18 @@ pub struct Range {
 /// A consumer's key.
 pub type Key = [u64; 2];
 
-/// Where a pager listens for programs that do not reach the path of its socket, and what they show
-/// there. Written in 48 hexadecimal digits.
+/// Address and key for programs that cannot reach the path of the pager's socket. Written in 48
+/// hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Door {
-    /// The abstract address. Drawn at random, so that nobody can take it before the pager does.
+    /// The abstract address. It is random, so that no other process can take it before the pager.
     pub name: [u8; 24],
     /// The consumer's key.
     pub key: Key,
 }
 
 impl Door {
-    /// The one that is written so.
+    /// Parses the hexadecimal digits.
     pub fn of(text: &[u8]) -> Option<Door> {
         let (digits, rest) = text.as_chunks::<16>();
         let [public, high, low] = digits else { return None };
@@ -118,13 +115,13 @@ impl Door {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// To say [`Attach`] next.
+    /// Sends [`Attach`] next.
     Attach = 1,
-    /// `/dev/userfaultfd`, opened: the descriptor comes with [`Step::Go`].
+    /// Asks for `/dev/userfaultfd`, opened: the descriptor comes with [`Step::Go`].
     Device = 2,
 }
 
-/// The first packet on a connection to the abstract address, to which everybody can connect.
+/// The first packet on a connection to the abstract address, to which any process can connect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Knock {
@@ -132,7 +129,7 @@ pub struct Knock {
     pub magic: u32,
     /// A [`Wish`].
     pub wish: u32,
-    /// The consumer's.
+    /// The consumer's key.
     pub key: Key,
 }
 
@@ -146,13 +143,13 @@ impl Knock {
 
 const _: () = assert!(size_of::<Knock>() == 8 + 16);
 
-/// Who says [`Attach`].
+/// Sender of an [`Attach`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A program that has just started.
     Program = 1,
-    /// A program that is about to fork; nothing else of the message is used.
+    /// A program that is about to fork. The rest of the message is unused.
     Fork = 2,
     /// The child of that fork.
     Child = 3,
@@ -170,7 +167,7 @@ pub struct Attach {
     pub range_count: u32,
     /// Entries of the table at `left_alone`.
     pub left_alone_count: u32,
-    /// Where [`Op::Take`] moves pages to; [`MAX_RUNS`] pages. 0 when the kernel cannot move pages.
+    /// Where [`Op::Take`] moves pages to: [`MAX_RUNS`] pages. 0 if the kernel cannot move pages.
     pub area: u64,
     /// The library's own memory (stacks, the area): never registered by the pager, never evicted.
     pub own: Range,
@@ -179,8 +176,8 @@ pub struct Attach {
     pub left_alone: u64,
     /// [`USES_WIPE_ON_FORK`] or 0.
     pub flags: u64,
-    /// What is registered and may already hold pages. None for a child: the pager registers what
-    /// it has copied entries of, and what else is worth it.
+    /// Registered ranges that may already hold pages. None for a child: the pager registers the
+    /// ranges whose entries it has copied, and others that are worth it.
     pub ranges: [Range; MAX_RANGES],
 }
 
@@ -194,19 +191,19 @@ impl Attach {
 
 const _: () = assert!(size_of::<Attach>() == 16 + 8 + 16 + 8 + 8 + MAX_RANGES * 16);
 
-/// In [`Attach::flags`] of a child: some of its memory may be to be empty in it
-/// (`MADV_WIPEONFORK`). The kernel says which.
+/// In [`Attach::flags`] of a child: parts of its memory may have to be empty (`MADV_WIPEONFORK`).
+/// The kernel tells which parts.
 pub const USES_WIPE_ON_FORK: u64 = 1;
 
-/// What the pager says to an [`Attach`].
+/// Decision of the pager in an [`Answer`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// To a parent: fork now. To a child: say again who you are.
     Go = 1,
-    /// The address space is served.
+    /// The pager serves the address space.
     Welcome = 2,
-    /// It will not be.
+    /// The pager does not serve the address space.
     Refused = 3,
 }
 
@@ -214,7 +211,7 @@ pub enum Step {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// [`MAGIC`]; no [`Op`] has this number, so that a helper knows an answer that was repeated.
+    /// [`MAGIC`]. No [`Op`] has this number, so a helper recognizes a repeated answer.
     pub magic: u32,
     /// A [`Step`].
     pub step: u32,
@@ -233,11 +230,11 @@ impl Answer {
     }
 }
 
-/// What a [`Command`] asks for.
+/// Operation of a [`Command`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Answer, once everything before is done.
+    /// Reply once all earlier commands are done.
     Barrier = 1,
     /// Empty the area, then move each run to it, one after the other; [`Reply::done`] holds the
     /// pages moved of each run.
@@ -247,12 +244,12 @@ pub enum Op {
     Drop = 3,
     /// Empty the area. No reply.
     Clear = 4,
-    /// Keep the runs from children that are made past the library. No reply: what is asked
-    /// afterwards is done afterwards.
+    /// Keep the runs from children that the program makes past the library. No reply: the helper
+    /// executes commands in order.
     Withhold = 5,
-    /// Keep libc from changing the program's mappings until the next command but [`Op::Clear`] and
-    /// [`Op::Withhold`] is done. Takes one empty run. [`Reply::done`] holds [`HELD`] for it,
-    /// [`NEVER_HELD`], or 0 if libc's calls did not let the helper have its turn in time.
+    /// Keep libc from changing the program's mappings until the next command other than
+    /// [`Op::Clear`] and [`Op::Withhold`] is done. Takes one empty run. [`Reply::done`] holds
+    /// [`HELD`], [`NEVER_HELD`], or 0 if libc's calls kept the helper waiting too long.
     Hold = 6,
 }
 
@@ -279,13 +276,13 @@ pub struct Command {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Reply {
-    /// The command's.
+    /// The command's nonce.
     pub nonce: u64,
     /// Pages done of each run.
     pub done: [u32; MAX_RUNS],
 }
 
-/// Bytes of a command with `count` runs: what is sent of the structure.
+/// Bytes to send of a command with `count` runs.
 pub const fn command_len(count: usize) -> usize {
     size_of::<Command>() - (MAX_RUNS - count) * size_of::<Range>()
 }

@@ -88,9 +88,9 @@ const TRIES: usize = 4;
 
 /// Repeats `step`, which is given where to begin, until all is moved or no more can be.
 ///
-/// What the kernel says it has moved is the least that it has. Linux 6.18, when a page had to be tried
-/// again (the program touched it just then), moves that page and its neighbours without counting them,
-/// and stops where it finds the first of them in its new place: EEXIST. The place was empty, so a page
+/// The kernel's count is a lower bound of the pages moved. If Linux 6.18 retries a page (the
+/// program touched it just then), it moves that page and its neighbours without counting them. It
+/// then finds the first of them in its new place, and stops: EEXIST. The place was empty, so a page
 /// that is there was moved.
 fn move_all(len: u64, mut step: impl FnMut(u64) -> Partial) -> u64 {
     let (mut moved, mut failed) = (0, 0);
@@ -162,8 +162,8 @@ impl Uffd {
     /// Ends the registration of `[start, start + len)`; wakes who waits there.
     pub fn unregister(self, start: u64, len: u64) -> Result<(), Errno> {
         ioctl(self.0, UFFDIO_UNREGISTER, &mut UffdioRange { start, len })?;
-        // The kernel wakes before it makes the mappings unregistered, and a fault that holds nothing
-        // but its mapping's own lock (Linux 6.8) can begin to wait in between.
+        // The kernel wakes before it makes the mappings unregistered, and a fault that holds
+        // nothing but its mapping's own lock (Linux 6.8) can begin to wait in between.
         self.wake(start, len)
     }
 
@@ -194,8 +194,8 @@ impl Uffd {
         ioctl(self.0, UFFDIO_WRITEPROTECT, &mut arg).map(drop)
     }
 
-    /// Whether mappings are being changed, and the event that tells of it has not been read: what is
-    /// at an address now is not what the events so far say of it.
+    /// Whether mappings are being changed, and the event that tells of it has not been read: what
+    /// is at an address now is not what the events so far say of it.
     pub fn is_changing(self) -> bool {
         // The kernel looks at this before it looks at the range, and refuses an empty one.
         self.unprotect(0, 0) == Err(Errno(libc::EAGAIN))
@@ -207,10 +207,10 @@ impl Uffd {
         ioctl(self.0, UFFDIO_WAKE, &mut arg).map(drop)
     }
 
-    /// Moves pages within the calling process, taking them away from `src` at one instant each, as far
-    /// as it goes: returns how many bytes from the first on are at `dst` now. All of `dst` must be
-    /// empty, nobody else may put anything there, and it must be registered with this descriptor. Goes
-    /// no further than a page that is not there, or that a fork shares.
+    /// Moves pages within the calling process, taking them away from `src` at one instant each, as
+    /// far as it goes: returns how many bytes from the first on are at `dst` now. All of `dst` must
+    /// be empty, nobody else may put anything there, and it must be registered with this
+    /// descriptor. Goes no further than a page that is not there, or that a fork shares.
     pub fn move_pages(self, dst: u64, src: u64, len: u64) -> u64 {
         let mode = UFFDIO_MOVE_MODE_DONTWAKE;
         move_all(len, |at| self.try_to_move([dst + at, src + at, len - at], mode))
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn pages_that_the_kernel_did_not_count_were_moved() {
         let fails = |done, errno| Partial { done: done * PAGE, error: Some(Errno(errno)) };
-        // Of eight pages the seventh is missing; the first two are counted and the next four are not.
+        // The seventh of eight pages is missing; the first two are counted, the next four are not.
         let mut asked = Vec::new();
         let moved = move_all(8 * PAGE, |at| {
             asked.push(at / PAGE);
@@ -276,9 +276,9 @@ mod tests {
         assert_eq!(move_all(8 * PAGE, |_| Partial { done: 8 * PAGE, error: None }), 8 * PAGE);
     }
 
-    /// A page that has gone and is not known to have gone would be lost. Here a thread writes to pages
-    /// that were only read before, and another takes the marks of that away, so that the kernel has to
-    /// try again now and then: what comes of it is in the comment of [`move_all`].
+    /// A page that has gone and is not known to have gone would be lost. Here a thread writes to
+    /// pages that were only read before, and another takes the marks of that away, so that the
+    /// kernel has to try again now and then: what comes of it is in the comment of [`move_all`].
     #[test]
     fn every_page_that_has_moved_is_told_of() {
         const PAGES: usize = LEN / PAGE as usize;

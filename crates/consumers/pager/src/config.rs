@@ -1,17 +1,17 @@
-//! What a pager and whoever starts it (the node) say to each other.
+//! Defines the messages between a pager and the process that starts it (the node).
 //!
-//! - Standard input is a socket. Down it comes one [`PagerStart`], and when no further program will
-//!   be started on the pager, [`PagerOrder::LaunchOver`]. Then the pager waits until no process
-//!   uses it any more, gives all extents back and ends with status 0. Up it go [`PagerEvent`]s. If
-//!   the pager is killed, or ends with status 101 (it panicked), another one is started with what
-//!   it had handed over; any other end is meant.
-//! - When that socket ends without the order, the node was killed. The pager pages on, and answers
-//!   the node that adopts it (see [`crate::process::adoption`]) with [`PagerLeft`]; if none comes
-//!   within [`Outlive::patience`], and at once if it is not to outlive its node, the end is as good
-//!   as the order.
-//! - On standard output it says the line "ready" once the sockets listen.
-//! - At [`PagerConfig::node`] statistics are pushed each second, and a last time before the end;
-//!   donors are asked for there.
+//! - Standard input is a socket. The node sends one [`PagerStart`], and [`PagerOrder::LaunchOver`]
+//!   when it will start no further program on the pager. Then the pager waits until no process uses
+//!   it any more, gives all extents back and ends with status 0. The pager sends [`PagerEvent`]s.
+//!   If the pager is killed, or ends with status 101 (it panicked), another one gets what it had
+//!   handed over. Any other end is intended.
+//! - If that socket ends without the order, the node was killed. The pager pages on, and answers
+//!   the node that adopts it (see [`crate::process::adoption`]) with [`PagerLeft`]. The end counts
+//!   as the order if no node comes within [`Outlive::patience`], and at once if the pager must not
+//!   outlive its node.
+//! - The pager prints the line "ready" to standard output once the sockets listen.
+//! - The pager pushes statistics to [`PagerConfig::node`] each second, and a last time before the
+//!   end. It asks there for donors.
 
 use crate::pool::placement::Placement;
 use crate::process::adoption::Outlive;
@@ -35,8 +35,8 @@ pub struct PagerConfig {
     pub local_bytes: u64,
     /// Where `libhecaton.so` attaches. The pager's control socket is this path with `.ctl` added.
     pub socket: PathBuf,
-    /// As [`hecaton_uffd::handover::Door`] reads it: who knows it attaches although `socket` is out
-    /// of reach, as another user.
+    /// A [`hecaton_uffd::handover::Door`] as text. A program that knows it attaches although
+    /// `socket` is out of reach, for example as another user.
     #[serde(default)]
     pub key: String,
     /// Where the consumer runs.
@@ -44,55 +44,52 @@ pub struct PagerConfig {
     pub site: Site,
     /// Donors known at the start.
     pub donors: Vec<Donor>,
-    /// In how many copies the memory is kept, and with whom.
+    /// Number of copies of the memory, and the donors that hold them.
     #[serde(default)]
     pub placement: Placement,
-    /// The node's control socket: asked for donors, told of statistics.
+    /// The node's control socket: the pager asks it for donors and reports statistics to it.
     pub node: Option<PathBuf>,
     /// Donors get pages only encrypted, and cannot alter them unnoticed.
     #[serde(default)]
     pub encrypt: bool,
-    /// The directory of its node's certificate: donors are spoken to by TLS, and show their nodes'.
+    /// Directory of the node's certificate. Donors use TLS and show their nodes' certificates.
     #[serde(default)]
     pub tls_dir: Option<PathBuf>,
-    /// How long donors keep the space when they hear nothing.
+    /// How long donors keep the space of a silent pager.
     pub lease: Duration,
-    /// How long a donor may be away before the consumer is ended that wants a page of it.
+    /// How long a donor may be unreachable before a consumer that wants a page of it is ended.
     pub donor_patience: Duration,
-    /// What is kept in an erasure code when it has gone cold. Only where there are copies.
+    /// Erasure code of memory that has gone cold. Only where there are copies.
     #[serde(default)]
     pub cold: Option<Cold>,
-    /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: only
-    /// those that came back wrong are compared.
+    /// Bytes that all donors together read in a second to compare the copies of pages. 0: compare
+    /// only pages that came back wrong.
     #[serde(default)]
     pub scrub_bytes_per_s: u64,
-    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or
-    /// moved.
+    /// Bytes that all donors together copy to each other in a second to make or move copies.
     #[serde(default = "copying")]
     pub copying_bytes_per_s: u64,
     /// How long a donor may be silent before other copies take its place.
     #[serde(default = "failover")]
     pub failover: Duration,
-    /// The consumer is a virtual machine. Then nobody is killed when its memory cannot be kept:
-    /// [`crate::Stats::error`] says why, and who supervises the machine stops it.
+    /// Set if the consumer is a VM. Then no process is killed when the memory cannot be kept:
+    /// [`crate::Stats::error`] says why, and the VM's supervisor stops it.
     #[serde(default)]
     pub guest: Option<Guest>,
-    /// Where the machine's monitor listens, if it has one: nothing to the pager, but to the node
-    /// that adopts it.
+    /// Address of the VM's monitor, if it has one. Only a node that adopts the pager uses it.
     #[serde(default)]
     pub monitor: Option<PathBuf>,
-    /// How the pager outlives its node; without it no other node finds it.
+    /// How the pager outlives its node. If absent, no other node finds the pager.
     #[serde(default)]
     pub outlive: Option<Outlive>,
 }
 
-/// How long donors keep a space whose pager is silent, if the launcher does not say: long enough
-/// for a pager to be started again on a host that is short of everything, short enough that a lost
-/// host's pages do not stay.
+/// Default of [`PagerConfig::lease`]: long enough for a pager to restart on a host that is short of
+/// everything, short enough that a lost host's pages do not stay.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// How long a donor may be away before a consumer is ended that wants a page of it, if the launcher
-/// does not say. When the donor comes back after the lease, it may have given the pages up.
+/// Default of [`PagerConfig::donor_patience`]. A donor that comes back after the lease may have
+/// freed the pages.
 const DONOR_PATIENCE: Duration = LEASE;
 
 fn copying() -> u64 {
@@ -104,8 +101,7 @@ fn failover() -> Duration {
 }
 
 impl PagerConfig {
-    /// One copy of each page at any donor, for a program that nobody but its pager's parent looks
-    /// after.
+    /// One copy of each page at any donor, for a program that only its pager's parent supervises.
     pub fn new(consumer: String, space: u64, local_bytes: u64, socket: PathBuf) -> PagerConfig {
         PagerConfig {
             consumer,
@@ -142,23 +138,23 @@ pub enum Guest {
     Firecracker {
         /// The socket, for `mem_backend.backend_path`.
         socket: PathBuf,
-        /// The snapshot's memory file; it is put into the pool before the socket is listened to.
+        /// The snapshot's memory file. The pager puts it into the pool before it listens.
         image: PathBuf,
     },
 }
 
-/// A donor's name and address. More may be said of it by the node, and is passed over.
+/// A donor's name and address. Further fields from the node are ignored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Donor {
     /// The donor's name.
     pub name: String,
-    /// The node that it is a part of: what fails together.
+    /// The donor's node. Donors of one node fail together.
     #[serde(default)]
     pub node: String,
-    /// Where that node stands, if that is known.
+    /// Location of that node, if known.
     #[serde(default)]
     pub location: Option<String>,
-    /// Where it serves the page protocol.
+    /// Address at which the donor serves the page protocol.
     pub address: SocketAddr,
 }
 
@@ -166,8 +162,7 @@ pub struct Donor {
 const MAX_DONORS: usize = 4096;
 
 impl Donor {
-    /// Those that are named now, with what is said of them now, and after them those that were
-    /// named before.
+    /// Merges two lists: the donors of `now`, then the donors of `before` that `now` does not name.
     pub fn joined(now: Vec<Donor>, before: Vec<Donor>) -> Vec<Donor> {
         let names: BTreeSet<String> = now.iter().map(|donor| donor.name.clone()).collect();
         let others = before.into_iter().filter(|donor| !names.contains(&donor.name));
@@ -178,18 +173,17 @@ impl Donor {
 /// The smallest local memory that a pager works with: room for a few batches.
 pub const MIN_LOCAL_BYTES: u64 = 16 << 20;
 
-/// Bytes beyond `local_bytes` that are the consumer's for a moment: pages on their way out, in the
-/// program ([`hecaton_uffd::handover::MAX_RUNS`] pages of each process) and in the pager's staging
-/// memory.
+/// Bytes beyond `local_bytes` that the consumer holds during an eviction: in the program
+/// ([`hecaton_uffd::handover::MAX_RUNS`] pages of each process) and in the pager's staging memory.
 pub const IN_FLIGHT_BYTES: u64 = (1 << 20) + (crate::state::STAGING_SLOTS as u64) * 4096;
 
-/// The first line to a pager process. `held` descriptors follow, those that the pager before it
-/// handed over, with lines of JSON lists of their labels.
+/// The first line to a pager process. The `held` descriptors of the pager before it follow, with
+/// lines of JSON lists of their labels.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagerStart {
-    /// What the pager is to be.
+    /// The pager's configuration.
     pub config: PagerConfig,
-    /// How many descriptors follow; none to the first pager of a consumer.
+    /// Number of descriptors that follow; 0 for the first pager of a consumer.
     pub held: usize,
 }
 
@@ -197,19 +191,19 @@ pub struct PagerStart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerOrder {
-    /// No further program will be started on it.
+    /// The node will start no further program on this pager.
     LaunchOver,
 }
 
-/// What a pager tells the node that adopts it. [`PagerStart::held`] descriptors follow, with
+/// Message of a pager to the node that adopts it. [`PagerStart::held`] descriptors follow, with
 /// [`PagerEvent::HoldFds`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagerLeft {
-    /// What another process in its place would be told.
+    /// The message that would start another process in the pager's place.
     pub start: PagerStart,
-    /// How often it was started again.
+    /// Number of restarts of the pager.
     pub restarts: u64,
-    /// Whether no further program will be started on it.
+    /// Whether no further program will start on the pager.
     pub launch_over: bool,
     /// Whether a virtual machine is leaving the pool.
     pub leaving: bool,
@@ -222,11 +216,11 @@ pub enum PagerEvent {
     /// Keep the descriptors that come along, under these labels, until the consumer has ended.
     /// Replaces what was held under the same labels.
     HoldFds(Vec<String>),
-    /// Let go of what is held under these labels.
+    /// Release the descriptors that are held under these labels.
     DropFds(Vec<String>),
-    /// Why the pager ends otherwise than in peace.
+    /// The pager fails, for this reason.
     Failed(String),
-    /// The pager ends in peace.
+    /// The pager ends without a failure.
     Over,
 }
 

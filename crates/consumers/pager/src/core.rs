@@ -1,10 +1,9 @@
 //! The pager's state under its one lock, and what every part of it does to a page.
 //!
 //! Each page is in one place at a time (see [`Entry`]); each change of place is a method here.
-//! `fault` and `event` are told what happens by the kernel, `evict` chooses and settles batches.
-//! The lock is held for table look-ups and for the ioctls that map pages, so that what the table
-//! says of a page and what the kernel has change together; never across a wait for a donor, a
-//! helper or a disk.
+//! The kernel reports events to `fault` and `event`; `evict` chooses and settles batches. The lock
+//! is held for table look-ups and for the ioctls that map pages: so the table and the kernel's
+//! mappings change together. It is never held across a wait for a donor, a helper or a disk.
 
 use crate::evict::staging::Staging;
 use crate::fault::emptied::Emptied;
@@ -138,19 +137,19 @@ pub(crate) struct Core {
     pub(crate) limit_is_advisory: bool,
     /// A machine is being detached.
     pub(crate) detach: Option<Detach>,
-    /// What is done to a consumer that cannot go on.
+    /// Action for a consumer that cannot go on.
     pub(crate) on_loss: OnLoss,
     /// Nothing more is served: the reason, for the consumer.
     pub(crate) failed: Option<String>,
 }
 
-/// What becomes of a consumer whose memory cannot be kept.
+/// Action for a consumer whose memory cannot be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OnLoss {
     /// Its processes are killed.
     Kill,
-    /// Whoever supervises it is told, and stops it. Meanwhile what is lost is waited for, and all
-    /// else is served.
+    /// The supervisor is told, and stops the consumer. Until then faults on lost pages wait, and
+    /// all others are served.
     Report,
 }
 

@@ -7,8 +7,8 @@
 //! 2. *Take*: the helper moves them out of the way of the program at one instant each (Linux 6.8),
 //!    or, where that cannot be, they are write-protected and, once copied, dropped by the helper.
 //! 3. *Copy* into staging, except what is clean and still in the pool.
-//! 4. *Settle*: each page is out, or zero, or still there if it could not be taken. Who waited
-//!    faults again, and is served from staging.
+//! 4. *Settle*: each page is out, or zero, or still there if it could not be taken. Threads that
+//!    waited fault again, and are served from staging.
 //! 5. *Write* what is staged to the donors, many batches in flight; a slot is free once they have
 //!    acknowledged it.
 //!
@@ -46,7 +46,7 @@ pub(crate) struct Evictor {
     pub(crate) writer: Writer,
     /// Slots of the space that nobody names any more, and that may still be written to.
     emptied: Vec<u32>,
-    /// Of the last question to a helper.
+    /// Nonce of the last question to a helper.
     pub(crate) last_nonce: u64,
     /// Pages tried since one could be taken.
     refused: u64,
@@ -237,8 +237,8 @@ impl Evictor {
         }
     }
 
-    /// What no entry names any more can be given back, once no write to it is under way that would
-    /// come after.
+    /// Releases slots that no entry names, once no write to them is in flight: it could arrive
+    /// after the discard.
     fn let_emptied_leave(&mut self) {
         self.emptied.append(&mut self.shared.lock().pages.take_emptied());
         if self.emptied.is_empty() {

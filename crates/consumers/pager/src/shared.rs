@@ -1,4 +1,4 @@
-//! What the pager's threads share: the lock, and what they wake each other with.
+//! Shares the lock and the wake-up signals among the pager's threads.
 
 use crate::core::Core;
 use crate::state::sealing::Sealing;
@@ -7,19 +7,19 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// The lock, and the bells of the evictor and of the fault loop.
+/// The lock, and the wake-up signals of the evictor, the fault loop and other threads.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     pub(crate) evict: Condvar,
-    /// There is something to tell donors of.
+    /// Wakes the thread that gives pages back to donors.
     pub(crate) give_back: Condvar,
-    /// [`Core::taking`] is over.
+    /// Signalled when [`Core::taking`] is over.
     pub(crate) taken: Condvar,
     pub(crate) bell: OwnedFd,
     admitted: Mutex<Vec<OwnedFd>>,
-    /// Whether [`Core::detach`] is there: looked at without the lock.
+    /// Whether [`Core::detach`] is set. Read without the lock.
     pub(crate) detaching: AtomicBool,
-    /// Pages are sealed before they leave.
+    /// Seals pages before they leave, if the memory is encrypted.
     pub(crate) sealing: Option<Arc<Sealing>>,
 }
 
@@ -46,19 +46,19 @@ impl Shared {
         self.ring();
     }
 
-    /// Those that were given.
+    /// Takes the connections that [`Shared::admit`] was given.
     pub(crate) fn take_admitted(&self) -> Vec<OwnedFd> {
         std::mem::take(&mut *self.admitted.lock().expect("no thread panics here"))
     }
 
-    /// Has the fault loop look at the forks that wait, and at newcomers.
+    /// Makes the fault loop check the waiting forks and the admitted connections.
     pub(crate) fn ring(&self) {
-        // Fails only when the bell has been rung 2^64 times unheard.
+        // Fails only when the bell has been rung 2^64 times without a read.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// What is in a staging slot that is taken or unwritten: nobody changes it until its write has
-    /// been acknowledged.
+    /// Contents of a staging slot that is taken or unwritten. They do not change until the slot's
+    /// write has been acknowledged.
     pub(crate) fn slot_bytes(&self, slot: u32) -> &'static [u8] {
         let at = self.lock().state.slot(slot);
         // SAFETY: the staging memory is mapped for good, and the slot is as said.
@@ -71,9 +71,8 @@ impl Shared {
     }
 }
 
-/// The fault loop's epoll set, once there is one. What is in it must be taken out before it is
-/// closed: the kernel does that by itself only with a file's last descriptor, and the node has
-/// another.
+/// The fault loop's epoll set, once it exists. A descriptor must be removed from the set before it
+/// is closed. The kernel removes it only with a file's last descriptor, and the node has another.
 #[derive(Default)]
 pub(crate) struct EpollSet(pub(crate) Option<Arc<OwnedFd>>);
 

@@ -1,4 +1,4 @@
-//! What a pager counts, and how it is shown.
+//! Defines a pager's statistics, and formats some of them for people.
 
 use crate::pool::placement::PoolUse;
 use hdrhistogram::Histogram;
@@ -9,8 +9,8 @@ use std::time::Duration;
 /// Counters and latencies since the pager was first started, and its state at this moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stats {
-    /// When these figures were taken: milliseconds of Unix time. What is shown of a consumer
-    /// elsewhere is up to two reports old.
+    /// When these figures were taken: milliseconds of Unix time. Figures of a consumer that are
+    /// shown elsewhere are up to two reports old.
     #[serde(default)]
     pub taken_at_ms: u64,
     /// Bytes that may be local.
@@ -23,27 +23,27 @@ pub struct Stats {
     pub pool_bytes: u64,
     /// The most that `pool_bytes` ever was.
     pub pool_peak_bytes: u64,
-    /// Bytes of the pool that the consumer may hold by the cluster's policy; none where nothing
+    /// Bytes of the pool that the consumer may hold by the cluster's policy; `None` if nothing
     /// limits it.
     #[serde(default)]
     pub target_bytes: Option<u64>,
     /// Pages put into the pool.
     #[serde(default)]
     pub puts_total: u64,
-    /// Of those: with a place within the target. The others have one, too, beyond it.
+    /// Part of `puts_total`: placed within the target. The others have a place, too, beyond it.
     #[serde(default)]
     pub puts_succeeded: u64,
     /// Processes attached at this moment.
     pub processes: u64,
     /// Faults on missing pages.
     pub faults: u64,
-    /// Of those: on pages never written, filled with zeros.
+    /// Part of `faults`: on pages never written, filled with zeros.
     pub zero_faults: u64,
-    /// Of those: on pages still in staging memory.
+    /// Part of `faults`: on pages still in staging memory.
     pub staging_faults: u64,
-    /// Of those: on pages fetched from a donor for it.
+    /// Part of `faults`: on pages fetched from a donor for it.
     pub pool_faults: u64,
-    /// Of those: on pages that were on their way already.
+    /// Part of `faults`: on pages whose fetch was already in flight.
     pub late_faults: u64,
     /// Faults that had to wait for an eviction to make room.
     pub starved_faults: u64,
@@ -57,9 +57,9 @@ pub struct Stats {
     pub pages_out: u64,
     /// Pages evicted; those clean or zero were not written.
     pub pages_evicted: u64,
-    /// Of those: clean, dropped without writing.
+    /// Part of `pages_evicted`: clean, dropped without writing.
     pub pages_dropped_clean: u64,
-    /// Of those: all zero, dropped without writing.
+    /// Part of `pages_evicted`: all zero, dropped without writing.
     pub pages_dropped_zero: u64,
     /// Times that a page could not be evicted, because it is pinned (O_DIRECT, registered buffers)
     /// or locked (`mlock`). It stays in the program's memory.
@@ -67,9 +67,9 @@ pub struct Stats {
     pub evictions_refused: u64,
     /// Pages fetched ahead of a fault.
     pub pages_prefetched: u64,
-    /// Of those: found to be used, as far as is known.
+    /// Part of `pages_prefetched`: known to have been used.
     pub prefetch_hits: u64,
-    /// Of those: found not to be used.
+    /// Part of `pages_prefetched`: found not to be used.
     pub prefetch_waste: u64,
     /// Bytes of guest RAM that were handed over, if the consumer is a virtual machine.
     #[serde(default)]
@@ -77,11 +77,11 @@ pub struct Stats {
     /// Bytes that the machine's memory files take on this host.
     #[serde(default)]
     pub memory_file_bytes: u64,
-    /// The machine's memory is such that nothing can be taken away: what is local grows as it is
-    /// used, and the limit is not kept.
+    /// No page of the VM's memory can be evicted: local memory grows with use, and the limit is not
+    /// kept.
     #[serde(default)]
     pub limit_is_advisory: bool,
-    /// Pages of guest RAM that the machine gave up: by its balloon, free page reporting or unplug.
+    /// Pages of guest RAM that the VM freed: by its balloon, free page reporting or unplug.
     #[serde(default)]
     pub pages_discarded: u64,
     /// Hand-overs of guest RAM that were refused.
@@ -92,10 +92,10 @@ pub struct Stats {
     pub encrypted: bool,
     /// Pages that arrived with a wrong checksum or, encrypted, were not what was last written.
     pub checksum_errors: u64,
-    /// Faults on pages thought to be in memory: a program that frees and uses a page at once.
+    /// Faults on pages that the tables have as resident: a program frees and uses a page at once.
     pub unexpected_missing: u64,
-    /// Of those: where the program had freed nothing, as far as the kernel has reported. The
-    /// program read zeros there, and its results may be wrong.
+    /// Part of `unexpected_missing`: the kernel had reported no free of the page. The program read
+    /// zeros there, and its results may be wrong.
     #[serde(default)]
     pub unexplained_missing: u64,
     /// Processes that the programs started, and that are not on the pool.
@@ -105,7 +105,7 @@ pub struct Stats {
     pub restarts: u64,
     /// Time from reading a fault to the page's arrival, for faults that a donor served.
     pub pool_fault_latency: Latency,
-    /// The same for faults served on this host.
+    /// Time from reading a fault to the page's arrival, for faults that this host served.
     pub local_fault_latency: Latency,
     /// How the pool holds the memory.
     #[serde(default)]

@@ -1,39 +1,39 @@
-//! Who may change the program's mappings, and when.
+//! Serializes changes of the program's mappings for the pager.
 //!
-//! The pager learns of a change from an event, which the kernel queues after the change was made:
-//! by then other threads may have changed more, and told of it. What the pager then believes of an
-//! address would be true of another page. So libc's calls take turns. Each returns only when the
-//! pager has read of what it did, and until then:
+//! The kernel queues the event of a change after the change. By then other threads may have made
+//! and reported further changes, and the pager would take an address for another page's. So libc's
+//! calls take turns. Each returns only when the pager has read its event. Until then:
 //!
-//! | who | is alone | because |
-//! |---|---|---|
-//! | `mmap`, `brk`, `munmap` | no | where something has gone, only memory may come that the pager fills, and it fills none before it has read all events |
-//! | `mremap` | yes | it brings pages to where others were |
-//! | `mremap` to a given place | yes, and no page is taken | the helper knows pages by address |
-//! | `mmap` of what is not paged (stacks) | yes | so does it |
-//! | a fork | yes | its child has mappings of before or after a change, and the pager must know which; and see [`crate::withhold`] |
-//! | the helper, while pages are dropped, or read, by their addresses | yes | an address must mean the page that was claimed |
+//! - `mmap`, `brk` and `munmap` need not be alone: in place of removed memory, only memory comes
+//!   that the pager fills, and it fills none before it has read all events.
+//! - `mremap`, and `mmap` of memory that is not paged (stacks), are alone: they bring pages to
+//!   where others were. During `mremap` to a given place no page is taken: the helper knows pages
+//!   by address.
+//! - A fork is alone: its child has the mappings of before or after a change, and the pager must
+//!   know which. See also [`crate::withhold`].
+//! - The helper is alone while it drops pages, or pages are read, by their addresses: an address
+//!   must mean the page that was claimed.
 //!
-//! A signal handler may do one of these in the middle of another, and would wait for itself. So
-//! nobody waits for ever: who has waited for [`PATIENCE_MS`] goes on.
+//! A signal handler may make such a call in the middle of another, and would wait for itself. So an
+//! act waits for the others at most [`PATIENCE_MS`] or [`LONG_PATIENCE_MS`], then goes on or fails.
 
 use crate::sys;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-/// How long whoever is to be alone waits for the others. They are over in microseconds, while there
-/// is a pager that reads events.
+/// How long an act that must be alone waits for the others. While a pager reads events, the others
+/// are over in microseconds.
 const PATIENCE_MS: u64 = 100;
-/// How long a fork waits that must not go on before.
+/// The same for acts that must not begin while the helper takes pages.
 const LONG_PATIENCE_MS: u64 = 2000;
 
 /// Threads that are changing mappings and need not be alone.
 #[unsafe(link_section = ".data")]
 static TOGETHER: AtomicU32 = AtomicU32::new(0);
-/// Who is alone: 0, or an [`Act`].
+/// The act that is alone: 0, or an [`Act`].
 #[unsafe(link_section = ".data")]
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
-/// What is done alone.
+/// An act that must be alone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Act {
@@ -41,12 +41,12 @@ pub(crate) enum Act {
     Other = 2,
     /// A fork whose child has no pager, and needs all pages.
     LocalFork = 3,
-    /// Pages come where others are.
+    /// Moved pages replace others.
     Replace = 4,
 }
 
 impl Act {
-    /// How long the others are waited for.
+    /// Timeout of the wait for the others.
     const fn patience_ms(self) -> u64 {
         match self {
             Act::Fork | Act::Other => PATIENCE_MS,
@@ -71,14 +71,14 @@ impl Together {
         }
     }
 
-    /// For who must not wait, and is in the way of forks only: `None` while there is one.
+    /// For a caller that must not wait and conflicts with forks only: `None` during a fork.
     pub(crate) fn unless_forking() -> Option<Together> {
         let held = Together::add();
         let act = ALONE.load(SeqCst);
         (act != Act::Fork as u32 && act != Act::LocalFork as u32).then_some(held)
     }
 
-    /// For the helper that takes pages: `None` while all must stay.
+    /// For the helper before it takes pages: `None` while all pages must stay.
     pub(crate) fn unless_pages_stay() -> Option<Together> {
         let held = Together::add();
         let act = ALONE.load(SeqCst);
@@ -99,7 +99,7 @@ impl Drop for Together {
     }
 }
 
-/// Held while nobody else changes mappings.
+/// Held while no other thread changes mappings.
 pub(crate) struct Alone(());
 
 impl Alone {
@@ -112,14 +112,14 @@ impl Alone {
         held
     }
 
-    /// For who must not wait for somebody that is alone, and has to be alone for certain.
+    /// For a caller that must not wait for another act, and must be certain to be alone.
     pub(crate) fn try_new(act: Act) -> Option<Alone> {
         ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst).ok()?;
         let held = Alone(());
         held.wait_for_others(act.patience_ms()).then_some(held)
     }
 
-    /// False if they take longer than `patience_ms`.
+    /// False if the others take longer than `patience_ms`.
     fn wait_for_others(&self, patience_ms: u64) -> bool {
         let until = sys::now_ms() + patience_ms;
         loop {
@@ -139,20 +139,20 @@ impl Drop for Alone {
     }
 }
 
-/// In a fork: no page is taken until it is over. False if the helper, or somebody who changes
-/// mappings, takes too long.
+/// In a fork: the helper takes no page until the fork is over. False if the helper, or another
+/// thread that changes mappings, takes too long.
 pub(crate) fn keep_pages() -> bool {
     ALONE.store(Act::LocalFork as u32, SeqCst);
     let fork = std::mem::ManuallyDrop::new(Alone(()));
     fork.wait_for_others(Act::LocalFork.patience_ms())
 }
 
-/// A fork is over; its [`Alone`] was forgotten, because it ends in two processes.
+/// Ends a fork. Its [`Alone`] was forgotten, because a fork ends in two processes.
 pub(crate) fn end_fork() {
     drop(Alone(()));
 }
 
-/// In the child of a fork: there are no other threads.
+/// Called in the child of a fork, which has no other threads.
 pub(crate) fn forget_others() {
     TOGETHER.store(0, SeqCst);
 }

@@ -18,7 +18,7 @@ pub enum VolumeError {
         Size(*.0), Size(MAX_VOLUME_BYTES)
     )]
     Size(u64),
-    /// What a predecessor has left are not a volume's tables.
+    /// The data that a predecessor left are not the tables of a volume.
     #[error("what was kept of the volume are not a volume's tables")]
     Broken,
     /// The pool cannot be used.
@@ -116,7 +116,7 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// What this host's kernel is told of it.
+    /// Error number for this host's kernel.
     pub(crate) fn errno(&self) -> Errno {
         match self {
             BlockError::Beyond { .. } => Errno::INVAL,

@@ -1,4 +1,5 @@
-//! Which bytes of a volume are stored: what a client may pass over that copies it, or looks for room.
+//! Which bytes of a volume are stored: what a client may pass over that copies it, or looks for
+//! room.
 
 use crate::BlockError;
 use crate::state::{Page, SEGMENT_PAGES, State, pages_of_segment};
@@ -11,7 +12,7 @@ use std::ops::Range;
 pub struct Extent {
     /// How many.
     pub bytes: u64,
-    /// What they are. Those that are lost are data: reading them is an error.
+    /// Data or hole. Lost pages count as data: reading them is an error.
     pub contents: Contents,
 }
 
@@ -42,8 +43,8 @@ impl Volume {
     }
 }
 
-/// The pages at the start of a range, of which there are some, that are alike. Those that are buffered,
-/// sorted, are data.
+/// The pages at the start of a range, of which there are some, that are alike. Those that are
+/// buffered, sorted, are data.
 fn run_from(state: &State, buffered: &[PageNo], pages: Range<PageNo>) -> (Range<PageNo>, Contents) {
     let contents_of = |page| match state.page(page) {
         Page::Hole if buffered.binary_search(&page).is_err() => Contents::Hole,

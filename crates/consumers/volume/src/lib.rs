@@ -6,10 +6,10 @@
 //! device of this host ([`ublk`]).
 //!
 //! A write is answered when all copies of its pages have it, so there is no cache to be flushed and
-//! nothing to lose between connections. Only volumes with a write buffer answer earlier. The process
-//! that serves a volume keeps its knowledge in memory that outlives it ([`State`]): which pages hold
-//! data, their sums, and the contents of writes under way. A successor writes those once more,
-//! because a write whose end nobody heard may be in one copy and not in another.
+//! nothing to lose between connections. Only volumes with a write buffer answer earlier. The
+//! process that serves a volume keeps its knowledge in memory that outlives it ([`State`]): which
+//! pages hold data, their sums, and the contents of writes under way. A successor writes those once
+//! more, because a write whose end nobody heard may be in one copy and not in another.
 //!
 //! | module | content |
 //! |---|---|

@@ -1,9 +1,9 @@
-//! Another size for a volume, while clients use it.
+//! Changes a volume's size while clients use it.
 //!
-//! Its space and its tables have room for the largest volume, so that only a number changes. Requests
-//! that come later see it, and what they ask for beyond the end is refused. Who can tell its users of it
-//! watches ([`Watch`]): a monitor's drive, a block device. The kernel reads a file's size again after a
-//! second; a client of NBD learns of it when it connects again.
+//! The space and the tables of a volume have room for the largest one, so that only a number
+//! changes. Later requests see the new size, and are refused beyond the end. A front that can tell
+//! its users of it watches ([`Watch`]): a monitor's drive, a block device. The kernel reads a
+//! file's size again after a second. A client of NBD learns of it when it connects again.
 
 use crate::ResizeError;
 use crate::requests::page_locks::Access;
@@ -43,11 +43,12 @@ impl Volume {
         self.watchers.alive().push(watcher);
     }
 
-    /// Gives the volume so many pages. It becomes smaller only if nothing beyond the new end is in use.
+    /// Gives the volume so many pages. It becomes smaller only if nothing beyond the new end is in
+    /// use.
     pub fn resize(&self, pages: u64) -> Result<(), ResizeError> {
         state::check(pages)?;
         let _turn = self.resizing.lock().expect("no thread panics as it resizes");
-        // What was answered and is not written yet is in use, too.
+        // Answered writes in the buffer are in use, too.
         if let Some(buffer) = &self.buffer {
             buffer.flush().map_err(|_| ResizeError::Stuck)?;
         }

@@ -1,4 +1,4 @@
-//! All clients of a volume, whatever they speak.
+//! Accepts the clients of a volume, whatever their protocol.
 
 use crate::attach::{Client, Role};
 use crate::volume::Volume;
@@ -20,18 +20,18 @@ const MAX_CLIENTS: usize = 32;
 /// After a failure to accept: others' descriptors may be closed meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What clients of a socket speak, and may do.
+/// Protocol and rights of a socket's clients.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// What they speak.
+    /// Protocol of the clients.
     pub front: Front,
-    /// What they may do.
+    /// Rights of the clients.
     pub role: Role,
     /// They speak TLS, and are shown this. For NBD only.
     pub certificate: Option<Arc<CredentialsDir>>,
 }
 
-/// What the clients of a socket speak.
+/// Protocol of a socket's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Front {
     /// The network block device protocol.
@@ -83,7 +83,7 @@ struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InUse(pub usize);
 
-/// Who is connected to a socket that was to be closed.
+/// Clients that keep a socket from being closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} attached to it", named(.0))]
 pub struct Attached(pub Vec<Client>);
@@ -113,8 +113,8 @@ impl Server {
         Ok(number)
     }
 
-    /// Takes no further client from a socket. Refused while clients are connected there, unless it is forced: then
-    /// they are cut off, and what they had asked for is finished behind them.
+    /// Takes no further client from a socket. Refused while clients are connected there, unless it
+    /// is forced: then they are cut off, and what they had asked for is finished behind them.
     pub fn unlisten(&self, number: Listener, force: bool) -> Result<(), Attached> {
         let mut listening = self.listening();
         let Some(at) = listening.iter().position(|socket| socket.number == number) else {
@@ -290,7 +290,7 @@ mod tests {
         };
         let connect = |path| {
             let mut client = UnixStream::connect(path).unwrap();
-            // Who is greeted has been taken.
+            // A client that gets the greeting has been accepted.
             client.read_exact(&mut [0; 18]).unwrap();
             client
         };

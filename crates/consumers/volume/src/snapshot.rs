@@ -1,9 +1,9 @@
-//! A copy of a volume as it is at one moment, while clients go on with it.
+//! Copies a volume as of one moment, while clients go on using it.
 //!
-//! For an instant all pages are locked, so that no request is under way: that is the moment. What holds
-//! data then is noted, and copied from there on, page by page; whoever wants to change a page that is
-//! noted copies it first. So nobody waits for more than the pages that it changes. The copy is a space of
-//! its own, with its own tables, which another process serves once it is whole.
+//! For an instant all pages are locked, so that no request is in flight: that is the moment. Pages
+//! that hold data then are noted, and copied from then on. A request that changes a noted page
+//! copies it first, so it waits only for the pages that it changes. The copy is a space of its own,
+//! with its own tables, which another process serves once it is whole.
 
 use crate::requests::page_locks::Access;
 use crate::state::{Page, SEGMENT_PAGES, State};
@@ -75,8 +75,8 @@ impl Copying {
 }
 
 impl Volume {
-    /// Copies the volume as it is at one moment, and returns when all of it is copied. `config` is the
-    /// copy's.
+    /// Copies the volume as it is at one moment, and returns when all of it is copied. `config` is
+    /// the copy's.
     pub fn snapshot(
         self: &Arc<Self>,
         config: VolumeConfig,
@@ -114,7 +114,7 @@ impl Volume {
         };
         let mut next = 0;
         while let Some(batch) = copying.batch(&mut next) {
-            // Who writes is kept out; nobody else takes pages off the list.
+            // The lock keeps writers out; no other thread takes pages off the list.
             let lock = self.locks.lock_these(batch.clone(), Access::Shared);
             let _lock = lock.map_err(|_| BlockError::Stuck)?;
             // Some may have been copied, and changed, before they were locked.
@@ -154,7 +154,8 @@ impl Volume {
         Ok(())
     }
 
-    /// To be called before pages change, with their lock: a copy that is on its way gets what they hold.
+    /// To be called before pages change, with their lock: a copy that is on its way gets what they
+    /// hold.
     pub(crate) fn preserve(&self, pages: Range<PageNo>) {
         let copying = self.copying.read().expect("no thread panics with it").clone();
         let Some(copying) = copying else { return };
@@ -189,7 +190,8 @@ impl Volume {
 }
 
 impl Copying {
-    /// Some pages that are left, from `next` on, which it moves beyond them; none if there are none.
+    /// Some pages that are left, from `next` on, which it moves beyond them; none if there are
+    /// none.
     fn batch(&self, next: &mut PageNo) -> Option<Vec<PageNo>> {
         let mut batch = Vec::new();
         while batch.len() < BATCH && (*next as usize) < self.left.len() * 64 {

@@ -1,8 +1,8 @@
 //! A volume: a space that is read and written at any byte.
 //!
-//! Each request locks its pages ([`crate::requests::page_locks`]) for as long as it takes. What is
-//! written is named in the state before it is sent ([`crate::state`]) and answered when all copies
-//! have it. Parts of pages are read, changed and written under the same lock.
+//! Each request locks its pages ([`crate::requests::page_locks`]) for as long as it takes. A write
+//! is named in the state before it is sent ([`crate::state`]) and answered when all copies have it.
+//! Parts of pages are read, changed and written under the same lock.
 
 use crate::attach::{Attachment, Attachments, Client, Held, Role};
 use crate::pool::fetch::{fetch, runs};
@@ -62,7 +62,7 @@ const DISCARD_PAUSE: Duration = Duration::from_millis(100);
 
 static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
-/// What a volume is made of.
+/// Configuration of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeConfig {
@@ -89,11 +89,11 @@ pub struct VolumeConfig {
     pub lease: Duration,
     /// How long a donor may be away before requests for its pages fail.
     pub donor_patience: Duration,
-    /// Bytes that donors read in a second, all together, to compare the copies of pages; 0: only those
-    /// that came back wrong are compared.
+    /// Bytes that donors read in a second, all together, to compare the copies of pages. 0 compares
+    /// only pages that came back wrong.
     #[serde(default)]
     pub scrub_bytes_per_s: u64,
-    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved.
+    /// Bytes that donors copy to each other in a second, all together, to make or move copies.
     #[serde(default = "copying")]
     pub copying_bytes_per_s: u64,
     /// How long a donor may be silent before other copies take its place.
@@ -131,7 +131,7 @@ fn failover() -> Duration {
     FAILOVER
 }
 
-/// What is to be written.
+/// Data to write.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     /// These bytes.
@@ -143,10 +143,10 @@ enum Source<'a> {
 /// When a write is answered, where there is a write buffer or a spill file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// When the buffer has it, or the kernel has what is for the file: a flush tells when it is where it is
-    /// to be kept.
+    /// When the buffer has the write, or the kernel has data for the spill file. A flush waits
+    /// until it is stored.
     WriteBack,
-    /// When it is where it is to be kept: for clients that cannot flush.
+    /// When donors, or the spill file, have the write: for clients that cannot flush.
     WriteThrough,
 }
 
@@ -178,24 +178,24 @@ pub struct Volume {
     pub(crate) space: Arc<Space>,
     pub(crate) locks: Arc<PageLocks>,
     pub(crate) lanes: Arc<Lanes>,
-    /// Of a volume with a spill file.
+    /// Only for a volume with a spill file.
     pub(crate) places: Option<Places>,
-    /// What the policy lets it have, if it has a spill file.
+    /// The policy's limit for a volume with a spill file.
     pub(crate) target: Target,
-    /// Of a volume that has one.
+    /// Only for a volume with a write buffer.
     pub(crate) buffer: Option<Buffer>,
-    /// Of a volume that is encrypted.
+    /// Only for an encrypted volume.
     sealer: Option<Box<Sealer>>,
     pub(crate) slots: Slots,
     pub(crate) attachments: Arc<Attachments>,
-    /// Of one that another process has.
+    /// Only for a volume that another process has.
     pub(crate) reading: Option<Reading>,
     pub(crate) counters: Counters,
     /// Slots with writes that are not settled.
     pub(crate) unsettled_slots: AtomicUsize,
     /// Held by who changes its size.
     pub(crate) resizing: Mutex<()>,
-    /// Who is told of another size.
+    /// Fronts that are told of another size.
     pub(crate) watchers: Watchers,
     /// Held by who copies it.
     pub(crate) snapshotting: Mutex<()>,
@@ -233,8 +233,8 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Begins to read a volume that another node has, with tables that [`readers::fetch_tables`] has fetched, or of an
-    /// earlier process. What it is exported as is to be served first, and pinned ([`Volume::pin`]); then it is followed.
+    /// Opens another node's volume, with tables of [`readers::fetch_tables`] or of a predecessor.
+    /// First serve and pin its exports ([`Volume::pin`]), then call the returned [`Follow`].
     pub fn open_to_read(
         config: VolumeConfig,
         state: State,
@@ -319,7 +319,7 @@ impl Volume {
         pages_to_bytes(self.state.pages())
     }
 
-    /// Of that, what holds data.
+    /// Bytes of it that hold data.
     pub fn data_bytes(&self) -> u64 {
         pages_to_bytes(self.counters.data_pages.load(Relaxed))
     }
@@ -330,16 +330,16 @@ impl Volume {
         data.saturating_sub(self.counters.spilled_pages.load(Relaxed))
     }
 
-    /// Takes the policy's word: bytes of the pool that it may hold, each page counted once, or that nothing but its
-    /// limit bounds it; and of what it holds beyond that, how much it is to bring to its spill file as far as it
-    /// lies idle. A volume without such a file goes on as it is.
+    /// Sets the policy's target: bytes of the pool that the volume may hold, each page counted
+    /// once. With `None` only its own limit bounds it. `take_back_bytes`: how much of the excess it
+    /// moves to its spill file, if idle. A volume without such a file ignores both.
     pub fn set_target(&self, bytes: Option<u64>, take_back_bytes: u64) {
         if self.places.is_some() {
             self.target.set(bytes.map(|bytes| bytes / PAGE), take_back_bytes / PAGE);
         }
     }
 
-    /// What it has counted. `clients` is known to who serves them.
+    /// Statistics of the volume. The caller counts the `clients`.
     pub fn stats(&self, clients: u64) -> Stats {
         // Before anything is looked at: all of it is at least as new.
         let taken_at_ms = unix_time_ms();
@@ -383,7 +383,7 @@ impl Volume {
         }
         let attached = self.attachments.attach(client, role)?;
         if role == Role::Writer {
-            // Before it writes anything: what nodes have read is of another edition, and no lease lasts.
+            // Before the first write: a new edition, so that no reader's tables or lease last.
             self.state.set_edition(self.attachments.edition());
             self.state.set_leased(false);
         }
@@ -422,7 +422,7 @@ impl Volume {
     pub fn release(&self) -> Result<(), VolumeError> {
         self.is_over.store(true, Release);
         if let Some(reading) = &self.reading {
-            // What there is of it is its owner's.
+            // Its data belong to its owner.
             reading.leave();
             return Ok(());
         }
@@ -617,8 +617,8 @@ impl Volume {
         }
     }
 
-    /// Writes some pages of a request, with its lock. The lock goes, with an error, when they are left
-    /// to be settled.
+    /// Writes some pages of a request, with its lock. If they are left to be settled, it takes the
+    /// lock away and returns an error.
     fn write_round(
         self: &Arc<Self>,
         pages: Range<PageNo>,
@@ -684,7 +684,7 @@ impl Volume {
             items = pending.iter().map(|at| items[*at]).collect();
             slots = pending.into_iter().map(|at| slots[at]).collect();
             if self.may_leave_unsettled(&mut lane, slots.len()) {
-                // What the buffer has of them is older than what donors may have yet.
+                // The buffer's contents are older than what donors may still store.
                 items.iter().for_each(|item| self.unbuffer(item.page));
                 let locks: Vec<_> = lock.take().into_iter().collect();
                 locks.iter().for_each(PageLock::set_stuck);
@@ -698,9 +698,9 @@ impl Volume {
         }
     }
 
-    /// Writes the pages that are named in these slots. What is settled leaves its slot; the places of
-    /// the others are returned, with the first error of all. For `was_sent` see [`store`]. For seals
-    /// see [`crate::pool::sealing`].
+    /// Writes the pages that these slots name. A settled page leaves its slot. Returns the places
+    /// of the others, with the first error of all. For `was_sent` see [`store`]. For seals see
+    /// [`crate::pool::sealing`].
     pub(crate) fn store(
         &self,
         lane: &mut Lent,
@@ -759,7 +759,7 @@ impl Volume {
             }
             if let Some(buffer) = &self.buffer {
                 for at in run.clone() {
-                    // Of a write past the buffer, what is there is older.
+                    // After a write past the buffer, the buffer's contents are older.
                     let own = (writer == Writer::Buffer).then_some(slots[at]);
                     free.extend(buffer.forget(&self.state, items[at].page, own));
                 }
@@ -833,7 +833,7 @@ impl Volume {
         }
     }
 
-    /// Counts pages that are in the spill file, and would be in the pool if there was room for them.
+    /// Counts pages in the spill file that would be in the pool if it had room.
     fn kept_out(&self, pages: u64) {
         if self.places.as_ref().is_some_and(|places| !places.is_at_limit()) {
             self.target.put(pages, false);
@@ -845,8 +845,8 @@ impl Volume {
         self.places.as_ref().is_some_and(place)
     }
 
-    /// Reads different pages from where they are, with the words of their sums, and opens them if they are
-    /// sealed; otherwise as [`fetch`]. A lane is taken if donors have any of them. Their locks are held.
+    /// Reads different pages from their places, with the words of their sums, and opens sealed
+    /// ones. Else like [`fetch`]. Takes a lane if donors have any page. Their locks are held.
     fn gather(
         &self,
         lane: &mut Option<Lent>,
@@ -903,13 +903,13 @@ impl Volume {
         }
     }
 
-    /// Opens a page as it is stored, if the volume is encrypted; false if it is not what was stored last.
+    /// Opens a stored page of an encrypted volume. False if it is not what was stored last.
     fn opens(&self, page: PageNo, contents: &mut [u8]) -> bool {
         let Some(sealer) = &self.sealer else { return true };
         sealer.open(page, &self.state.seals().get(page), contents).is_ok()
     }
 
-    /// What pages hold, one after the other. Their lock is held.
+    /// Contents of pages, one after the other. Their lock is held.
     pub(crate) fn contents_of(&self, pages: &[PageNo]) -> Result<Vec<u8>, BlockError> {
         let mut contents = vec![0; pages.len() * PAGE_SIZE];
         let (mut wanted, mut places) = (Vec::new(), Vec::new());
@@ -937,8 +937,8 @@ impl Volume {
         Ok(contents)
     }
 
-    /// Whether a lane with writes that are not settled may be left to another thread, so that this one
-    /// and others go on.
+    /// Whether a lane with unsettled writes may be left to another thread, so that this one and
+    /// others go on.
     fn may_leave_unsettled(&self, lane: &mut Lent, slots: usize) -> bool {
         let added = self.unsettled_slots.fetch_add(slots, AcqRel) + slots;
         let may = added <= MAX_UNSETTLED_SLOTS && lane.detach();
@@ -1001,7 +1001,7 @@ impl Volume {
         if let Some(buffer) = &self.buffer {
             buffer.within(pages.clone()).into_iter().for_each(|page| self.unbuffer(page));
         }
-        // What was not written is with nobody; but a segment that is lost is made new this way.
+        // Donors have no unwritten page; but a discard of all makes a lost segment new.
         if !is_news && !is_all {
             return Ok(());
         }
@@ -1061,7 +1061,7 @@ impl Volume {
         }
     }
 
-    /// What the buffer has of a page, whose lock is held.
+    /// Buffered contents of a page, whose lock is held.
     fn buffered(&self, page: PageNo) -> Option<Vec<u8>> {
         self.buffer.as_ref().and_then(|buffer| buffer.copy(&self.state, page))
     }
@@ -1075,7 +1075,7 @@ impl Volume {
         self.locks.is_exclusive(page) || self.is_buffered(page)
     }
 
-    /// What the buffer has of a page, whose lock is held, is not to be written any more.
+    /// Drops a page, whose lock is held, from the buffer.
     fn unbuffer(&self, page: PageNo) {
         let slot = self.buffer.as_ref().and_then(|buffer| buffer.forget(&self.state, page, None));
         if let Some(slot) = slot {

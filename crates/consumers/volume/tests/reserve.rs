@@ -23,7 +23,7 @@ const REQUEST_BYTES: usize = 256 << 10;
 const ROUNDS: u64 = 60;
 const VOLUME_BYTES: u64 = 128 << 20;
 
-/// What this test is called with to be a donor.
+/// Argument that makes this test a donor.
 const LEND: &str = "lend";
 
 /// All of them are used, by connections of their own.
@@ -70,7 +70,7 @@ impl Directory for Known {
     }
 }
 
-/// What the heap has of the kernel.
+/// Bytes that the heap has from the kernel.
 #[cfg(target_env = "gnu")]
 fn heap_bytes() -> usize {
     // SAFETY: it only reads.

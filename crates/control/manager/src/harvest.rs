@@ -1,9 +1,10 @@
 //! The cluster's quota of harvest VMs, and what of it each node has been granted.
 //!
-//! A harvest VM sees memory that was others' before it: how many there are is the operator's choice (section 4.4 of the
-//! memory-harvesting paper). A node admits one only under a grant, and a grant counts from before the node can have
-//! heard of it until the node has said that it goes by a lower one. What is counted to a node is written down: neither a
-//! manager that starts anew nor a node that is away has the same place given twice.
+//! A harvest VM sees memory that was others' before it: how many there are is the operator's choice
+//! (section 4.4 of the memory-harvesting paper). A node admits one only under a grant, and a grant
+//! counts from before the node can have heard of it until the node has said that it goes by a lower
+//! one. What is counted to a node is written down: neither a manager that starts anew nor a node
+//! that is away has the same place given twice.
 
 use crate::registry::SILENT_AFTER;
 use hecaton_node::agent::{HarvestGrant, HarvestWord};
@@ -30,7 +31,8 @@ pub struct HarvestStatus {
     pub quota: u64,
     /// What of it nodes have, or may take without asking.
     pub counted: u64,
-    /// Nodes that may not have heard of the quota yet: until they have, nobody is granted another one.
+    /// Nodes that may not have heard of the quota yet: until they have, nobody is granted another
+    /// one.
     #[serde(default)]
     pub unheard: Vec<String>,
 }
@@ -54,8 +56,8 @@ impl HarvestQuota {
         self.quota
     }
 
-    /// Sets the quota, or lifts it. `nodes`: those that are known, each with whether it can have an agent that knows of
-    /// no quota.
+    /// Sets the quota, or lifts it. `nodes`: those that are known, each with whether it can have an
+    /// agent that knows of no quota.
     pub(crate) fn choose<'a>(
         &mut self,
         quota: Option<u64>,
@@ -136,7 +138,8 @@ impl HarvestQuota {
         Some(HarvestGrant { machines: record.0, number: record.1, quota })
     }
 
-    /// A node has gone. Its machines may run on: what it was granted stays so until it comes back, or is removed.
+    /// A node has gone. Its machines may run on: what it was granted stays so until it comes back,
+    /// or is removed.
     pub(crate) fn gone(&mut self, node: &str) -> Option<Changed> {
         let record = self.records.get(node)?;
         (record.counted == Some(0)).then(|| self.forget(node)).flatten()

@@ -1,9 +1,10 @@
-//! The cluster's policy, and each node's quota of the pool by it: a round each second, from what nodes say with
-//! their heartbeats. The round itself is [`hecaton_policy::cluster::quotas`].
+//! The cluster's policy, and each node's quota of the pool by it: a round each second, from what
+//! nodes say with their heartbeats. The round itself is [`hecaton_policy::cluster::quotas`].
 //!
-//! The policy is written down; quotas are not: nodes say theirs. One that a manager of a later version has written
-//! down stays as it is: this one goes on by the last policy that it knows, as the first node says it that
-//! has one, or else by greedy-remote, under which nobody has a target and quotas still pass to those in want.
+//! The policy is written down; quotas are not: nodes say theirs. One that a manager of a later
+//! version has written down stays as it is: this one goes on by the last policy that it knows, as
+//! the first node says it that has one, or else by greedy-remote, under which nobody has a target
+//! and quotas still pass to those in want.
 
 use crate::registry::SILENT_AFTER;
 use hecaton_node::cluster::report::NodeReport;
@@ -17,7 +18,8 @@ use std::time::Duration;
 /// Time between two rounds.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Most pages that a node is believed to use, or to want, or to have: 4 PiB. Sums stay within their bounds.
+/// Most pages that a node is believed to use, or to want, or to have: 4 PiB. Sums stay within their
+/// bounds.
 const MAX_PAGES: u64 = 1 << 40;
 
 /// In place of a policy that is not known, where no node says what it was before.
@@ -50,8 +52,8 @@ impl Quotas {
         self.choice.filter(|_| self.is_unknown())
     }
 
-    /// What nodes are told: by what the manager goes, or the name of what it does not know, by which they keep
-    /// what they have.
+    /// What nodes are told: by what the manager goes, or the name of what it does not know, by
+    /// which they keep what they have.
     pub(crate) fn told(&self) -> Option<Named> {
         self.choice.map(Named::Known).or_else(|| self.policy.clone())
     }
@@ -242,7 +244,8 @@ mod tests {
         let mut registry = Registry::new(of_a_later_version());
         let fair = of_a_later_version().policy;
         registry.written();
-        // A node of the later version divides by the policy, and is not to be led away from it while others are heard.
+        // A node of the later version divides by the policy, and is not to be led away from it
+        // while others are heard.
         let answer = second(&mut registry, 0, "new", PoolShare::default());
         assert_eq!((answer.policy.as_ref(), answer.quota_pages), (fair.as_ref(), None));
         assert_eq!(registry.policy_instead(), None);

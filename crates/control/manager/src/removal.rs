@@ -1,8 +1,8 @@
 //! Whether a node may be taken out of the registry: pure.
 //!
-//! Who is gone is forgotten after an hour by itself ([`crate::registry::FORGOTTEN_AFTER`]); an administrator
-//! who knows better need not wait. What the node's memory holds is in nobody's way then: that is the
-//! borrowers' affair, and they are asked.
+//! Who is gone is forgotten after an hour by itself ([`crate::registry::FORGOTTEN_AFTER`]); an
+//! administrator who knows better need not wait. What the node's memory holds is in nobody's way
+//! then: that is the borrowers' affair, and they are asked.
 
 use crate::registry::{NodeState, NodeStatus};
 use std::collections::BTreeSet;
@@ -53,7 +53,8 @@ pub enum RemovalError {
     },
 }
 
-/// Whether `name` may be removed, as the nodes are; `after` is the silence from which a node counts as silent.
+/// Whether `name` may be removed, as the nodes are; `after` is the silence from which a node counts
+/// as silent.
 pub fn check(nodes: &[NodeStatus], name: &str, after: Duration) -> Result<(), RemovalError> {
     let Some(node) = nodes.iter().find(|node| node.report.name == name) else {
         return Err(RemovalError::Unknown(name.to_owned()));
@@ -78,7 +79,8 @@ pub fn check(nodes: &[NodeStatus], name: &str, after: Duration) -> Result<(), Re
     Err(RemovalError::Lends { name, borrowers: named.join(", ") })
 }
 
-/// Consumers and volumes of other nodes that hold extents of this one's donors, as they have said last.
+/// Consumers and volumes of other nodes that hold extents of this one's donors, as they have said
+/// last.
 fn borrowers(nodes: &[NodeStatus], lender: &NodeStatus) -> BTreeSet<String> {
     let donors: BTreeSet<&str> =
         lender.report.donors.iter().map(|donor| donor.name.as_str()).collect();

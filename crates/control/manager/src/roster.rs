@@ -1,7 +1,7 @@
 //! The donors of the nodes that are up, for all nodes to know, and whose each donor's name is.
 //!
-//! Each node asks once a second, and the list is seldom another. So each change of it has a number, and a node
-//! that says which it knows hears what came after that.
+//! Each node asks once a second, and the list is seldom another. So each change of it has a number,
+//! and a node that says which it knows hears what came after that.
 
 use hecaton_memory::random_u64;
 use hecaton_node::cluster::donor_list::{DonorList, ListVersion};
@@ -16,8 +16,8 @@ const MAX_CHANGES: usize = 8192;
 /// What no longer than this is is told to everybody who has not heard it.
 const SHORT: usize = 64;
 
-/// Most entries of longer lists that are told in a second, to all nodes together, 100 MB: where thousands come up at
-/// once, each is to hear of all, which is the square of them.
+/// Most entries of longer lists that are told in a second, to all nodes together, 100 MB: where
+/// thousands come up at once, each is to hear of all, which is the square of them.
 const MAX_LONG: usize = 1 << 20;
 
 /// Who has to wait for the whole list, and knows none, hears of so many donors till then.
@@ -43,7 +43,8 @@ pub(crate) struct Roster {
 
 impl Roster {
     pub(crate) fn new() -> Roster {
-        // Drawn at random, as another manager counts its own changes; zero is what a node says that knows none.
+        // Drawn at random, as another manager counts its own changes; zero is what a node says that
+        // knows none.
         let version = ListVersion { list: random_u64().max(1), number: 0 };
         let (changes, offered, homes) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
         Roster { version, changes, offered, homes, second: Duration::ZERO, told: 0 }
@@ -74,7 +75,8 @@ impl Roster {
         self.homes.get(donor).into_iter().flatten().map(String::as_str)
     }
 
-    /// Offers these donors of a node, and no others of it that were: `before` names all that may have been.
+    /// Offers these donors of a node, and no others of it that were: `before` names all that may
+    /// have been.
     pub(crate) fn offer<'a>(
         &mut self,
         node: &str,
@@ -131,7 +133,8 @@ impl Roster {
         }
     }
 
-    /// Whether a list of so many entries is told now. Half of a second's is for those that know none.
+    /// Whether a list of so many entries is told now. Half of a second's is for those that know
+    /// none.
     fn may_tell(&mut self, now: Duration, length: usize, knows_none: bool) -> bool {
         if length <= SHORT {
             return true;
@@ -146,8 +149,8 @@ impl Roster {
         may
     }
 
-    /// For a node that asks again in a second: what it knows is as it was. If that is nothing, it hears of some
-    /// donors, of others than most nodes.
+    /// For a node that asks again in a second: what it knows is as it was. If that is nothing, it
+    /// hears of some donors, of others than most nodes.
     fn for_now(&self, node: &str, known: ListVersion) -> DonorList {
         let after = self.offered.range::<str, _>((Bound::Included(node), Bound::Unbounded));
         let before = self.offered.range::<str, _>((Bound::Unbounded, Bound::Excluded(node)));

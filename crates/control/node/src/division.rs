@@ -1,10 +1,12 @@
-//! How a node divides what it may use of the pool among its consumers and its volumes with a spill file, once a second:
-//! the first level of the cluster's policy ([`hecaton_policy::cluster::targets`]).
+//! How a node divides what it may use of the pool among its consumers and its volumes with a spill
+//! file, once a second: the first level of the cluster's policy
+//! ([`hecaton_policy::cluster::targets`]).
 //!
-//! The manager says which policy there is, and the node's quota; both stay in force while no manager
-//! answers, and the policy also while the manager names one that this version does not know. Pagers hear
-//! of their targets with the answers to their statistics. Everything is counted in pages of
-//! donors' memory: a page in two copies is two. A target is in pages of the consumer again.
+//! The manager says which policy there is, and the node's quota; both stay in force while no
+//! manager answers, and the policy also while the manager names one that this version does not
+//! know. Pagers hear of their targets with the answers to their statistics. Everything is counted
+//! in pages of donors' memory: a page in two copies is two. A target is in pages of the consumer
+//! again.
 //!
 //! Pure: it is told what consumers count, and when a second is over.
 
@@ -19,7 +21,7 @@ use hecaton_policy::cluster::choice::Named;
 use hecaton_policy::cluster::targets::{Decision, FirstLevel, Situation};
 use std::collections::BTreeMap;
 
-/// What a node knows of the policy, and what it has decided by it.
+/// The policy in force at a node, and the node's decisions by it.
 #[derive(Debug, Default)]
 pub(crate) struct Division {
     /// A manager has said whether there is a policy.
@@ -30,7 +32,7 @@ pub(crate) struct Division {
     share: PoolShare,
 }
 
-/// Whose pages are counted.
+/// Consumer that pages are accounted to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     /// A program or a machine, by its name as a consumer.
@@ -44,17 +46,17 @@ enum Who {
 struct Known {
     space: SpaceId,
     counted: Counted,
-    /// What the policy decided; `None`: that it has no target of its own.
+    /// Target that the policy decided, in pages of donors' memory; `None`: no target of its own.
     decided: Option<u64>,
     word: Word,
 }
 
-/// What a consumer or volume is told.
+/// The node's message to a consumer or volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Word {
     /// Bytes of its pages that it may hold; nothing limits it if there are none.
     pub(crate) target_bytes: Option<u64>,
-    /// Of those beyond the target, bytes that are to go somewhere else, as far as they lie idle.
+    /// Bytes beyond the target that must move elsewhere; only idle ones move.
     pub(crate) take_back_bytes: u64,
 }
 
@@ -67,7 +69,7 @@ struct Party {
     counted: Counted,
 }
 
-/// What pagers and volumes count.
+/// Total counts of a pager or volume.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     puts: u64,
@@ -76,7 +78,8 @@ struct Counted {
 }
 
 impl Division {
-    /// Takes a manager's word. Returns the policy if it is one that this version does not know, once.
+    /// Takes a manager's word. Returns the policy if it is one that this version does not know,
+    /// once.
     pub(crate) fn follow<'a>(
         &mut self,
         policy: Option<&'a Named>,
@@ -90,8 +93,8 @@ impl Division {
         }
         let policy = policy.and_then(Named::known);
         if self.share.policy != policy || !self.is_told || was_unknown {
-            // Targets of another policy are nothing to start from. The quota is: a manager that has started anew
-            // with that policy knows it from nobody else.
+            // Targets of another policy are nothing to start from. The quota is: a manager that has
+            // started anew with that policy knows it from nobody else.
             self.known.clear();
             self.first_level = policy.map(|choice| FirstLevel::new(choice.policy()));
             self.share = PoolShare { policy, ..PoolShare::default() };
@@ -113,17 +116,17 @@ impl Division {
         self.share.policy.map_or_else(|| "none".to_owned(), |policy| policy.to_string())
     }
 
-    /// What the manager is told.
+    /// The report to the manager.
     pub(crate) fn share(&self) -> PoolShare {
         self.share
     }
 
-    /// What a pager is told. `None`: nothing, what it was told before is in force.
+    /// The message to a pager. `None`: the message before stays in force.
     pub(crate) fn word_for(&self, consumer: &str) -> Option<Word> {
         self.word(&Who::Paged(consumer.to_owned()))
     }
 
-    /// What a volume with a spill file is told.
+    /// The message to a volume with a spill file; `None` as in [`Self::word_for`].
     pub(crate) fn word_for_volume(&self, volume: &str) -> Option<Word> {
         self.word(&Who::Volume(volume.to_owned()))
     }
@@ -142,7 +145,8 @@ impl Division {
         consumers: &[ConsumerReport],
         volumes: &[VolumeReport],
     ) {
-        // What volumes without a spill file hold comes first: they have nothing to give, and nowhere else to write.
+        // Volumes without a spill file come first: they cannot give pages back, and have no other
+        // place to write to.
         let apart = volumes.iter().filter(|volume| volume.spill.is_none());
         let apart: u64 = apart.filter_map(Party::of_volume).map(|party| party.used_pages).sum();
         let spilling = volumes.iter().filter(|volume| volume.spill.is_some());
@@ -164,7 +168,8 @@ impl Division {
         let situation = Situation { total_pages, owed_pages: 0, consumers: &statistics };
         let mut decision = Decision::default();
         first_level.decide(&situation, &mut decision);
-        // First come, first served, among those without a target: what is free is each one's to take.
+        // First come, first served, among those without a target: what is free is each one's to
+        // take.
         let free = total_pages.saturating_sub(used);
         let decided = decision.targets.iter().zip(&decision.take_back);
         let known = parties.into_iter().zip(decided).map(|(party, (&decided, &take_back))| {
@@ -215,7 +220,7 @@ impl Party {
         })
     }
 
-    /// What it did since it was last looked at; nothing, if it was not yet.
+    /// Its counts since the last decision; zero at its first one.
     fn statistics(&self, before: Option<&Known>) -> ConsumerStatistics {
         let before = before.filter(|known| known.space == self.space);
         let now = self.counted;
@@ -339,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_policy_of_a_later_version_leaves_the_own_one_in_force_and_is_said_once() {
-        // What else is in the answer is understood.
+        // The node understands the rest of the answer.
         let answer = json!({
             "donors": [], "draining": ["a"], "quota_pages": 700,
             "policy": {"policy": "fair", "spread": {"of": 3}},
@@ -414,7 +419,7 @@ mod tests {
             "nearly equal portions of what the plain one leaves"
         );
         assert_eq!(of_volume(&division, "plain"), None);
-        // What it had to write to its file, it wants.
+        // The volume wants the pages that it had to write to its file.
         let stats = volumes[0].stats.as_mut().expect("some");
         (stats.puts_total, stats.puts_succeeded) = (20, 10);
         division.decide(&[], &[], &volumes);

@@ -50,7 +50,7 @@ pub struct DonorSpec {
     pub name: String,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
-    /// What kind of memory these are.
+    /// Kind of memory that it lends.
     pub memory: DonorMemory,
     /// Bytes that its host is to have available, if it sees to that.
     pub keep_free_bytes: Option<u64>,
@@ -62,7 +62,7 @@ pub struct DonorSpec {
     pub listen: SocketAddr,
 }
 
-/// What a donor is doing.
+/// State of a donor's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DonorState {
@@ -80,7 +80,7 @@ pub enum DonorState {
 pub struct DonorReport {
     /// The donor's name.
     pub name: String,
-    /// What it is doing.
+    /// State of its process.
     pub state: DonorState,
     /// Where it serves the page protocol.
     pub address: Option<SocketAddr>,
@@ -90,17 +90,17 @@ pub struct DonorReport {
     pub restarts: u64,
     /// Most bytes that it lends.
     pub lend_bytes: u64,
-    /// What kind of memory these are.
+    /// Kind of memory that it lends.
     pub memory: DonorMemory,
     /// Why the process before this one ended, if there was one.
     pub last_error: Option<String>,
     /// Its managers' order to give back what it has lent. That its node is not let in is no order.
     #[serde(default)]
     pub is_told_to_drain: bool,
-    /// What its managers let it lend, if that is less than it could; the agent of its host may let it lend still less.
+    /// Limit of its managers in bytes, if below `lend_bytes`. Its agent's limit may be lower still.
     #[serde(default)]
     pub managers_limit_bytes: Option<u64>,
-    /// What it counted, as of its last line; none before the first.
+    /// Its last statistics; `None` before the first.
     pub stats: Option<Snapshot>,
 }
 
@@ -134,11 +134,11 @@ struct Status {
     has_served: bool,
     draining: bool,
     locking: Locking,
-    /// What the agent of its host lets it lend, if there is one.
+    /// Limit of its host's agent in bytes; `None` without an agent.
     host_limit_bytes: Option<u64>,
 }
 
-/// What stops the donor's process: first its stream, then a signal.
+/// Means to stop the donor's process: first its stream, then a signal.
 #[derive(Debug)]
 struct Process {
     stream: UnixStream,
@@ -154,9 +154,9 @@ pub enum OrphanError {
          that one was started, or kill process {pid} and lose what it has lent"
     )]
     Different {
-        /// What it is.
+        /// The donor's settings.
         left: String,
-        /// What it should be.
+        /// The settings that this node wants.
         wanted: String,
         /// Its process.
         pid: u32,
@@ -312,7 +312,7 @@ impl Donor {
         self.shared.is_adopted
     }
 
-    /// Has it give back all that it has lent, because it is told to or its node withholds it, or go on lending.
+    /// Drains the donor if it is told to or its node withholds it; otherwise it goes on lending.
     pub fn set_draining(&self, is_told: bool, is_withheld: bool) {
         let mut status = self.shared.lock();
         let draining = is_told || is_withheld;
@@ -343,8 +343,8 @@ impl Donor {
         self.shared.lock().change_limits(|status| status.host_limit_bytes = Some(limit_bytes));
     }
 
-    /// Has it lend no more than it does until the agent of its host has looked, and says how much that may be. What one
-    /// that was adopted has been told may have been the agent's word as well as the managers', who say theirs again.
+    /// Caps the donor until its host's agent sets a limit: at zero, or at an adopted donor's last
+    /// limit. That may have been the agent's limit or the managers', who repeat theirs.
     pub(crate) fn await_host_limit(&self) {
         let most = match self.shared.is_adopted {
             true => self.shared.spec.lend_bytes,
@@ -356,7 +356,7 @@ impl Donor {
         });
     }
 
-    /// What the agent of its host lets it lend.
+    /// Bytes that its host's agent lets it lend; all of them without an agent.
     pub(crate) fn host_limit(&self) -> u64 {
         let limit_bytes = self.shared.lock().host_limit_bytes;
         limit_bytes.unwrap_or(self.shared.spec.lend_bytes)
@@ -425,7 +425,7 @@ impl LockAsked {
 }
 
 impl Status {
-    /// What it lends at most.
+    /// The lower of both limits, in bytes.
     fn least_limit(&self) -> Option<u64> {
         self.report.managers_limit_bytes.into_iter().chain(self.host_limit_bytes).min()
     }
@@ -456,7 +456,7 @@ impl Status {
     }
 }
 
-/// What a donor that was left is, and what it should be, if that is not the same. Pure.
+/// Settings of an orphaned donor, and the wanted ones, in words, if they differ. Pure.
 fn difference(
     spec: &DonorSpec,
     left: &DonorStart,
@@ -593,8 +593,8 @@ fn follow(shared: &Shared, running: Conversation) -> io::Result<String> {
     Ok(last_word?.unwrap_or(end))
 }
 
-/// Listens to the donor until it closes its end, which it does by ending. Gives the donor's own word
-/// on why, if it had one.
+/// Listens to the donor until it ends, which closes its stream. Returns the donor's own reason, if
+/// it sent one.
 fn listen(shared: &Shared, mut receiver: Receiver) -> io::Result<Option<String>> {
     let mut failure = None;
     while let Some(event) = receiver.receive()? {

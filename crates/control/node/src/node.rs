@@ -48,7 +48,7 @@ const TO_OBEY: Duration = Duration::from_secs(1);
 /// How long a donor may take until it serves.
 const DONOR_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a node is to be.
+/// Configuration of a node.
 #[derive(Debug)]
 pub struct NodeConfig {
     /// Its name; one of its kind in the cluster.
@@ -59,11 +59,11 @@ pub struct NodeConfig {
     pub copies: u8,
     /// Its directory.
     pub dir: NodeDir,
-    /// What it lends through; none, if it only borrows.
+    /// Its donors; empty if it only borrows.
     pub donors: Vec<DonorSpec>,
-    /// The manager's base URL, if there is a manager; or those of several, with a comma between any two.
+    /// The manager's base URL, if there is a manager; several have a comma between any two.
     pub manager_url: Option<String>,
-    /// What it shows to the manager, and knows it by; none over plain connections.
+    /// Credentials for the connection to the manager; `None` over plain connections.
     pub credentials: Option<Arc<Credentials>>,
     /// The network that is told of its donors, and where it hears of others.
     pub announce: Option<announce::Network>,
@@ -72,7 +72,7 @@ pub struct NodeConfig {
     /// How long its children outlive it when it is killed, for another node to adopt them; they do
     /// not if nothing is said, and then it adopts none either.
     pub adopt_within: Option<Duration>,
-    /// Who has which part of the host's memory, if that is the node's matter.
+    /// Settings of its host agent, if it runs one.
     pub agent: Option<AgentConfig>,
 }
 
@@ -98,7 +98,7 @@ pub enum NodeError {
         donor: String,
         /// Where it should serve.
         address: SocketAddr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A donor does not serve.
@@ -106,7 +106,7 @@ pub enum NodeError {
     Donor {
         /// The donor.
         donor: String,
-        /// What is known.
+        /// The donor's reason, how its process ended, or that it timed out.
         reason: String,
     },
     /// A donor of the node before this one is there, and not as it should be.
@@ -134,7 +134,7 @@ pub enum NodeError {
     ControlSocket {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The host cannot be read, or a thread not be started.
@@ -158,7 +158,7 @@ struct Open {
     announcements: Option<Announcements>,
 }
 
-/// What the node's threads share.
+/// State that the node's threads share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) name: String,
@@ -167,11 +167,11 @@ pub(crate) struct Inner {
     dir: NodeDir,
     /// Emptied when the node stops.
     donors: Mutex<Vec<Donor>>,
-    /// Of the last manager whose answer was followed.
+    /// Highest epoch of a manager whose answer the node followed.
     followed_epoch: AtomicU64,
-    /// Of how many consumers the manager is told one by one.
+    /// Most consumers that a heartbeat reports one by one.
     most_told: AtomicUsize,
-    /// What the manager has heard.
+    /// Heartbeats sent and ended, for threads that wait until the manager has heard one.
     pub(crate) told: Told,
     membership: Mutex<Membership>,
     /// As it was noted last, for a node that is started here should this one be killed.
@@ -185,9 +185,9 @@ pub(crate) struct Inner {
 }
 
 impl Node {
-    /// Adopts the donors that the node before this one has left, starts the others, waits until they
-    /// serve, and opens the control socket. On failure nothing of it is left but what was adopted,
-    /// which is left as it was.
+    /// Adopts the donors that an earlier node left, and starts the others. Waits until they serve,
+    /// and opens the control socket. On failure it ends all that it started, and leaves adopted
+    /// donors as they were.
     pub fn start(mut config: NodeConfig) -> Result<Node, NodeError> {
         check_name(&config.name)?;
         if config.donors.len() > MAX_DONORS {
@@ -271,7 +271,7 @@ impl Node {
         match opened {
             Ok(()) => Ok(node),
             Err(error) => {
-                // What others have at donors that were adopted is not this node's to give up.
+                // Adopted donors hold pages of others, so this node must not stop them.
                 node.inner.lock_donors().iter().for_each(Donor::leave_if_adopted);
                 node.stop();
                 Err(error)
@@ -332,8 +332,8 @@ impl Node {
         credentials: Option<Arc<Credentials>>,
         network: Option<announce::Network>,
     ) -> Result<(), NodeError> {
-        // Before the first heartbeat: whoever reads in the manager's status that this node serves may
-        // come at once.
+        // Before the first heartbeat: a client that finds this node in the manager's status may
+        // connect at once.
         let path = self.inner.dir.paths().control_socket();
         let listener = UnixListener::bind(&path);
         let listener = listener.map_err(|source| NodeError::ControlSocket { path, source })?;
@@ -361,7 +361,7 @@ impl Node {
                     }
                 }
             }
-            // Whoever learns of them now is not to find that they lend nothing yet.
+            // A borrower that learns of the donors now must find that they already lend.
             self.inner.lock_donors().iter().for_each(|donor| donor.wait_obeyed(TO_OBEY));
             self.inner.dir.write_manager_file(url)?;
         }
@@ -407,7 +407,7 @@ impl Inner {
         self.agent.iter().for_each(|agent| agent.follow(answer.harvest));
         let donors = self.lock_donors();
         let is_to_drain = |donor: &Donor| answer.draining.iter().any(|name| *name == donor.name());
-        // One whose consumers borrow goes on taking part: others wait for it when they leave or recover.
+        // A node that borrows stays a member: others wait for it when they leave or recover.
         let borrows = self.pagers.count() > 0 || !self.volumes.reports().is_empty();
         let leaves = !borrows && !donors.is_empty() && donors.iter().all(is_to_drain);
         let lends = self.follow_orders(&answer.orders, leaves);
@@ -447,8 +447,8 @@ impl Inner {
         self.note(Lived { life, standing }) && standing != Standing::Recovering
     }
 
-    /// Notes what the node is now, if it is something else than before. Whether that could be done: nothing is lent
-    /// that the node after this one would not know of.
+    /// Saves the node's life and standing if they changed. Returns whether they are saved: the node
+    /// must not lend what its successor would not know of.
     fn note(&self, now: Lived) -> bool {
         let mut lived = self.lived();
         if *lived != now {
@@ -511,7 +511,7 @@ impl Inner {
         report
     }
 
-    /// What the manager is told.
+    /// The report to the manager, in brief.
     pub(crate) fn heartbeat(&self) -> NodeReport {
         self.report().in_brief(self.most_told.load(Ordering::Relaxed))
     }
@@ -531,7 +531,7 @@ impl Inner {
         agent.create(wish, launcher.as_raw_nonzero().get().unsigned_abs())
     }
 
-    /// Creates a volume. What the kernel could swap out to it, and then wait for, is locked before.
+    /// Creates a volume. For a swap volume, first locks the memory of the node and its donors.
     pub(crate) fn create_volume(&self, wish: CreateVolume) -> Result<(), VolumesError> {
         if wish.for_swap {
             let fail = |reason| VolumesError::Start { volume: wish.name.clone(), reason };
@@ -553,7 +553,7 @@ impl Inner {
         self.lock_donors().iter().map(Donor::report).collect()
     }
 
-    /// What the agent lets a donor lend; nothing, if there is no such donor.
+    /// Bytes that the agent lets a donor lend; 0 for an unknown donor.
     pub(crate) fn host_limit(&self, donor: &str) -> u64 {
         self.lock_donors().iter().find(|one| one.name() == donor).map_or(0, Donor::host_limit)
     }
@@ -581,11 +581,11 @@ fn start_agent(config: &NodeConfig) -> Result<Option<Agent>, AgentError> {
     Agent::new(agent.clone(), &config.donors, config.manager_url.is_some()).map(Some)
 }
 
-/// The membership of a node that begins, and what is to be noted of it. If what the node before it has lent here is
-/// gone, it has others forget that first, and lends nothing until they have. Nor does a node lend that knows of none
-/// before it, until a manager has answered, who may know: what it lent meanwhile could not be told from what is gone,
-/// and others would have to find room for it. Not if there is no manager, whom nobody else could be told by:
-/// borrowers then find out one by one, by the donor's own boot.
+/// Membership of a starting node, and the life to save. If its predecessor's loans are gone, others
+/// forget them first, and the node lends nothing until then. A node that knows no predecessor waits
+/// for a manager, which may know one. Others could not tell earlier loans from lost ones, and would
+/// have to find room for them. Without a manager the node lends at once: each borrower notices a
+/// loss by the donor's own boot.
 fn begin_life(config: &NodeConfig, identity: &Identity, donors: &[Donor]) -> (Membership, Lived) {
     let has_all =
         donors.iter().all(|donor| donor.is_adopted() && !identity.started.contains(donor.name()));
@@ -596,7 +596,7 @@ fn begin_life(config: &NodeConfig, identity: &Identity, donors: &[Donor]) -> (Me
     if recovers {
         tracing::info!("what the node before this one has lent is gone: others are told first");
     }
-    // Those of a node that did not lend were told to give back all by that node, and not by a manager.
+    // Donors of a node that did not lend drain by that node's order, and not by a manager's.
     let were_withheld = killed.is_some_and(|killed| killed.standing != Standing::Lending);
     for donor in donors.iter().filter(|donor| were_withheld || !donor.is_adopted()) {
         donor.set_draining(false, standing != Standing::Lending);
@@ -607,7 +607,7 @@ fn begin_life(config: &NodeConfig, identity: &Identity, donors: &[Donor]) -> (Me
     (membership, Lived { life, standing })
 }
 
-/// What a node is when it begins: after one that was `killed`, if there was one, and with all that it lent, or not.
+/// Life and standing of a starting node. `has_all`: no page that the `killed` node lent is lost.
 fn next_life(killed: Option<Lived>, has_all: bool, new_life: u64) -> Lived {
     let (life, standing) = match killed {
         // Its donors are told now, if they were not.

@@ -1,11 +1,11 @@
 //! The directory that a node lives in: `manager.json`, `node.sock` and the sockets of its children.
 //!
-//! One node per directory. The claim is a `flock` on the directory itself rather than on a file in
-//! it: the kernel drops it however the owner ends, there is no pid file to go stale, and a
-//! directory that a killed node left behind is told from one in use without guessing.
+//! One node per directory. The claim is a `flock` on the directory itself and not on a file in it.
+//! The kernel drops the lock however the owner ends, so no pid file can go stale. The lock tells a
+//! directory in use from one that a killed node left.
 //!
-//! What a killed node has left is removed by the next, except what belongs to children that outlive
-//! their node: they listen there, and are adopted ([`crate::children::adopt`]) or go on without.
+//! The next node removes the files of a killed one, except the sockets of children that outlive
+//! it. It adopts these children ([`crate::children::adopt`]), or they go on without a node.
 
 use hecaton_memory::random_u64;
 use hecaton_pager::adoption::is_listened_to;
@@ -25,7 +25,7 @@ const LIFE_FILE: &str = "node.json";
 const DONOR_PREFIX: &str = "donor-";
 const VOLUME_PREFIX: &str = "volume-";
 const SOCKET_SUFFIX: &str = ".sock";
-/// Of the socket at which a pager waits for a node, beside the one at which programs attach.
+/// Suffix of the socket at which a pager waits for a node. Programs attach at another socket.
 const ADOPTION_SUFFIX: &str = ".sock.node";
 const PAGER_PREFIX: &str = "pager-";
 const MONITOR_PREFIX: &str = "vm-";
@@ -48,9 +48,9 @@ pub enum DirectoryError {
     OtherOwner {
         /// The directory.
         path: PathBuf,
-        /// Whose it is.
+        /// User id of its owner.
         owner: u32,
-        /// Who asks.
+        /// User id of this process.
         user: u32,
     },
     /// Others may enter it.
@@ -90,12 +90,12 @@ pub enum DirectoryError {
     Io {
         /// The directory, or the file in it.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// What `manager.json` holds: where the cluster's manager listens.
+/// Contents of `manager.json`: where the cluster's manager listens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerFile {
     /// The manager's base URL, such as `http://127.0.0.1:7070`.
@@ -104,12 +104,12 @@ pub struct ManagerFile {
     pub pid: u32,
 }
 
-/// What `node.json` holds: which node lives here.
+/// Contents of `node.json`: which node lives here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Life {
     name: String,
     boot: u64,
-    /// Of the memory that it lends.
+    /// Incarnation of the memory that it lends.
     #[serde(default)]
     life: u64,
     #[serde(default)]
@@ -125,7 +125,7 @@ struct Life {
 pub enum Standing {
     /// No manager has answered yet, who may know what it lent before.
     Waiting,
-    /// What it lent before is gone, and others are to forget it first.
+    /// The pages that it lent before are gone, and others must forget them first.
     Recovering,
     /// It may. Its donors may not have been told so yet.
     Allowed,
@@ -134,7 +134,7 @@ pub enum Standing {
     Lending,
 }
 
-/// What the node after a killed one has to know of it.
+/// State of a killed node that its successor needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lived {
     /// The life of what it lent.
@@ -150,8 +150,8 @@ pub struct Identity {
     pub boot: u64,
     /// The one before it that was killed here, if there was one.
     pub killed: Option<Lived>,
-    /// Donors that were started since that was noted, by a node that was killed before it noted more: they have
-    /// nothing of what was lent.
+    /// Donors that were started since that was noted, by a node that was killed before it noted
+    /// more: they have nothing of what was lent.
     pub started: BTreeSet<String>,
 }
 
@@ -224,7 +224,7 @@ impl NodePaths {
         }
     }
 
-    /// What `manager.json` says; `None` if it is not there.
+    /// Reads `manager.json`; `None` if it does not exist.
     pub fn read_manager_file(&self) -> io::Result<Option<ManagerFile>> {
         match fs::read(self.manager_file()) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
@@ -273,8 +273,8 @@ impl NodeDir {
     }
 
     /// Which life of the node `name` this is: that of the one that was killed here, if it had the
-    /// same name. To the manager it is the same node, back again; another node that takes the name has
-    /// another directory, and so is told from it.
+    /// same name. To the manager it is the same node, back again; another node that takes the name
+    /// has another directory, and so is told from it.
     pub fn identity(&self, name: &str) -> Identity {
         let path = self.paths.life_file();
         // One that cannot be read is none: the node then waits until its predecessor is forgotten.
@@ -292,9 +292,9 @@ impl NodeDir {
         self.write_life_file(name, boot, lived, BTreeSet::new())
     }
 
-    /// Notes that donors of the node are about to be started; else one that is started here should this one be killed
-    /// would take them for those that had what was lent. The node may yet fail to start, and so what was noted of the
-    /// one before stands.
+    /// Notes that donors of the node are about to be started; else one that is started here should
+    /// this one be killed would take them for those that had what was lent. The node may yet fail
+    /// to start, and so what was noted of the one before stands.
     pub fn write_starts<'a>(
         &self,
         name: &str,
@@ -361,7 +361,7 @@ impl NodeDir {
             };
             is_waited |= is_childs;
             if !is_childs {
-                // What cannot be removed here fails again, and is reported, where it is bound.
+                // A path that stays in use fails, and is reported, when the node binds it.
                 let _ = fs::remove_file(path);
             }
         }

@@ -40,7 +40,7 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a pager that was told to end may take before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// What a pager is doing.
+/// State of a pager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PagerState {
@@ -60,7 +60,7 @@ pub struct ConsumerReport {
     pub name: String,
     /// The space that holds its pages.
     pub space: SpaceId,
-    /// What its pager is doing.
+    /// State of its pager.
     pub state: PagerState,
     /// The pager's process, while there is one.
     pub pid: Option<u32>,
@@ -70,7 +70,7 @@ pub struct ConsumerReport {
     pub local_bytes: u64,
     /// Descriptors that the node holds for the pager.
     pub held_fds: usize,
-    /// What the pager counted, as of its last line; none before the first.
+    /// The pager's last statistics; `None` before the first.
     pub stats: Option<Stats>,
 }
 
@@ -94,7 +94,7 @@ pub enum PagerError {
     Start {
         /// The consumer's name.
         consumer: String,
-        /// What is known.
+        /// The pager's reason, how its process ended, or that it timed out.
         reason: String,
     },
     /// No such consumer.
@@ -108,7 +108,7 @@ pub enum PagerError {
 /// Called once, when the pager has ended.
 pub type OnEnd = Box<dyn FnOnce(PagerEnd) + Send>;
 
-/// Who is to be told that the pager has ended; nobody is when its launcher was another node's.
+/// The launcher to tell of the pager's end; `None` if it belonged to an earlier node.
 #[derive(Default)]
 struct Launcher(Option<OnEnd>);
 
@@ -159,7 +159,7 @@ struct Pager {
     last_word: LastWord,
 }
 
-/// What a pager says of its end, before it.
+/// A pager's last message before its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum LastWord {
     /// Nothing.

@@ -1,8 +1,8 @@
 //! The virtual machines whose memory this node's pagers serve.
 //!
-//! A machine is followed by one thread from the moment its pager listens until its pager has
-//! ended. The thread talks to QEMU's monitor, and to nobody else: it is on no path of a page, and
-//! when it or the node dies the machine goes on. The next node follows it again: what it must know for
+//! A machine is followed by one thread from the moment its pager listens until its pager has ended.
+//! The thread talks to QEMU's monitor, and to nobody else: it is on no path of a page, and when it
+//! or the node dies the machine goes on. The next node follows it again: what it must know for
 //! that, the pager has kept.
 //!
 //! When pages are lost beyond repair the pager says so in its statistics and leaves the faults on
@@ -36,7 +36,7 @@ const INSPECTION_INTERVAL: Duration = Duration::from_secs(1);
 /// that it waits for itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a machine is doing.
+/// State of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
@@ -76,7 +76,7 @@ impl VmState {
 pub struct VmReport {
     /// Its name, which is its consumer's too.
     pub name: String,
-    /// What it is doing.
+    /// Its state.
     pub state: VmState,
     /// QEMU's word for it (`running`, `paused`, `suspended`, …), once the monitor has answered.
     pub run_state: Option<String>,
@@ -228,7 +228,7 @@ struct Follower {
     number: u64,
     monitor: Option<Monitor>,
     inspected: Option<Instant>,
-    /// What the machine was stopped for: each thing once, so that who lets it go on is obeyed.
+    /// Reasons for which it was stopped. Each stops it once, so that an operator can resume it.
     stopped_for: Vec<String>,
 }
 
@@ -252,7 +252,7 @@ impl Follower {
             let Some(state) = self.report(|report| report.state) else { return };
             let lost = consumer.stats.as_ref().and_then(|stats| stats.error.clone());
             match state {
-                // What is plugged into it does not matter any more, nor what is lost.
+                // Its devices and lost pages do not matter any more.
                 VmState::Detached => continue,
                 VmState::Leaving => {
                     let left = consumer.stats.as_ref().is_some_and(|stats| stats.processes == 0);
@@ -317,8 +317,8 @@ impl Follower {
         };
         while let Ok(Some(event)) = monitor.next_event(Duration::ZERO) {
             tracing::debug!(vm = self.name, event = event.name, data = %event.data, "event");
-            // Whatever happened may have to do with a change of the machine: plugged memory that its
-            // guest has taken up, a medium, somebody who let it go on.
+            // Whatever happened may have to do with a change of the machine: plugged memory that
+            // its guest has taken up, a medium, somebody who let it go on.
             self.inspected = None;
         }
         let inspected = self.inspected.is_some_and(|at| at.elapsed() < INSPECTION_INTERVAL);
@@ -342,8 +342,8 @@ impl Follower {
         }
     }
 
-    /// Stops the machine, once for each reason. One whose monitor does not answer is stuck, and to be
-    /// stopped as soon as it does: this is called again while the reason lasts.
+    /// Stops the machine, once for each reason. One whose monitor does not answer is stuck, and to
+    /// be stopped as soon as it does: this is called again while the reason lasts.
     fn halt(&mut self, reason: String) {
         if self.stopped_for.contains(&reason) {
             return;

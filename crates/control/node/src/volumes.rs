@@ -1,8 +1,8 @@
-//! The volumes: one process for each, started when it is created and kept running until it is deleted.
+//! Runs one process for each volume from its creation to its deletion.
 //!
-//! A volume is data that nobody else has, so its process is started again whenever it dies, as a
-//! donor's is ([`crate::donors`]), with what it had handed up: the volume's tables. The sockets that
-//! clients connect to are the node's; while a process is being replaced, clients wait in their queues.
+//! A volume's data exists nowhere else. So the node restarts a process that dies, as it does for
+//! donors ([`crate::donors`]), and passes it the tables that its predecessor sent. The node owns
+//! the sockets for clients: while it replaces a process, clients wait in the sockets' queues.
 //!
 //! Node and process talk over the socket that is the process's standard input: [`VolumeStart`] goes
 //! down, then [`VolumeOrder`]s; [`VolumeEvent`]s come up. When a node is killed, the process serves
@@ -74,13 +74,13 @@ pub const SPILL: &str = "spill";
 /// descriptor for each export follows, then those that its labels name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VolumeStart {
-    /// What the volume is made of.
+    /// The volume's configuration.
     pub config: VolumeConfig,
     /// The donors of the cluster, as far as they are known.
     pub donors: Vec<DonorAddress>,
     /// Where it is exported; a socket or a mount for each.
     pub exports: Vec<Exported>,
-    /// What the process before this one has sent up: [`STATE`] and [`SPILL`], or nothing.
+    /// Labels of the descriptors that its predecessor sent: [`STATE`] and [`SPILL`], or none.
     pub labels: Vec<String>,
     /// How often a process of the volume was started again.
     pub restarts: u64,
@@ -110,19 +110,19 @@ pub enum VolumeOrder {
     /// Have so many bytes from now on. Answered with [`VolumeEvent::Resized`] or
     /// [`VolumeEvent::NotResized`].
     Resize(u64),
-    /// What the cluster's policy lets it have of the pool. A volume that was told nothing has what it gets.
+    /// Target of the cluster's policy. Before this order the volume uses as much as it gets.
     Target {
         /// Bytes that it may hold, each page counted once; nothing limits it if there are none.
         bytes: Option<u64>,
-        /// Of what is beyond, bytes that are to go to its spill file as far as they lie idle.
+        /// Bytes beyond the target that must go to its spill file; only idle ones go.
         take_back_bytes: u64,
     },
     /// Copy the volume as it is; the copy is to be this. Answered with [`VolumeEvent::Snapshot`] or
     /// [`VolumeEvent::NoSnapshot`].
     Snapshot(Box<VolumeConfig>),
-    /// Let another node have it. Answered with [`VolumeEvent::Detached`] or [`VolumeEvent::NotDetached`].
+    /// Offer it to a node. Answered with [`VolumeEvent::Detached`] or [`VolumeEvent::NotDetached`].
     Detach(Offer),
-    /// Do not. Answered with [`VolumeEvent::Kept`] or [`VolumeEvent::NotKept`].
+    /// Withdraw the offer. Answered with [`VolumeEvent::Kept`] or [`VolumeEvent::NotKept`].
     Keep,
     /// Give everything back and end, unless a client is connected.
     Delete,
@@ -138,7 +138,7 @@ pub enum VolumeEvent {
     HoldFds(Vec<String>),
     /// It serves its exports.
     Serving,
-    /// What it has counted at this moment.
+    /// Its statistics at this moment.
     Stats(Box<Stats>),
     /// The requests of this file do not come through io_uring, though that was wanted.
     WithoutUring(ExportAddress),
@@ -150,7 +150,7 @@ pub enum VolumeEvent {
     Resized,
     /// It keeps its size, and why.
     NotResized(String),
-    /// The copy that was ordered is whole: its tables come along, for the process that is to serve it.
+    /// The ordered copy is complete. Its tables come along, for the process that will serve it.
     Snapshot,
     /// There is no copy, and why.
     NoSnapshot(String),
@@ -172,7 +172,7 @@ pub enum VolumeEvent {
     Failed(String),
 }
 
-/// What a volume is doing.
+/// State of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeState {
@@ -190,7 +190,7 @@ pub enum VolumeState {
 pub struct VolumeReport {
     /// Its name.
     pub name: String,
-    /// What it is doing.
+    /// Its state.
     pub state: VolumeState,
     /// Its size.
     pub size_bytes: u64,
@@ -222,7 +222,7 @@ pub struct VolumeReport {
     pub restarts: u64,
     /// Why the process before this one ended, if there was one.
     pub last_error: Option<String>,
-    /// What it counted, as of its last line; none before the first.
+    /// Its last statistics; `None` before the first.
     pub stats: Option<Stats>,
 }
 
@@ -255,7 +255,7 @@ pub enum VolumesError {
     Start {
         /// The volume.
         volume: String,
-        /// What is known.
+        /// The process's reason, how it ended, or that it timed out.
         reason: String,
     },
     /// Clients are connected.
@@ -449,9 +449,9 @@ struct Volume {
     has_served: bool,
     /// The donors that its process was told of last.
     told: Vec<DonorAddress>,
-    /// What the policy lets it have of the pool, for its process to be told.
+    /// The policy's latest message to its process, until it is sent.
     word: Option<Word>,
-    /// What its process was told of that last.
+    /// The last such message that its process got.
     told_word: Option<Word>,
     /// It is to be deleted: what came of it so far.
     deletion: Deletion,
@@ -505,7 +505,7 @@ enum Deletion {
     Refused(usize),
 }
 
-/// What stops a volume's process: first an order, then a signal.
+/// Means to stop a volume's process: first an order, then a signal.
 #[derive(Debug)]
 struct Process {
     stream: UnixStream,
@@ -597,7 +597,7 @@ impl Volumes {
             let at = self.for_nodes(&wish.volume, wanted, wish.insecure)?;
             exported.address = ExportAddress::Nodes(Some(at));
         }
-        // What cannot be with any volume, what cannot be with this one, and all before anything is bound.
+        // Checks the export itself and beside this volume's others, before anything is bound.
         exported.check()?;
         let bytes = self.with(&wish.volume, |volume| {
             volume.check_here()?;
@@ -622,7 +622,7 @@ impl Volumes {
         if let ExportAddress::Ublk(Some(number)) = address
             && let Err(error) = ublk::disk::wait_until_served(number)
         {
-            // What is not there is no export.
+            // A device that does not appear is no export.
             let wish = Unexport { volume: wish.volume, address, force: true };
             let _ = self.unexport(&wish);
             return Err(ExportError::from(error).into());
@@ -630,7 +630,7 @@ impl Volumes {
         Ok(address)
     }
 
-    /// Copies a volume as it is at one moment, and waits until the copy is served. It takes as long as
+    /// Copies a volume as of one moment, and waits until the copy is served. This takes as long as
     /// copying does.
     pub fn snapshot(&self, wish: &SnapshotVolume) -> Result<(), VolumesError> {
         check_name(&wish.name)?;
@@ -781,8 +781,8 @@ impl Volumes {
         }
     }
 
-    /// Takes in what the policy lets those with a spill file have. Their processes are told as they report: one
-    /// that does not, because it is stopped, would not take it.
+    /// Stores the policy's messages to volumes with a spill file. Each process gets its message
+    /// when it reports: a stopped one does not report, and would not read the message.
     pub(crate) fn set_words(&self, word_for: impl Fn(&str) -> Option<Word>) {
         let mut table = self.table();
         let spilling = table.iter_mut().filter(|(_, volume)| volume.config.spill.is_some());
@@ -967,8 +967,8 @@ impl Volume {
         }
     }
 
-    /// Whether it may be exported like this, too, beside what it is exported at. The kernel caches what it
-    /// has of a file, and writes when it likes, so that a file is attached for as long as it is there.
+    /// Refuses an export that its other exports exclude. The kernel caches a file's data and writes
+    /// at any time, so a file counts as attached for as long as it exists.
     fn check_beside(&self, wanted: &Exported) -> Result<(), VolumesError> {
         let is_disk = |export: &&Exported| matches!(export.address, ExportAddress::Ublk(_));
         if is_disk(&wanted)
@@ -1001,7 +1001,7 @@ impl Volume {
         }
     }
 
-    /// Tells its process what it may have of the pool, if that is news. What is taken back is wanted anew each time.
+    /// Sends its process the policy's message, if that is new or asks for bytes to be taken back.
     fn tell_word(&mut self) {
         let Some(word) = self.word.take() else { return };
         if self.told_word != Some(word) || word.take_back_bytes > 0 {

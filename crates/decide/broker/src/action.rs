@@ -1,4 +1,4 @@
-//! What the broker wants done.
+//! Defines the actions that the broker asks the agent to carry out.
 
 use crate::accounts::cores::Words;
 use crate::host::{NodeNo, Order, VmId};
@@ -7,52 +7,52 @@ use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
 
-/// Something to be done. Orders are numbered, and the number is told back as `done` once an order was carried out or
-/// refused; everything else may be said again as long as it is so.
+/// An action to carry out. The agent reports the number of an order as `done` once the order was
+/// carried out or refused. The broker may repeat any other action while it applies.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Action {
-    /// The newcomer can be started with this much on each node. From now on it belongs to
+    /// The waiting VM can start with these bytes on each node. From now on it belongs to
     /// [`Host::vms`](crate::Host::vms).
     Admit {
-        /// Whom.
+        /// The admitted VM.
         vm: VmId,
-        /// How much on which node, in bytes.
+        /// Bytes on each node.
         base_bytes: Vec<u64>,
     },
-    /// The newcomer cannot be had on this host.
+    /// The waiting VM cannot run on this host.
     Refuse {
-        /// Whom.
+        /// The refused VM.
         vm: VmId,
-        /// Why not.
+        /// The reason.
         why: RefuseWhy,
     },
-    /// A harvest VM's device may become larger.
+    /// A harvest VM's device may grow.
     Grow {
-        /// Whose.
+        /// The harvest VM.
         vm: VmId,
-        /// Which of its devices, by its node.
+        /// The VM's device, named by its node.
         node: NodeNo,
         /// The size to ask the guest for: a multiple of the device's block.
         requested_bytes: u64,
         /// This order.
         order: Order,
     },
-    /// A harvest VM's device is to become smaller.
+    /// A harvest VM's device must shrink.
     Shrink {
-        /// Whose.
+        /// The harvest VM.
         vm: VmId,
-        /// Which of its devices, by its node.
+        /// The VM's device, named by its node.
         node: NodeNo,
-        /// The size to ask the guest for now, one batch less than it has: a multiple of the device's block.
+        /// The size to ask the guest for now, at most one batch less: a multiple of the block.
         requested_bytes: u64,
-        /// The size that it will be asked for in the end, as far as is known: what the guest's
-        /// applications are told before the first batch.
+        /// The final size to ask the guest for, as known now. The guest's applications are told
+        /// this size before the first batch.
         target_bytes: u64,
         /// This order.
         order: Order,
     },
-    /// Donors of this node may lend so much and not more. What is lent stays: the limit is no less.
+    /// Donors of this node may lend up to the limit, which is at least what they have lent.
     Lend {
         /// The node.
         node: NodeNo,
@@ -61,7 +61,7 @@ pub enum Action {
         /// This order.
         order: Order,
     },
-    /// Donors of this node have lent more than this, and are to have it back from their borrowers.
+    /// Donors of this node lent more than the limit, and must recall the excess from borrowers.
     Recall {
         /// The node.
         node: NodeNo,
@@ -70,7 +70,7 @@ pub enum Action {
         /// This order.
         order: Order,
     },
-    /// Ephemeral pools may have so much on this node; what they have beyond is dropped.
+    /// Ephemeral pools may hold up to the limit on this node; what they hold beyond it is dropped.
     Ephemeral {
         /// The node.
         node: NodeNo,
@@ -79,30 +79,30 @@ pub enum Action {
         /// This order.
         order: Order,
     },
-    /// A harvest VM's minimum is needed: tell it that it has until then.
+    /// A harvest VM's minimum is needed: warn the VM of its deadline.
     Warn {
-        /// Whom.
+        /// The harvest VM.
         vm: VmId,
-        /// When it will be killed, on the clock of the steps.
+        /// When the VM will be killed, on the clock that the steps use.
         deadline: Duration,
     },
     /// The warning is lifted.
     Spare {
-        /// Whom.
+        /// The harvest VM.
         vm: VmId,
     },
-    /// The warning's last part: it is to shut down, cleanly.
+    /// The last part of the warning: the VM must shut down cleanly.
     ShutDown {
-        /// Whom.
+        /// The harvest VM.
         vm: VmId,
-        /// When it will be killed, on the clock of the steps.
+        /// When the VM will be killed, on the clock that the steps use.
         deadline: Duration,
     },
-    /// Kill it. Said again until it is gone.
+    /// Kill the VM. Repeated at each step until the VM is gone.
     Evict {
-        /// Whom.
+        /// The harvest VM.
         vm: VmId,
-        /// What for.
+        /// The reason.
         why: EvictWhy,
     },
 }
@@ -111,20 +111,20 @@ pub enum Action {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvictWhy {
-    /// Its minimum is needed, and the time of the warning is over.
+    /// The VM's minimum is needed, and its warning has expired.
     MinimumNeeded,
-    /// It has stopped giving back before it had given enough.
+    /// The VM stopped giving memory back before it had given enough.
     NotEnough,
-    /// It gives back, and has not done so fast enough.
+    /// The VM gives memory back, but too slowly.
     TooSlow,
-    /// What it gave back is in pieces.
+    /// The memory that the VM gave back is in pieces.
     NotContiguous,
-    /// What it gave back is on another node than the newcomer's.
+    /// The memory that the VM gave back is on another node than the waiting VM's.
     WrongNode,
 }
 
 impl EvictWhy {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [EvictWhy; 5] = [
         EvictWhy::MinimumNeeded,
         EvictWhy::NotEnough,
@@ -146,72 +146,72 @@ impl fmt::Display for EvictWhy {
     }
 }
 
-/// Why a newcomer cannot be had.
+/// Why the broker refuses a waiting VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, thiserror::Error)]
 #[serde(tag = "why", rename_all = "kebab-case")]
 pub enum RefuseWhy {
-    /// It asks for nothing.
+    /// The VM asks for 0 bytes.
     #[error("a virtual machine needs some memory, and 0 bytes were asked for")]
     NoMemory,
-    /// There is no such node.
+    /// The host has no such node.
     #[error("the host has {nodes} NUMA nodes, numbered from 0, and node {node} was asked for")]
     NoSuchNode {
         /// The node that was asked for.
         node: NodeNo,
-        /// How many there are.
+        /// The host's number of nodes.
         nodes: usize,
     },
-    /// The regular VMs that are there leave too little, whoever else gives back.
+    /// Regular VMs leave too little memory, even if all other memory is given back.
     #[error(
         "{} were asked for, and {} are left by the host's system and its regular VMs; choose another host",
         Size(*.bytes), Size(*.reachable_bytes)
     )]
     NoRoom {
-        /// What it asked for.
+        /// Bytes that the VM asks for.
         bytes: u64,
-        /// What it could have.
+        /// Bytes that the VM could have.
         reachable_bytes: u64,
     },
-    /// The same for the node that it has to be on, while another one has room.
+    /// Regular VMs leave too little memory on the required node, while another node has room.
     #[error(
         "{} were asked for on one NUMA node, and {} are left there by the host's system and its regular VMs; another \
          node of this host has {}",
         Size(*.bytes), Size(*.reachable_bytes), Size(*.elsewhere_bytes)
     )]
     NoRoomOnNode {
-        /// What it asked for.
+        /// Bytes that the VM asks for.
         bytes: u64,
-        /// What it could have there.
+        /// Bytes that the VM could have on the required node.
         reachable_bytes: u64,
-        /// What it could have on the node with most of it.
+        /// Bytes that the VM could have on the node with the most.
         elsewhere_bytes: u64,
     },
-    /// The host has never so many cores.
+    /// The host has fewer cores in all than the VM asks for.
     #[error(
         "it asks for {}, and the host has {} for virtual machines; ask for fewer, or choose another host",
         Words(u64::from(*.cores)), Words(*.total_cores)
     )]
     TooManyCores {
-        /// What it asked for.
+        /// Cores that the VM asks for.
         cores: u32,
-        /// What there is.
+        /// Cores that the host has for VMs.
         total_cores: u64,
     },
-    /// The regular VMs that are there leave too few cores, whoever is evicted.
+    /// Regular VMs leave too few cores, even if all harvest VMs are evicted.
     #[error(
         "it asks for {}, and the host's regular VMs leave {}; choose another host",
         Words(u64::from(*.cores)), Words(*.reachable_cores)
     )]
     NoCores {
-        /// What it asked for.
+        /// Cores that the VM asks for.
         cores: u32,
-        /// What it could have.
+        /// Cores that the VM could have.
         reachable_cores: u64,
     },
-    /// Too many wait.
+    /// Too many VMs wait already.
     #[error("{most} newcomers wait for memory already; try again when some of them have it")]
     TooManyWait {
-        /// How many may.
+        /// The most VMs that may wait.
         most: usize,
     },
 }

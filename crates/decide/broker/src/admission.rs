@@ -1,4 +1,4 @@
-//! Who of the newcomers can start now, and what is set aside for those that cannot.
+//! Admits waiting VMs that fit now, and reserves memory and cores for those that do not.
 
 use crate::accounts::books::Books;
 use crate::action::{Action, RefuseWhy};
@@ -9,34 +9,34 @@ use crate::settings::Settings;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Most newcomers that wait at the same time.
+/// The most VMs that may wait at the same time.
 pub(crate) const MAX_WAITING: usize = 256;
 
-/// A newcomer that waits.
+/// A waiting VM.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting {
     pub(crate) since: Duration,
-    /// Where it is to be; none as long as there is no place for it.
+    /// Bytes reserved on each node; `None` while nothing is reserved.
     pub(crate) parts: Option<Vec<u64>>,
     pub(crate) state: Waits,
 }
 
-/// What newcomers that wait are to have of each node, and of the cores.
+/// Memory of each node, and cores, that are reserved for waiting VMs.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
-    /// Regular and spot VMs: others are evicted for it.
+    /// Bytes for regular and spot VMs: harvest VMs may be evicted for them.
     pub(crate) urgent: Vec<u64>,
-    /// Harvest VMs' minima: nobody is evicted for it.
+    /// Bytes for the minima of harvest VMs: no VM is evicted for them.
     pub(crate) other: Vec<u64>,
-    /// Cores of regular and spot VMs: others are evicted for them.
+    /// Cores for regular and spot VMs: harvest VMs may be evicted for them.
     pub(crate) urgent_cores: u64,
-    /// Cores of harvest VMs: they are free, and the memory is not yet.
+    /// Cores for harvest VMs: these cores are free, and the memory is not free yet.
     pub(crate) other_cores: u64,
-    /// Those that wait for memory, and count as urgent.
+    /// Regular and spot VMs that wait for memory.
     pub(crate) who: Vec<Urgent>,
 }
 
-/// One that others are evicted for.
+/// A regular or spot VM that waits for memory: harvest VMs may be evicted for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Urgent {
     pub(crate) since: Duration,
@@ -45,19 +45,19 @@ pub(crate) struct Urgent {
 }
 
 impl Needs {
-    /// All that is set aside on a node.
+    /// All bytes reserved on a node.
     pub(crate) fn of(&self, node: usize) -> u64 {
         self.urgent[node].saturating_add(self.other[node])
     }
 
-    /// All cores that are set aside.
+    /// All reserved cores.
     pub(crate) fn cores(&self) -> u64 {
         self.urgent_cores + self.other_cores
     }
 }
 
-/// Goes through the newcomers: regular ones first, then spot, then harvest, each kind in the order in
-/// which they came. Those that are admitted are written into the books.
+/// Decides on all waiting VMs: regular first, then spot, then harvest, each kind in order of
+/// arrival. Writes admitted VMs into the books.
 pub(crate) struct Admission<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) host: &'a Host,
@@ -139,7 +139,7 @@ impl Admission<'_> {
         newcomer.node.map_or(0..self.books.nodes(), |node| node..node + 1)
     }
 
-    /// A regular or spot VM.
+    /// Admits or refuses a regular or spot VM, or makes it wait.
     fn urgent(&mut self, newcomer: &Newcomer, needs: &mut Needs) {
         let bytes = self.chunks(newcomer);
         let nodes = self.books.nodes();
@@ -163,7 +163,7 @@ impl Admission<'_> {
             if missing_cores == 0 {
                 return self.admit(newcomer, single(node), false);
             }
-            // Its memory stays where it was set aside.
+            // The VM's memory stays where it was reserved.
             let still = before.filter(|parts| fits(parts, &free));
             let parts = still.unwrap_or_else(|| single(node));
             return self.set_aside(newcomer, parts, &free, missing_cores, needs);
@@ -207,13 +207,13 @@ impl Admission<'_> {
         self.set_aside(newcomer, parts, &free, missing_cores, needs);
     }
 
-    /// How many of the cores that it needs are not free for it.
+    /// Cores that the VM needs and that are not free for it.
     fn missing_cores(&self, newcomer: &Newcomer, needs: &Needs) -> u64 {
         let free = self.books.cores.free().saturating_sub(needs.cores());
         u64::from(newcomer.cores).saturating_sub(free)
     }
 
-    /// Has a regular or spot VM wait for what is missing, and keeps from others what is not.
+    /// Makes a regular or spot VM wait, and reserves all of its memory and cores.
     fn set_aside(
         &mut self,
         newcomer: &Newcomer,
@@ -240,8 +240,8 @@ impl Admission<'_> {
         }
     }
 
-    /// A harvest VM's minimum: out of what other harvest VMs have beyond theirs, and never out of the
-    /// buffer; and cores that nobody has. Whether it is admitted, or has a place set aside.
+    /// Admits a harvest VM, or reserves its minimum; returns whether it did either. Takes free
+    /// cores, and memory that is free or harvested beyond a minimum, never the buffer.
     fn harvest(&mut self, newcomer: &Newcomer, is_within_quota: bool, needs: &mut Needs) -> bool {
         let bytes = self.chunks(newcomer);
         let nodes = self.books.nodes();
@@ -265,7 +265,7 @@ impl Admission<'_> {
             self.hold(newcomer, Waits::ForCores { missing_cores });
             return false;
         }
-        // Last: who says that it waits for this could be there but for this.
+        // Checked last: `ForQuota` means that only the quota keeps the VM out.
         if !is_within_quota {
             self.hold(newcomer, Waits::ForQuota);
             return false;

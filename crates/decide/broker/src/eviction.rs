@@ -1,7 +1,7 @@
 //! Which harvest VMs have to go when their minimum is needed.
 //!
-//! What is needed is memory of each node, and cores. It is a list of numbers here, which are compared with their like only: the
-//! bytes of one node after the other, and last the cores.
+//! What is needed is memory of each node, and cores. It is a list of numbers here, which are
+//! compared with their like only: the bytes of one node after the other, and last the cores.
 
 use crate::host::VmId;
 
@@ -48,7 +48,8 @@ pub(crate) fn victims(missing: &[u64], candidates: &[Candidate]) -> Vec<VmId> {
     chosen.into_iter().map(|candidate| candidate.vm).collect()
 }
 
-/// Leaves out who need not go after all: whoever was chosen later, for something else, gives enough of both.
+/// Leaves out who need not go after all: whoever was chosen later, for something else, gives enough
+/// of both.
 fn spare(missing: &[u64], chosen: &mut Vec<&Candidate>) {
     let left_by = |chosen: &[&Candidate]| {
         let mut left = missing.to_vec();
@@ -98,7 +99,8 @@ mod tests {
         assert_eq!(victims(&[80, 1], &all), [VmId(1)]);
         assert_eq!(victims(&[80, 4], &all), [VmId(2)]);
         assert_eq!(victims(&[0, 5], &all), [VmId(2), VmId(1)]);
-        // Also one that was warned when fewer cores were needed; but not one that is killed already.
+        // Also one that was warned when fewer cores were needed; but not one that is killed
+        // already.
         all[0].is_warned = true;
         assert_eq!(victims(&[80, 4], &all), [VmId(2)]);
         all[0].is_going = true;

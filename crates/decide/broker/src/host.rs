@@ -1,16 +1,16 @@
-//! What the broker is told of a host.
+//! Describes a host to the broker: its NUMA nodes, VMs and waiting VMs.
 
 use serde::{Deserialize, Serialize};
 
-/// A NUMA node, by its place in [`Host::nodes`].
+/// A NUMA node, by its index in [`Host::nodes`].
 pub type NodeNo = usize;
 
-/// A virtual machine, also while it does not exist yet. Chosen by the agent, never used twice.
+/// Identifies a VM, also before it exists. Chosen by the agent, never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct VmId(pub u64);
 
-/// The number of an order of one broker; they rise. Zero is before all orders.
+/// The number of an order of one broker. Numbers rise; zero is before all orders.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize)]
 #[serde(transparent)]
 pub struct Order(pub u64);
@@ -24,8 +24,8 @@ pub struct Host {
     pub cores: u32,
     /// The virtual machines that exist, or were admitted and are being started.
     pub vms: Vec<Vm>,
-    /// Those that want to exist, in the order in which they came. A harvest VM that was evicted is among
-    /// them, as long as somebody wants it back.
+    /// VMs that wait for admission, in order of arrival. An evicted harvest VM is among them as
+    /// long as it is wanted back.
     pub waiting: Vec<Newcomer>,
 }
 
@@ -34,13 +34,13 @@ pub struct Host {
 pub struct NumaNode {
     /// All of its memory, in bytes.
     pub total_bytes: u64,
-    /// What of it is no virtual machine's: the kernel's, the agent's, other programs'. May change.
+    /// Bytes in use outside of VMs: by the kernel, the agent and other programs. May change.
     pub system_bytes: u64,
-    /// The most that donors could lend of it.
+    /// The most bytes that donors could lend from this node.
     pub lend_cap_bytes: u64,
-    /// What donors have of it for other hosts: the limit, and the extents that are in use.
+    /// Memory that donors hold for other hosts: the limit, and the extents in use.
     pub lent: Elastic,
-    /// What ephemeral pools have of it, whose pages can be dropped at any time.
+    /// Memory that ephemeral pools hold; their pages can be dropped at any time.
     pub ephemeral: Elastic,
 }
 
@@ -49,9 +49,9 @@ pub struct NumaNode {
 pub struct Elastic {
     /// The limit in force, in bytes.
     pub limit_bytes: u64,
-    /// What is used. It may be more than the limit while it is being brought back.
+    /// Bytes in use. They may exceed the limit while the excess is being reclaimed.
     pub used_bytes: u64,
-    /// The last order that was carried out, or refused, before this was looked at.
+    /// The last order that was carried out or refused before this snapshot.
     pub done: Order,
 }
 
@@ -60,40 +60,40 @@ pub struct Elastic {
 pub struct Vm {
     /// Its name.
     pub id: VmId,
-    /// Memory that it has as long as it exists, on each node, in bytes: all of a regular VM, the
-    /// minimum of a harvest VM.
+    /// Bytes on each node that the VM holds as long as it exists: all of a regular VM, the minimum
+    /// of a harvest VM.
     pub base_bytes: Vec<u64>,
-    /// Cores that it has as long as it exists; 0 for one that takes no part in their division.
+    /// Cores that the VM holds as long as it exists; 0 if it takes no part in dividing cores.
     pub cores: u32,
     /// None for a regular VM.
     pub harvest: Option<Harvest>,
 }
 
 impl Vm {
-    /// What it has as long as it exists.
+    /// Bytes on all nodes that the VM holds as long as it exists.
     pub fn base_total(&self) -> u64 {
         self.base_bytes.iter().sum()
     }
 
-    /// The devices by which it grows.
+    /// The devices by which the VM grows.
     pub fn devices(&self) -> &[Device] {
         self.harvest.as_ref().map_or(&[], |harvest| &harvest.devices)
     }
 }
 
-/// What makes a virtual machine a harvest VM.
+/// The limit and devices of a harvest VM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Harvest {
-    /// The most that it may have, its minimum included.
+    /// The most bytes that the VM may have, its minimum included.
     pub max_bytes: u64,
-    /// One for each node on which it can grow. No two of one machine on the same node.
+    /// One for each node on which the VM can grow. No two devices of a VM are on the same node.
     pub devices: Vec<Device>,
 }
 
 /// A device by which a harvest VM grows and shrinks on one node: virtio-mem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
-    /// The node whose memory it is to be.
+    /// The node that the device's memory must be on.
     pub node: NodeNo,
     /// Sizes are multiples of this.
     pub block_bytes: u64,
@@ -103,27 +103,27 @@ pub struct Device {
     pub requested_bytes: u64,
     /// The size that the hypervisor says it has (`size`).
     pub plugged_bytes: u64,
-    /// What the host finds that it holds on each node: the greater of what is plugged there and
-    /// what is really in memory. A guest that says it gave memory back and kept it is seen here.
+    /// Bytes that the host finds on each node: the greater of what is plugged and what is really in
+    /// memory. Shows a guest that keeps memory which it claims to have given back.
     pub held_bytes: Vec<u64>,
-    /// What it gave back in pieces that are no whole chunks, so that nobody can have it as huge pages.
+    /// Bytes given back in pieces that are no whole chunks: no VM can use them as huge pages.
     pub scattered_bytes: u64,
-    /// The last order that was carried out, or refused, before this was looked at.
+    /// The last order that was carried out or refused before this snapshot.
     pub done: Order,
-    /// Whether the hypervisor answered at this look. Otherwise the sizes are what they were when it
-    /// last did, or the most that they can be; nothing is ordered, and it counts as asked.
+    /// Whether the hypervisor answered for this snapshot. If not, sizes are those last heard, or
+    /// the most they can be. Then nothing is ordered, and the device counts as asked.
     pub is_heard: bool,
 }
 
 impl Device {
-    /// What of it is on other nodes than its own.
+    /// Bytes of the device on `node`, or 0 if `node` is the device's own.
     pub fn misplaced(&self, node: NodeNo) -> u64 {
         if node == self.node { 0 } else { self.held_bytes.get(node).copied().unwrap_or(0) }
     }
 
-    /// What has to be counted to it on a node when it may have been asked for `ordered_bytes`
-    /// besides what it is known to have been asked for. What is on a wrong node counts on both: a
-    /// guest that reboots gives it up there, and takes it where it ought to be.
+    /// Bytes to charge to the device on a node, if it may have been asked for `ordered_bytes`
+    /// besides what it is known to have been asked for. Memory on a wrong node is charged on both
+    /// nodes: a guest that reboots frees it there, and takes it on the right node.
     pub(crate) fn charge(&self, node: NodeNo, ordered_bytes: u64) -> u64 {
         if node != self.node {
             return self.misplaced(node);
@@ -134,29 +134,29 @@ impl Device {
     }
 }
 
-/// A virtual machine that is to be created.
+/// A VM that waits to be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Newcomer {
-    /// The name that it will have.
+    /// The identity that the VM will have.
     pub id: VmId,
-    /// What it is.
+    /// The VM's priority.
     pub kind: NewcomerKind,
-    /// Memory that it must have from its start; a harvest VM's minimum.
+    /// Bytes that the VM must have from its start; a harvest VM's minimum.
     pub bytes: u64,
-    /// Cores that it must have from its start, in the same way; 0 for one that takes no part in their division.
+    /// Cores that the VM must have from its start, likewise; 0 if it gets no share of cores.
     pub cores: u32,
-    /// The node that it has to be on; none if it is all the same to it.
+    /// The node that the VM must be on; `None` if any node will do.
     pub node: Option<NodeNo>,
 }
 
-/// How urgent a newcomer is.
+/// The priority of a waiting VM, highest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NewcomerKind {
-    /// What everything else makes room for.
+    /// All other uses of memory make room for it.
     Regular,
-    /// Low-priority itself: it waits longer before anybody is evicted for it.
+    /// Low priority: it waits longer before a harvest VM is evicted for it.
     Spot,
-    /// Takes what is left over, and nobody is evicted for it.
+    /// Takes what is left over, and no VM is evicted for it.
     Harvest,
 }

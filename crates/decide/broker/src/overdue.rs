@@ -1,13 +1,14 @@
-//! Who was asked to give memory back, since when, and when it last did give some.
+//! Tracks devices and donors that owe memory.
+//! Records when each was asked to give memory back, and when it last gave some.
 
 use crate::accounts::books::Key;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One that was asked.
+/// The debt of a device or of a node's donors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Debt {
-    /// Later by as long as it had done all that it was asked and was not asked for the rest yet.
+    /// When it was asked. Moved later by all time in which it had met every request so far.
     asked_at: Duration,
     gave_at: Duration,
     noted_at: Duration,
@@ -15,24 +16,23 @@ pub(crate) struct Debt {
 }
 
 impl Debt {
-    /// How long it has given nothing, for somebody who has waited since `from`.
+    /// How long the debtor has given nothing, for a VM that has waited since `from`.
     pub(crate) fn silent(&self, from: Duration, now: Duration) -> Duration {
         now.saturating_sub(self.gave_at.max(from))
     }
 
-    /// How long it has taken, for somebody who has waited since `from`.
+    /// How long the debtor has taken, for a VM that has waited since `from`.
     pub(crate) fn taking(&self, from: Duration, now: Duration) -> Duration {
         now.saturating_sub(self.asked_at.max(from))
     }
 }
 
-/// All that were asked and have not given all yet.
+/// All debts that are not settled yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Debts(BTreeMap<Key, Debt>);
 
 impl Debts {
-    /// Notes what is seen of one: what is counted to it, what of that is wanted, and whether it was
-    /// asked for something that it has not given.
+    /// Updates one debt: bytes charged, bytes of them owed, and whether a request is unmet.
     pub(crate) fn note(&mut self, key: Key, charge: u64, owes: u64, asked: bool, now: Duration) {
         if owes == 0 {
             self.0.remove(&key);
@@ -61,7 +61,7 @@ impl Debts {
         self.0.get(&key)
     }
 
-    /// Whether it has given nothing for so long, whoever waits.
+    /// Whether the debtor has given nothing for `patience`, no matter which VM waits.
     pub(crate) fn is_stuck(&self, key: Key, patience: Duration, now: Duration) -> bool {
         self.get(key).is_some_and(|debt| debt.silent(Duration::ZERO, now) >= patience)
     }

@@ -2,8 +2,8 @@
 //!
 //! A regular VM is within one node wherever any order of reclaiming makes that possible, evictions
 //! included: the paper measures up to 40 % of performance lost by spanning (section 4.2), and an
-//! evicted harvest VM comes back. Of several nodes, the one is taken where the least is lost by it, by
-//! the order in which the classes give back.
+//! evicted harvest VM comes back. Of several nodes, the one is taken where the least is lost by it,
+//! by the order in which the classes give back.
 
 use crate::host::NodeNo;
 
@@ -43,8 +43,8 @@ impl Layers {
     }
 }
 
-/// The node that has so much free now: where the buffer suffers least, and then where it fits best. `free`: what
-/// nobody has and nobody waits for.
+/// The node that has so much free now: where the buffer suffers least, and then where it fits best.
+/// `free`: what nobody has and nobody waits for.
 pub(crate) fn at_once(
     bytes: u64,
     nodes: impl Iterator<Item = NodeNo>,
@@ -57,8 +57,8 @@ pub(crate) fn at_once(
     })
 }
 
-/// The node that costs least, of those that have it within reach. `waited_for`: what others that came before
-/// will have of it.
+/// The node that costs least, of those that have it within reach. `waited_for`: what others that
+/// came before will have of it.
 pub(crate) fn within_reach(
     bytes: u64,
     nodes: impl Iterator<Item = NodeNo>,
@@ -71,8 +71,8 @@ pub(crate) fn within_reach(
         .min_by_key(|&n| (layers[n].cost(bytes.saturating_add(waited_for[n])), n))
 }
 
-/// Over as few nodes as possible, those with the most within reach first; none if it is not to be had at
-/// all. Parts are whole chunks.
+/// Over as few nodes as possible, those with the most within reach first; none if it is not to be
+/// had at all. Parts are whole chunks.
 pub(crate) fn spanning(bytes: u64, reach: &[u64], chunk: u64) -> Option<Vec<u64>> {
     let mut order: Vec<NodeNo> = (0..reach.len()).collect();
     order.sort_by_key(|&n| (u64::MAX - reach[n], n));

@@ -1,4 +1,4 @@
-//! What an operator can choose.
+//! Holds and checks the operator's settings for the broker.
 
 use crate::shares::{self, Claim};
 use std::time::Duration;
@@ -6,34 +6,34 @@ use std::time::Duration;
 /// How the broker decides. All sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Memory that nobody harvests, so that a newcomer need not wait.
+    /// Memory that no VM harvests, so that a new VM need not wait.
     pub buffer_bytes: u64,
-    /// Whether each node has its part of the buffer, as far as it is large enough; otherwise the first nodes have all
-    /// of it.
+    /// Whether the nodes share the buffer evenly, each up to its size; otherwise the first nodes
+    /// hold all of it.
     pub even_buffer: bool,
-    /// What a newcomer's memory is a multiple of; a huge page.
+    /// A new VM's memory is a multiple of this: a huge page.
     pub chunk_bytes: u64,
-    /// The most that a device is asked for at once; none for everything at once.
+    /// The most that a device is asked to give back at once; `None`: all at once.
     pub batch_bytes: Option<u64>,
     /// Whether several harvest VMs give back at the same time.
     pub parallel: bool,
-    /// Nobody's size is changed by less than this, unless a newcomer waits for it.
+    /// The least change of a size, unless a VM waits for the memory.
     pub least_change_bytes: u64,
-    /// How long a harvest VM may give nothing while a newcomer waits for it.
+    /// How long a harvest VM may give nothing while another VM waits for its memory.
     pub patience: Duration,
-    /// How long it may take in all to give what a newcomer waits for.
+    /// How long a harvest VM may take in all to give what a waiting VM needs.
     pub reclaim_time: Duration,
-    /// How many times as long for a newcomer that is low-priority itself.
+    /// Factor of `patience` and `reclaim_time` while the waiting VM is a spot VM.
     pub spot_factor: u32,
-    /// How long ahead a harvest VM is warned whose minimum is needed.
+    /// How long before its eviction a harvest VM is warned that its minimum is needed.
     pub warning: Duration,
-    /// The last part of the warning, in which it is to shut down.
+    /// The last part of the warning, in which the VM must shut down.
     pub shut_down: Duration,
-    /// How long after its eviction a harvest VM may come back.
+    /// How long after its eviction a harvest VM must stay away.
     pub replace_after: Duration,
-    /// Most harvest VMs on this host; its part of the cluster's quota.
+    /// The most harvest VMs on this host: its part of the cluster's quota.
     pub harvest_quota: usize,
-    /// What donors have on a node beyond what is lent, before harvest VMs grow.
+    /// Bytes that donors of a node may lend beyond what is lent, before harvest VMs grow.
     pub lend_ahead_bytes: u64,
     /// The most that ephemeral pools may have on a node.
     pub ephemeral_cap_bytes: u64,
@@ -61,46 +61,46 @@ impl Default for Settings {
     }
 }
 
-/// Why settings cannot be.
+/// Why settings are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// Not a power of two of pages.
+    /// The chunk is not a power of two, or is smaller than a page.
     #[error("a chunk of {0} bytes cannot be: it is a power of two, of 4096 at least")]
     Chunk(u64),
-    /// Less than a chunk.
+    /// The batch is smaller than a chunk.
     #[error("a batch of {batch} bytes cannot be: it is {chunk} at least, which is one chunk")]
     Batch {
-        /// What was given.
+        /// The given batch, in bytes.
         batch: u64,
-        /// The least.
+        /// The minimum, in bytes: one chunk.
         chunk: u64,
     },
-    /// The end is longer than the whole.
+    /// The shutdown takes longer than the whole warning.
     #[error("{shut_down:?} for shutting down do not fit into a warning of {warning:?}")]
     ShutDown {
-        /// What was given.
+        /// The given time to shut down.
         shut_down: Duration,
-        /// The whole.
+        /// The whole warning.
         warning: Duration,
     },
-    /// Newcomers of low priority would be served first.
+    /// Spot VMs would be served first.
     #[error("spot newcomers wait 1 time as long as others at least, and not {0} times")]
     SpotFactor(u32),
-    /// Harvest VMs and newcomers would have nothing.
+    /// Harvest VMs and new VMs would have no memory.
     #[error(
         "a buffer of {buffer} bytes does not fit into the {capacity} bytes that the host has for virtual machines; \
          give a smaller one"
     )]
     Buffer {
-        /// What was given.
+        /// The given buffer, in bytes.
         buffer: u64,
-        /// What there is.
+        /// Bytes that the host has for VMs.
         capacity: u64,
     },
 }
 
 impl Settings {
-    /// Says what cannot be.
+    /// Checks the settings; the error names the first invalid one.
     pub fn check(&self) -> Result<(), SettingsError> {
         let chunk = self.chunk_bytes;
         if !chunk.is_power_of_two() || chunk < hecaton_memory::PAGE_SIZE as u64 {
@@ -119,7 +119,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Whether the buffer fits a host that has so much for virtual machines on each node.
+    /// Checks that the buffer fits a host that has these bytes for VMs on each node.
     pub fn check_host(&self, capacity_bytes: &[u64]) -> Result<(), SettingsError> {
         let capacity = capacity_bytes.iter().sum();
         if self.buffer_bytes > capacity {

@@ -1,7 +1,7 @@
 //! How large everything is to be that can give memory back.
 //!
-//! Each node is shared out in the reverse of the order in which the classes give back. Who comes last here has what
-//! is left over, and so gives back first:
+//! Each node is shared out in the reverse of the order in which the classes give back. Who comes
+//! last here has what is left over, and so gives back first:
 //!
 //! 1. regular VMs, minima, newcomers: what they have, or are to have;
 //! 2. extents that other hosts use;
@@ -10,7 +10,8 @@
 //! 5. ephemeral pools;
 //! 6. extents that donors could lend.
 //!
-//! Neither the buffer nor a harvest VM's growth is a reason to move extents that are in use, or to evict.
+//! Neither the buffer nor a harvest VM's growth is a reason to move extents that are in use, or to
+//! evict.
 
 use crate::accounts::books::{Books, Key};
 use crate::admission::Needs;
@@ -31,8 +32,8 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// What a harvest VM has on a node and is to give back. What is on another node than it ought to be
-    /// is not for any target, and is owed as soon as somebody needs it.
+    /// What a harvest VM has on a node and is to give back. What is on another node than it ought
+    /// to be is not for any target, and is owed as soon as somebody needs it.
     pub(crate) fn owed(&self, vm: &Vm, device: &Device, node: usize, ordered: u64) -> u64 {
         if device.node != node {
             return device.misplaced(node);
@@ -109,8 +110,8 @@ pub(crate) fn targets(
         }
     }
 
-    // What is on a node where somebody waits for it is asked for back, though a guest that does not know its
-    // nodes may give something else.
+    // What is on a node where somebody waits for it is asked for back, though a guest that does not
+    // know its nodes may give something else.
     for (part, size) in parts.iter().zip(&mut sizes) {
         let Device { plugged_bytes, block_bytes, .. } = *part.device;
         let wanted: u64 =
@@ -141,8 +142,9 @@ pub(crate) fn targets(
     targets
 }
 
-/// Each node's memory in proportion to the minima. A machine's maximum goes for all of its nodes together: it is
-/// used on each in proportion to what is there, and what then is left of it wherever there is still some.
+/// Each node's memory in proportion to the minima. A machine's maximum goes for all of its nodes
+/// together: it is used on each in proportion to what is there, and what then is left of it
+/// wherever there is still some.
 fn divided(parts: &[Part<'_>], pool: &[u64]) -> Vec<u64> {
     let mut sizes = vec![0; parts.len()];
     let mut left: BTreeMap<VmId, u64> = BTreeMap::new();

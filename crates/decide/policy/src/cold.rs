@@ -1,15 +1,15 @@
 //! When memory that is kept in copies is coded instead, and when it is kept in copies again.
 //!
 //! Copies are fast to write and to lose one of; coded memory takes less room, but every write to it
-//! means making copies first. So what is coded was left alone for long, and what is coded and used is
-//! made copies of again only when it is written, or read for some time on end: one look at cold
-//! memory changes nothing, and what has just been made warm is not coded before it was left alone for
-//! as long as before. That keeps memory from going to and fro.
+//! means making copies first. So what is coded was left alone for long, and what is coded and used
+//! is made copies of again only when it is written, or read for some time on end: one look at cold
+//! memory changes nothing, and what has just been made warm is not coded before it was left alone
+//! for as long as before. That keeps memory from going to and fro.
 
 use std::time::Duration;
 
-/// Read requests in a window from which on coded memory counts as read: about what a program that walks
-/// through a stripe of 64 MiB causes with prefetched windows.
+/// Read requests in a window from which on coded memory counts as read: about what a program that
+/// walks through a stripe of 64 MiB causes with prefetched windows.
 pub const READS: u64 = 128;
 
 /// Windows on end in which coded memory must be read to be kept in copies again.
@@ -21,8 +21,8 @@ pub fn is_cold(idle: Duration, cold_after: Duration) -> bool {
 }
 
 /// How many extents are saved when `held` segments that have `copies` each are kept in one, with
-/// `parity` more for all of them. Holes cost nothing in copies, but are no help to the code either: a
-/// stripe of few segments is not worth it.
+/// `parity` more for all of them. Holes cost nothing in copies, but are no help to the code either:
+/// a stripe of few segments is not worth it.
 pub fn extents_saved(held: u64, copies: u64, parity: u64) -> u64 {
     (held * copies).saturating_sub(held + parity)
 }
@@ -41,8 +41,8 @@ impl Reading {
         Reading { began: now, reads_before: reads, windows: 0 }
     }
 
-    /// Is told of the count now and then. True when the memory is to be kept in copies again. A window
-    /// is a quarter of the time after which memory is cold.
+    /// Is told of the count now and then. True when the memory is to be kept in copies again. A
+    /// window is a quarter of the time after which memory is cold.
     pub fn is_warm(&mut self, reads: u64, now: Duration, cold_after: Duration) -> bool {
         if now.saturating_sub(self.began) < cold_after / 4 {
             return false;
@@ -82,8 +82,8 @@ mod tests {
     }
 
     proptest! {
-        /// However often it is looked, fewer reads than [`READS`] in each window never make it warm,
-        /// and memory that is read all the time is warm within three windows.
+        /// However often it is looked, fewer reads than [`READS`] in each window never make it
+        /// warm, and memory that is read all the time is warm within three windows.
         #[test]
         fn only_steady_reading_makes_it_warm(
             steps in prop::collection::vec((1u64..5, 0u64..10), 1..300),

@@ -1,25 +1,27 @@
-//! Which extents a donor keeps in a file, when it must have memory back that nobody can take from it.
+//! Which extents a donor keeps in a file, when it must have memory back that nobody can take from
+//! it.
 //!
-//! The last resort of a recall. Borrowers are asked first, because memory elsewhere is faster than a
-//! disk here, and because they alone know who has room and what has another copy. Only when what was
-//! asked for does not come does the donor park something; and it goes on asking for that, so that it
-//! leaves the disk for another donor's memory as soon as there is room.
+//! The last resort of a recall. Borrowers are asked first, because memory elsewhere is faster than
+//! a disk here, and because they alone know who has room and what has another copy. Only when what
+//! was asked for does not come does the donor park something; and it goes on asking for that, so
+//! that it leaves the disk for another donor's memory as soon as there is room.
 //!
 //! What was not used for longest is parked, and what was used last comes back first. Nothing parked
-//! changes places with something in memory: on a disk that would cost two extents' time for a gain that
-//! is gone when the borrower's habits change.
+//! changes places with something in memory: on a disk that would cost two extents' time for a gain
+//! that is gone when the borrower's habits change.
 
 /// What a donor has, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// Most pages that it is to have in memory.
     pub limit_pages: u64,
-    /// Pages of extents that take memory: those that are lent and not parked, and those that have gone
-    /// back and are not the host's again yet.
+    /// Pages of extents that take memory: those that are lent and not parked, and those that have
+    /// gone back and are not the host's again yet.
     pub memory_pages: u64,
     /// For how long borrowers have given nothing though they were asked to; zero if they are not.
     pub stalled_ms: u64,
-    /// For how long that must be. Longer than it takes borrowers to move an extent or to give up a copy.
+    /// For how long that must be. Longer than it takes borrowers to move an extent or to give up a
+    /// copy.
     pub patience_ms: u64,
     /// Pages that the file can still take; zero while it takes none.
     pub file_room_pages: u64,
@@ -100,7 +102,8 @@ mod tests {
     }
 
     proptest! {
-        /// Done until there is nothing left to do, moves end at the limit, or with nothing that could be parked.
+        /// Done until there is nothing left to do, moves end at the limit, or with nothing that
+        /// could be parked.
         #[test]
         fn moves_end_and_do_not_come_back(
             held in prop::collection::vec((0u32..4, any::<bool>(), 0u64..100), 0..20),

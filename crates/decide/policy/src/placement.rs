@@ -1,22 +1,24 @@
 //! Which donor gets the next extent of a space.
 //!
 //! Four wishes, in this order. *Apart*: copies of a segment in different racks, or at least on
-//! different hosts, or one failure takes them all. *Nearness*: the nearest level of the tree of locations (host,
-//! chassis, rack…) on which a donor has room. *Room*: among the equally near, those with nearly as much as the
-//! best of them, since who has most is the least likely to want some back soon. *Spread*: among these, the one
-//! that holds the fewest extents of this space, which is round robin for a space that grows, and lets a sweep over it
-//! draw on every donor's bandwidth.
+//! different hosts, or one failure takes them all. *Nearness*: the nearest level of the tree of
+//! locations (host, chassis, rack…) on which a donor has room. *Room*: among the equally near,
+//! those with nearly as much as the best of them, since who has most is the least likely to want
+//! some back soon. *Spread*: among these, the one that holds the fewest extents of this space,
+//! which is round robin for a space that grows, and lets a sweep over it draw on every donor's
+//! bandwidth.
 //!
-//! A level counts as full when its donors have less than an eighth of what the donor with most free memory has:
-//! near donors that are filled to the last page have to move extents away again as soon as their
-//! hosts want some back (decision 6 of the design), which costs more than the difference in latency.
+//! A level counts as full when its donors have less than an eighth of what the donor with most free
+//! memory has: near donors that are filled to the last page have to move extents away again as soon
+//! as their hosts want some back (decision 6 of the design), which costs more than the difference
+//! in latency.
 //!
-//! vMCA (III-A) has a zone of pages for each home at the borrower, each with a buddy allocator, in a tree of locations, and
-//! takes from the nearest zone that has some. Its zones hold pages that were granted before they were needed; here donors
-//! are asked when an extent is, so that what nobody uses is with nobody, and the one allocator of a donor's
-//! memory is the donor's own. Who is nearest follows from the names of the two places alone.
-//! The power-of-two-choices alternative was rejected: the borrower knows all its donors anyway, and a
-//! deterministic choice can be replayed.
+//! vMCA (III-A) has a zone of pages for each home at the borrower, each with a buddy allocator, in
+//! a tree of locations, and takes from the nearest zone that has some. Its zones hold pages that
+//! were granted before they were needed; here donors are asked when an extent is, so that what
+//! nobody uses is with nobody, and the one allocator of a donor's memory is the donor's own. Who is
+//! nearest follows from the names of the two places alone. The power-of-two-choices alternative was
+//! rejected: the borrower knows all its donors anyway, and a deterministic choice can be replayed.
 
 use crate::site::Apart;
 
@@ -36,12 +38,12 @@ pub struct Candidate {
     pub apart: Apart,
 }
 
-/// A donor with less than this share (in eighths) of the best donor's free memory is left alone while there are
-/// others, be they further away.
+/// A donor with less than this share (in eighths) of the best donor's free memory is left alone
+/// while there are others, be they further away.
 const NEARLY_FULL_EIGHTHS: u64 = 1;
 
-/// A donor whose free memory is at least this share (in eighths) of the best of the equally near counts as
-/// having as much room.
+/// A donor whose free memory is at least this share (in eighths) of the best of the equally near
+/// counts as having as much room.
 const NEAR_EQUAL_EIGHTHS: u64 = 6;
 
 /// The index in `candidates` of the donor to ask for an extent of `need_pages`, or `None` when
@@ -111,8 +113,9 @@ mod tests {
         assert_eq!(choose(&[donor(1000), larger], 10), Some(1));
     }
 
-    /// As donors stand in racks, chassis and hosts: each level is used up before the next one is drawn on, but
-    /// for the eighth that is left to its hosts, and the donors of one level fill up side by side.
+    /// As donors stand in racks, chassis and hosts: each level is used up before the next one is
+    /// drawn on, but for the eighth that is left to its hosts, and the donors of one level fill up
+    /// side by side.
     #[test]
     fn the_nearest_level_with_room_comes_first_over_three_levels() {
         let at = |host: &str, location: &str| Site {

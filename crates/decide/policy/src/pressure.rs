@@ -1,10 +1,10 @@
 //! How much a donor may lend while its host is to keep some memory available for itself.
 //!
-//! What is lent is taken from the host only as it is written, and the host's own programs come and go.
-//! So the limit follows what the host has left: it falls at once by as much as is missing, and rises
-//! again only after there has been more than enough for a while. Between the two marks it stays where
-//! it is: extents that were recalled and lent again a moment later would have been copied twice for
-//! nothing.
+//! What is lent is taken from the host only as it is written, and the host's own programs come and
+//! go. So the limit follows what the host has left: it falls at once by as much as is missing, and
+//! rises again only after there has been more than enough for a while. Between the two marks it
+//! stays where it is: extents that were recalled and lent again a moment later would have been
+//! copied twice for nothing.
 
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ impl Pressure {
         self.calm_since = is_calm.then(|| self.calm_since.unwrap_or(now));
         let missing = self.keep_free_bytes.saturating_sub(available_bytes);
         let limit = if missing > 0 {
-            // What is missing falls with what is in use, and so this stays where it is while borrowers
-            // take their extents away.
+            // What is missing falls with what is in use, and so this stays where it is while
+            // borrowers take their extents away.
             before.min(in_use_bytes.saturating_sub(missing))
         } else if self.calm_since.is_some_and(|since| now.saturating_sub(since) >= CALM) {
             let room = in_use_bytes.saturating_add(available_bytes - enough).min(self.all_bytes);
@@ -131,8 +131,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the host does: what is missing is wanted back, nothing is while nothing is missing,
-        /// and the limit never rises within the time of calm after something was missing.
+        /// Whatever the host does: what is missing is wanted back, nothing is while nothing is
+        /// missing, and the limit never rises within the time of calm after something was missing.
         #[test]
         fn the_limit_follows_the_host(
             steps in prop::collection::vec((0u64..8, 0u64..40, 0u64..20), 1..100),

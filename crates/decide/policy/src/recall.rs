@@ -2,13 +2,13 @@
 //!
 //! Each gives according to what it has. Which of its extents go is the borrower's choice: it alone
 //! knows what has another copy, and who else has room. A borrower that gives nothing may have good
-//! reasons (one copy of everything, and nobody with room), so that after a while the others are asked
-//! for what it was to give, and it is still asked for its own part.
+//! reasons (one copy of everything, and nobody with room), so that after a while the others are
+//! asked for what it was to give, and it is still asked for its own part.
 //!
-//! Where little is wanted of many, only some are asked at first. They may all be unable to give, and so may those
-//! that are asked next: so each time twice as many are asked as have been in vain, and of *n* holders the last one
-//! after log₃ *n* times. All at once were rejected: each would give one extent, of which most would be copied
-//! for nothing, or have been the second copy.
+//! Where little is wanted of many, only some are asked at first. They may all be unable to give,
+//! and so may those that are asked next: so each time twice as many are asked as have been in vain,
+//! and of *n* holders the last one after log₃ *n* times. All at once were rejected: each would give
+//! one extent, of which most would be copied for nothing, or have been the second copy.
 
 use std::cmp::Reverse;
 
@@ -41,7 +41,8 @@ pub fn shares(excess_pages: u64, holders: &[Holder]) -> Vec<u64> {
     all.into_iter().zip(of_others).map(|(part, instead)| part.max(instead)).collect()
 }
 
-/// Has twice as many give something as were asked in vain, if there are so many: those first that have most.
+/// Has twice as many give something as were asked in vain, if there are so many: those first that
+/// have most.
 fn ask_more(shares: &mut [u64], holders: &[Holder]) {
     let in_vain = holders.iter().filter(|holder| holder.is_stuck && holder.extents > 0).count();
     let asked = shares.iter().filter(|&&share| share > 0).count();
@@ -53,8 +54,8 @@ fn ask_more(shares: &mut [u64], holders: &[Holder]) {
     unasked.into_iter().for_each(|at| shares[at] = 1);
 }
 
-/// In proportion to what each has. What rounding leaves is given by those who gain most from it, one
-/// extent each.
+/// In proportion to what each has. What rounding leaves is given by those who gain most from it,
+/// one extent each.
 fn spread(excess_pages: u64, holders: &[Holder], takes_part: impl Fn(&Holder) -> bool) -> Vec<u64> {
     let pages = |holder: &Holder| if takes_part(holder) { holder.pages() } else { 0 };
     let total: u64 = holders.iter().map(pages).sum();

@@ -1,5 +1,5 @@
-//! Where hosts stand, and what that says of two of them: what one failure takes with it, and how far
-//! a page has to travel.
+//! Where hosts stand, and what that says of two of them: what one failure takes with it, and how
+//! far a page has to travel.
 
 use serde::{Deserialize, Serialize};
 

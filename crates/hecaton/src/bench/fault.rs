@@ -2,8 +2,9 @@
 //!
 //! Two runs of one program. In the first its region is pushed out to the pool by other memory,
 //! which is then unmapped; the region fits in what that leaves free, and every page is read once in
-//! random order: nothing is evicted while faults are measured. In the second half of the region may be local and half of
-//! the pages are written, so that every fault needs room and about half of the room is dirty.
+//! random order: nothing is evicted while faults are measured. In the second half of the region may
+//! be local and half of the pages are written, so that every fault needs room and about half of the
+//! room is dirty.
 
 use super::Common;
 use super::program::touch::{HELD, Report};
@@ -223,8 +224,8 @@ pub(super) fn quiet(
     Run { cluster, wire, pages, samples, pool: PoolMemory::Plain }.quiet()
 }
 
-/// Medians in microseconds on one kind of pool memory: of faults while nothing is evicted, and while pages
-/// are.
+/// Medians in microseconds on one kind of pool memory: of faults while nothing is evicted, and
+/// while pages are.
 pub(super) fn medians(
     cluster: &Cluster,
     wire: SocketAddr,

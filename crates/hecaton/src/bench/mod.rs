@@ -31,9 +31,11 @@ pub(crate) enum Bench {
     Stream(stream::Args),
     /// Slowdown of real programs with less local memory, beside disk swap, zram and nbdkit.
     App(app::Args),
-    /// Virtual machines beside plain memory and disk swap: copying, a database, faults, fair shares.
+    /// Virtual machines beside plain memory and disk swap: copying, a database, faults, fair
+    /// shares.
     Vm(vm::Args),
-    /// How fast harvest VMs give their memory back: with batches, readied ahead, told beforehand, several at once.
+    /// How fast harvest VMs give their memory back: with batches, readied ahead, told beforehand,
+    /// several at once.
     Harvest(harvest::Args),
     /// How long faults stall when donors of a mirrored program fail; what rebuilding, draining and
     /// mirroring cost.
@@ -41,12 +43,14 @@ pub(crate) enum Bench {
     /// The pool through the page protocol alone: data stored on the donors, read back, verified.
     /// Needs no userfaultfd.
     Pool(pool::Args),
-    /// A volume beside nbdkit and qemu-storage-daemon, which have their data in their own memory: over NBD, and
-    /// as drives over vhost-user.
+    /// A volume beside nbdkit and qemu-storage-daemon, which have their data in their own memory:
+    /// over NBD, and as drives over vhost-user.
     Block(block::Args),
-    /// What deciding who may hold how much costs in a large cluster, beside one pass over its statistics.
+    /// What deciding who may hold how much costs in a large cluster, beside one pass over its
+    /// statistics.
     Policy(control::policy::Args),
-    /// What a manager's process takes for thousands of nodes that say each second how they are, over mutual TLS.
+    /// What a manager's process takes for thousands of nodes that say each second how they are,
+    /// over mutual TLS.
     Manager(control::manager::Args),
     /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
     Limited(limited::Args),

@@ -10,22 +10,25 @@ use std::time::Duration;
 /// What the agent is to do.
 #[derive(clap::Args)]
 pub(crate) struct AgentArgs {
-    /// Has harvest VMs, and what --lend lends, use the memory of this host that no regular virtual machine has,
-    /// and give it back before one misses it; machines are started with `hecaton vm create`
+    /// Has harvest VMs, and what --lend lends, use the memory of this host that no regular virtual
+    /// machine has, and give it back before one misses it; machines are started with `hecaton vm
+    /// create`
     #[arg(long, requires = "qmp_dir")]
     agent: bool,
-    /// The directory of the machines' monitors, which is made if need be; no other agent may have it
+    /// The directory of the machines' monitors, which is made if need be; no other agent may have
+    /// it
     #[arg(long, value_name = "DIR", requires = "agent")]
     qmp_dir: Option<PathBuf>,
-    /// Has the domains of libvirt on this host take part, at this connection, as virsh knows it: qemu:///system. Those that
-    /// `hecaton vm libvirt --harvest` has made harvest VMs grow and shrink, all others are regular machines
+    /// Has the domains of libvirt on this host take part, at this connection, as virsh knows it:
+    /// qemu:///system. Those that `hecaton vm libvirt --harvest` has made harvest VMs grow and
+    /// shrink, all others are regular machines
     #[arg(long, value_name = "URI", requires = "agent")]
     libvirt: Option<String>,
     /// Free memory that nobody harvests, so that regular machines start without waiting
     #[arg(long, value_name = "SIZE", default_value = "0", requires = "agent")]
     buffer: Size,
-    /// Has each NUMA node of the host keep an equal part of the buffer free, so that regular machines find their memory
-    /// within one node; otherwise the first nodes keep all of it
+    /// Has each NUMA node of the host keep an equal part of the buffer free, so that regular
+    /// machines find their memory within one node; otherwise the first nodes keep all of it
     #[arg(
         long,
         value_name = "BOOL",
@@ -37,11 +40,12 @@ pub(crate) struct AgentArgs {
         requires = "agent"
     )]
     numa_balance: bool,
-    /// The most of this host's memory that machines and donors have together; the rest is left to other programs
-    /// [default: all that those do not have]
+    /// The most of this host's memory that machines and donors have together; the rest is left to
+    /// other programs [default: all that those do not have]
     #[arg(long, value_name = "SIZE", requires = "agent")]
     manage: Option<Size>,
-    /// The most of this host's cores that machines have together [default: those that this node may run on]
+    /// The most of this host's cores that machines have together [default: those that this node may
+    /// run on]
     #[arg(long, value_name = "NUMBER", requires = "agent")]
     manage_cores: Option<u32>,
     /// The most that a machine is asked to give back at once; 0 for all at once
@@ -50,18 +54,19 @@ pub(crate) struct AgentArgs {
     /// Has one harvest VM give back at a time, to measure what it brings that several do
     #[arg(long, requires = "agent")]
     one_at_a_time: bool,
-    /// Takes memory without telling the managers inside harvest VMs beforehand, to measure what that brings; evictions
-    /// are told of all the same
+    /// Takes memory without telling the managers inside harvest VMs beforehand, to measure what
+    /// that brings; evictions are told of all the same
     #[arg(long, requires = "agent")]
     unannounced: bool,
-    /// How long a harvest VM may give nothing back, while a regular machine waits for it, before it is evicted
+    /// How long a harvest VM may give nothing back, while a regular machine waits for it, before it
+    /// is evicted
     #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "agent")]
     reclaim_patience: u64,
     /// How long it may take to give back what a regular machine waits for, before it is evicted
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "agent")]
     reclaim_time: u64,
-    /// How long ahead a harvest VM is warned whose minimum a regular machine needs; the last two thirds of it are
-    /// for its shutting down, and then it is killed
+    /// How long ahead a harvest VM is warned whose minimum a regular machine needs; the last two
+    /// thirds of it are for its shutting down, and then it is killed
     #[arg(long, value_name = "SECONDS", default_value_t = 30, requires = "agent")]
     eviction_warning: u64,
     /// Most harvest VMs on this host [default: no limit]

@@ -9,8 +9,9 @@ use std::path::PathBuf;
 /// Arguments about announcements.
 #[derive(clap::Args)]
 pub(crate) struct AnnounceArgs {
-    /// Tells the network each second what the node lends, and uses the donors of other nodes that do
-    /// so, with a manager or without; of a multicast group or a broadcast address [GROUP: 239.255.72.69:7077]
+    /// Tells the network each second what the node lends, and uses the donors of other nodes that
+    /// do so, with a manager or without; of a multicast group or a broadcast address [GROUP:
+    /// 239.255.72.69:7077]
     #[arg(long, value_name = "GROUP:PORT", num_args = 0..=1, require_equals = true,
           default_missing_value = "239.255.72.69:7077", value_parser = group)]
     announce: Option<SocketAddrV4>,
@@ -28,8 +29,8 @@ impl AnnounceArgs {
         self.announce.is_some()
     }
 
-    /// The network, if there is one to be told. `lends_at` is where the node's donor is to serve, if it
-    /// has one.
+    /// The network, if there is one to be told. `lends_at` is where the node's donor is to serve,
+    /// if it has one.
     pub(crate) fn join(
         &self,
         lends_at: Option<SocketAddr>,

@@ -2,8 +2,8 @@
 //! socket as its standard input: down it come what the donor is to be and the memory of the process
 //! before it, up go its own memory, to be kept, and once a second how it is.
 //!
-//! When that socket ends without an order the node was killed. The donor serves on, and when another
-//! node adopts it the same is said again, on the connection to that one.
+//! When that socket ends without an order the node was killed. The donor serves on, and when
+//! another node adopts it the same is said again, on the connection to that one.
 
 use anyhow::{Context as _, anyhow};
 use hecaton_donor::{Donor, DonorConfig, DonorFds, ParkConfig, Serving};

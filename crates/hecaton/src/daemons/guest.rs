@@ -19,12 +19,13 @@ pub(crate) struct Args {
     /// The file of the applications, and of what is left to everything else; see docs/harvesting.md
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// The virtio-serial port, or Unix socket, through which the host tells what will come [default:
-    /// /dev/virtio-ports/org.hecaton.guest.0 if it is there; without one only the memory is watched]
+    /// The virtio-serial port, or Unix socket, through which the host tells what will come
+    /// [default: /dev/virtio-ports/org.hecaton.guest.0 if it is there; without one only the memory
+    /// is watched]
     #[arg(long, value_name = "DEVICE")]
     port: Option<PathBuf>,
-    /// Serves the HTTP API there: unix:/PATH, for its owner and group, or a loopback address such as
-    /// 127.0.0.1:7072, for everybody in the guest; can be given several times
+    /// Serves the HTTP API there: unix:/PATH, for its owner and group, or a loopback address such
+    /// as 127.0.0.1:7072, for everybody in the guest; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     serve: Vec<Address>,
     /// Prints one line of JSON when it runs

@@ -1,4 +1,4 @@
-//! What donors on this host may lend, and of which memory.
+//! Checks the amount and the kind of memory that donors on this host may lend.
 
 use crate::terminal::failure::usage;
 use anyhow::Context as _;
@@ -10,7 +10,7 @@ use hecaton_node::donors::{DonorMemory, DonorPark};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The least that a donor lends: one segment of a small space, and some to spare.
+/// Minimum that a donor lends: one segment of a small space, and some to spare.
 pub(crate) const MIN_LEND_BYTES: u64 = 64 << 20;
 
 /// Arguments that choose the memory to lend.
@@ -39,7 +39,7 @@ pub(crate) struct ParkArgs {
 }
 
 impl ParkArgs {
-    /// Where donors park, if they do.
+    /// The donors' parking place, if any. Fails if the directory does not exist.
     pub(crate) fn check(&self) -> anyhow::Result<Option<DonorPark>> {
         let Some(dir) = &self.park else { return Ok(None) };
         let dir = std::path::absolute(dir).with_context(|| format!("--park {}", dir.display()))?;
@@ -50,7 +50,7 @@ impl ParkArgs {
     }
 }
 
-/// Which NUMA nodes' memory.
+/// The NUMA nodes whose memory is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Numa {
     All,
@@ -72,7 +72,7 @@ impl FromStr for Numa {
 }
 
 impl MemoryArgs {
-    /// The kind of memory, if there is as much of it as `donors` donors are to lend each.
+    /// The kind of memory. Fails if the host has too little of it for `donors` times `lend`.
     pub(crate) fn check(&self, lend: Size, donors: u16) -> anyhow::Result<DonorMemory> {
         let total_bytes = lend.0.saturating_mul(u64::from(donors));
         let numa_node = match self.numa {
@@ -91,8 +91,8 @@ impl MemoryArgs {
     }
 }
 
-/// Each NUMA node's part of what is lent, by the node's number: in proportion to what it has. A part that is less than is
-/// of use is the others'.
+/// Divides `lend` among NUMA nodes, as pairs of node number and bytes, in proportion to their
+/// memory. The other nodes take over a part that is below [`MIN_LEND_BYTES`].
 pub(crate) fn parts(lend: Size, nodes: &[NumaNode]) -> Vec<(u32, u64)> {
     let mut nodes = nodes.to_vec();
     nodes.sort_by_key(|node| (u64::MAX - node.total_bytes, node.node));
@@ -109,14 +109,14 @@ pub(crate) fn parts(lend: Size, nodes: &[NumaNode]) -> Vec<(u32, u64)> {
         }
         let mut parts: Vec<_> = nodes.iter().map(|node| (node.node, part(node))).collect();
         let rest = lend.0 - parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        // The largest node's.
+        // The largest node lends the rest.
         parts.iter_mut().take(1).for_each(|(_, bytes)| *bytes += rest);
         parts.sort_unstable();
         return parts;
     }
 }
 
-/// Refuses to lend less than is of use.
+/// Refuses to lend less than [`MIN_LEND_BYTES`].
 pub(crate) fn check_least(lend: Size) -> anyhow::Result<()> {
     if lend.0 < MIN_LEND_BYTES {
         usage!("--lend {lend} is too little: lend at least {}", Size(MIN_LEND_BYTES));
@@ -124,7 +124,7 @@ pub(crate) fn check_least(lend: Size) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses donors that would lend more than there is.
+/// Refuses donors that would lend more than the host's memory.
 pub(crate) fn check_total(lend: Size, donors: u16, host: &Host) -> anyhow::Result<()> {
     if lend.0.saturating_mul(u64::from(donors)) > host.memory_bytes {
         let from = match donors {
@@ -136,7 +136,7 @@ pub(crate) fn check_total(lend: Size, donors: u16, host: &Host) -> anyhow::Resul
     Ok(())
 }
 
-/// Refuses to keep more available than there can ever be: nothing would be lent.
+/// Refuses to keep all of the host's memory available, or more: nothing would be lent.
 pub(crate) fn check_kept(keep_free: Size, host: &Host) -> anyhow::Result<()> {
     let total = Size(host.memory_bytes);
     if keep_free >= total {

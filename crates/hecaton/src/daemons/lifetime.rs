@@ -1,8 +1,8 @@
 //! How long `hecaton dev`, `node` and `manager` run: until a signal, or until whoever started them
 //! is gone.
 //!
-//! The programs that use a node's memory, or its volumes, cannot go on without it. So the first signal
-//! waits for them, and only the second one ends them.
+//! The programs that use a node's memory, or its volumes, cannot go on without it. So the first
+//! signal waits for them, and only the second one ends them.
 
 use anyhow::Context as _;
 use hecaton_node::Node;

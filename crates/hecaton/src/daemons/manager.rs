@@ -26,20 +26,20 @@ pub(crate) struct Args {
     /// again knows what nodes and donors tell it
     #[arg(long, value_name = "DIR", conflicts_with = "etcd")]
     state: Option<PathBuf>,
-    /// Keeps its registry in etcd, with which several managers take turns: one leads, and another one
-    /// when that dies
+    /// Keeps its registry in etcd, with which several managers take turns: one leads, and another
+    /// one when that dies
     #[arg(long, value_name = "URL,...")]
     etcd: Option<String>,
-    /// The directory with etcd's authority (ca.pem), and the certificate and key that etcd is to know this
-    /// manager by (cert.pem, key.pem); for --etcd https://...
+    /// The directory with etcd's authority (ca.pem), and the certificate and key that etcd is to
+    /// know this manager by (cert.pem, key.pem); for --etcd https://...
     #[arg(long, value_name = "DIR", requires = "etcd")]
     etcd_tls: Option<PathBuf>,
-    /// Where nodes and commands reach this manager, for others to say while it leads [default: that of
-    /// --listen]
+    /// Where nodes and commands reach this manager, for others to say while it leads [default: that
+    /// of --listen]
     #[arg(long, value_name = "URL", requires = "etcd")]
     advertise: Option<String>,
-    /// Takes an address that other hosts can reach without --tls-dir, though nothing is encrypted or
-    /// authenticated then
+    /// Takes an address that other hosts can reach without --tls-dir, though nothing is encrypted
+    /// or authenticated then
     #[arg(long)]
     insecure: bool,
     #[command(flatten)]

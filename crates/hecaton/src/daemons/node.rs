@@ -40,8 +40,8 @@ pub(crate) struct Args {
 enum Action {
     /// Lists the nodes of the cluster
     List(node_list::ListArgs),
-    /// Forgets a node that is gone, in whose memory nobody has anything any more; one that ends in good
-    /// order is forgotten by itself, any other one after an hour
+    /// Forgets a node that is gone, in whose memory nobody has anything any more; one that ends in
+    /// good order is forgotten by itself, any other one after an hour
     Remove(node_list::RemoveArgs),
     /// Empties a donor while its borrowers run, so that it can be switched off
     Drain(drain::Args),
@@ -64,19 +64,20 @@ struct Daemon {
     /// only borrows
     #[arg(long, value_name = "SIZE")]
     lend: Option<Size>,
-    /// Asks for some of what it has lent back while the host has less than that available, and lends
-    /// more again later
+    /// Asks for some of what it has lent back while the host has less than that available, and
+    /// lends more again later
     #[arg(long, value_name = "SIZE", requires = "lend", conflicts_with = "huge_pages")]
     keep_free: Option<Size>,
     #[command(flatten)]
     memory: MemoryArgs,
     #[command(flatten)]
     park: ParkArgs,
-    /// Where the node stands, from the outside in: copies go to hosts that differ in the first name,
-    /// and near donors are taken before far ones
+    /// Where the node stands, from the outside in: copies go to hosts that differ in the first
+    /// name, and near donors are taken before far ones
     #[arg(long, value_name = "RACK/CHASSIS", value_parser = location)]
     location: Option<String>,
-    /// Where the node's donor serves pages; port 0 takes a free one. Of several, each after the first has the next port
+    /// Where the node's donor serves pages; port 0 takes a free one. Of several, each after the
+    /// first has the next port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", requires = "lend")]
     listen: SocketAddr,
     #[command(flatten)]
@@ -88,8 +89,8 @@ struct Daemon {
     metrics: Option<SocketAddr>,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Gets the certificate for --tls-dir with the token in this file, if there is none that is good; - reads
-    /// it from standard input
+    /// Gets the certificate for --tls-dir with the token in this file, if there is none that is
+    /// good; - reads it from standard input
     #[arg(long, value_name = "FILE")]
     join: Option<PathBuf>,
     /// Takes addresses that other hosts can reach, though nothing is encrypted or authenticated

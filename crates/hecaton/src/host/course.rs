@@ -1,14 +1,14 @@
-//! What a recording of `hecaton host watch --json` tells: the memory by class over time, and what became of each machine.
+//! Extracts per-class memory and VM histories from `hecaton host watch --json` recordings.
 
 use hecaton_broker::NewcomerKind;
 use hecaton_node::agent::{AgentReport, MachineState};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How a host was at a moment: a line of a recording.
+/// State of one host at one moment: one line of a recording.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Sample {
-    /// When, in milliseconds since 1970.
+    /// Time of the sample, in milliseconds since 1970.
     unix_ms: u64,
     #[serde(flatten)]
     report: AgentReport,
@@ -18,50 +18,50 @@ pub(super) struct Sample {
 #[derive(Debug, Default)]
 pub(super) struct Course {
     begun_unix_ms: u64,
-    /// Seconds since its beginning, one for each sample, in order.
+    /// Seconds since the recording began, one per sample, in order.
     pub(super) times_s: Vec<f64>,
     pub(super) nodes: Vec<NodeCourse>,
-    /// In the order in which they came.
+    /// In the order of first appearance.
     pub(super) lives: Vec<Life>,
 }
 
 /// A NUMA node's memory.
 #[derive(Debug)]
 pub(super) struct NodeCourse {
-    /// The kernel's number for it.
+    /// The kernel's number of the node.
     pub(super) node: u32,
-    /// By class, one for each sample.
+    /// Bytes by class, one value per sample.
     pub(super) classes: Vec<(&'static str, Vec<u64>)>,
 }
 
-/// A machine, from when it asked for memory to its end.
+/// A VM, from its request for memory to its end.
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) name: String,
     pub(super) kind: NewcomerKind,
-    /// Without what it harvests.
+    /// Without harvested memory.
     pub(super) bytes: u64,
-    /// None while it waits.
+    /// `None` while the VM waits.
     pid: Option<u32>,
-    /// Each with its beginning, in seconds; one at least.
+    /// Each with its start in seconds; at least one.
     pub(super) stages: Vec<(f64, Stage)>,
-    /// None if it was there in the last sample.
+    /// `None` if the last sample still has the VM.
     pub(super) ended_s: Option<f64>,
 }
 
-/// What a machine does.
+/// Stage in the life of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It waits until it is admitted.
+    /// The VM waits for admission.
     Waits,
-    /// It was admitted.
+    /// The VM was admitted.
     Runs,
-    /// Its minimum is needed for others, or it is being ended for them.
+    /// The host needs the VM's minimum for other VMs, or is evicting the VM for them.
     Warned,
 }
 
 impl Sample {
-    /// As of now.
+    /// Stamps `report` with the current time.
     pub(super) fn now(report: AgentReport) -> Sample {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Sample { unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX), report }
@@ -69,13 +69,13 @@ impl Sample {
 }
 
 impl Course {
-    /// Goes on with the next sample.
+    /// Appends the next sample.
     pub(super) fn add(&mut self, sample: &Sample) {
         if self.times_s.is_empty() {
             self.begun_unix_ms = sample.unix_ms;
         }
         let since = Duration::from_millis(sample.unix_ms.saturating_sub(self.begun_unix_ms));
-        // Clocks are set back now and then.
+        // The wall clock can be set back; times here must not go back.
         let now_s = self.times_s.last().map_or(0.0, |last| since.as_secs_f64().max(*last));
         let report = &sample.report;
         for memory in &report.nodes {
@@ -92,7 +92,7 @@ impl Course {
             }
         }
         self.times_s.push(now_s);
-        // A node that is not there at the moment.
+        // A node that this sample lacks has zeros.
         for (_, values) in self.nodes.iter_mut().flat_map(|node| &mut node.classes) {
             values.resize(self.times_s.len(), 0);
         }
@@ -103,7 +103,7 @@ impl Course {
         let is_there = |life: &Life| match life.pid {
             None => {
                 report.waiting.iter().any(|newcomer| newcomer.name == life.name)
-                // One that was admitted is the same still.
+                // An admitted VM is the one that waited.
                 || report.machines.iter().any(|machine| machine.name == life.name)
             }
             Some(pid) => report.machines.iter().any(|it| it.name == life.name && it.pid == pid),
@@ -131,7 +131,7 @@ impl Course {
         }
     }
 
-    /// The machine of this name, which may be a new one.
+    /// Finds the live VM of this name, or adds one.
     fn life(&mut self, name: &str, kind: NewcomerKind, bytes: u64) -> &mut Life {
         let is_it = |life: &Life| life.name == name && life.ended_s.is_none();
         let at = self.lives.iter().position(is_it).unwrap_or_else(|| {
@@ -150,7 +150,7 @@ impl Life {
         }
     }
 
-    /// What has happened to it, and when, in seconds.
+    /// Events of the VM, each with its time in seconds.
     pub(super) fn events(&self) -> Vec<(f64, String)> {
         let mut events = Vec::new();
         let mut before: Option<(f64, Stage)> = None;
@@ -242,7 +242,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A harvest VM is evicted for a newcomer, and comes back.
+    /// A harvest VM is evicted for a regular VM, and comes back.
     pub(in super::super) fn eviction() -> Vec<Sample> {
         use MachineState::{Evicted, Running, Starting, Warned};
         vec![

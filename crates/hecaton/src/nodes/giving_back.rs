@@ -1,5 +1,6 @@
-//! Looks on while the borrowers of a donor take away what it is to have back. How far they are stands on
-//! standard error: in one line that changes on a terminal, in a line now and then elsewhere.
+//! Looks on while the borrowers of a donor take away what it is to have back. How far they are
+//! stands on standard error: in one line that changes on a terminal, in a line now and then
+//! elsewhere.
 
 use crate::cluster::{ClusterArgs, Manager};
 use anyhow::bail;
@@ -48,8 +49,8 @@ pub(crate) struct Outcome<'a> {
     pub(crate) elapsed_s: f64,
 }
 
-/// Waits until nothing is left, or till the deadline. `left` says how many bytes a donor is still to
-/// have back; `None` as long as it has not said that it was told.
+/// Waits until nothing is left, or till the deadline. `left` says how many bytes a donor is still
+/// to have back; `None` as long as it has not said that it was told.
 pub(crate) fn watch<'a>(
     manager: &Manager,
     args: &'a WatchArgs,

@@ -1,4 +1,5 @@
-//! `hecaton node recall`: a donor lends less from now on, and gets back what it has lent above that.
+//! `hecaton node recall`: a donor lends less from now on, and gets back what it has lent above
+//! that.
 //!
 //! The manager tells the donor its limit; the donor tells each of its borrowers how many extents it
 //! wants back, and they choose which, and move them to other donors. This command only looks on.

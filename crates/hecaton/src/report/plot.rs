@@ -1,7 +1,8 @@
-//! Plots as SVG: bars, and lines, areas and lanes over time. Colours are classes, so that the page's style decides.
+//! Plots as SVG: bars, and lines, areas and lanes over time. Colours are classes, so that the
+//! page's style decides.
 //!
-//! They are drawn here rather than by Vega-Lite in the browser, as was planned for reports: the library
-//! would be a megabyte in each file, for bars and lines.
+//! They are drawn here rather than by Vega-Lite in the browser, as was planned for reports: the
+//! library would be a megabyte in each file, for bars and lines.
 
 use std::fmt::Write as _;
 
@@ -15,7 +16,8 @@ const TOP: f64 = 12.0;
 const BOTTOM: f64 = 34.0;
 const LANE: f64 = 30.0;
 
-/// What areas are drawn to, as a part of the drawing's unit: half a pixel. Recordings of days stay small by it.
+/// What areas are drawn to, as a part of the drawing's unit: half a pixel. Recordings of days stay
+/// small by it.
 const LEAST_STEP: f64 = 0.5;
 
 /// A bar, or several side by side.
@@ -120,8 +122,8 @@ pub(crate) fn lines(lines: &[Line], unit: &str, most: f64, seconds: usize, width
     svg + "</svg>"
 }
 
-/// Bands on top of each other. Each value lasts until the next of the `times`, in seconds from 0 on, which are in order; two that are further
-/// apart than `longest_s` have a gap between them.
+/// Bands on top of each other. Each value lasts until the next of the `times`, in seconds from 0
+/// on, which are in order; two that are further apart than `longest_s` have a gap between them.
 pub(crate) fn areas(
     bands: &[Band],
     times: &[f64],

@@ -1,4 +1,4 @@
-//! What `hecaton simulate` found, as JSON has it, and what the paper found.
+//! Holds the results of `hecaton simulate` for JSON, beside the paper's results.
 
 use hecaton_policy::cluster::NodeId;
 use hecaton_policy::cluster::targets::Policy;
@@ -6,7 +6,7 @@ use hecaton_policy::simulation::outcome::{Course, Outcome};
 use hecaton_policy::simulation::scenario::Scenario;
 use serde::Serialize;
 
-/// All that was compared.
+/// All results of one `hecaton simulate`.
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) runs: u64,
@@ -14,12 +14,12 @@ pub(super) struct Report {
     pub(super) scenarios: Vec<ScenarioReport>,
 }
 
-/// One scenario.
+/// Results of one scenario.
 #[derive(Serialize)]
 pub(super) struct ScenarioReport {
     pub(super) name: &'static str,
     pub(super) description: &'static str,
-    /// What the paper measured on its hosts.
+    /// Measurements of the paper on its own hosts.
     pub(super) paper: Option<Paper>,
     pub(super) policies: Vec<Compared>,
 }
@@ -27,26 +27,26 @@ pub(super) struct ScenarioReport {
 /// The paper's improvements of mean running times (section V), at its nodes 3 and 4.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Paper {
-    /// Of greedy-remote over greedy-local.
+    /// Improvement of greedy-remote over greedy-local.
     pub(super) remote_over_local_percent: [f64; 2],
-    /// Of the best TLP over greedy-remote.
+    /// Improvement of the best TLP over greedy-remote.
     pub(super) tlp_over_remote_percent: [f64; 2],
-    /// The P of the best TLP.
+    /// Parameter P of the best TLP.
     pub(super) best_percent: [u64; 2],
 }
 
-/// A policy in a scenario: means over the runs.
+/// Results of one policy in a scenario: means over the runs.
 #[derive(Serialize)]
 pub(super) struct Compared {
     pub(super) name: String,
     pub(super) settings: Policy,
     pub(super) mean_s: f64,
-    /// At nodes 3 and 4.
+    /// Means at nodes 3 and 4.
     pub(super) mean_of_nodes_s: [f64; 2],
     pub(super) longest_s: f64,
-    /// Part by which the mean is shorter than greedy-local's.
+    /// Fraction by which the mean is shorter than greedy-local's.
     pub(super) faster_than_local: f64,
-    /// Part by which the mean is shorter than greedy-remote's.
+    /// Fraction by which the mean is shorter than greedy-remote's.
     pub(super) faster_than_remote: f64,
     pub(super) fairness: f64,
     pub(super) adaptation_s: f64,
@@ -101,7 +101,7 @@ impl Compared {
         }
     }
 
-    /// P, of a TLP.
+    /// Parameter P, if the policy is a TLP.
     pub(super) fn percent(&self) -> Option<u64> {
         match self.settings {
             Policy::Tlp(settings) => Some(settings.percent),
@@ -137,7 +137,7 @@ impl ScenarioReport {
     }
 }
 
-/// The part by which `seconds` are fewer than `than`.
+/// Fraction by which `seconds` is shorter than `than`; 0 without a positive `than`.
 pub(super) fn faster(seconds: f64, than: f64) -> f64 {
     if than > 0.0 { 1.0 - seconds / than } else { 0.0 }
 }

@@ -293,8 +293,8 @@ fn figures(host: &HostView) -> String {
     }
 }
 
-/// How many cells of a bar each part gets, in the order of [`PARTS`]. What is not known is left open at the
-/// end of the host's memory.
+/// How many cells of a bar each part gets, in the order of [`PARTS`]. What is not known is left
+/// open at the end of the host's memory.
 fn cells(host: &HostView, scale: u64, width: usize) -> [usize; 6] {
     // By the ends of the parts rather than their lengths, so that roundings do not add up.
     let (mut end, mut at, mut cells) = (0u64, 0, [0; 6]);
@@ -465,7 +465,8 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// A bar is never longer than there is room, and its own part as long as the host's memory is.
+        /// A bar is never longer than there is room, and its own part as long as the host's memory
+        /// is.
         #[test]
         fn bars_fit(
             parts in prop::collection::vec(0u64..1 << 40, 6),

@@ -34,7 +34,8 @@ pub(super) fn show(
     result
 }
 
-/// A flag that a signal sets. Ctrl-C is a key while the terminal is raw; from elsewhere it is a signal.
+/// A flag that a signal sets. Ctrl-C is a key while the terminal is raw; from elsewhere it is a
+/// signal.
 fn end_by_signal() -> anyhow::Result<Arc<AtomicBool>> {
     let (runtime, mut signals) = lifetime::begin()?;
     let over = Arc::new(AtomicBool::new(false));
@@ -46,7 +47,8 @@ fn end_by_signal() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(over)
 }
 
-/// Looks time and again in a thread of its own, so that a manager that does not answer holds up no key.
+/// Looks time and again in a thread of its own, so that a manager that does not answer holds up no
+/// key.
 fn look_on(
     look: impl Fn() -> anyhow::Result<Overview> + Send + 'static,
 ) -> anyhow::Result<Receiver<anyhow::Result<Overview>>> {

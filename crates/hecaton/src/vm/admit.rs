@@ -1,7 +1,9 @@
-//! `hecaton vm admit`: has a domain that libvirt is about to start wait until this host's agent has room for it.
+//! `hecaton vm admit`: has a domain that libvirt is about to start wait until this host's agent has
+//! room for it.
 //!
-//! libvirt runs a script, `/etc/libvirt/hooks/qemu`, before it starts QEMU, waits for its end, and starts nothing if it fails. The domain's
-//! XML is its input. It must not ask libvirt anything, which holds the domain meanwhile, and so does not.
+//! libvirt runs a script, `/etc/libvirt/hooks/qemu`, before it starts QEMU, waits for its end, and
+//! starts nothing if it fails. The domain's XML is its input. It must not ask libvirt anything,
+//! which holds the domain meanwhile, and so does not.
 
 use super::create::wait_for_memory;
 use crate::cluster::ClusterArgs;

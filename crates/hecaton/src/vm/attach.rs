@@ -114,8 +114,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until a machine has handed its memory over; `false` if its pager ends before. While there is
-/// no node, nothing is known of either.
+/// Waits until a machine has handed its memory over; `false` if its pager ends before. While there
+/// is no node, nothing is known of either.
 fn has_come(node: &Path, name: &str) -> bool {
     loop {
         let report = NodeClient::connect(node).map_err(ClientError::from);

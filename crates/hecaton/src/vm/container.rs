@@ -1,6 +1,7 @@
 //! `hecaton vm create --container`: any program, in a memory cgroup that the node's agent has made.
 //!
-//! The agent has moved this process into the group by the time it answers; what it becomes, and all that this starts, is in the group as well.
+//! The agent has moved this process into the group by the time it answers; what it becomes, and all
+//! that this starts, is in the group as well.
 
 use super::create::{Args, wait_for_memory};
 use anyhow::Context as _;
@@ -10,7 +11,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// Where the program may listen to be told of its memory beforehand, as the manager inside a guest is.
+/// Where the program may listen to be told of its memory beforehand, as the manager inside a guest
+/// is.
 const PORT: &str = "HECATON_PORT";
 
 pub(super) fn run(args: &Args, wish: &CreateVm, program: &Path) -> anyhow::Result<ExitCode> {

@@ -1,8 +1,9 @@
-//! `hecaton vm create`: a virtual machine, or a container, on this host's own memory, once the node's agent has room for it.
+//! `hecaton vm create`: a virtual machine, or a container, on this host's own memory, once the
+//! node's agent has room for it.
 //!
-//! This process asks, and becomes QEMU when it is admitted: so the agent knows the machine by its process from the
-//! moment it is promised memory, and nobody has to live beside it. Its exit status, terminal and signals
-//! are QEMU's.
+//! This process asks, and becomes QEMU when it is admitted: so the agent knows the machine by its
+//! process from the moment it is promised memory, and nobody has to live beside it. Its exit
+//! status, terminal and signals are QEMU's.
 
 use super::{container, restart};
 use crate::cluster::ClusterArgs;
@@ -34,15 +35,16 @@ pub(crate) struct Args {
     /// All of its memory is its own as long as it runs; others give back what it needs
     #[arg(long, group = "kind", required = true)]
     regular: bool,
-    /// As a regular one, and low-priority itself: harvest VMs have more time to give back what it needs
+    /// As a regular one, and low-priority itself: harvest VMs have more time to give back what it
+    /// needs
     #[arg(long, group = "kind", required = true)]
     spot: bool,
     /// It has its minimum, and up to its maximum what nobody else needs. Its kernel needs
     /// memhp_default_state=online_movable on its command line
     #[arg(long, group = "kind", required = true)]
     harvest: bool,
-    /// No machine: COMMAND is any program, which with all that it starts is in a memory cgroup whose limit is --memory, or is moved
-    /// between --min and --max
+    /// No machine: COMMAND is any program, which with all that it starts is in a memory cgroup
+    /// whose limit is --memory, or is moved between --min and --max
     #[arg(long)]
     container: bool,
     /// The memory of a regular or spot machine
@@ -54,20 +56,21 @@ pub(crate) struct Args {
     /// The most memory that a harvest VM has
     #[arg(long, value_name = "SIZE", requires = "harvest")]
     max: Option<Size>,
-    /// The cores that a regular or spot machine has as long as it runs; without it, it takes no part in the division of
-    /// the host's cores
+    /// The cores that a regular or spot machine has as long as it runs; without it, it takes no
+    /// part in the division of the host's cores
     #[arg(long, value_name = "NUMBER")]
     cores: Option<u32>,
-    /// The cores that a harvest VM has as long as it runs, beside those that nobody else uses at the moment; without it, it
-    /// takes no part in the division of the host's cores
+    /// The cores that a harvest VM has as long as it runs, beside those that nobody else uses at
+    /// the moment; without it, it takes no part in the division of the host's cores
     #[arg(long, value_name = "NUMBER")]
     min_cores: Option<u32>,
-    /// For a guest, or a QEMU, without virtio-mem: the harvest VM begins with its maximum, once there is room for that,
-    /// and gives back by virtio-balloon and free-page reporting. A reboot ends it
+    /// For a guest, or a QEMU, without virtio-mem: the harvest VM begins with its maximum, once
+    /// there is room for that, and gives back by virtio-balloon and free-page reporting. A reboot
+    /// ends it
     #[arg(long)]
     balloon: bool,
-    /// Stays, and starts a harvest VM that was evicted again once there is room; one that ends by itself, or by a
-    /// signal, is not started again
+    /// Stays, and starts a harvest VM that was evicted again once there is room; one that ends by
+    /// itself, or by a signal, is not started again
     #[arg(long, requires = "harvest")]
     restart: bool,
     /// The host's NUMA node that its memory is to be on [default: one that has room]
@@ -78,7 +81,8 @@ pub(crate) struct Args {
     pub(super) name: Option<String>,
     #[command(flatten)]
     pub(super) cluster: ClusterArgs,
-    /// QEMU and its arguments, without those about its memory; with --container any program and its own
+    /// QEMU and its arguments, without those about its memory; with --container any program and its
+    /// own
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,
 }
@@ -211,7 +215,8 @@ fn device_help(program: &Path, driver: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&help.stdout).into_owned())
 }
 
-/// Also over the kill of a node: the next one is asked in its stead, and knows if this machine was admitted.
+/// Also over the kill of a node: the next one is asked in its stead, and knows if this machine was
+/// admitted.
 pub(super) fn wait_for_memory(mut client: NodeClient, wish: &CreateVm) -> anyhow::Result<Admitted> {
     let socket = client.socket().to_owned();
     loop {

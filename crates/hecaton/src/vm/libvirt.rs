@@ -28,8 +28,8 @@ pub(crate) struct Args {
     /// The part of its memory that stays on this host
     #[arg(long, value_name = "SIZE", required_unless_present_any = ["remove", "harvest"])]
     local: Option<Size>,
-    /// Makes it a harvest VM, which has its minimum, and up to its maximum what nobody else on its host needs, as the agent of
-    /// `hecaton node --libvirt` says
+    /// Makes it a harvest VM, which has its minimum, and up to its maximum what nobody else on its
+    /// host needs, as the agent of `hecaton node --libvirt` says
     #[arg(long, requires_all = ["min", "max"], conflicts_with_all = ["local", "name", "PoolArgs", "RangeArgs"])]
     harvest: bool,
     /// The memory that a harvest VM has as long as it runs

@@ -23,8 +23,9 @@ pub(crate) enum Vm {
     /// Runs a virtual machine from its QEMU command line
     #[command(after_help = crate::run::access::help())]
     Run(machine::Args),
-    /// Starts a virtual machine on this host's own memory, once there is room for it: a regular one that always has
-    /// all of its memory, or a harvest VM that grows and shrinks with what others leave. With --container, any program
+    /// Starts a virtual machine on this host's own memory, once there is room for it: a regular one
+    /// that always has all of its memory, or a harvest VM that grows and shrinks with what others
+    /// leave. With --container, any program
     Create(create::Args),
     /// Waits for a virtual machine that somebody else starts
     Attach(attach::Args),
@@ -40,8 +41,8 @@ pub(crate) enum Vm {
     Detach(detach::Args),
     /// Sets a libvirt domain up for pool memory, or as a harvest VM, or back
     Libvirt(libvirt::Args),
-    /// Prints the script that has libvirt start a domain once this host's agent has room for it: for
-    /// /etc/libvirt/hooks/qemu
+    /// Prints the script that has libvirt start a domain once this host's agent has room for it:
+    /// for /etc/libvirt/hooks/qemu
     LibvirtHook(admit::HookArgs),
     /// What that script runs: waits until a domain that libvirt is about to start is admitted
     Admit(admit::Args),

@@ -1,9 +1,10 @@
 //! `hecaton vm create --restart`: a harvest VM that is there whenever there is room for it.
 //!
-//! The machine is a child of this process: the same command without `--restart`, which waits to be admitted and becomes
-//! QEMU, so that to the agent it is a machine like any other. Why it has ended the agent knows, also one that was
-//! started in the meantime: the machine's exit status says nothing of it, for QEMU ends in good order when it is
-//! evicted. When the machine may come back is the broker's matter.
+//! The machine is a child of this process: the same command without `--restart`, which waits to be
+//! admitted and becomes QEMU, so that to the agent it is a machine like any other. Why it has ended
+//! the agent knows, also one that was started in the meantime: the machine's exit status says
+//! nothing of it, for QEMU ends in good order when it is evicted. When the machine may come back is
+//! the broker's matter.
 
 use super::create::{Args, NODE_INTERVAL, NODE_PATIENCE};
 use crate::run::{exit, signals::Signals};
@@ -39,7 +40,8 @@ pub(super) fn run(args: &Args, name: &str) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Waits for the machine's end; also whether this command was told to end meanwhile, as the machine was then.
+/// Waits for the machine's end; also whether this command was told to end meanwhile, as the machine
+/// was then.
 fn wait(machine: &mut Child, signals: &Signals) -> anyhow::Result<(ExitStatus, bool)> {
     let mut is_told_to_end = false;
     loop {
@@ -90,8 +92,8 @@ fn why(agent: &AgentReport, name: &str, pid: u32) -> Option<bool> {
     Some(agent.gave_way.iter().any(|one| one.name == name && one.pid == pid))
 }
 
-/// The command line of the machine itself. Nothing before the argument can be another one's value: clap has read it as
-/// a flag.
+/// The command line of the machine itself. Nothing before the argument can be another one's value:
+/// clap has read it as a flag.
 fn without_restart(
     arguments: impl Iterator<Item = OsString>,
     own_name: Option<&str>,

@@ -18,8 +18,8 @@ fn answer(stream: TcpStream, status: &str, headers: &str, body: &str) -> Option<
     (&stream).write_all(text.as_bytes()).ok()
 }
 
-/// A manager that refuses with 503 and these headers so many times, and then leads. Its URL, and how often
-/// it was asked.
+/// A manager that refuses with 503 and these headers so many times, and then leads. Its URL, and
+/// how often it was asked.
 fn manager(refusals: usize, headers: &'static str) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
     let url = format!("http://{}", listener.local_addr().expect("an address"));

@@ -90,8 +90,8 @@ fn says(log: &Path, words: &str) {
     });
 }
 
-/// Both ends show a certificate; who shows a wrong one is told so, and is let in with a new one without
-/// being started again.
+/// Both ends show a certificate; who shows a wrong one is told so, and is let in with a new one
+/// without being started again.
 #[test]
 fn a_manager_and_its_etcd_know_each_other() {
     let paths = std::env::var_os("PATH").unwrap_or_default();

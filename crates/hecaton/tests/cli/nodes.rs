@@ -117,7 +117,8 @@ fn a_node_that_is_gone_is_listed_until_it_is_removed() {
     assert!(listed(url).is_empty());
 }
 
-/// A node of the test's own, that says that its program has memory at `a` for as long as it is told to.
+/// A node of the test's own, that says that its program has memory at `a` for as long as it is told
+/// to.
 struct Borrower {
     holds: Arc<AtomicBool>,
     ends: Arc<AtomicBool>,
@@ -171,8 +172,8 @@ fn borrower_report(bytes: u64) -> NodeReport {
     }
 }
 
-/// Starts a node, which lends something and is killed, and another in its place, whose donor outlives it. The donor of
-/// the first, and the second.
+/// Starts a node, which lends something and is killed, and another in its place, whose donor
+/// outlives it. The donor of the first, and the second.
 fn killed_and_started_again(dir: &Path, manager: &str, adopt_within: &str) -> (Value, Node) {
     let node = Node::start("a", dir, manager, adopt_within);
     wait_until_takes_part(manager, "a", "active");

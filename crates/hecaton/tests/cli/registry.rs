@@ -1,5 +1,5 @@
-//! The manager's registry on disk: what a manager that is killed leaves to the next, and what it makes of a
-//! file that is not as it was.
+//! The manager's registry on disk: what a manager that is killed leaves to the next, and what it
+//! makes of a file that is not as it was.
 
 use crate::common::{Daemon, get, hecaton, scratch, signal_process, text, wait, wait_until_so};
 use hecaton_testkit::wait_until_seen;

@@ -1,5 +1,5 @@
-//! A node daemon that is killed and started again: what it had started goes on meanwhile, and is the
-//! next one's.
+//! A node daemon that is killed and started again: what it had started goes on meanwhile, and is
+//! the next one's.
 
 use crate::common::{Daemon, borrow, hecaton, lends, runs, scratch, signal_process, text, wait};
 use hecaton_memory::{ExtentId, Generation, PAGE_SIZE, page_sum};
@@ -24,7 +24,8 @@ fn node_command(dir: &Path, options: &[&str]) -> Command {
     command
 }
 
-/// Adopted within a time that is long enough for a test, and short enough for what a failed one leaves.
+/// Adopted within a time that is long enough for a test, and short enough for what a failed one
+/// leaves.
 fn lend(manager: &str) -> [&str; 6] {
     ["--lend", "64M", "--adopt-within", "60", "--manager", manager]
 }

@@ -1,5 +1,5 @@
-//! Mutual TLS of the control plane, with the real commands: who is let in, and what both sides say when
-//! somebody is not.
+//! Mutual TLS of the control plane, with the real commands: who is let in, and what both sides say
+//! when somebody is not.
 
 use crate::common::{Daemon, borrow, hecaton, scratch, signal_process, text, wait, wait_until_so};
 use hecaton_testkit::wait_until_seen;

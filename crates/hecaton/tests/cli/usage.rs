@@ -1,5 +1,5 @@
-//! What is wrong with a command line is said in one line, with exit status 2; what merely is not
-//! there, with 1.
+//! Tests that command-line errors take one line and set the right exit status.
+//! Wrong usage exits with 2, a missing resource with 1, an unusable program with 126 or 127.
 
 use crate::common::{executable, hecaton, output, scratch, text};
 use std::process::Output;
@@ -99,7 +99,7 @@ fn huge_pages_that_are_not_there_are_told_with_the_way_out() {
             line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse().ok()
         })
         .expect("a number");
-    // All of the machine's memory is never in huge pages that are free.
+    // Free huge pages never cover all memory of the host.
     let lend = format!("{total}K");
     let scratch = scratch();
     let dir = scratch.path().join("dev");
@@ -154,7 +154,7 @@ fn a_program_that_is_not_there_is_named() {
 
 #[test]
 fn a_static_hypervisor_is_refused() {
-    // An ELF header of this machine's kind, and one program header of a segment to load.
+    // An ELF header for this architecture, and one program header of a segment to load.
     let mut elf = vec![0u8; 64 + 56];
     elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
     elf[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };

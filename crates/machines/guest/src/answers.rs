@@ -1,61 +1,61 @@
-//! What the host hears of a size that it has announced, and when. No I/O and no clock.
+//! Decides which answers about an announced size the host gets, and when. Pure: no I/O, no clock.
 //!
-//! While applications give back, it hears how small the machine can be already, so that it takes what they have given while they give
-//! the rest. That all is done it hears when memory is readied for it, too: what it asks for before, the driver has to work
-//! for, and holds up the readying besides, since the two take turns in the kernel.
+//! While applications give back, the host hears how small the VM can already be, and takes that
+//! memory early. The final answer also waits for memory being readied. If the host asks before
+//! that, the driver must work for it and delays the readying: both take turns in the kernel.
 
 use crate::governor::Announcement;
 use hecaton_vm::guest_port::GuestMessage;
 use std::time::Duration;
 
-/// How long an answer waits for memory that is being readied, of which nothing comes.
+/// Time that an answer waits for memory being readied, without progress.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How much more has to be there before the host hears of it, unless it is the last.
+/// Least further bytes that are worth a message, except for the last one.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// What is so.
+/// Announcement and memory at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub(crate) announced: Option<Announcement>,
-    /// What the host finds at once when it asks for it, in bytes.
+    /// Bytes that the host can take without delay.
     pub(crate) takeable_bytes: u64,
-    /// Nothing more is being readied.
+    /// No more memory is being readied.
     pub(crate) is_readied: bool,
 }
 
-/// What was said, and what is still to be.
+/// Tracks what was sent and which answers are withheld.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     progress: Option<Progress>,
-    /// Answers that wait, and since when.
+    /// Withheld answers, each with its time of arrival.
     withheld: Vec<(GuestMessage, Duration)>,
-    /// When there was more for the host than ever before.
+    /// Last time that the possible size reached a new minimum.
     advanced_at: Duration,
 }
 
-/// How far it is with what was announced.
+/// Progress towards one announced size.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     id: u64,
-    /// The least size that the machine could have so far, in bytes.
+    /// Smallest size that the VM could have so far, in bytes.
     least_bytes: u64,
-    /// The least that the host knows of, in bytes.
+    /// Smallest size that the host was told, in bytes; 0 after the final answer.
     said_bytes: u64,
 }
 
 impl Answers {
-    /// Has one wait.
+    /// Withholds an answer until it is due.
     pub(crate) fn keep(&mut self, answer: GuestMessage, now: Duration) {
         self.withheld.push((answer, now));
     }
 
-    /// Whether one waits.
+    /// Whether an answer is withheld.
     pub(crate) fn are_awaited(&self) -> bool {
         !self.withheld.is_empty()
     }
 
-    /// What is to be said now.
+    /// Returns the messages to send now.
     pub(crate) fn due(&mut self, view: &View, now: Duration) -> Vec<GuestMessage> {
         let giving = self.advance(view, now);
         let advanced_at = self.advanced_at;
@@ -72,7 +72,7 @@ impl Answers {
             ready.any(|answer| matches!(answer, GuestMessage::Ready { id: of, .. } if *of == id))
         };
         match &mut self.progress {
-            // Whoever hears that all is done need not hear of a part, now or later.
+            // After the final answer the host needs no partial one, now or later.
             Some(progress) if answers(progress.id) => {
                 progress.said_bytes = 0;
                 ready
@@ -123,7 +123,7 @@ mod tests {
         GuestMessage::Giving { id, size_bytes: mib * M }
     }
 
-    /// A machine that is to have 1 GiB in the end, and of which so much is to go still.
+    /// A VM with a target of 1 GiB, `owed` MiB to give back, and `takeable` MiB ready for it.
     fn view(id: u64, owed: u64, takeable: u64) -> View {
         let (target_bytes, owed_bytes) = (1024 * M, owed * M);
         View {
@@ -163,7 +163,7 @@ mod tests {
         answers.due(&busy(512, 0), at(0));
         answers.keep(ready(7), at(0));
         assert_eq!(answers.due(&busy(512, 128), at(900)), [giving(7, 1408)]);
-        // The host has taken that: there is nothing more than before.
+        // The host has taken that: no more memory is ready than before.
         assert_eq!(answers.due(&busy(384, 0), at(1200)), []);
         assert_eq!(answers.due(&busy(384, 128), at(1800)), [giving(7, 1280)]);
         assert_eq!(answers.due(&busy(384, 128), at(2799)), []);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(answers.due(&view(1, 300, 140), at(0)), [giving(1, 1184)]);
         assert_eq!(answers.due(&view(1, 300, 299), at(0)), [giving(1, 1025)]);
         assert_eq!(answers.due(&view(1, 300, 4096), at(0)), [giving(1, 1024)], "the last");
-        // Another size begins anew, and who announced nothing hears nothing.
+        // Another size starts anew; without an announcement the host hears nothing.
         assert_eq!(answers.due(&view(2, 300, 100), at(0)), [giving(2, 1224)]);
         assert_eq!(answers.due(&NOTHING, at(0)), []);
         assert_eq!(answers.due(&view(2, 300, 100), at(0)), [giving(2, 1224)]);

@@ -14,14 +14,14 @@ use tokio::sync::watch;
 /// The longest that a request waits.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(300);
 
-/// What the routes have.
+/// State of the routes.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) state: watch::Receiver<State>,
     pub(crate) news: Sender<News>,
 }
 
-/// What is asked with `GET /v1/state`.
+/// Query parameters of `GET /v1/state`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Since {
@@ -32,7 +32,7 @@ struct Since {
     wait: Duration,
 }
 
-/// What is said with `POST /v1/applications/NAME/ready`.
+/// Body of `POST /v1/applications/NAME/ready`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ready {
@@ -66,7 +66,8 @@ async fn state(Of(mut api): Of<Api>, Query(asked): Query<Since>) -> Result<Json<
         return Err((StatusCode::BAD_REQUEST, text.to_owned()));
     }
     if let Some(since) = asked.since {
-        // Other than what is known, and not later: a manager that was started again counts from the beginning.
+        // Other than what is known, and not later: a manager that was started again counts from the
+        // beginning.
         let changed = api.state.wait_for(|state| state.version != since);
         // Time that is up is answered as well, with what is so.
         drop(tokio::time::timeout(asked.wait, changed).await);

@@ -1,8 +1,9 @@
 //! A bound on the API's connections, and on how long each may take.
 //!
-//! Whoever may connect could otherwise take all of the manager's descriptors and memory, and with them the host's notices. At the
-//! bound the kernel keeps further ones waiting; so that they do not wait for ever, one that asks nothing, asks too slowly, or does not take
-//! its answer is cut.
+//! Without a bound, clients could exhaust the manager's descriptors and memory. The host's notices
+//! would then be lost. At the bound the kernel queues further connections. So that the queue moves
+//! on, a connection is cut if it sends no request, sends it too slowly, or does not read the
+//! answer.
 
 use crate::api::MAX_WAIT;
 use axum::serve::Listener;

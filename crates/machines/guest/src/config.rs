@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
-/// What is done, and for whom.
+/// Settings of the manager, and its applications.
 #[derive(Debug)]
 pub struct Config {
     pub(crate) settings: Settings,
@@ -46,7 +46,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// It is not the format.
@@ -84,9 +84,9 @@ pub enum ConfigError {
     MinAboveMax {
         /// The application.
         name: String,
-        /// What was given.
+        /// The given minimum, in bytes.
         min: u64,
-        /// What was given.
+        /// The given maximum, in bytes.
         max: u64,
     },
     /// Those before it would never have more than their minimum.
@@ -289,7 +289,8 @@ impl ApplicationTable {
 }
 
 impl Application {
-    /// What tells it; none if it asks itself.
+    /// Creates the adapter that tells the application; `None` if the application asks through the
+    /// API.
     pub(crate) fn sink(&self, ending: &Ending) -> Option<Box<dyn Sink>> {
         Some(match &self.adapter {
             Adapter::Redis(table) => Box::new(Redis {

@@ -1,32 +1,31 @@
-//! What applications may have, who is told next, and when the host is answered.
+//! Decides application limits, which application is told next, and when the host is answered.
 //!
-//! It looks at levels: each step begins with the memory as it is, and what it remembers is what the host has announced
-//! and what the applications were told. Two rules hold over all of it. Applications give back one after the other, in the
-//! order given: the next one is told when the one before has done so, or has had its time. And nobody
-//! is told to grow while another gives back.
+//! Each step starts from the current memory. The governor keeps the host's announcements and the
+//! orders to applications. Two rules always hold. Applications give back one by one, in the given
+//! order: the next is told after the one before gave back or timed out. No application is told to
+//! grow while another gives back.
 
 use crate::share::{least, limits, most};
 use crate::state::{ApplicationState, ApplicationStatus, Eviction, State, Target};
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Notice};
 use std::time::Duration;
 
-/// What is taken from applications, beyond what the size says, is a multiple of this.
+/// Granularity of memory taken from applications beyond what the size demands.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// How far above an announced size the kernel may count itself when it has shrunk to it.
+/// Excess over an announced size up to which the VM counts as shrunk to that size.
 const TOLERANCE_BYTES: u64 = 4 << 20;
 
-/// How long memory may take to become available once applications have given it back, before they are
-/// asked for more.
+/// Time for memory to become available after applications gave it back, before they must give more.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// How long enough has to be available before applications get some of it again.
+/// Time that enough memory must be available before applications get some back.
 const RELAX_TIME: Duration = Duration::from_secs(30);
 
-/// How long an announced size counts that the machine does not reach: the host's agent may be gone.
+/// Lifetime of an announced size that the VM does not reach: the host's agent may be gone.
 const TARGET_LASTS: Duration = Duration::from_secs(600);
 
-/// How long after its time an eviction counts that has not come.
+/// Lifetime, after its deadline, of an eviction that does not happen.
 const EVICTION_LASTS: Duration = Duration::from_secs(60);
 
 /// Memory as the kernel counts it.
@@ -38,90 +37,90 @@ pub struct Memory {
     pub available_bytes: u64,
 }
 
-/// How it decides.
+/// Settings of the governor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What is left to all that is not listed, in bytes.
+    /// Bytes reserved for everything except the listed applications.
     pub reserve_bytes: u64,
-    /// What is to be available all the time, in bytes.
+    /// Bytes that must be available at all times.
     pub free_bytes: u64,
-    /// How long an application may take to give back before the next one is told, and memory to be available after
-    /// the last.
+    /// Timeout for an application to give back before the next one is told, and for memory to
+    /// become available after the last one.
     pub patience: Duration,
 }
 
-/// What an application may have.
+/// Memory bounds of one application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Its name.
     pub name: String,
-    /// At all times, in bytes.
+    /// Lower bound of the application's limit, in bytes.
     pub min_bytes: u64,
-    /// At most, in bytes.
+    /// Upper bound of the application's limit, in bytes.
     pub max_bytes: u64,
-    /// It is told when the machine is to be evicted.
+    /// The application is told when the VM is about to be evicted.
     pub hears_of_evictions: bool,
 }
 
-/// What the host has said that it will take.
+/// Memory that the host has announced it will take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
     /// The host's number of the notice.
     pub id: u64,
-    /// What the machine will have in the end, as the host counts it, in bytes.
+    /// Final size of the VM as the host counts it, in bytes.
     pub target_bytes: u64,
-    /// What has to go still, in bytes.
+    /// Bytes that must still be given back.
     pub owed_bytes: u64,
-    /// An application has given back for it, or has had its time, or none has to: what is there now was left over for the host.
-    /// Before that it may be what those who are just being told are about to use.
+    /// An application gave back or timed out, or none has to: memory available now is for the host.
+    /// Before that, applications that are just being told may be about to use that memory.
     pub is_under_way: bool,
 }
 
-/// Something that is to be done.
+/// An action for the caller to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// An application is to be told.
+    /// Send an order to an application.
     Tell {
-        /// Which, by its place.
+        /// Index of the application.
         application: usize,
-        /// What.
+        /// The order.
         order: Order,
     },
-    /// The host is to be told.
+    /// Send a message to the host.
     Answer(GuestMessage),
 }
 
-/// What an application is told.
+/// An order to one application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Its number, from 1 on for each application.
+    /// Sequence number, from 1 on for each application.
     pub number: u64,
-    /// What it may have, in bytes.
+    /// Limit of the application, in bytes.
     pub limit_bytes: u64,
-    /// What the machine has, or will have, in bytes.
+    /// Present or future memory of the VM, in bytes.
     pub total_bytes: u64,
-    /// How long it has.
+    /// Time that the application has to comply.
     pub within: Duration,
-    /// Why.
+    /// Reason for the order.
     pub reason: Reason,
 }
 
-/// Why an application is told something.
+/// Reason for an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It is the first that it is told.
+    /// The first order to this application.
     Start,
-    /// It is to have less.
+    /// The limit falls.
     Shrink,
-    /// It may have more.
+    /// The limit rises.
     Grow,
-    /// The machine will be killed.
+    /// The VM will be killed.
     Eviction,
-    /// The machine will not be killed after all.
+    /// The VM will not be killed after all.
     Spared,
 }
 
-/// The state; see the module's text.
+/// State of the decisions; see the module header.
 #[derive(Clone, Debug)]
 pub struct Governor {
     settings: Settings,
@@ -131,52 +130,52 @@ pub struct Governor {
     target: Option<Announced>,
     eviction: Option<Doom>,
     squeezed_bytes: u64,
-    /// When too little was available, or some was given back of what was taken for it.
+    /// Last time that too little was available, or that applications got squeezed memory back.
     squeezed_at: Duration,
-    /// Since when nobody gives back, nor is to.
+    /// Start of the time in which no application gives back or has to.
     rests_since: Option<Duration>,
 }
 
-/// An application as far as it was told.
+/// Orders to one application, and its progress.
 #[derive(Clone, Debug, Default)]
 struct Application {
     order: u64,
     told: Option<Wanted>,
-    /// What it was told with the last order that it has carried out: those that were overtaken it may not have heard.
+    /// Content of the last order that it carried out; it may not have heard replaced orders.
     knows: Option<Wanted>,
     status: ApplicationStatus,
-    /// When it was told to give back.
+    /// Time at which it was told to give back.
     since: Duration,
     failure: Option<String>,
 }
 
-/// What an application is to know.
+/// Limit and eviction that an application must know of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wanted {
     limit_bytes: u64,
     is_evicted: bool,
 }
 
-/// A size that was announced.
+/// A size that the host announced.
 #[derive(Clone, Debug)]
 struct Announced {
     id: u64,
     size_bytes: u64,
     target_bytes: u64,
     heard_at: Duration,
-    /// What the kernel will count; once it is known what it counts now.
+    /// Final size as the kernel counts it; `None` until the kernel's present count is known.
     total_bytes: Option<u64>,
     /// See [`Announcement`].
     is_under_way: bool,
-    /// When all applications had given back, or had had their time, for the first time since.
+    /// First time after the notice at which all applications had given back or timed out.
     drained_at: Option<Duration>,
     is_answered: bool,
-    /// The machine has shrunk to it. It bounds what applications may have until the machine grows again: its last
-    /// blocks may still be on their way, and who was told to grow by those would be told to shrink at once.
+    /// The VM has shrunk to this size, which bounds the limits until the VM grows again. Its last
+    /// blocks may still be in flight; applications that grow by those would have to shrink at once.
     is_reached: bool,
 }
 
-/// An eviction that was announced.
+/// An eviction that the host announced.
 #[derive(Clone, Debug)]
 struct Doom {
     id: u64,
@@ -185,7 +184,7 @@ struct Doom {
 }
 
 impl Governor {
-    /// Of these applications, in the order in which they give back.
+    /// Governs these applications, which give back in the order of `bounds`.
     pub fn new(settings: Settings, bounds: Vec<Bounds>) -> Governor {
         Governor {
             settings,
@@ -200,7 +199,7 @@ impl Governor {
         }
     }
 
-    /// Takes what the host says.
+    /// Records a message of the host.
     pub fn hear(&mut self, message: &HostMessage, now: Duration) {
         match *message {
             HostMessage::Target { id, size_bytes, target_bytes } => {
@@ -225,7 +224,7 @@ impl Governor {
         }
     }
 
-    /// An application has done what this order says. One that was overtaken by another order says nothing.
+    /// Records that an application has carried out this order. A replaced order is ignored.
     pub fn settled(&mut self, application: usize, order: u64) {
         if let Some(one) = self.applications.get_mut(application)
             && one.order == order
@@ -241,7 +240,7 @@ impl Governor {
         }
     }
 
-    /// An application could not be told, or refused. It may still do it.
+    /// Records that an application could not be told, or refused. It may still comply.
     pub fn failed(&mut self, application: usize, order: u64, reason: String) {
         if let Some(one) = self.applications.get_mut(application)
             && one.order == order
@@ -250,12 +249,12 @@ impl Governor {
         }
     }
 
-    /// Whether somebody gives back, or the host waits for an answer.
+    /// Whether an application gives back, or the host waits for an answer.
     pub fn is_busy(&self) -> bool {
         self.rests_since.is_none() || self.target.as_ref().is_some_and(|target| !target.is_answered)
     }
 
-    /// What the host has announced that it will take; none if it has announced nothing.
+    /// Memory that the host has announced it will take; `None` without an announcement.
     pub fn announced(&self) -> Option<Announcement> {
         self.target.as_ref().map(|target| Announcement {
             id: target.id,
@@ -265,12 +264,12 @@ impl Governor {
         })
     }
 
-    /// What is to be available all the time, in bytes.
+    /// Bytes that must be available at all times.
     pub fn free_bytes(&self) -> u64 {
         self.settings.free_bytes
     }
 
-    /// What is to be done now.
+    /// Updates the state from the current memory, and returns the actions to carry out.
     pub fn step(&mut self, memory: Memory, now: Duration) -> Vec<Action> {
         self.memory = memory;
         self.look_at_notices(now);
@@ -285,19 +284,19 @@ impl Governor {
         }
         self.squeezed_bytes = self.squeezed_bytes.min(self.most_squeezed());
         let mut actions = self.tell(now);
-        // Not before: what is missing may be what they were just told to give.
+        // Not before: applications may just have been told to give the missing memory.
         self.squeeze(now);
         actions.extend(self.answer(now).map(Action::Answer));
         actions
     }
 
-    /// The size of the machine, or the one to come.
+    /// Present size of the VM, or the announced one if it is smaller.
     fn goal_bytes(&self) -> u64 {
         let target = self.target.as_ref().and_then(|target| target.total_bytes);
         target.map_or(self.memory.total_bytes, |target| target.min(self.memory.total_bytes))
     }
 
-    /// What has to be given back still.
+    /// Bytes that must still be given back.
     fn owed_bytes(&self) -> u64 {
         self.memory.total_bytes - self.goal_bytes()
     }
@@ -305,7 +304,7 @@ impl Governor {
     fn look_at_notices(&mut self, now: Duration) {
         let total_bytes = self.memory.total_bytes;
         if let Some(target) = &mut self.target {
-            // The host counts what the machine has; what its kernel needs from the start is not in MemTotal.
+            // The host counts all memory of the VM; MemTotal lacks what the kernel needs at boot.
             let final_bytes = *target.total_bytes.get_or_insert_with(|| {
                 let uncounted = target.size_bytes.saturating_sub(total_bytes);
                 target.target_bytes.saturating_sub(uncounted)
@@ -324,18 +323,18 @@ impl Governor {
         }
     }
 
-    /// What applications may share when nothing is taken from them: what they can use of it.
+    /// Bytes for applications if none are squeezed: no more than they can use.
     fn budget_bytes(&self) -> u64 {
         let left = self.goal_bytes().saturating_sub(self.settings.reserve_bytes);
         left.min(most(&self.bounds))
     }
 
-    /// What they share above their minima.
+    /// Bytes of the budget above the applications' minima.
     fn most_squeezed(&self) -> u64 {
         self.budget_bytes().saturating_sub(least(&self.bounds))
     }
 
-    /// Takes more from applications if too little is available though all of them have done as they were told.
+    /// Takes more from applications if too little is available though none gives back any more.
     fn squeeze(&mut self, now: Duration) {
         let Some(since) = self.rests_since else { return };
         let needed = self.settings.free_bytes.saturating_add(self.owed_bytes());
@@ -353,7 +352,7 @@ impl Governor {
         let spare = available - needed;
         let has_lasted = now.saturating_sub(self.squeezed_at) >= RELAX_TIME;
         if self.squeezed_bytes > 0 && spare >= 2 * STEP_BYTES && has_lasted {
-            // Half of it: what they get is not available any more.
+            // Half of it: memory that applications get is no longer available.
             self.squeezed_bytes -= self.squeezed_bytes.min(spare / 2);
             self.squeezed_at = now;
         }
@@ -374,7 +373,7 @@ impl Governor {
     fn tell(&mut self, now: Duration) -> Vec<Action> {
         let wanted = self.wanted();
         let mut actions = Vec::new();
-        // Who gives back already learns at once that it is more, or less, than it was told; its time runs on.
+        // A draining application learns of a changed limit at once; its timeout runs on.
         for (at, wanted) in wanted.iter().enumerate() {
             let one = &self.applications[at];
             if one.status == ApplicationStatus::Draining && one.told != Some(*wanted) {
@@ -436,7 +435,7 @@ impl Governor {
         Action::Tell { application: at, order }
     }
 
-    /// What the host is to be told now: each notice is answered once.
+    /// Returns the answer that the host gets now; each notice is answered once.
     fn answer(&mut self, now: Duration) -> Option<GuestMessage> {
         let rests = self.rests_since.is_some();
         let is_free = self.memory.available_bytes >= self.owed_bytes();
@@ -453,7 +452,7 @@ impl Governor {
                 id = Some(target.id);
             }
         }
-        // One at a time; the other one at the next step.
+        // One answer at a time; the other one follows at the next step.
         if id.is_none()
             && rests
             && let Some(doom) = self.eviction.as_mut().filter(|doom| !doom.is_answered)
@@ -471,7 +470,7 @@ impl Governor {
         })
     }
 
-    /// The state as it is shown. `kinds`: how each application is told.
+    /// State for the API. `kinds`: how each application is told.
     pub fn state(&self, version: u64, kinds: &[&str], now: Duration) -> State {
         let least = self.settings.reserve_bytes.saturating_add(least(&self.bounds));
         let target = self.target.as_ref().filter(|target| !target.is_reached);
@@ -510,8 +509,8 @@ impl Governor {
 }
 
 impl Application {
-    /// Whether others wait for it when it is told this: it is to give something back, or to know that it ends. The
-    /// first that it is told counts so: nobody knows what it has.
+    /// Whether others wait while it obeys `wanted`: it must give back, or hear of the eviction.
+    /// Its first order counts too: its present use is unknown.
     fn gives(&self, wanted: Wanted) -> bool {
         self.told.is_none_or(|told| {
             wanted.limit_bytes < told.limit_bytes || (wanted.is_evicted && !told.is_evicted)

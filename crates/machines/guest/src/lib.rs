@@ -1,12 +1,14 @@
 //! The harvesting manager inside a harvest VM.
 //!
-//! A guest that shrinks without a word gives memory back as slowly as its kernel finds some. The manager knows beforehand: by
-//! a notice of the host, or by watching how much there is and how much of it is available. It has its applications
-//! give back first, one after the other, and answers the host when the memory is free.
-//! ("Memory-Harvesting VMs in Cloud Platforms", 2022, sections 4.1 and 4.4.)
+//! A guest that shrinks without a word gives memory back as slowly as its kernel finds some. The
+//! manager knows beforehand: by a notice of the host, or by watching how much there is and how much
+//! of it is available. It has its applications give back first, one after the other, and answers
+//! the host when the memory is free. ("Memory-Harvesting VMs in Cloud Platforms", 2022, sections
+//! 4.1 and 4.4.)
 //!
-//! What is decided stands in [`Governor`], which does no I/O and has no clock and no threads; the rest carries it
-//! out. Nothing is kept on disk: a manager that was killed asks the host anew, and tells every application again.
+//! [`Governor`] makes all decisions, without I/O, clock or threads; the other modules carry them
+//! out. The manager stores nothing on disk. After a restart it asks the host anew, and tells every
+//! application again.
 
 mod answers;
 mod api;

@@ -1,4 +1,5 @@
-//! The manager's thread: looks at the memory, has the governor decide, and carries out what it says.
+//! The manager's thread: looks at the memory, has the governor decide, and carries out what it
+//! says.
 
 use crate::answers::{Answers, View};
 use crate::api::{self, Api};
@@ -19,8 +20,8 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 use tokio::sync::watch;
 
-/// How often the memory is looked at: a host that has announced nothing takes hundreds of MiB in a second, and who has not given
-/// back by the time that nothing is free is killed.
+/// How often the memory is looked at: a host that has announced nothing takes hundreds of MiB in a
+/// second, and who has not given back by the time that nothing is free is killed.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often while applications give back.
@@ -29,7 +30,7 @@ const BUSY_INTERVAL: Duration = Duration::from_millis(50);
 /// How often while the host could be answered, but for memory that is being readied.
 const AWAITED_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What others tell the manager's thread.
+/// Message to the manager's thread.
 #[derive(Debug)]
 pub(crate) enum News {
     Heard(HostMessage),
@@ -47,7 +48,7 @@ pub struct Manager {
     thread: JoinHandle<()>,
 }
 
-/// What the kernel of this machine says.
+/// Reads the memory of this machine from `/proc/meminfo`.
 pub fn kernel_memory() -> io::Result<Memory> {
     let text = fs::read_to_string(MEMINFO)?;
     let field = |name: &str| {
@@ -57,7 +58,8 @@ pub fn kernel_memory() -> io::Result<Memory> {
 }
 
 impl Manager {
-    /// Begins. `port`: where the host is heard; without it only the memory is watched, which `memory` reads.
+    /// Begins. `port`: where the host is heard; without it only the memory is watched, which
+    /// `memory` reads.
     pub fn start(
         config: Config,
         port: Option<PathBuf>,
@@ -91,7 +93,7 @@ impl Manager {
         let names = config.applications.iter().map(|one| one.bounds.name.clone()).collect();
         let bounds = config.applications.into_iter().map(|one| one.bounds).collect();
         let governor = Governor::new(config.settings, bounds);
-        // Who asks before the first look finds the applications.
+        // Requests before the first step already see the applications.
         let (publish, state) = watch::channel(governor.state(0, &kinds, Duration::ZERO));
         let keeper = Keeper {
             governor,

@@ -1,7 +1,7 @@
 //! The channel to the host: a virtio-serial port, or a Unix socket.
 //!
-//! The host may come and go; the port is opened again until it is there. The guest greets whoever is at its other end, and learns
-//! what is so.
+//! The host may come and go; the port is opened again until it is there. The guest greets whoever
+//! is at its other end, and learns what is so.
 
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Lines, line};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,8 +23,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Port(Arc<Mutex<Option<Arc<File>>>>);
 
 impl Port {
-    /// Opens it, on a thread of its own that ends with the process: nothing ends a read of a device from outside. `hear` is told
-    /// what the host says, and ends the thread by `false`.
+    /// Opens it, on a thread of its own that ends with the process: nothing ends a read of a device
+    /// from outside. `hear` is told what the host says, and ends the thread by `false`.
     pub(crate) fn start(
         path: PathBuf,
         hear: impl Fn(HostMessage) -> bool + Send + 'static,
@@ -38,7 +38,8 @@ impl Port {
         Ok(port)
     }
 
-    /// Says something, if the host can take it at once: one that is not there greets later, and is told then.
+    /// Says something, if the host can take it at once: one that is not there greets later, and is
+    /// told then.
     pub(crate) fn say(&self, message: &GuestMessage) {
         let Some(file) = self.open_file().clone() else { return };
         let mut fds = [PollFd::new(&*file, PollFlags::OUT)];

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinHandle;
 
-/// Who may connect to a socket: its owner and its group.
+/// Lets a socket's owner and group connect.
 const SOCKET_MODE: u32 = 0o660;
 
 /// Why the API is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Whoever can reach it could speak for an application.
+    /// Other hosts can reach the address, and any client could speak for an application.
     #[error(
         "{0} can be reached from other hosts, and nobody is authenticated; take a loopback address such as \
          127.0.0.1:7072, or unix:/PATH"
@@ -38,7 +38,7 @@ pub enum ServeError {
     Listen {
         /// Where it should listen.
         address: Address,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -47,7 +47,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct ApiServer {
     address: Address,
-    /// Of a socket, which is removed at the end.
+    /// Path of the Unix socket, which [`ApiServer::stop`] removes.
     path: Option<PathBuf>,
     serving: JoinHandle<io::Result<()>>,
 }

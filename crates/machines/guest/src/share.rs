@@ -1,10 +1,10 @@
-//! Who may have how much.
+//! Divides memory among applications.
 
 use crate::governor::Bounds;
 
-/// The applications' limits, in bytes, when all of them together may have `budget_bytes`. Each has its minimum; the rest goes
-/// to the last one up to its maximum, then to the one before it, and so on. So the first gives first, and no
-/// other gives before that has nothing above its minimum. Minima that are more than the budget are had all the same.
+/// Divides `budget_bytes` into one limit per application, in bytes. Each gets its minimum, even
+/// beyond the budget. The last one gets the rest up to its maximum, then the one before it, and so
+/// on. So the first one gives back first, and the next one only when the first is at its minimum.
 pub fn limits(budget_bytes: u64, applications: &[Bounds]) -> Vec<u64> {
     let mut left = budget_bytes.saturating_sub(least(applications));
     let mut limits: Vec<u64> = applications.iter().map(|one| one.min_bytes).collect();
@@ -16,12 +16,12 @@ pub fn limits(budget_bytes: u64, applications: &[Bounds]) -> Vec<u64> {
     limits
 }
 
-/// All minima together.
+/// Sum of all minima, in bytes.
 pub(crate) fn least(applications: &[Bounds]) -> u64 {
     applications.iter().fold(0, |sum, one| sum.saturating_add(one.min_bytes))
 }
 
-/// All maxima together.
+/// Sum of all maxima, in bytes.
 pub(crate) fn most(applications: &[Bounds]) -> u64 {
     applications.iter().fold(0, |sum, one| sum.saturating_add(one.max_bytes))
 }

@@ -1,26 +1,26 @@
-//! What the manager says of itself.
+//! Defines the manager's state as its API reports it.
 
 use serde::{Deserialize, Serialize};
 
-/// The manager's state, as its API tells it.
+/// State of the manager, as its API reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Goes up by one with each change of what stands below, `total_bytes`, `available_bytes`, `readied_bytes` and `left_ms`
-    /// excepted, which change all the time.
+    /// Rises by one with each change of the fields below. `total_bytes`, `available_bytes`,
+    /// `readied_bytes` and `left_ms` change all the time and do not count.
     pub version: u64,
-    /// The memory that the kernel has, in bytes.
+    /// Memory of the kernel, in bytes.
     pub total_bytes: u64,
-    /// What of it could be had without swapping, in bytes.
+    /// Memory available without swapping, in bytes.
     pub available_bytes: u64,
-    /// What of it is readied for the host ahead of its asking, in bytes.
+    /// Memory readied for the host before it asks, in bytes.
     pub readied_bytes: u64,
-    /// The size that it is to shrink to.
+    /// Size that the VM must shrink to.
     pub target: Option<Target>,
-    /// It is to go.
+    /// Announced eviction of the VM.
     pub eviction: Option<Eviction>,
-    /// What applications go without because too little is available, in bytes.
+    /// Bytes that applications go without because too little is available.
     pub squeezed_bytes: u64,
-    /// What is missing for the applications' minima, in bytes.
+    /// Bytes missing for the reserve and the applications' minima.
     pub short_bytes: u64,
     /// In the order in which they give back.
     pub applications: Vec<ApplicationState>,
@@ -31,55 +31,55 @@ pub struct State {
 pub struct Target {
     /// The host's number of the notice.
     pub id: u64,
-    /// What the kernel will have, in bytes.
+    /// Final size as the kernel counts it, in bytes.
     pub total_bytes: u64,
-    /// The host was told that the memory can be taken.
+    /// The host was told that it can take the memory.
     pub is_answered: bool,
 }
 
-/// An end that the host has announced.
+/// An eviction of the VM that the host has announced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
     /// The host's number of the notice.
     pub id: u64,
-    /// How long until the machine is killed, in milliseconds.
+    /// Time until the VM is killed, in milliseconds.
     pub left_ms: u64,
     /// The host was told that all applications know.
     pub is_answered: bool,
 }
 
-/// One application.
+/// State of one application.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApplicationState {
     /// Its name.
     pub name: String,
-    /// How it is told: `redis`, `memcached`, `cgroup`, `jvm`, `hook` or `api`.
+    /// Kind of its adapter: `redis`, `memcached`, `cgroup`, `jvm`, `hook` or `api`.
     pub kind: String,
-    /// The number of what it was told last: what is confirmed. 0 before the first.
+    /// Number of the last order, which the application confirms; 0 before the first.
     pub order: u64,
-    /// What it may have, in bytes.
+    /// Limit of the application, in bytes.
     pub limit_bytes: u64,
-    /// How far it is.
+    /// Progress of the last order.
     pub status: ApplicationStatus,
-    /// Why it could not be told, or did not do as it was told.
+    /// Reason why the application was not told, or did not comply.
     pub failure: Option<String>,
 }
 
-/// How far an application is with what it was told last.
+/// Progress of an application with its last order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ApplicationStatus {
-    /// It has what it may have, or less, or may grow.
+    /// The application is within its limit, or may grow.
     #[default]
     Settled,
-    /// It gives back; those after it wait.
+    /// The application gives back; later ones wait.
     Draining,
-    /// It has not given back in time; nobody waits for it any more.
+    /// The application did not give back in time; others no longer wait for it.
     Late,
 }
 
 impl State {
-    /// Whether nothing has changed that counts.
+    /// Whether the states agree in all that `version` counts.
     pub(crate) fn is_like(&self, other: &State) -> bool {
         let fixed = |state: &State| {
             let mut state = state.clone();

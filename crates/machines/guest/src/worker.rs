@@ -1,4 +1,5 @@
-//! A thread for each application that is told by the manager: one that hangs keeps nobody else from being told.
+//! A thread for each application that is told by the manager: one that hangs keeps nobody else from
+//! being told.
 
 use crate::governor::Order;
 use crate::sink::{Progress, Sink};
@@ -19,14 +20,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// At most.
 const MAX_RETRY: Duration = Duration::from_secs(60);
 
-/// What became of an order.
+/// Result of an order.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Settled,
     Failed(String),
 }
 
-/// The thread. It ends when this is dropped, at the latest when the application has had its time to answer.
+/// The thread. It ends when this is dropped, at the latest when the application has had its time to
+/// answer.
 #[derive(Debug)]
 pub(crate) struct Worker {
     /// Until it is dropped.
@@ -56,7 +58,8 @@ impl Worker {
         }
     }
 
-    /// Has the thread end; several do so at the same time when all are closed before the first is dropped.
+    /// Has the thread end; several do so at the same time when all are closed before the first is
+    /// dropped.
     pub(crate) fn close(&mut self) {
         drop(self.orders.take());
     }

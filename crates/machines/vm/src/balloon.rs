@@ -1,12 +1,13 @@
-//! virtio-balloon: how a machine gives back that has all of its memory from the start, where the guest or QEMU has no
-//! virtio-mem.
+//! virtio-balloon: how a machine gives back that has all of its memory from the start, where the
+//! guest or QEMU has no virtio-mem.
 //!
-//! QEMU asks the guest for a size of the whole machine (`balloon`), and the guest's driver takes pages out of use
-//! until no more are left in it than that, or none are free. QEMU discards each; free pages that the balloon does not hold are
-//! discarded as well (free-page reporting), until the guest uses them again. How far it is, is polled (`query-balloon`).
+//! QEMU asks the guest for a size of the whole machine (`balloon`), and the guest's driver takes
+//! pages out of use until no more are left in it than that, or none are free. QEMU discards each;
+//! free pages that the balloon does not hold are discarded as well (free-page reporting), until the
+//! guest uses them again. How far it is, is polled (`query-balloon`).
 //!
-//! What QEMU has asked for it does not tell. So whoever begins to follow a machine asks for what it has, and knows
-//! from then on.
+//! QEMU does not report the size that it has asked for. A caller that begins to follow a machine
+//! therefore asks for the present size, and knows the requested size from then on.
 
 use crate::memory_device::{MemoryDevice, ResizeError};
 use crate::qmp::{Monitor, QmpError};
@@ -25,13 +26,14 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// Of a machine that has `base_bytes` with a full balloon, more than zero, and `max_bytes` beyond that with an
-    /// empty one. It is asked for multiples of `block_bytes`.
+    /// Describes the balloon of a machine with `base_bytes`, above zero, when the balloon is full,
+    /// and `max_bytes` more when it is empty. Requests are multiples of `block_bytes`.
     pub fn new(id: String, base_bytes: u64, max_bytes: u64, block_bytes: u64) -> Balloon {
         Balloon { id, base_bytes, block_bytes, max_bytes, requested_bytes: None }
     }
 
-    /// What it leaves the guest now. Asks for that if it is not known what was asked for.
+    /// Returns the memory that the balloon leaves the guest now. Asks for the present size if no
+    /// request is known.
     pub fn device(
         &mut self,
         monitor: &mut Monitor,

@@ -1,12 +1,19 @@
 //! A user's QEMU command line, given memory that its host's agent has admitted it to.
 //!
-//! The machine's memory is all the agent's matter: how much it begins with, on which NUMA nodes of the host, and
-//! how much can be plugged there later. So what a command line says of it itself is refused, and the whole
-//! is added: a shared memory file for each part, a virtio-mem device for each part that can grow, the
-//! monitor through which it does, and the port to the manager inside ([`guest_port`](crate::guest_port)). Memory files were preferred to anonymous memory because the host can
-//! tell from outside, by `/proc/PID/fd`, how much of which of them is really in memory.
+//! The agent decides the machine's memory: its start size, its NUMA nodes of the host, and how much
+//! can be plugged there later. A command line that sets memory itself is therefore refused.
+//! [`edit`] adds:
 //!
-//! One with a [balloon](crate::balloon) has a single file with all that it may have, and no virtio-mem device.
+//! - a shared memory file for each part,
+//! - a virtio-mem device for each part that can grow,
+//! - the monitor through which the machine grows,
+//! - the port to the manager inside ([`guest_port`](crate::guest_port)).
+//!
+//! Memory files are preferred to anonymous memory: by `/proc/PID/fd` the host can tell how much of
+//! each file is resident.
+//!
+//! A machine with a [balloon](crate::balloon) has a single file of its maximum size, and no
+//! virtio-mem device.
 
 use crate::guest_port::PORT_NAME;
 use crate::option::{OptionError, OptionValue};
@@ -17,23 +24,24 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// What every size is a multiple of, virtio-mem's blocks included: a huge page.
+/// Every size is a multiple of this, virtio-mem's block size included: one huge page.
 pub const BLOCK_BYTES: u64 = 2 << 20;
 
-/// What QEMU may lose of the guest's address space to put each device where a memory block begins.
+/// Guest address space that QEMU may lose for each device, to place it where a memory block begins.
 const ALIGNMENT_BYTES: u64 = 1 << 30;
 
 /// The driver of the devices by which a machine grows.
 pub const GROWING_DRIVER: &str = "virtio-mem-pci";
 
-/// The driver of the device by which a machine gives back that has all of its memory from the start.
+/// The driver of the device by which a machine gives back that has all of its memory from the
+/// start.
 pub const BALLOON_DRIVER: &str = "virtio-balloon-pci";
 
-/// What free pages are given back by that the balloon does not hold.
+/// Balloon property that gives back free pages outside the balloon.
 const REPORTING: &str = "free-page-reporting";
 
-/// A machine's memory. Each part is a NUMA node of the guest, in this order; the first has memory from
-/// the start.
+/// A machine's memory. Each part is a NUMA node of the guest, in this order; the first has memory
+/// from the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// One for each node of the host that it has memory of, or may have.
@@ -43,21 +51,23 @@ pub struct Memory {
     pub is_ballooned: bool,
 }
 
-/// What a machine has, or may have, of one NUMA node of the host.
+/// Present and possible memory of a machine on one NUMA node of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// The host's node, by the kernel's number; none on a host with one node, where nothing is bound.
+    /// The host's node, by the kernel's number; none on a host with one node, where nothing is
+    /// bound.
     pub host_node: Option<u32>,
     /// As long as it runs, in bytes.
     pub base_bytes: u64,
-    /// The most that can be plugged, or is in no balloon, beyond that, in bytes; zero for no device.
+    /// The most that can be plugged, or is in no balloon, beyond that, in bytes; zero for no
+    /// device.
     pub more_bytes: u64,
 }
 
 impl Memory {
-    /// Of a machine that has `base_bytes` on each of the host's nodes (`nodes` has their numbers) and may
-    /// grow to `max_bytes` in all, on any of them. No device has the size of anything else of the machine: by
-    /// its size a memory file is told from others.
+    /// Plans a machine with `base_bytes` on each of the host's nodes (`nodes` has their numbers).
+    /// It may grow to `max_bytes` in all, on any of them. Each device's size differs from all other
+    /// sizes: the host recognises a memory file by its size.
     pub fn plan(nodes: &[u32], base_bytes: &[u64], max_bytes: u64) -> Memory {
         let may_grow = max_bytes.saturating_sub(base_bytes.iter().sum());
         let mut parts: Vec<Part> = nodes
@@ -87,22 +97,22 @@ impl Memory {
         Memory { parts, is_ballooned: false }
     }
 
-    /// Of a machine that has `max_bytes` of one node from its start, and may be brought down to `min_bytes`.
-    /// `host_node` is none on a host with one node.
+    /// Plans a machine that has `max_bytes` of one node from its start, and may shrink to
+    /// `min_bytes`. `host_node` is `None` on a host with one node.
     pub fn with_balloon(host_node: Option<u32>, min_bytes: u64, max_bytes: u64) -> Memory {
         let more_bytes = max_bytes.saturating_sub(min_bytes);
         let part = Part { host_node, base_bytes: min_bytes, more_bytes };
         Memory { parts: vec![part], is_ballooned: true }
     }
 
-    /// Of a container, which begins with `min_bytes` and may grow to `max_bytes` on one node.
-    /// `host_node` is none on a host with one node.
+    /// Plans a container that begins with `min_bytes` and may grow to `max_bytes` on one node.
+    /// `host_node` is `None` on a host with one node.
     pub fn of_container(host_node: Option<u32>, min_bytes: u64, max_bytes: u64) -> Memory {
         Memory { is_ballooned: false, ..Memory::with_balloon(host_node, min_bytes, max_bytes) }
     }
 
-    /// The sizes of a part's memory files: of the one that is there from the start, and of a virtio-mem device's.
-    /// Zero for none.
+    /// The sizes of a part's memory files: of the one that is there from the start, and of a
+    /// virtio-mem device's. Zero for none.
     pub fn files(&self, part: &Part) -> [u64; 2] {
         match self.is_ballooned {
             true => [part.base_bytes + part.more_bytes, 0],
@@ -110,7 +120,7 @@ impl Memory {
         }
     }
 
-    /// What it has as long as it runs.
+    /// Bytes that the machine has as long as it runs.
     pub fn base_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.base_bytes).sum()
     }
@@ -162,7 +172,7 @@ pub enum SizeError {
         Size(BLOCK_BYTES), Size(*below), Size(*above)
     )]
     NoBlocks {
-        /// What was given.
+        /// The given size, in bytes.
         bytes: u64,
         /// The nearest below.
         below: u64,
@@ -172,15 +182,15 @@ pub enum SizeError {
     /// The minimum is above the maximum.
     #[error("a minimum of {} is more than the maximum of {}; exchange them", Size(*min), Size(*max))]
     MinAboveMax {
-        /// What was given.
+        /// The given minimum, in bytes.
         min: u64,
-        /// What was given.
+        /// The given maximum, in bytes.
         max: u64,
     },
 }
 
-/// Whether a machine can have from `min_bytes` to `max_bytes`: equal ones for a machine that does not
-/// grow.
+/// Whether a machine can have from `min_bytes` to `max_bytes`: equal ones for a machine that does
+/// not grow.
 pub fn check_sizes(min_bytes: u64, max_bytes: u64) -> Result<(), SizeError> {
     for bytes in [min_bytes, max_bytes] {
         if bytes == 0 {
@@ -198,8 +208,8 @@ pub fn check_sizes(min_bytes: u64, max_bytes: u64) -> Result<(), SizeError> {
     Ok(())
 }
 
-/// The command line with this memory, its program left out; see the module's text. `guest_port`: where the port to the manager
-/// inside listens, of a machine that has one.
+/// The command line with this memory, its program left out; see the module's text. `guest_port`:
+/// where the port to the manager inside listens, of a machine that has one.
 pub fn edit(
     arguments: &[OsString],
     memory: &Memory,
@@ -256,7 +266,8 @@ pub fn edit(
     }
     if memory.is_ballooned {
         let id = Memory::device_id(0);
-        // A guest that is out of memory kills its own, and takes nothing back that may be somebody else's by then.
+        // A guest that is out of memory kills its own, and takes nothing back that may be somebody
+        // else's by then.
         add("device", format!("{BALLOON_DRIVER},id={id},{REPORTING}=on,deflate-on-oom=off"));
         // Its next kernel would have the balloon's memory before it knows of the balloon.
         add("action", "reboot=shutdown".to_owned());
@@ -312,13 +323,14 @@ fn check_word(word: &Word, is_ballooned: bool) -> Result<(), CreateError> {
     }
 }
 
-/// Whether QEMU can make a machine grow, by what `-device virtio-mem-pci,help` prints. `-device help`, which lists them
-/// all, fails where QEMU does not find all of its modules.
+/// Whether QEMU can make a machine grow, by what `-device virtio-mem-pci,help` prints. `-device
+/// help`, which lists them all, fails where QEMU does not find all of its modules.
 pub fn can_grow(device_help: &str) -> bool {
     device_help.contains(&format!("{GROWING_DRIVER} options"))
 }
 
-/// Whether QEMU can make a machine give back by a balloon, by what `-device virtio-balloon-pci,help` prints.
+/// Whether QEMU can make a machine give back by a balloon, by what `-device
+/// virtio-balloon-pci,help` prints.
 pub fn can_balloon(device_help: &str) -> bool {
     device_help.contains(&format!(" {REPORTING}="))
 }

@@ -1,8 +1,8 @@
 //! A libvirt domain, changed so that its RAM can be paged, and changed back.
 //!
 //! XML in, XML out. The text is spliced and not written anew, so that a diff shows what is changed
-//! and nothing else. What was there before is noted in the domain's metadata, under a namespace of
-//! our own, which libvirt keeps: with it [`restore`] gives back what [`edit`] was given.
+//! and nothing else. A note in the domain's metadata, under a namespace of our own, has the earlier
+//! values; libvirt keeps it. With the note, [`restore`] gives back what [`edit`] was given.
 //!
 //! ```xml
 //! <metadata><hecaton:vm xmlns:hecaton="urn:hecaton:vm:1" added="…"/></metadata>
@@ -43,7 +43,7 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// Longest domain that is taken.
 pub const MAX_DOMAIN_BYTES: usize = 4 << 20;
 
-/// What a domain's machine is to be told.
+/// Additions to a domain.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     /// `libhecaton.so`.
@@ -121,7 +121,7 @@ pub fn restore(xml: &str) -> Result<String, DomainError> {
     Ok(edits.apply())
 }
 
-/// What is changed, for people: a unified diff.
+/// Returns the change as a unified diff, for people.
 pub fn diff(name: &str, before: &str, after: &str) -> String {
     similar::TextDiff::from_lines(before, after)
         .unified_diff()
@@ -236,7 +236,7 @@ fn start_tag(xml: &str, node: Node<'_, '_>) -> String {
     text[..end].split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What [`restore`] must know.
+/// Record of the changes, which [`restore`] undoes.
 #[derive(Debug, Default)]
 struct Note {
     /// Elements that were not there.
@@ -383,7 +383,7 @@ fn variable<'a>(commandline: Node<'a, 'a>, name: &str) -> Option<Node<'a, 'a>> {
     })
 }
 
-/// What others have put beside ours since stays, and the element that holds it.
+/// Undoes [`back_memory`]. Elements that others have added since stay, and so does their parent.
 fn restore_memory(backing: Node<'_, '_>, note: &Note, edits: &mut Edits<'_>) {
     let parts = [("source", "type"), ("access", "mode")];
     let ours = |node: Node<'_, '_>| {

@@ -1,46 +1,46 @@
-//! What host and guest say to each other before memory moves: JSON objects, one a line, over a virtio-serial port.
+//! Defines host-guest messages before memory moves: JSON objects, one a line, on virtio-serial.
 //!
-//! Virtio-serial and not vsock: it needs no address, no module on the host and no permission, and whoever holds QEMU's socket is
-//! the host's agent and nobody else. The host says what is so, and says it again to a guest that greets: neither
-//! side keeps what the other said before it was killed.
+//! Virtio-serial needs no address, host module or permission, as vsock would. Only the host's agent
+//! can hold QEMU's socket. The host sends the present state, and repeats it to a guest that greets:
+//! neither side keeps what it heard before it was killed.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The port's name in the guest, where it is `/dev/virtio-ports/` and this.
+/// Name of the port; its path in the guest is `/dev/virtio-ports/` and this name.
 pub const PORT_NAME: &str = "org.hecaton.guest.0";
 
-/// Longest line that is taken; a longer one is passed over.
+/// Longest accepted line; a longer one is skipped.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
 
-/// What the host says.
+/// A message from the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "kebab-case")]
 pub enum HostMessage {
-    /// The machine will have this size in the end. What was said of its size before is void.
+    /// The VM will have this size in the end. The notice replaces any earlier size.
     Target {
-        /// To be answered with [`GuestMessage::Ready`].
+        /// Number of the notice, which [`GuestMessage::Ready`] answers.
         id: u64,
-        /// What it has now, in bytes.
+        /// Present size, in bytes.
         size_bytes: u64,
-        /// What it will have, in bytes.
+        /// Final size, in bytes.
         target_bytes: u64,
     },
-    /// The machine will be killed.
+    /// The VM will be killed.
     Evict {
-        /// To be answered with [`GuestMessage::Ready`].
+        /// Number of the notice, which [`GuestMessage::Ready`] answers.
         id: u64,
-        /// How long until then, in milliseconds.
+        /// Time until the kill, in milliseconds.
         within_ms: u64,
     },
-    /// It will not be after all.
+    /// An earlier notice no longer holds.
     Cancelled {
-        /// What will not be.
+        /// The cancelled notice.
         what: Notice,
     },
 }
 
-/// What can be cancelled.
+/// A notice that can be cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Notice {
@@ -50,50 +50,50 @@ pub enum Notice {
     Evict,
 }
 
-/// What the guest says.
+/// A message from the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "kebab-case")]
 pub enum GuestMessage {
-    /// It listens from now on, and knows nothing of what was said before.
+    /// The guest listens from now on, and knows no earlier message.
     Hello,
-    /// Its applications give back still, and what they have given so far can be taken.
+    /// Applications still give back, and the host can take what they have given so far.
     Giving {
-        /// The notice that it is about, a [`HostMessage::Target`].
+        /// Number of the [`HostMessage::Target`].
         id: u64,
-        /// The size that the machine can have already, in bytes; less each time that it is said.
+        /// Size that the VM can already have, in bytes; lower in each message.
         size_bytes: u64,
     },
-    /// Its applications have given back what they can, or know that the machine ends.
+    /// Applications have given back what they can, or know that the VM ends.
     Ready {
-        /// The notice that it answers.
+        /// Number of the answered notice.
         id: u64,
-        /// What is available in the guest, in bytes.
+        /// Memory available in the guest, in bytes.
         available_bytes: u64,
-        /// The applications that did not do as they were told in time.
+        /// Applications that did not comply in time.
         late: Vec<String>,
     },
 }
 
-/// A message as it is sent.
+/// Encodes a message as one line.
 pub fn line(message: &impl Serialize) -> String {
     serde_json::to_string(message).expect("messages are plain") + "\n"
 }
 
-/// Makes messages of bytes as they come.
+/// Decodes messages from a stream of bytes.
 #[derive(Debug, Default)]
 pub struct Lines {
     unread: Vec<u8>,
-    /// The line that comes is too long.
+    /// The current line is too long.
     is_passing: bool,
 }
 
 impl Lines {
-    /// Takes what has come.
+    /// Appends received bytes.
     pub fn take(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
     }
 
-    /// The next whole line as a message; the reason if it is none. Empty lines are nothing.
+    /// Decodes the next whole line, or says why it is no message. Empty lines are skipped.
     pub fn next_message<T: DeserializeOwned>(&mut self) -> Option<Result<T, String>> {
         loop {
             let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') else {

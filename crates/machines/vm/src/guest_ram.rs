@@ -4,9 +4,9 @@
 //! memory become shared ones; a monitor of our own is added. Everything else stays as it was
 //! written, and what cannot be paged is refused ([`crate::refusal`]).
 //!
-//! A memfd that QEMU itself makes was preferred to one that the node makes and names by
-//! `/proc/PID/fd/N`: the library hands over either, and the first works also where QEMU may not
-//! look into the node's `/proc` directory (another user, a container).
+//! QEMU itself makes the memfd. The rejected alternative: the node makes it, and QEMU opens
+//! `/proc/PID/fd/N`. The library hands over either memfd. But QEMU's own also works where QEMU may
+//! not look into the node's `/proc` directory (another user, a container).
 
 use crate::BACKEND_ID;
 use crate::option::{OptionError, OptionValue, parse_size};
@@ -16,7 +16,7 @@ use hecaton_memory::Size;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// What the user wants beside the command line.
+/// Settings that the user gives beside the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
     /// The guest's RAM at its start, if it was given.

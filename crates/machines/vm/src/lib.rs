@@ -1,12 +1,14 @@
 //! Virtual machines whose RAM is in the pool.
 //!
-//! Neither QEMU nor the guest is changed. What is changed is how QEMU is told to make the guest's
-//! RAM: as shared memory in a memfd, which `libhecaton.so` recognises and hands to the pager
-//! ([`guest_ram`] for a command line, [`domain`] for libvirt). What would have guest memory read or
-//! written past the pager is refused beforehand, with the reason ([`refusal`]). A machine that
-//! runs is stopped and watched through its monitor ([`qmp`]), and is made larger and smaller through
-//! its virtio-mem devices ([`memory_device`]) or its balloon ([`balloon`]), which one that its host's agent has admitted is started with
-//! ([`create`]); the manager inside it is told before that ([`guest_port`]). libvirt's domains are asked through [`virsh`].
+//! Neither QEMU nor the guest is changed. [`guest_ram`] (for a command line) and [`domain`] (for
+//! libvirt) make QEMU place the guest's RAM in a shared memfd. `libhecaton.so` recognises the memfd
+//! and hands it to the pager. [`refusal`] refuses, with the reason, options that would read or
+//! write guest memory past the pager.
+//!
+//! The monitor ([`qmp`]) stops and watches a running machine. Virtio-mem devices
+//! ([`memory_device`]) or a balloon ([`balloon`]) grow and shrink it. [`create`] adds them to the
+//! command line of a machine that its host's agent has admitted. [`guest_port`] tells the manager
+//! inside beforehand. [`virsh`] asks about libvirt's domains.
 //!
 //! All but [`qmp`], [`virsh`], [`memory_device`] and [`balloon`] is pure: text in, text out.
 

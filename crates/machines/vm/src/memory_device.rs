@@ -1,20 +1,22 @@
 //! virtio-mem: the devices by which a machine grows and shrinks.
 //!
-//! QEMU asks the guest for a size (`requested-size`), and the guest plugs and unplugs blocks until it has it, or
-//! stops short of it when it has nothing left to unplug. How far it is, is polled (`query-memory-devices`):
-//! QEMU tells of changes too (`MEMORY_DEVICE_SIZE_CHANGE`), but of one a second at most, and of the last
-//! one late. What is unplugged QEMU discards: the host has it back, zeroed, at the latest when somebody
-//! touches it next.
+//! QEMU asks the guest for a size (`requested-size`), and the guest plugs and unplugs blocks until
+//! it has it. The guest stops early when it has nothing left to unplug. Its progress is polled
+//! (`query-memory-devices`): QEMU sends events too (`MEMORY_DEVICE_SIZE_CHANGE`), but at most one a
+//! second, and the last one late. QEMU discards unplugged memory: the host has it back, zeroed, at
+//! the latest at the next access.
 //!
-//! Guests need `memhp_default_state=online_movable` (or `auto_online_blocks`) so that what is plugged holds nothing that cannot be
-//! moved; elsewhere a single page of the kernel's own keeps a whole block.
+//! Guests need `memhp_default_state=online_movable` (or `auto_online_blocks`) so that what is
+//! plugged holds nothing that cannot be moved; elsewhere a single page of the kernel's own keeps a
+//! whole block.
 
 use crate::qmp::{Monitor, QmpError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A virtio-mem device of a running machine, or what its [balloon](crate::balloon) leaves of its memory. Sizes in bytes.
+/// A virtio-mem device of a running machine, or what its [balloon](crate::balloon) leaves of its
+/// memory. Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryDevice {
     /// Its id in QEMU.
@@ -27,9 +29,9 @@ pub struct MemoryDevice {
     pub block_bytes: u64,
     /// The largest size.
     pub max_bytes: u64,
-    /// What the guest has been asked for.
+    /// Size that the guest was asked for.
     pub requested_bytes: u64,
-    /// What it has.
+    /// Size that the guest has.
     pub plugged_bytes: u64,
 }
 
@@ -39,7 +41,7 @@ pub enum ResizeError {
     /// No such device.
     #[error("the machine has no virtio-mem device `{id}`, but {there}; see `query-memory-devices`")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested id.
         id: String,
         /// Which there are.
         there: String,
@@ -52,7 +54,7 @@ pub enum ResizeError {
     NoBlocks {
         /// The device.
         id: String,
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
         /// The device's block.
         block_bytes: u64,
@@ -69,7 +71,7 @@ pub enum ResizeError {
     TooLarge {
         /// The device.
         id: String,
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
         /// The largest.
         max_bytes: u64,
@@ -83,8 +85,8 @@ pub enum ResizeError {
 const OBJECTS: &str = "/objects/";
 
 impl Monitor {
-    /// The machine's virtio-mem devices, as they are now. Those without an id, which nobody can ask for
-    /// anything, and memory devices of other kinds are passed over.
+    /// The machine's virtio-mem devices, as they are now. Those without an id, which nobody can ask
+    /// for anything, and memory devices of other kinds are passed over.
     pub fn memory_devices(&mut self, patience: Duration) -> Result<Vec<MemoryDevice>, QmpError> {
         let listed = self.execute("query-memory-devices", json!({}), patience)?;
         let mut devices = Vec::new();

@@ -1,9 +1,13 @@
 //! The value of a QEMU option: `q35,accel=tcg`, or the same as JSON.
 //!
-//! QEMU's own rules (`util/qemu-option.c`, `util/keyval.c`): parts are separated by commas, a comma
-//! within a value is doubled, a first part without `=` is the value of the option's implied key,
-//! any other part without `=` is a switch that is on. `-object`, `-device` and `-blockdev` take JSON
-//! as well; nested members are named with dots, as in the other notation.
+//! QEMU's own rules (`util/qemu-option.c`, `util/keyval.c`):
+//!
+//! - Commas separate parts; a comma within a value is doubled.
+//! - A first part without `=` is the value of the option's implied key.
+//! - Any other part without `=` is a switch that is on.
+//!
+//! `-object`, `-device` and `-blockdev` take JSON as well; nested members are named with dots, as
+//! in the other notation.
 
 use serde_json::Value;
 
@@ -259,7 +263,7 @@ mod tests {
         #[test]
         fn nothing_makes_it_panic(text in "\\PC{0,40}") {
             if let Ok(option) = OptionValue::parse(&text, "type") {
-                // What is written is read as the same again.
+                // Written text reads as the same option again.
                 let again = OptionValue::parse(&option.to_text(), "type").unwrap();
                 let (_, _) = (again.to_text(), parse_size(&text, 1));
             }

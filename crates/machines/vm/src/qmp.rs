@@ -1,9 +1,9 @@
 //! QEMU's monitor protocol: JSON objects, one a line, over a Unix socket.
 //!
-//! Every wait has an end. A machine whose processor waits for a page that is lost answers nothing
-//! that needs the processor to stop, and whoever asks must be able to go on. What comes in between
-//! (events, answers to commands that were given up) is kept or passed over; events of kinds that
-//! are not known are no error. A QEMU that hangs as it ends is helped on ([`process`]).
+//! Every wait has a timeout: a machine whose processor waits for a lost page answers no command
+//! that must stop the processor. Events that come in between are kept, also those of unknown kinds.
+//! Answers to commands that timed out are skipped. A QEMU that hangs as it ends gets SIGTERM
+//! ([`process`]).
 
 mod process;
 
@@ -42,7 +42,7 @@ pub struct Monitor {
 pub struct Event {
     /// Its kind, such as `SHUTDOWN`, `RESET`, `STOP`, `BALLOON_CHANGE`.
     pub name: String,
-    /// What is known of it.
+    /// The event's data, as QEMU sends them.
     pub data: Value,
 }
 
@@ -75,12 +75,12 @@ pub enum QmpError {
         /// How long was waited.
         patience: Duration,
     },
-    /// What came is not the protocol.
+    /// The peer does not speak QMP.
     #[error("what listens at {path} does not speak QMP: {reason}")]
     Protocol {
         /// The socket.
         path: PathBuf,
-        /// What was wrong.
+        /// Why the message is not QMP.
         reason: String,
     },
     /// The connection failed, or QEMU ended.
@@ -88,7 +88,7 @@ pub enum QmpError {
     Io {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call; `UnexpectedEof` if QEMU ended.
         source: io::Error,
     },
 }
@@ -226,8 +226,8 @@ impl Monitor {
         Ok(MemorySize { base_bytes, plugged_bytes: field("plugged-memory").unwrap_or(0) })
     }
 
-    /// What the machine has by now that cannot be with a paged guest: plugged since its start, or
-    /// there from the start in a machine that was not started by `hecaton vm`.
+    /// Lists what a paged guest must not have. It was plugged since the start, or was there from
+    /// the start of a machine that `hecaton vm` did not start.
     pub fn refusals(&mut self, patience: Duration) -> Result<Vec<Refusal>, QmpError> {
         let mut refused = Vec::new();
         for place in ["/machine/peripheral", "/machine/peripheral-anon"] {

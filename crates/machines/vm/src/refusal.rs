@@ -1,16 +1,16 @@
-//! What cannot be with a paged guest, and why.
+//! Refuses QEMU options that do not work with a paged guest, and says why.
 //!
-//! A page of the guest is taken away in this order: write-protect it in QEMU, copy it, write it to
-//! a donor, punch it out of the memory file. That is sound as long as every access to guest memory
-//! goes through QEMU's mapping, where it faults. Three kinds of access do not: DMA into pages that
-//! are pinned, mappings that another process has made of the same memory, and the processor's own
-//! encryption. They lose data without a word, so they are refused before the machine starts.
+//! A page of the guest is evicted in this order: write-protect it in QEMU, copy it, write it to a
+//! donor, punch it out of the memory file. That is sound as long as every access to guest memory
+//! goes through QEMU's mapping, where it faults. Three kinds of access do not: DMA into pinned
+//! pages, mappings of the same memory in another process, and the processor's own encryption. They
+//! lose data silently, so they are refused before the VM starts.
 
 use crate::option::OptionValue;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Why something is refused.
+/// Reason for a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
@@ -20,19 +20,19 @@ pub enum Reason {
     DirectIo,
     /// vhost-user, ivshmem: another process maps guest memory too.
     MappedElsewhere,
-    /// hugetlbfs: no page of 4 KiB can be taken out.
+    /// hugetlbfs: a single page of 4 KiB cannot be evicted.
     HugePages,
-    /// Everything is touched at the start.
+    /// All memory is touched at the start.
     Preallocated,
     /// `mlock`.
     Locked,
-    /// A private mapping: what the guest writes is not in the memory file.
+    /// A private mapping: guest writes do not reach the memory file.
     Private,
     /// A file on a disk, or a device: punching holes would destroy it.
     FileOnDisk,
-    /// SEV, TDX, SGX: what the host reads is not what the guest wrote.
+    /// SEV, TDX, SGX: the host does not read the bytes that the guest wrote.
     Encrypted,
-    /// QEMU would not be where it is looked for.
+    /// `-daemonize`: QEMU would leave the process that Hecaton follows.
     Detached,
 }
 
@@ -78,24 +78,24 @@ impl Reason {
     }
 }
 
-/// One thing that is refused.
+/// One refused option or device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{subject}: {}", reason.text())]
 pub struct Refusal {
     /// As the user wrote it.
     pub subject: String,
-    /// Why.
+    /// Reason for the refusal.
     pub reason: Reason,
 }
 
 impl Refusal {
-    /// `subject` is refused for `reason`.
+    /// Refuses `subject` for `reason`.
     pub fn new(subject: impl fmt::Display, reason: Reason) -> Refusal {
         Refusal { subject: subject.to_string(), reason }
     }
 }
 
-/// A device (`-device`, or QOM type of one that is there), by its driver's name.
+/// Checks a device (`-device`, or QOM type of an existing one) by its driver's name.
 pub fn of_device(driver: &str) -> Option<Reason> {
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| driver.starts_with(prefix));
     if starts(&["vfio-", "vhost-vdpa", "pvrdma", "iommufd"]) {
@@ -110,31 +110,31 @@ pub fn of_device(driver: &str) -> Option<Reason> {
     }
 }
 
-/// A device with the properties that matter.
+/// Checks a device by its driver and properties.
 pub fn of_device_option(device: &OptionValue) -> Option<Reason> {
     let driver = device.get("driver")?;
     let gpu = driver.starts_with("virtio-gpu") || driver.starts_with("virtio-vga");
-    // udmabuf pins what the guest draws into.
+    // udmabuf pins the buffers that the guest draws into.
     if gpu && device.is_on("blob") {
         return Some(Reason::PinnedByDevice);
     }
     of_device(driver)
 }
 
-/// An object (`-object`) that is no memory backend, by its type.
+/// Checks an object (`-object`) that is no memory backend, by its type.
 pub fn of_object(kind: &str) -> Option<Reason> {
     match kind {
         "iommufd" => Some(Reason::PinnedByDevice),
         "sev-guest" | "sev-snp-guest" | "tdx-guest" | "pef-guest" | "s390-pv-guest" => {
             Some(Reason::Encrypted)
         }
-        // Parts of the machine in other processes.
+        // Parts of the VM in other processes.
         "x-remote-object" | "x-vfio-user-server" => Some(Reason::MappedElsewhere),
         _ => None,
     }
 }
 
-/// A network back-end (`-netdev`, `-nic`), by its type.
+/// Checks a network back-end (`-netdev`, `-nic`) by its type.
 pub fn of_network(kind: &str) -> Option<Reason> {
     match kind {
         "vhost-vdpa" => Some(Reason::PinnedByDevice),
@@ -143,13 +143,13 @@ pub fn of_network(kind: &str) -> Option<Reason> {
     }
 }
 
-/// A drive (`-drive`) or block node (`-blockdev`).
+/// Checks a drive (`-drive`) or block node (`-blockdev`).
 pub fn of_block(option: &OptionValue) -> Option<Reason> {
     let direct = matches!(option.get("cache"), Some("none" | "directsync"))
         || option.is_on("cache.direct")
         || option.get("aio") == Some("native");
     let driver_of = |key: &str| key == "driver" || key.ends_with(".driver");
-    // Layers of a block node stand below it: `file.driver=nvme`.
+    // Layers of a block node have nested keys: `file.driver=nvme`.
     let nested_direct = option.parts().any(|(key, value)| {
         (key.ends_with(".cache.direct") && value == "on")
             || (key.ends_with(".aio") && value == "native")
@@ -175,7 +175,7 @@ pub fn of_block(option: &OptionValue) -> Option<Reason> {
     }
 }
 
-/// A memory backend (`-object memory-backend-…`, or the same of `object-add`).
+/// Checks a memory backend (`-object memory-backend-…`, or the same of `object-add`).
 pub fn of_backend(backend: &OptionValue) -> Option<Reason> {
     let kind = backend.get("qom-type").unwrap_or_default();
     let shared_by_itself = matches!(kind, "memory-backend-memfd" | "memory-backend-shm");
@@ -192,7 +192,7 @@ pub fn of_backend(backend: &OptionValue) -> Option<Reason> {
     if file && backend.get("mem-path").is_some_and(|path| path.contains("huge")) {
         return Some(Reason::HugePages);
     }
-    // The pager takes a memfd that a node has made, and nothing else that has a path.
+    // The only path that the pager takes is that of a memfd that a node has made.
     if file && !backend.get("mem-path").is_some_and(is_descriptor_path) {
         return Some(Reason::FileOnDisk);
     }
@@ -207,7 +207,7 @@ pub fn of_backend(backend: &OptionValue) -> Option<Reason> {
     (!shared).then_some(Reason::Private)
 }
 
-/// `/proc/PID/fd/N`.
+/// Whether `path` is `/proc/PID/fd/N`.
 fn is_descriptor_path(path: &str) -> bool {
     let mut parts = path.split('/').skip(1);
     parts.next() == Some("proc") && parts.nth(1) == Some("fd")

@@ -1,8 +1,9 @@
 //! `virsh`, libvirt's command, as a process that is waited for no longer than one likes.
 //!
-//! A process and not the library: a libvirt that hangs holds a process up and nobody else, and any version and any
-//! connection that `virsh` knows will do. What is asked is asked once: one that has not answered in time is late, and is waited
-//! for, since each further question would hold one more of libvirt's threads until it has none left.
+//! A process is used and not the library: a libvirt that hangs blocks only that process. Any
+//! version and connection that `virsh` knows will do. Each question is asked once, and a late
+//! answer is waited for. A repeated question would hold one more of libvirt's threads, until it has
+//! none left.
 
 use crate::domain::MAX_DOMAIN_BYTES;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -51,10 +52,10 @@ pub enum VirshError {
     Failed {
         /// Its first word.
         word: String,
-        /// What it said.
+        /// Last line of the error output, or the exit status.
         reason: String,
     },
-    /// What it said cannot be read.
+    /// The output or the exit status cannot be read.
     #[error("what `virsh {word}` says cannot be read: {source}")]
     Unreadable {
         /// Its first word.
@@ -81,8 +82,8 @@ impl Virsh {
         &self.uri
     }
 
-    /// Asks, and waits for the answer. Once it is late, after `patience`, `late` is called again and again; when it says
-    /// `false` nobody waits any more.
+    /// Asks, and waits for the answer. Once it is late, after `patience`, `late` is called again
+    /// and again; when it says `false` nobody waits any more.
     pub fn ask(
         &self,
         words: &[&str],

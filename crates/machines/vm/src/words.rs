@@ -57,7 +57,7 @@ pub enum Word {
     Option {
         /// Without its dashes.
         name: String,
-        /// What follows it.
+        /// The word after the name.
         value: String,
     },
     /// `-name` alone.

@@ -1,4 +1,4 @@
-//! What a donor is told, and why it may refuse.
+//! Defines a donor's configuration and the errors that stop its start.
 
 use crate::extents::ledger::LedgerError;
 use crate::extents::table::RestoreError;
@@ -13,37 +13,37 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a donor lends, and where it serves.
+/// Configuration of a donor: lent memory, address and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorConfig {
-    /// The donor's name, one of its kind in the cluster; at most 64 bytes.
+    /// Name of the donor, unique in the cluster; 1 to 64 bytes.
     pub name: String,
-    /// Where it serves; port 0 takes a free one.
+    /// Address that the donor listens on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Most that it lends. Rounded down to whole pages, huge ones if those are used.
+    /// Most memory that it lends, rounded down to whole pages: huge ones if those are used.
     pub lend: Size,
-    /// Lends the memory of this NUMA node alone. Without it, that of all nodes.
+    /// Lends memory of this NUMA node only; `None` lends that of all nodes.
     pub numa_node: Option<u32>,
-    /// Lends huge pages of 2 MiB, which the host must have set aside. They are taken with the extent
-    /// and not as written, and go back with the extent and not as discarded, because a write that
-    /// finds no huge page ends the process. Extents are of 2 MiB or more.
+    /// Lends huge pages of 2 MiB, which the host must have reserved. An extent takes and returns
+    /// all its pages at once, not on write and discard: a write that finds no huge page ends the
+    /// process. Extents have at least 2 MiB.
     pub huge_pages: bool,
-    /// The directory of its node's certificate: borrowers show one of theirs, and are spoken to by TLS.
+    /// Directory of the node's certificate. Borrowers must use TLS and show their own certificate.
     pub tls_dir: Option<PathBuf>,
     /// Most connections at a time.
     pub connections: usize,
-    /// A borrower that does not take its answers is cut off after this long.
+    /// Timeout after which a borrower that does not take its answers is disconnected.
     pub stall: Duration,
-    /// Lends less, and asks for some back, while the host has less than that available.
+    /// Lends less, and recalls memory, while the host has less than this available.
     pub keep_free: Option<Size>,
-    /// Parks in a file what it is to give back and nobody can take.
+    /// Parks recalled pages in a file if no borrower gives them back.
     pub park: Option<ParkConfig>,
-    /// Where the kernel says what the host has available.
+    /// Path of the kernel's report on the host's available memory.
     pub meminfo: PathBuf,
 }
 
 impl DonorConfig {
-    /// A donor that lends base pages of all nodes.
+    /// Configures a donor that lends base pages of all nodes.
     pub fn new(name: impl Into<String>, listen: SocketAddr, lend: Size) -> DonorConfig {
         let Limits { connections, stall, .. } = Limits::default();
         let name = name.into();
@@ -64,70 +64,70 @@ impl DonorConfig {
     }
 }
 
-/// Why a donor does not lend.
+/// Error that keeps a donor from lending.
 #[derive(Debug, thiserror::Error)]
 pub enum DonorError {
     /// The name is empty or does not fit in a greeting.
     #[error("`{0}` is no name for a donor: it must have 1 to 64 bytes")]
     Name(String),
-    /// Less than a page.
+    /// The memory to lend is less than a page.
     #[error("{lend} is too little to lend: the least is {least}")]
     TooLittle {
-        /// What was to be lent.
+        /// Memory to lend.
         lend: Size,
-        /// A page of the kind that was asked for.
+        /// A page of the requested kind.
         least: Size,
     },
-    /// More than there is.
+    /// The memory to lend is more than the host has.
     #[error("{lend} cannot be lent: this machine has {total} of memory")]
     TooMuch {
-        /// What was to be lent.
+        /// Memory to lend.
         lend: Size,
-        /// The machine's memory.
+        /// Memory of the host.
         total: Size,
     },
     /// The NUMA node does not have the memory.
     #[error(transparent)]
     Zone(#[from] ZoneError),
-    /// The host's NUMA nodes cannot be found out.
+    /// The host's NUMA nodes cannot be read.
     #[error("cannot read the host's NUMA nodes")]
     Topology(#[source] io::Error),
-    /// The kernel does not bind the memory.
+    /// The kernel refuses to bind the memory.
     #[error("cannot bind memory to NUMA node {node}; without a node named, memory of all is lent")]
     Bind {
-        /// The node that was asked for.
+        /// The requested node.
         node: u32,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// The memory to lend cannot be had.
+    /// The memory to lend cannot be obtained.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The ledger cannot be made, or a predecessor's not be taken over.
+    /// The ledger cannot be created, or a predecessor's cannot be taken over.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    /// What stands in the predecessor's ledger cannot be.
+    /// The records in the predecessor's ledger are contradictory.
     #[error("the ledger handed over is damaged")]
     Restore(#[from] RestoreError),
-    /// What was handed over is another donor's.
+    /// The memory handed over is another donor's: its size differs.
     #[error("the memory handed over is for lending {held}, and {lend} is to be lent")]
     OtherSize {
-        /// What was handed over.
+        /// Size handed over.
         held: Size,
-        /// What this donor is to lend.
+        /// Size that this donor must lend.
         lend: Size,
     },
     /// Pages cannot be parked.
     #[error(transparent)]
     Park(#[from] ParkError),
-    /// A predecessor parked, and this donor is not to.
+    /// The predecessor parked pages, and this donor must not.
     #[error("what was handed over is of a donor that parks pages, and this one is not to park any")]
     NotToPark,
     /// Not all of the descriptors were handed over.
     #[error("the descriptor `{0}` was not handed over with the others")]
     MissingFd(&'static str),
-    /// The port is another program's.
+    /// Another program uses the port.
     #[error("{0} is in use by another program: stop that one, or take another port (0 is any)")]
     PortInUse(SocketAddr),
     /// The address cannot be listened on.
@@ -135,11 +135,11 @@ pub enum DonorError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// A thread or a descriptor cannot be had.
+    /// A thread or a descriptor cannot be created.
     #[error("cannot start to serve")]
     Start(#[source] io::Error),
 }

@@ -45,18 +45,18 @@ const LEASE_CHECK: Duration = Duration::from_secs(1);
 /// The memory of a donor, which outlives its process in the hands of a supervisor.
 #[derive(Debug)]
 pub struct DonorFds {
-    /// What is lent.
+    /// The memory that is lent.
     pub arena: OwnedFd,
-    /// To whom, and the pages' sums.
+    /// Records of the lending, and the pages' sums.
     pub ledger: OwnedFd,
-    /// What is parked, if the donor parks.
+    /// File with the parked pages, if the donor parks.
     pub park: Option<OwnedFd>,
 }
 
 impl DonorFds {
     /// Picks a donor's memory from descriptors under their labels, [`ARENA_LABEL`],
-    /// [`LEDGER_LABEL`] and, if it parks, [`PARK_LABEL`]; others are dropped. None if neither of the
-    /// first two is there.
+    /// [`LEDGER_LABEL`] and, if it parks, [`PARK_LABEL`]; others are dropped. None if neither of
+    /// the first two is there.
     pub fn from_labelled(
         fds: impl IntoIterator<Item = (String, OwnedFd)>,
     ) -> Result<Option<DonorFds>, DonorError> {
@@ -241,15 +241,15 @@ impl Donor {
         self.lender.set_draining(draining);
     }
 
-    /// Lends no more than that from now on, and asks borrowers to take away what is above it; without
-    /// a limit, lends again what it was opened with.
+    /// Lends no more than that from now on, and asks borrowers to take away what is above it;
+    /// without a limit, lends again what it was opened with.
     pub fn set_limit(&self, limit: Option<Size>) {
         self.lender.set_limit(limit);
     }
 
-    /// Keeps what is lent, and the ledger, from being swapped out. What is swapped out already is
-    /// brought in first, which takes as long as the swap does. What cannot be locked is passed
-    /// over, and the first reason returned.
+    /// Locks the lent memory and the ledger against being swapped out. Pages in swap are brought in
+    /// first, which takes as long as the swap does. Memory that cannot be locked is skipped, and
+    /// the first error returned.
     pub fn lock_memory(&self) -> io::Result<()> {
         let ledger = self.ledger.lock();
         ledger.and(self.lender.arena().lock())
@@ -309,7 +309,8 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, DonorError> {
     })
 }
 
-/// Lends new memory until told to stop. `ready` is called with the address when requests are served.
+/// Lends new memory until told to stop. `ready` is called with the address when requests are
+/// served.
 pub fn run(
     config: &DonorConfig,
     stop: &StopHandle,

@@ -1,5 +1,5 @@
-//! Keeps some of the host's memory available, if the donor is to: looks at what the host has left, and
-//! lets [`hecaton_policy::pressure`] say how much may be lent.
+//! Keeps some of the host's memory available, if the donor is to: looks at what the host has left,
+//! and lets [`hecaton_policy::pressure`] say how much may be lent.
 
 use crate::lender::Lender;
 use hecaton_memory::meminfo::available_bytes;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tracing::warn;
 
-/// What is looked at, and what was seen so far.
+/// Watch over the host's available memory.
 pub(crate) struct HostWatch {
     meminfo: PathBuf,
     pressure: Pressure,
@@ -24,7 +24,8 @@ impl HostWatch {
         HostWatch { meminfo, pressure, is_blind: false }
     }
 
-    /// Looks, and sets the donor's limit. What cannot be seen changes nothing.
+    /// Reads the host's available memory, and sets the donor's limit. If it cannot be read, the
+    /// limit stays.
     pub(crate) fn look(&mut self, lender: &Lender) {
         let available_bytes = match available_bytes(&self.meminfo) {
             Ok(bytes) => bytes,

@@ -44,7 +44,7 @@ pub(crate) struct Lender {
     sums: PageSums,
     park: Option<Park>,
     books: Mutex<Books>,
-    /// What the table says, for answers that do not ask it.
+    /// Lendable pages of the table, for answers that do not lock it.
     free_pages: AtomicU64,
     in_service: AtomicU32,
     /// Nothing more is lent, and borrowers are told to take away what they have here.
@@ -53,7 +53,7 @@ pub(crate) struct Lender {
     born: Instant,
 }
 
-/// What changes together, under one lock.
+/// State that changes together, under one lock.
 struct Books {
     table: Table,
     ledger: Ledger,
@@ -61,12 +61,12 @@ struct Books {
     limits: Limits,
 }
 
-/// What bounds the lending, beside the memory that there is.
+/// Limits on the lending, besides the size of the arena.
 #[derive(Default)]
 struct Limits {
-    /// What it was told to lend at most.
+    /// From [`Lender::set_limit`].
     told: Option<Size>,
-    /// What its host can do without.
+    /// From [`Lender::set_host_limit`].
     host: Option<Size>,
 }
 
@@ -76,21 +76,21 @@ pub(crate) struct Pinned<'a> {
     view: Option<Arc<View>>,
 }
 
-/// What a write has done.
+/// Result of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written {
     /// The extent counts as parked: its pages are in memory again that was to be given back.
     pub(crate) to_parked: bool,
 }
 
-/// Who asks.
+/// A borrower, as its connection introduced it.
 #[derive(Clone)]
 pub(crate) struct Borrower {
     pub(crate) space: SpaceId,
     pub(crate) epoch: Epoch,
     /// The node that it has shown to be; none without certificates.
     node: Option<NodeDigest>,
-    /// Of the protocol, that is spoken with it.
+    /// Version of the protocol on its connection.
     version: u16,
     /// The lease that it wants.
     lease_ms: u64,
@@ -465,7 +465,7 @@ impl Lender {
         Ok(())
     }
 
-    /// Computes the sums of a run of pages anew, and compares them with those that came with the pages.
+    /// Recomputes the sums of a run of pages, and compares them with the stored sums.
     pub(crate) fn verify(
         &self,
         borrower: &Borrower,
@@ -501,8 +501,8 @@ impl Lender {
         Ok(())
     }
 
-    /// Computes the signatures of a run of pages as they are. One that the disk does not give is signed as
-    /// the zeros that a reader would get.
+    /// Computes the signatures of a run of pages as they are. A page that the disk does not give is
+    /// signed with the contents that a reader would get.
     pub(crate) fn sign(
         &self,
         borrower: &Borrower,
@@ -541,8 +541,8 @@ impl Lender {
         Ok(())
     }
 
-    /// Reads parked pages, without a lock that anybody waits for, and corrects their states if they do
-    /// not match their sums.
+    /// Reads parked pages, under no lock that a request waits for. Corrects the states of those
+    /// that do not match their sums.
     fn verify_parked(
         &self,
         pinned: &Pinned<'_>,
@@ -577,7 +577,7 @@ impl Lender {
         let sum = page_sum(data);
         let is_right = match self.state_in_memory(at) {
             Ok(state) => state == PageState::Damaged(sum),
-            // What the file has is no better than this, and looking would have others wait for the disk.
+            // The file has nothing better, and reading it would make others wait for the disk.
             Err(parked) => parked == sum,
         };
         if is_right {
@@ -710,8 +710,8 @@ impl Lender {
         Ok(())
     }
 
-    /// When this returns, nothing of an older epoch is under way any more, and nothing is let in; and so with what is of
-    /// another node, where they can be told apart.
+    /// When this returns, no request of an older epoch is in flight, and no further one is let in.
+    /// The same holds for requests of other nodes, where the nodes are known.
     pub(crate) fn fence(&self, borrower: &Borrower) -> Result<(), Refusal> {
         let &Borrower { space, epoch, node, version, lease_ms, ref gate } = borrower;
         let mut books = self.books();
@@ -860,8 +860,8 @@ impl Lender {
         }
     }
 
-    /// Empties what is not lent, and the memory of what is parked: a predecessor may have died before it
-    /// did.
+    /// Empties pages that are not lent, and the memory of parked pages: a predecessor may have died
+    /// before it did.
     pub(crate) fn empty_what_is_of_no_use(&self) {
         let mut lent: Vec<_> = self.books().table.extents().map(|lent| lent.pages()).collect();
         lent.sort_by_key(|pages| pages.start);
@@ -878,7 +878,7 @@ impl Lender {
         extents.into_values().map(|view| Pinned { lender: self, view: Some(view) }).collect()
     }
 
-    /// What the keeper decides by; `None` if there can be nothing for it to do.
+    /// Input for the keeper's decisions; `None` if it can have nothing to do.
     pub(crate) fn survey(&self) -> Option<Survey> {
         let park = self.park.as_ref()?;
         let now_ms = self.now_ms();
@@ -922,7 +922,7 @@ impl Lender {
         Some(Pinned { lender: self, view: Some(view) })
     }
 
-    /// Has whoever comes to an extent from now on come to another view of it; false if it was freed.
+    /// Gives later requests to an extent another view of it; false if the extent was freed.
     pub(crate) fn renew_view(&self, before: &Pinned<'_>) -> bool {
         let view = before.view();
         let books = self.books();
@@ -941,7 +941,7 @@ impl Lender {
         self.books().table.set_parked(lent, is_parked);
     }
 
-    /// Gives back the memory of those of the pages that are parked. The caller keeps writes from them.
+    /// Gives back the memory of those pages that are parked. The caller keeps writes from them.
     pub(crate) fn empty_memory_of_parked(&self, pages: Range<u64>) {
         for run in runs(pages, |page| self.is_parked(page)) {
             self.give_back(run);
@@ -957,7 +957,7 @@ impl Lender {
         }
     }
 
-    /// The books, for who may do all with the space. Whose it is does not change while they are held.
+    /// Locks the books for a borrower with all rights to the space. Its owner cannot change then.
     fn books_for(&self, borrower: &Borrower) -> Result<MutexGuard<'_, Books>, Refusal> {
         let books = self.books();
         borrower.gate.look().ownership.check(borrower.node)?;
@@ -974,15 +974,15 @@ impl Pinned<'_> {
         self.view.as_ref().expect("it is taken by the drop alone")
     }
 
-    /// Whether nobody else has this view of the extent; then nobody ever will, if the gate has another.
+    /// Whether no other holder has this view; that is final once the gate has another view.
     pub(crate) fn is_alone(&mut self) -> bool {
         self.view.as_mut().is_some_and(|view| Arc::get_mut(view).is_some())
     }
 }
 
 impl Drop for Pinned<'_> {
-    /// Whoever is the last to let go of a freed extent gives its memory back. Until the extent was
-    /// freed, the gate holds on to it, and this is never the last.
+    /// The last holder of a freed extent gives its memory back. Until the extent is freed, the gate
+    /// holds it too, and this holder is not the last.
     ///
     /// Takes the table's lock, and so must not happen under it.
     fn drop(&mut self) {

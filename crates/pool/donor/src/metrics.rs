@@ -1,7 +1,7 @@
-//! What a donor counts.
+//! Counts a donor's requests and measures its service times.
 //!
-//! Counters are kept in a few shards, and a connection counts in one of them: the lock that every
-//! request takes here is one that is nearly always free and whose memory is in this core's cache.
+//! A few shards hold the counters, and each connection counts in one of them. Every request takes
+//! the lock of its shard: it is nearly always free, and its memory is in this core's cache.
 
 use hdrhistogram::Histogram;
 use hecaton_transport::protocol::{PageState, Refusal};
@@ -16,7 +16,7 @@ const SHARDS: usize = 8;
 pub const BUCKETS_US: [u64; 14] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000, 1_000_000];
 
-/// Counts since the process took up the lending.
+/// Counts since this process began to lend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Connections that are open now.
@@ -25,7 +25,7 @@ pub struct Counters {
     pub connections_total: u64,
     /// Pages sent.
     pub pages_read: u64,
-    /// Of them, pages that were never written.
+    /// Pages sent that were never written; a part of `pages_read`.
     pub zero_pages_read: u64,
     /// Pages stored.
     pub pages_written: u64,
@@ -33,20 +33,20 @@ pub struct Counters {
     pub pages_discarded: u64,
     /// Pages copied from other donors.
     pub pages_filled: u64,
-    /// Pages whose sums were computed anew.
+    /// Pages whose checksums were recomputed.
     #[serde(default)]
     pub pages_verified: u64,
-    /// Of them, pages that did not match: each time that one was looked at.
+    /// Verified pages that did not match their checksums, counted at each verification.
     #[serde(default)]
     pub pages_damaged: u64,
-    /// Damaged pages that were mended from another donor's copy.
+    /// Damaged pages repaired from another donor's copy.
     #[serde(default)]
     pub pages_repaired: u64,
     /// Extents lent.
     pub extents_allocated: u64,
-    /// Extents that their borrowers gave back.
+    /// Extents that their borrowers freed.
     pub extents_freed: u64,
-    /// Extents taken back because their lease ran out.
+    /// Extents reclaimed because their lease expired.
     pub extents_expired: u64,
     /// Requests and connections that were refused.
     pub refusals: Refusals,
@@ -61,40 +61,40 @@ pub struct Counters {
 pub struct Refusals {
     /// No room for an extent.
     pub full: u64,
-    /// Of an older epoch than the fence.
+    /// Requests with an epoch below the fence.
     pub stale_epoch: u64,
-    /// For an extent that the space does not have.
+    /// Requests for an extent that the space does not hold.
     pub no_such_extent: u64,
-    /// Beyond an extent's end, or of a size that is not lent.
+    /// Pages beyond an extent's end, or an extent size that is not lent.
     pub out_of_bounds: u64,
-    /// With a page that did not match its sum.
+    /// Writes of a page that did not match its checksum.
     pub corrupt: u64,
-    /// A space too many.
+    /// Too many spaces, or too many nodes admitted to a space.
     pub busy: u64,
-    /// To fill an extent that is not being filled, or to copy from a donor that does not answer.
+    /// Fills of an extent that is not being filled, or from a donor that does not answer.
     pub no_fill: u64,
-    /// By a node to whom the space does not belong.
+    /// Requests by a node that does not own the space.
     #[serde(default)]
     pub other_node: u64,
 }
 
-/// How long requests took.
+/// Service times of one kind of request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceTimes {
-    /// How many.
+    /// Number of requests.
     pub count: u64,
-    /// Together, in microseconds.
+    /// Sum, in microseconds.
     pub sum_us: f64,
-    /// Half of them took no longer, in microseconds.
+    /// Median, in microseconds.
     pub p50_us: f64,
-    /// Nine in ten took no longer.
+    /// 90th percentile, in microseconds.
     pub p90_us: f64,
-    /// 99 in 100 took no longer.
+    /// 99th percentile, in microseconds.
     pub p99_us: f64,
-    /// The longest.
+    /// Maximum, in microseconds.
     pub max_us: f64,
-    /// How many took longer than the bucket before and no longer than this one's bound; see
-    /// [`BUCKETS_US`]. What took longer than the last bound is in none.
+    /// Requests per bucket: above the previous bound, at most this bound; see [`BUCKETS_US`].
+    /// Requests above the last bound are in no bucket.
     pub buckets: Vec<u64>,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Metrics {
     expired: AtomicU64,
 }
 
-/// Alone on its cache lines.
+/// The alignment keeps each shard alone on its cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
@@ -133,13 +133,13 @@ impl Default for Metrics {
     }
 }
 
-/// Nanoseconds from 64 to a minute, to 1 %.
+/// Histogram from 64 ns to 60 s in nanoseconds, exact to 1 %.
 fn times() -> Histogram<u64> {
     Histogram::new_with_bounds(64, 60_000_000_000, 2).expect("these bounds are valid")
 }
 
 impl Metrics {
-    /// A connection begins, and counts in one shard from now on.
+    /// Counts a new connection and returns the shard in which it counts.
     pub(crate) fn connected(&self) -> ShardId {
         self.connections.fetch_add(1, Ordering::Relaxed);
         ShardId(self.connections_total.fetch_add(1, Ordering::Relaxed) as usize % SHARDS)
@@ -153,7 +153,7 @@ impl Metrics {
         self.expired.fetch_add(extents, Ordering::Relaxed);
     }
 
-    /// A borrower that was not welcomed has no connection to count with.
+    /// Counts a refused connection, which has no shard of its own.
     pub(crate) fn not_welcomed(&self, refusal: Refusal) {
         self.refused(ShardId(0), refusal);
     }
@@ -168,7 +168,7 @@ impl Metrics {
             Refusal::Corrupt(_) => refusals.corrupt += 1,
             Refusal::NotFilling | Refusal::NoSource => refusals.no_fill += 1,
             Refusal::OtherNode => refusals.other_node += 1,
-            // The version is agreed on before a donor is asked.
+            // The transport settles the version before it asks the donor.
             Refusal::Busy | Refusal::Version(..) => refusals.busy += 1,
         }
     }
@@ -213,7 +213,7 @@ impl Metrics {
         self.shard(shard).counters.extents_freed += extents as u64;
     }
 
-    /// All shards together.
+    /// Sums all shards.
     pub(crate) fn total(&self) -> Counters {
         let mut total = Counters {
             connections: self.connections.load(Ordering::Relaxed),

@@ -1,8 +1,9 @@
-//! What a donor does with the requests of a connection.
+//! Answers the requests of one connection to a donor.
 //!
-//! A read goes from the arena to the socket with one gathered send; a page that was never written is
-//! sent from one page of zeros that all share. A write has come into the connection's buffer when
-//! this sees it, and is verified before a byte of it is stored.
+//! A read goes from the arena to the socket with one gathered send. Pages that were never written
+//! are sent from one page of zeros that all connections share. A write is complete in the
+//! connection's buffer when this module sees it, and all its pages are verified before a byte is
+//! stored.
 
 use crate::lender::{Borrower, Lender, Place};
 use crate::metrics::ShardId;
@@ -23,7 +24,7 @@ static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 /// The donor's end of the page protocol.
 pub(crate) struct PageService {
     lender: Arc<Lender>,
-    /// What is shown to donors that a fill copies from.
+    /// Credentials presented to donors that a fill copies from.
     credentials: Option<Arc<CredentialsDir>>,
 }
 
@@ -36,17 +37,17 @@ impl PageService {
     }
 }
 
-/// One connection. Its buffers are as large as a request can need, and are made once.
+/// State of one connection. All requests reuse its buffers; `sums` and `parts` never grow.
 pub(crate) struct Session {
     lender: Arc<Lender>,
     borrower: Borrower,
-    /// How to introduce oneself to a donor that a fill copies from.
+    /// Hello and credentials for donors that a fill copies from.
     introduction: Introduction,
     source: Option<Source>,
     shard: ShardId,
     sums: Vec<PageSum>,
     parts: Parts,
-    /// Pages that are read from a file, as large as a read can need from the first on.
+    /// Pages read from the park file; sized for the largest read at first use.
     parked: Vec<[u8; PAGE_SIZE]>,
     lines: Vec<HeldExtent>,
     states: Vec<PageState>,
@@ -157,7 +158,7 @@ impl Session {
             }
             Request::Fill { extent, first, count, source } => {
                 let Session { borrower, introduction, source: kept, .. } = self;
-                // Who may not have anything copied here has nothing read elsewhere either.
+                // A borrower that may not fill here must not cause reads at another donor.
                 let filled = lender.renew(borrower).and_then(|()| {
                     fill::copy(kept, &source, introduction, (first, count), |first, sums, data| {
                         lender.fill(borrower, extent, first, sums, data)
@@ -200,8 +201,7 @@ impl Session {
             }
             Request::FreeAll => match lender.free_all(borrower) {
                 Ok(freed) => {
-                    // Giving the memory back takes seconds for some gigabytes, and the borrower
-                    // need not wait for it.
+                    // Reclaiming some gigabytes takes seconds; the borrower need not wait for it.
                     lender.metrics.freed(shard, freed.len());
                     let replied = reply.done(lender.load(borrower));
                     drop(freed);
@@ -246,7 +246,7 @@ impl Session {
                     (ZERO_PAGE.as_ptr(), ZERO_PAGE_SUM)
                 }
                 Place::Parked(sum) => {
-                    // The pages must stay where they are, and no request has more.
+                    // A push must not move the pages, and no request has more pages than this.
                     parked.reserve_exact(MAX_PAGES - parked.len());
                     parked.push([0; PAGE_SIZE]);
                     to_read.push((page, sum));
@@ -273,7 +273,7 @@ impl Session {
     }
 }
 
-/// Reads pages from the file, those that follow one another at once.
+/// Reads parked pages from the file, each contiguous run at once.
 fn read_parked(park: &Park, mut to_read: &[(u64, PageSum)], mut into: &mut [[u8; PAGE_SIZE]]) {
     while let Some(&(first, _)) = to_read.first() {
         let follows = |&(at, &(page, _)): &(u64, &(u64, PageSum))| page == first + at;
@@ -286,7 +286,7 @@ fn read_parked(park: &Park, mut to_read: &[(u64, PageSum)], mut into: &mut [[u8;
     }
 }
 
-/// Adds a page to the list of what to send; neighbours in memory go as one.
+/// Adds a page to the list to send; merges it with its neighbour in memory.
 fn append(parts: &mut Vec<libc::iovec>, page: *const u8) {
     if let Some(last) = parts.last_mut()
         && last.iov_base.wrapping_byte_add(last.iov_len).cast_const().cast() == page

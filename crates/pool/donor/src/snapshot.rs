@@ -37,10 +37,10 @@ pub struct Snapshot {
     /// Pages that are lent and above the limit: their borrowers are asked to take them away.
     #[serde(default)]
     pub recalled_pages: u64,
-    /// What it has parked; none if it does not park.
+    /// The parking; none if the donor does not park.
     #[serde(default)]
     pub park: Option<ParkSnapshot>,
-    /// What the host has really given.
+    /// Bytes of memory that the host has really given.
     pub committed_bytes: u64,
     /// Requests in service.
     pub in_service: u32,
@@ -49,19 +49,19 @@ pub struct Snapshot {
     pub draining: bool,
     /// The memory by NUMA node.
     pub zones: Vec<ZoneSnapshot>,
-    /// Who has what.
+    /// The spaces that the donor knows.
     pub spaces: Vec<SpaceSnapshot>,
     /// Counts since the process took up the lending.
     #[serde(flatten)]
     pub counters: Counters,
 }
 
-/// What a donor has in its file instead of in memory.
+/// Pages that a donor has in its file instead of in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParkSnapshot {
     /// Pages in extents that are parked, written or not, without those that are in memory again.
     pub parked_pages: u64,
-    /// What the file takes on the disk.
+    /// Bytes that the file takes on the disk.
     pub file_bytes: u64,
     /// Most that it is to take; none if that is the disk's matter.
     pub limit_bytes: Option<u64>,
@@ -73,7 +73,7 @@ pub struct ParkSnapshot {
     pub pages_fetched: u64,
     /// Pages read from it for borrowers.
     pub pages_read: u64,
-    /// Of them, pages that the disk did not give.
+    /// Pages read for borrowers that the disk did not give.
     pub pages_unreadable: u64,
 }
 
@@ -97,7 +97,7 @@ pub struct ZoneSnapshot {
     pub node: Option<u32>,
     /// Pages in it.
     pub pages: u64,
-    /// Of them, pages in no extent.
+    /// Pages of the zone in no extent.
     pub free_pages: u64,
 }
 
@@ -114,7 +114,7 @@ pub struct SpaceSnapshot {
     pub extents: u64,
     /// Pages in them.
     pub pages: u64,
-    /// Of the extents, how many it is asked to give back.
+    /// Extents that it is asked to give back.
     #[serde(default)]
     pub recalled: u64,
     /// How long nothing was heard of it, give or take a tenth of a second.

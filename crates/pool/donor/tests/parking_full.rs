@@ -1,5 +1,5 @@
-//! A donor that parks on a disk which is full after a while. A program of its own, because the limit of
-//! what it may write is the process's.
+//! A donor that parks on a disk which is full after a while. A program of its own, because the
+//! limit of what it may write is the process's.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What a space is made of, and where its donors are.
+//! Defines the configuration of a space and the directory of its donors.
 
 use crate::SpaceError;
 use crate::coded::code::Code;
@@ -16,16 +16,16 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Redundancy {
-    /// One extent holds a segment; with its donor the segment is lost.
+    /// One extent holds a segment; if its donor is lost, the segment is lost.
     #[default]
     None,
-    /// So many extents hold a segment, at different donors and, where there are several, on different
-    /// hosts: 2 or 3.
+    /// This many extents, 2 or 3, hold a segment, at different donors. They are on different hosts
+    /// where the cluster has several.
     Mirror(u8),
 }
 
 impl Redundancy {
-    /// For so many copies of each page.
+    /// Redundancy with this many copies of each page; an error unless 1 to 3.
     pub fn of_copies(copies: u8) -> Result<Redundancy, SpaceError> {
         match copies {
             1 => Ok(Redundancy::None),
@@ -43,22 +43,22 @@ impl Redundancy {
     }
 }
 
-/// How segments are kept that nobody has touched for long.
+/// How the space keeps cold segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cold {
     /// The erasure code.
     pub code: Code,
-    /// For how long all segments of a stripe must have been left alone.
+    /// How long all segments of a stripe must be untouched before they are coded.
     pub after: Duration,
 }
 
-/// What a space is made of.
+/// Configuration of a space.
 #[derive(Clone, Debug)]
 pub struct SpaceConfig {
     /// The space's name on the wire, chosen at random.
     pub id: SpaceId,
-    /// The borrower's epoch. Donors refuse whoever comes with an older one.
+    /// The borrower's epoch. Donors refuse borrowers with an older epoch.
     pub epoch: Epoch,
     /// The consumer's name, for people.
     pub consumer: String,
@@ -68,29 +68,29 @@ pub struct SpaceConfig {
     pub segment_order: u8,
     /// How groups survive the loss of a donor.
     pub redundancy: Redundancy,
-    /// What is coded, when it has gone cold. Only where there are copies.
+    /// Erasure coding of cold segments. Only with copies.
     pub cold: Option<Cold>,
-    /// Where the borrower is: nearer donors are taken first.
+    /// The borrower's location: nearer donors are preferred.
     pub site: Site,
     /// How long donors keep the space's extents without hearing from it.
     pub lease: Duration,
-    /// How long a request is tried again on a donor that does not answer before it fails.
+    /// How long a request is retried at a donor that does not answer before the request fails.
     pub patience: Duration,
-    /// How long a donor may be silent before others that have the same pages take its place. Only
-    /// where there are copies.
+    /// How long a donor may be silent before requests fail over to donors with the same pages. Only
+    /// with copies.
     pub failover: Duration,
-    /// How long a donor may leave all requests for its pages unanswered before it is taken for gone,
-    /// and what waits for them fails for good. At least the patience counts.
+    /// How long a donor may leave all page requests unanswered before it counts as lost. Requests
+    /// that wait for its pages then fail for good. At least the patience applies.
     pub give_up: Duration,
     /// Bounds of each connection.
     pub connection: Options,
-    /// What is shown to donors, which are then to show certificates of their nodes; connections are not
-    /// protected if nothing is said.
+    /// Credentials presented to donors, which must then present certificates of their nodes.
+    /// `None`: connections are not protected.
     pub credentials: Option<Arc<CredentialsDir>>,
 }
 
-/// How long a donor may be silent before others take its place, if nothing is said: long enough for
-/// a host that is busy, short enough that a program hardly stands still.
+/// Default of [`SpaceConfig::failover`]: long enough for a busy host to answer, short enough that a
+/// program hardly stalls.
 pub const FAILOVER: Duration = Duration::from_millis(150);
 
 impl SpaceConfig {
@@ -101,8 +101,8 @@ impl SpaceConfig {
     /// The highest order of a segment: 4 GiB.
     pub const MAX_SEGMENT_ORDER: u8 = 20;
 
-    /// A space with the defaults: no redundancy, a lease of 30 s, a patience of 10 s, donors
-    /// given up after 60 s, replaced by others after 150 ms.
+    /// A space with the defaults: no redundancy, a lease of 30 s, a patience of 10 s, a failover
+    /// after 150 ms, donors given up after 60 s.
     pub fn new(id: SpaceId, epoch: Epoch, consumer: &str, pages: u64) -> SpaceConfig {
         SpaceConfig {
             id,
@@ -132,7 +132,7 @@ impl SpaceConfig {
         self.pages.div_ceil(self.segment_pages())
     }
 
-    /// As its map needs to know it.
+    /// The shape of the space, for its map.
     pub fn shape(&self) -> Shape {
         Shape {
             segments: self.segments(),
@@ -167,16 +167,16 @@ impl SpaceConfig {
 /// A donor and where it listens.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DonorAddress {
-    /// The donor's name, by which it is known again when its address changes.
+    /// The donor's name. It identifies the donor after a change of address.
     pub name: String,
-    /// Where it is.
+    /// The donor's location.
     pub site: Site,
-    /// Where it takes page connections.
+    /// Address at which the donor accepts page connections.
     pub addr: SocketAddr,
 }
 
-/// Who the donors are at this moment. Asked when a space begins, when there is no room left, and
-/// with each renewal.
+/// Lists the current donors. A space asks when it begins, when no room is left, and at each renewal
+/// of its leases.
 pub trait Directory: Send + Sync {
     /// All donors that the space may use.
     fn donors(&self) -> Vec<DonorAddress>;

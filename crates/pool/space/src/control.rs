@@ -58,9 +58,9 @@ pub(crate) struct Link {
     silence: Option<Silence>,
 }
 
-/// Attempts that failed one after the other, with no answer between them. Callers wait for the patience
-/// together and not one after the other: a donor that has been silent for that long when it is a
-/// caller's turn is asked once more, and that is all.
+/// Attempts that failed one after the other, with no answer between them. Callers wait for the
+/// patience together and not one after the other: a donor that has been silent for that long when
+/// it is a caller's turn is asked once more, and that is all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Silence {
     since: Instant,
@@ -68,8 +68,9 @@ struct Silence {
 }
 
 impl Silence {
-    /// As it stands after an attempt that failed just now, of a call that began then. A failure so long
-    /// ago that all of the patience had passed by then was another silence: nobody has looked meanwhile.
+    /// As it stands after an attempt that failed just now, of a call that began then. A failure so
+    /// long ago that all of the patience had passed by then was another silence: nobody has looked
+    /// meanwhile.
     fn goes_on(
         before: Option<Silence>,
         began: Instant,
@@ -87,7 +88,7 @@ struct Open {
     begun: Duration,
 }
 
-/// What a donor answered, and in which of its lives.
+/// A donor's answer, and the boot of the donor that gave it.
 pub(crate) struct Answered {
     pub(crate) outcome: Outcome,
     pub(crate) boot: u64,
@@ -254,7 +255,7 @@ impl Link {
                 let refusal = Refusal::Version(version, version);
                 return Ok(Answered { outcome: Outcome::Refused(refusal), boot });
             }
-            // What the donor's version does not have, it does not need either: it knows no owners.
+            // A donor of an older version knows no owners, so it does not need the request.
             return Ok(Answered { outcome: Outcome::Done, boot });
         }
         let patience = &mut Patience::new(answer);
@@ -400,7 +401,8 @@ mod tests {
         let connection = Connection::open(address, &hello, &Options::default()).unwrap();
         let boot = connection.welcome().unwrap().boot;
         link.open = Some(Open { connection, boot, begun: space.now() });
-        // A donor that is asked what it does not know ends the connection, and this would be on another.
+        // A donor that is asked what it does not know ends the connection, and this would be on
+        // another.
         assert_eq!((admit(&mut link), version(&link)), (Outcome::Done, OWNERS_SINCE - 1));
     }
 

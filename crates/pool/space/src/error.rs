@@ -39,7 +39,7 @@ pub enum SpaceError {
         crate::coded::code::MAX_PARITY
     )]
     Code {
-        /// What was asked for.
+        /// Code asked for.
         asked: String,
     },
     /// An erasure code for memory that is kept in one copy as long as it is not cold.
@@ -47,8 +47,8 @@ pub enum SpaceError {
         "the code {0} is for memory that is kept in copies while it is used: give 2 copies or 3, too"
     )]
     CodeOfOneCopy(crate::coded::code::Code),
-    /// The pages are cold and coded, and are being made copies of again so that they can be written or
-    /// discarded.
+    /// The pages are cold and coded, and are being made copies of again so that they can be written
+    /// or discarded.
     #[error("segment {segment} of space {space} is coded, and is being made copies of again")]
     Coded {
         /// The space.
@@ -87,9 +87,9 @@ pub enum SpaceError {
         /// The donor that held it.
         donor: String,
     },
-    /// The donor did not answer for as long as the space's patience lasts. What it holds may still
-    /// be there. Whether an unanswered write was stored is not known: its pages are to be written
-    /// again through the same lane before they are read from the pool.
+    /// The donor did not answer within the space's patience. Its extents may still exist. Whether
+    /// an unanswered write was stored is not known. Its pages must be written again through the
+    /// same lane before they are read from the pool.
     #[error("donor {donor} has not answered for {patience:?}")]
     Unreachable {
         /// The donor.

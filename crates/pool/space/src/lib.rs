@@ -4,20 +4,25 @@
 //! per copy or shard. It is thin: the extents of a segment are taken when its first page is
 //! written, and a page that was never written reads as zeros without asking anybody.
 //!
-//! What decides is apart from what does. [`map`] knows which donors hold what and whom to ask next,
-//! [`upkeep`] what is to be done for groups that have lost a member or are to move, [`scrub`] what is
-//! amiss with pages that nobody reads; [`requests`]
-//! knows what one thread has asked for, [`flights`] what it has under way at each donor and what
-//! becomes of that when a connection breaks. None has a clock, a socket or a thread, and the seeded
-//! simulation in `tests/` drives all of them against the donor's own tables. (`latency` says whom to
-//! read from, `absence` tells a donor that is away from one that is gone, `recall` chooses what a donor
-//! gets back that wants some.) [`Space`] and [`Lane`] are
-//! the same with sockets.
+//! Decisions are apart from actions. These modules decide:
 //!
-//! Donors need not be trusted with what they keep: [`seal`] is what pages go through before they leave,
-//! where their owner wants that, and [`seal::table`] what opens them.
+//! - [`map`]: which donors hold which segment, and whom to ask next.
+//! - [`upkeep`]: the next step for groups that have lost a member or must move.
+//! - [`scrub`]: damage in pages that nobody reads.
+//! - [`requests`]: the requests of one thread.
+//! - [`flights`]: its requests in flight at each donor, and their end when a connection breaks.
+//! - `latency`: whom to read from.
+//! - `absence`: whether a silent donor is unreachable or gone.
+//! - `recall`: which extents go back to a donor that wants some.
 //!
-//! A space has one owner, who writes. Others may read it, who are told by that one where it is (`reading`).
+//! None has a clock, a socket or a thread. The seeded simulation in `tests/` drives all of them
+//! against the donor's own tables. [`Space`] and [`Lane`] are the same with sockets.
+//!
+//! Donors need not be trusted with pages: [`seal`] seals them before they leave, where their owner
+//! wants that. [`seal::table`] keeps the seals that open them.
+//!
+//! A space has one owner, who writes. Others may read it: the owner tells them where it is
+//! (`reading`).
 //!
 //! [`lists`] reads and writes whole lists of pages.
 //!

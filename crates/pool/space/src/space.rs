@@ -37,15 +37,15 @@ pub struct Space {
     released: AtomicBool,
     pub(crate) bytes_filled: AtomicU64,
     pub(crate) scrub: Scrub,
-    /// Who keeps the record of what is coded. Nothing is coded without one.
+    /// Records coded stripes. Nothing is coded without it.
     pub(crate) record: OnceLock<Box<dyn Record>>,
     pub(crate) temperature: Mutex<Temperature>,
-    /// Held while coded pages are written again, and while a stripe ceases to be coded. Taken before a
+    /// Held while coded pages are written again, and while a stripe becomes plain. Taken before a
     /// connection.
     pub(crate) mending: Mutex<()>,
     /// Rises whenever the lookup has changed.
     pub(crate) changes: AtomicU64,
-    /// Of a space that another process owns: that one's epoch.
+    /// Epoch of the owner, if another process owns the space.
     pub(crate) epoch_of_another: OnceLock<AtomicU64>,
     began: Instant,
 }
@@ -61,7 +61,7 @@ impl Space {
     ) -> Result<Arc<Space>, SpaceError> {
         let map = Map::new(config.shape()).at(config.site.clone());
         let space = Space::begin(config, directory, map, false)?;
-        // Who does not answer at once will when there is no room elsewhere.
+        // A donor that does not answer now is asked again when the others have no room.
         let greeted =
             space.each_donor(|donor| space.call(donor, None, Request::Renew, Persistence::Once));
         if space.is_fenced() {
@@ -75,18 +75,18 @@ impl Space {
     }
 
     /// Takes over a space that another process began, with its id, size, segment order and
-    /// redundancy. The map is rebuilt from what the donors hold (see docs/design.md); `expected` says
-    /// in which segments the predecessor had stored pages, all of them, and what it knew of them.
+    /// redundancy. The map is rebuilt from what the donors hold (see docs/design.md). `expected`
+    /// has all segments in which the predecessor had stored pages, and what it knew of them.
     ///
     /// Give it a higher epoch than the predecessor's: the donors then refuse whatever the
     /// predecessor still has in the network, which could otherwise overwrite what this one writes.
     ///
-    /// An expected segment that no donor has told of yet fails as lost, reads and writes, until the
-    /// donor that holds it is reached (by [`Space::renew`], for one); one whose pages are gone does
-    /// so for good. What donors hold for other segments, or have missed a write of, is given back.
+    /// An expected segment that no donor has listed yet fails as lost, reads and writes, until its
+    /// donor is reached (for example by [`Space::renew`]). A segment whose pages are gone fails for
+    /// good. Donors get back extents of other segments, and extents that have missed a write.
     ///
-    /// A page whose last write or discard was not acknowledged to the predecessor may be different in
-    /// two copies: it is to be written before it is read.
+    /// A page whose last write or discard was not acknowledged to the predecessor may differ
+    /// between two copies. It must be written before it is read.
     pub fn adopt(
         config: SpaceConfig,
         directory: Arc<dyn Directory>,
@@ -95,8 +95,8 @@ impl Space {
         Space::adopt_coded(config, directory, expected, &BTreeMap::new())
     }
 
-    /// As [`Space::adopt`], of a space of which stripes are coded, all those of which the predecessor
-    /// had noted so ([`Record`]).
+    /// As [`Space::adopt`], for a space with coded stripes. `coded` has all stripes that the
+    /// predecessor had recorded as coded ([`Record`]).
     pub fn adopt_coded(
         config: SpaceConfig,
         directory: Arc<dyn Directory>,
@@ -170,8 +170,8 @@ impl Space {
         Ok(space)
     }
 
-    /// Says which donors the segments of each zone may be with, by name; an empty list: all. What is
-    /// elsewhere is moved by [`Space::tend`].
+    /// Sets which donors may hold the segments of each zone, by name; an empty list: all.
+    /// [`Space::tend`] moves segments that are elsewhere.
     pub fn set_zones(&self, zones: Vec<Vec<String>>) {
         self.map().set_zones(zones);
     }
@@ -195,7 +195,7 @@ impl Space {
         Lane::new(self.clone())
     }
 
-    /// What the space is made of.
+    /// Configuration of the space.
     pub fn config(&self) -> &SpaceConfig {
         &self.config
     }
@@ -253,10 +253,9 @@ impl Space {
     }
 
     /// Tells the donors that some pages are not needed any more: they are zeros again, and the
-    /// donors' hosts have the memory back. No request for these pages may be under way. Returns the
-    /// generation that each segment's members have then, at least, as [`crate::Completion::Written`]
-    /// does. After an error the pages may be zeros in some copies and not in others: they are to be
-    /// written before they are read.
+    /// donors' hosts have the memory back. No request for these pages may be in flight. Returns the
+    /// least generation of each segment's members, as [`crate::Completion::Written`] does. After an
+    /// error the pages may be zeros in only some copies: they must be written before they are read.
     pub fn discard(
         &self,
         first: PageNo,
@@ -300,8 +299,8 @@ impl Space {
                 Whereabouts::Lost(donor) => return Err(self.lost_error(segment, donor)),
                 Whereabouts::Held(group) => self.map().touch(segment).unwrap_or(group),
             };
-            // When a member has left, those that stay are asked once more, with the new generation: a
-            // successor would else take it for as good as them.
+            // When a member has left, the others are asked again, with the new generation.
+            // Otherwise a successor would take the member that left for as good as them.
             if std::mem::replace(&mut brought, group.generation) != group.generation {
                 done.clear();
             }
@@ -337,7 +336,7 @@ impl Space {
             Whereabouts::Held(group) => {
                 let map = self.map();
                 let is_reachable = |place: Place| map.donor(place.donor).reachable;
-                // What is coded follows from others, too.
+                // A coded segment can be decoded from others, too.
                 group.form == Form::Coded || group.whole().any(is_reachable)
             }
             Whereabouts::Nowhere | Whereabouts::Lost(_) => true,
@@ -363,11 +362,12 @@ impl Space {
         self.config.lease / 4
     }
 
-    /// Gives everything back to the donors, for good: nothing can be written any more. May be repeated. A donor that cannot be reached is
-    /// named in the error after all others were asked; it has its memory back when the lease ends.
+    /// Gives everything back to the donors, for good: nothing can be written any more. May be
+    /// repeated. All donors are asked; an error names one that cannot be reached. That donor has
+    /// its memory back when the lease ends.
     pub fn release(&self) -> Result<(), SpaceError> {
-        // Who holds a donor's link now is done with it before the donor is told below; who comes later
-        // sees this.
+        // A thread that holds a donor's link is done with it before the donor is told below. Later
+        // threads see this.
         self.released.store(true, Ordering::SeqCst);
         self.ask_directory(false);
         let released = self.each_donor(|donor| {
@@ -444,11 +444,11 @@ impl Space {
         group
     }
 
-    /// The same without waiting; none if it takes that.
+    /// As [`Space::group_for_write`], but none if that had to wait.
     pub(crate) fn begin_write(&self, segment: u64) -> Option<Group> {
         self.write_begins(segment);
         match self.lookup.get(segment) {
-            // What was found after a takeover must be seen by the map before it is written.
+            // The map must see a segment found after a takeover before it is written.
             Whereabouts::Held(group)
                 if group.generation >= Generation::first(self.config.epoch)
                     && group.form == Form::Copies =>
@@ -472,7 +472,7 @@ impl Space {
         self.write_begins(segment);
         let is_allowed = self.map().allow_write(segment);
         let changed = if is_allowed { change() } else { Err(self.coded_error(segment)) };
-        // What was not answered may be done yet.
+        // A request without an answer may still take effect.
         if !matches!(changed, Err(SpaceError::Unreachable { .. })) {
             self.write_ends(segment);
         }
@@ -532,7 +532,7 @@ impl Space {
                     asked_directory = true;
                     self.ask_directory(false);
                     self.each_donor(|donor| {
-                        // Who does not answer is not asked for an extent.
+                        // A donor that does not answer is not asked for an extent.
                         if self.call(donor, None, Request::Renew, Persistence::Once).is_ok() {
                             self.free_strays(donor);
                         }
@@ -548,8 +548,8 @@ impl Space {
                     map.begin(segment)
                 }
                 Take::Ask(donor, generation) => {
-                    // A donor that says nothing is not waited for while another one may have room: it
-                    // is the fault path that waits here.
+                    // A fault waits here: no silent donor is waited for while another may have
+                    // room.
                     let persistence = match self.config.redundancy {
                         Redundancy::Mirror(_) if !asked_directory => Persistence::Brief,
                         _ => Persistence::Once,
@@ -739,7 +739,7 @@ impl Space {
 
     /// Another borrower has taken the space over: nothing goes on from here.
     pub(crate) fn fence(&self) -> SpaceError {
-        // Who only reads is told of the owner's next process, and goes on.
+        // A reader is told of the owner's next process, and goes on.
         let is_owner = self.epoch_of_another.get().is_none();
         if is_owner && !self.fenced.swap(true, Ordering::AcqRel) {
             warn!(space = %self.config.id, epoch = %self.config.epoch, "fenced: the space has another owner");
@@ -784,7 +784,7 @@ impl Space {
     }
 }
 
-/// The locked map. What was changed in it is in the lookup before anyone else sees the map.
+/// The locked map. Its changes are in the lookup before anyone else sees the map.
 pub(crate) struct MapGuard<'a> {
     map: MutexGuard<'a, Map>,
     lookup: &'a Lookup,

@@ -22,7 +22,7 @@ pub struct SpaceStatus {
     pub copies: u8,
     /// Segments that hold extents.
     pub segments_held: u64,
-    /// Of those, segments with fewer copies than they are to have.
+    /// Held segments with fewer copies than they are to have.
     pub segments_degraded: u64,
     /// Segments whose copies wait to be made or moved, the degraded ones among them.
     pub segments_untended: u64,
@@ -37,7 +37,7 @@ pub struct SpaceStatus {
     pub bytes_saved: u64,
     /// Bytes that were copied between donors, for new copies and moves.
     pub bytes_filled: u64,
-    /// What the comparing of copies has come to.
+    /// Results of the scrub.
     pub scrub: ScrubStatus,
     /// Whether another borrower has taken the space over.
     pub fenced: bool,
@@ -45,15 +45,15 @@ pub struct SpaceStatus {
     pub donors: Vec<DonorStatus>,
 }
 
-/// What the comparing of a space's copies has come to: see [`Space::scrub`](crate::Space::scrub).
+/// Results of comparing a space's copies: see [`Space::scrub`](crate::Space::scrub).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubStatus {
     /// Bytes that donors have read for it, of all copies.
     pub bytes_verified: u64,
     /// Pages that had gone bad in one copy and were mended from another.
     pub pages_repaired: u64,
-    /// Pages that no copy has as they were stored: found in the latest round, or in this one so far if
-    /// those are more.
+    /// Pages that no copy has as they were stored: found in the latest round, or in this one so far
+    /// if those are more.
     pub pages_lost: u64,
     /// Copies that were not what was stored, and are made anew.
     pub copies_given_up: u64,

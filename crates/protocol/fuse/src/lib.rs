@@ -1,9 +1,11 @@
 //! FUSE, the kernel's protocol for file systems in user space.
 //!
-//! The protocol is spoken here and not by a library, for three reasons: a process takes over the
-//! mount of one that was killed, and libraries begin with a handshake that has been made by then;
-//! swap is written through it, and nothing may be allocated for that; and a file system with one
-//! file has little to do.
+//! The protocol is implemented here and not by a library, for three reasons:
+//!
+//! - A process takes over the mount of one that was killed. Libraries begin with a handshake, which
+//!   has been made by then.
+//! - Swap is written through the mount, and nothing may be allocated for that.
+//! - A file system with one file has little to do.
 //!
 //! | module | what it is about |
 //! |---|---|

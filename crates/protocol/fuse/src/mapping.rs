@@ -29,7 +29,7 @@ impl Mapping {
     /// Memory that is there from the start, and stays.
     pub fn resident(bytes: usize) -> io::Result<Mapping> {
         let mapping = Mapping::with(bytes, MapFlags::PRIVATE | MapFlags::POPULATE)?;
-        // Who may not lock so much risks an EIO when the process is killed while this host swaps.
+        // Without the lock, a kill while this host swaps may fail a request with EIO.
         // SAFETY: the mapping above, in which locking changes nothing.
         if let Err(error) = unsafe { mlock(mapping.start().cast(), bytes) } {
             tracing::debug!(%error, "memory for requests of a file may be swapped");

@@ -1,13 +1,13 @@
 //! The kernel's messages (include/uapi/linux/fuse.h): numbers, and what they are made of.
 //!
-//! Integers are in the machine's order. What the kernel sends is taken to be well formed, but never
-//! beyond the bytes that have come: a message that is too short reads as zeros.
+//! Integers are in the machine's order. Messages of the kernel count as well formed, but are not
+//! read beyond the bytes that have come: missing bytes read as zeros.
 
 use rustix::io::Errno;
 
-/// The version of the protocol that is spoken. What came after it is not needed.
+/// The version of the protocol that is spoken. Later versions are not needed.
 pub const MAJOR: u32 = 7;
-/// Of Linux 5.4: with it comes all that the answers here rely on.
+/// Minor version of Linux 5.4, which has all that the answers here rely on.
 pub const MIN_MINOR: u32 = 31;
 /// The minor version that the server tells the kernel.
 const MINOR: u32 = 31;
@@ -47,7 +47,7 @@ pub mod opcode {
     pub const LSEEK: u32 = 46;
 }
 
-/// What the two sides can do, as they tell each other at first.
+/// Capabilities, which the two sides exchange first.
 pub mod init {
     /// Several reads at once.
     pub const ASYNC_READ: u32 = 1;
@@ -59,7 +59,7 @@ pub mod init {
     pub const MAX_PAGES: u32 = 1 << 22;
     /// There are further flags, in a word of their own.
     pub const EXTENDED: u32 = 1 << 30;
-    /// Of the further flags: requests through io_uring (Linux 6.14).
+    /// A further flag: requests through io_uring (Linux 6.14).
     pub const OVER_URING: u32 = 1 << 9;
 }
 

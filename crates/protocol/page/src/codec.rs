@@ -47,7 +47,7 @@ const NAME_BYTES: usize = MAX_NAME;
 /// In the load's last word: the donor is draining.
 const DRAINING: u32 = 1 << 31;
 
-/// In the load's last word: where the number of recalled extents stands, and the most that it can be.
+/// In the load's last word: place and maximum of the number of recalled extents.
 const RECALLED_SHIFT: u32 = 16;
 const MAX_RECALLED: u32 = (1 << 15) - 1;
 
@@ -76,7 +76,7 @@ pub enum Malformed {
     Count {
         /// The frame's kind.
         kind: u8,
-        /// What its head says.
+        /// The count in its head.
         count: u16,
     },
     /// A length that does not follow from kind and count.
@@ -84,9 +84,9 @@ pub enum Malformed {
     Length {
         /// The frame's kind.
         kind: u8,
-        /// What its head says.
+        /// The length in its head, in bytes.
         length: u32,
-        /// What follows from kind and count.
+        /// The length that follows from kind and count, in bytes.
         expected: usize,
     },
     /// Head and table do not sum to the head's check.
@@ -183,9 +183,9 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads a head and finds out how long its frame is. What it says is not to be believed before
-    /// [`decode_request`] or [`decode_answer`] has checked it together with its table; only its
-    /// lengths are, since they are bounded.
+    /// Reads a head and finds out how long its frame is. The lengths are bounded and can be used at
+    /// once. All else counts only after [`decode_request`] or [`decode_answer`] has checked it
+    /// together with the table.
     pub fn parse(bytes: &[u8; HEAD_BYTES]) -> Result<Head, Malformed> {
         let kind = Kind::from_byte(bytes[4]).ok_or(Malformed::Kind(bytes[4]))?;
         let count = u16_at(bytes, 6);
@@ -481,8 +481,8 @@ pub fn decode_request<'a>(
 /// [`Answer::Pages`] is to follow.
 ///
 /// # Panics
-/// If the answer has more pages than [`MAX_PAGES`], or none, or more lines than [`MAX_HELD`], or tells
-/// of more pages than [`MAX_VERIFY`], or of none.
+/// If the answer has no pages or more than [`MAX_PAGES`], more lines than [`MAX_HELD`], or states
+/// or signatures of no pages or more than [`MAX_VERIFY`].
 pub fn encode_answer(answer: &Answer<'_>, id: u64, load: Load, out: &mut Vec<u8>) {
     let no_table = |_: &mut Vec<u8>| {};
     let head = |kind, count| Head {
@@ -712,7 +712,7 @@ fn take_source(table: &[u8]) -> Result<FillSource, Malformed> {
     })
 }
 
-/// Of each page its sum, and what has become of it.
+/// Writes each page's sum and state.
 fn put_states(out: &mut Vec<u8>, states: &[PageState]) {
     for state in states {
         let (sum, code) = match *state {
@@ -781,8 +781,8 @@ fn check_of(frame: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Puts the check of a head and its table into the head. Encoding does it; by itself it is for tests
-/// that forge frames.
+/// Puts the check of a head and its table into the head. Encoding calls it; tests call it to forge
+/// frames.
 ///
 /// # Panics
 /// If there is no whole head.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// What may happen to a grain, each in so many of a million grains. The default is a good network.
+/// Faults of grains, each as a number out of a million grains. The default is a good network.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Bytes that share a fate.
@@ -189,7 +189,7 @@ fn join_ends(near: TcpStream, number: u64, shared: &Arc<Shared>) -> io::Result<(
     Ok(())
 }
 
-/// What happens to one grain.
+/// The fate of one grain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Pass,
@@ -245,7 +245,7 @@ fn pump(
     }
 }
 
-/// What befalls each grain.
+/// Draws the fate of each grain.
 struct Dice(SplitMix);
 
 impl Dice {

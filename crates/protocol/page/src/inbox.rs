@@ -14,9 +14,9 @@ use std::os::fd::BorrowedFd;
 /// handed on, large enough that the call itself costs nothing per page.
 pub(crate) const RECEIVE_BYTES: usize = 256 << 10;
 
-/// The buffer holds whatever the window lets the donor send, so that who submits a request can always
-/// take in the answers that stand between it and the donor's next receive. It begins at its start
-/// again whenever it can: in quiet times only the first pages of it are ever touched.
+/// The buffer holds whatever the window lets the donor send, so that who submits a request can
+/// always take in the answers that stand between it and the donor's next receive. It begins at its
+/// start again whenever it can: in quiet times only the first pages of it are ever touched.
 pub(crate) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
@@ -55,7 +55,8 @@ impl Inbox {
         (self.start, self.end) = (0, self.end - self.start);
     }
 
-    /// One receive, without waiting. Says how many bytes came from the socket; none is not the end of the stream.
+    /// One receive, without waiting. Says how many bytes came from the socket; none is not the end
+    /// of the stream.
     pub(crate) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,

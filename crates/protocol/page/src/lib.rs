@@ -1,10 +1,9 @@
 //! The page protocol over TCP, with TLS or without.
 //!
-//! There is no lock to share: every thread of a borrower opens a [`client::Connection`] of its own
-//! to each donor that it talks to, and every connection has a thread of its own at the donor. A
-//! request meets another thread's only in the donor's memory. What that costs is sockets (threads
-//! times donors), and [`server::Limits`] bounds them; what it saves is a lock, a queue and a
-//! wake-up on every page fault.
+//! No lock is shared. Every thread of a borrower opens its own [`client::Connection`] to each
+//! donor, and every connection has its own thread at the donor. Requests of two threads meet only
+//! in the donor's memory. This costs sockets (threads times donors), which [`server::Limits`]
+//! bounds. It saves a lock, a queue and a wake-up on every page fault.
 
 pub mod client;
 pub mod codec;

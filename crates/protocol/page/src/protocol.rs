@@ -14,10 +14,12 @@ pub const MAGIC: [u8; 4] = *b"HECA";
 /// The protocol versions that this build speaks, oldest and newest.
 pub const VERSIONS: (u16, u16) = (2, 4);
 
-/// The first version in which a space belongs to a node: that of [`Request::Admit`] and [`Refusal::OtherNode`].
+/// The first version in which a space belongs to a node: that of [`Request::Admit`] and
+/// [`Refusal::OtherNode`].
 pub const OWNERS_SINCE: u16 = 3;
 
-/// The first version in which a space's owner can name another node that takes it over: that of [`Request::Bequeath`].
+/// The first version in which a space's owner can name another node that takes it over: that of
+/// [`Request::Bequeath`].
 pub const HEIRS_SINCE: u16 = 4;
 
 /// Most pages that one request may name: 1 MiB of payload.
@@ -26,7 +28,8 @@ pub const MAX_PAGES: usize = 256;
 /// Most pages that one [`Request::Fill`] may copy: 16 MiB.
 pub const MAX_FILL: u32 = 4096;
 
-/// Most pages that one [`Request::Verify`], [`Request::Sign`] or [`Request::Repair`] may look at: 16 MiB.
+/// Most pages that one [`Request::Verify`], [`Request::Sign`] or [`Request::Repair`] may look at:
+/// 16 MiB.
 pub const MAX_VERIFY: u32 = 4096;
 
 /// Most lines of one answer to [`Request::List`].
@@ -68,7 +71,7 @@ pub struct Welcome {
     pub boot: u64,
     /// The donor's name; at most [`MAX_NAME`] bytes of UTF-8.
     pub donor: String,
-    /// What the donor has free, and how busy it is.
+    /// The donor's free pages, and how busy it is.
     pub load: Load,
 }
 
@@ -86,7 +89,7 @@ pub struct Load {
     pub recalled: u32,
 }
 
-/// What a borrower may ask. Page numbers count from the start of the extent.
+/// A borrower's request. Page numbers count from the start of the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// The contents of some pages, answered in the order asked.
@@ -104,7 +107,7 @@ pub enum Request<'a> {
         generation: Generation,
         /// At least one and at most [`MAX_PAGES`] pages, stored in the order given.
         pages: &'a [u32],
-        /// What each page must sum to; a page that does not is refused with [`Refusal::Corrupt`].
+        /// The sum of each page; a page that does not match is refused with [`Refusal::Corrupt`].
         sums: &'a [PageSum],
     },
     /// The pages are not needed any more: they read as zeros, and the host has the memory back.
@@ -132,8 +135,9 @@ pub enum Request<'a> {
         generation: Generation,
     },
     /// Copies a run of pages from another donor's extent, but for those that were written or
-    /// discarded here since the extent was allocated: what is here is newer. Only for an extent that
-    /// is being filled. The donor asks the other one with the space and epoch of this connection.
+    /// discarded here since the extent was allocated: what is here is newer. Only for an extent
+    /// that is being filled. The donor asks the other one with the space and epoch of this
+    /// connection.
     Fill {
         /// The extent that is being filled.
         extent: ExtentId,
@@ -160,8 +164,8 @@ pub enum Request<'a> {
         /// Pages in the run; at least one and at most [`MAX_VERIFY`].
         count: u32,
     },
-    /// The signatures of some pages, as they are in the donor's memory now, be they what was stored or
-    /// not: whether pages of a coded stripe belong together.
+    /// The signatures of some pages, as they are in the donor's memory now, be they what was stored
+    /// or not: whether pages of a coded stripe belong together.
     Sign {
         /// The extent.
         extent: ExtentId,
@@ -171,8 +175,8 @@ pub enum Request<'a> {
         count: u32,
     },
     /// Mends the pages of a run that do not match their sums, as far as another donor's extent has
-    /// contents that do. Whatever matches its sum stays as it is, so that no write is undone. The donor
-    /// asks the other one with the space and epoch of this connection.
+    /// contents that do. Whatever matches its sum stays as it is, so that no write is undone. The
+    /// donor asks the other one with the space and epoch of this connection.
     Repair {
         /// The extent.
         extent: ExtentId,
@@ -200,17 +204,18 @@ pub enum Request<'a> {
     Fence,
     /// Nothing but a sign of life; extends the lease as every request does.
     Renew,
-    /// The donors of that node may read the space's extents here from now on: the borrower is about to have them
-    /// copy from this one. Needed where nodes have certificates, since such a donor shows another one than the
-    /// borrower. It does not outlive the donor's process. Since version [`OWNERS_SINCE`]: in an earlier one a donor
-    /// keeps nobody out.
+    /// The donors of that node may read the space's extents here from now on: the borrower is about
+    /// to have them copy from this one. Needed where nodes have certificates, since such a donor
+    /// shows another one than the borrower. It does not outlive the donor's process. Since version
+    /// [`OWNERS_SINCE`]: in an earlier one a donor keeps nobody out.
     Admit {
         /// The node's name; at most [`MAX_NAME`] bytes.
         node: &'a str,
     },
-    /// That node, and no other, may take the space over from its owner, who asks this: by a Fence of a higher epoch,
-    /// with which the space is its own. Until then all stays as it is. Another node takes the place of one that was
-    /// named before. It does not outlive the donor's process. Since version [`HEIRS_SINCE`].
+    /// That node, and no other, may take the space over from its owner, who asks this: by a Fence
+    /// of a higher epoch, with which the space is its own. Until then all stays as it is. Another
+    /// node takes the place of one that was named before. It does not outlive the donor's process.
+    /// Since version [`HEIRS_SINCE`].
     Bequeath {
         /// The node's name; at most [`MAX_NAME`] bytes.
         node: &'a str,
@@ -263,12 +268,12 @@ pub struct HeldExtent {
     pub order: u8,
     /// How many of its pages were written and not discarded since.
     pub written: u32,
-    /// The latest that a write, a discard or a confirmation brought; [`Generation::FILLING`] for an extent that
-    /// does not have all of its segment's pages.
+    /// The latest that a write, a discard or a confirmation brought; [`Generation::FILLING`] for an
+    /// extent that does not have all of its segment's pages.
     pub generation: Generation,
 }
 
-/// What a donor answers; [`Load`] stands beside it in every frame.
+/// A donor's answer; [`Load`] stands beside it in every frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// The sums that came with the pages when they were written; the page data follow. A page
@@ -278,7 +283,7 @@ pub enum Answer<'a> {
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
-    /// What the donor holds for the space; at most [`MAX_HELD`] lines.
+    /// The extents that the donor holds for the space; at most [`MAX_HELD`] lines.
     Held(&'a [HeldExtent]),
     /// The pages of a run, in order; as many as were asked for.
     Verified(&'a [PageState]),
@@ -327,7 +332,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// As it is said in a version, which may not have it: to try again later is the best that there is then.
+    /// As it is said in a version, which may not have it: to try again later is the best that there
+    /// is then.
     pub(crate) fn in_version(self, version: u16) -> Refusal {
         match self {
             Refusal::OtherNode if version < OWNERS_SINCE => Refusal::Busy,

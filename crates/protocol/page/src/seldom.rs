@@ -1,5 +1,5 @@
-//! Lines of the log that anybody on the network can cause: one a second at most, which says how many there
-//! would have been.
+//! Lines of the log that anybody on the network can cause: one a second at most, which says how
+//! many there would have been.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -40,14 +40,14 @@ use tracing::{debug, warn};
 /// Lines about peers that are not secure: anybody can make one.
 static INSECURE: Seldom = Seldom::new();
 
-/// What a donor does with what it is asked.
+/// Carries out the requests to a donor.
 ///
-/// The server checks frames, versions and lanes; the service knows extents and epochs. It must
-/// compare the connection's epoch with the space's fence on **every** request, and hold that fence
-/// shared from the comparison until the request's effect is done: otherwise a write that was checked
-/// just before a [`Request::Fence`] lands just after it.
+/// The server checks frames, versions and lanes; the service knows extents and epochs. The service
+/// must compare the connection's epoch with the space's fence on **every** request, and hold that
+/// fence shared until the request's effect is done. Otherwise a write that was checked just before
+/// a [`Request::Fence`] lands just after it.
 pub trait Service: Send + Sync + 'static {
-    /// What the service keeps for each connection; dropped when the connection ends.
+    /// State of the service for each connection; dropped when the connection ends.
     type Session: Send;
 
     /// Admits a borrower, or refuses it. The server sets [`Welcome::version`].
@@ -65,18 +65,18 @@ pub trait Service: Send + Sync + 'static {
     ) -> Replied;
 }
 
-/// Who connects.
+/// The peer that connects.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
     /// Where it connects from.
     pub address: SocketAddr,
-    /// Whose certificate it has shown; none where connections are not protected.
+    /// Node that its certificate names; none where connections are not protected.
     pub node: Option<&'a str>,
     /// The version that both speak.
     pub version: u16,
 }
 
-/// What the connections of a server may take.
+/// Limits on the connections of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections at a time; one more is refused with [`Refusal::Busy`]. Each has a thread, and up
@@ -135,12 +135,12 @@ impl Reply<'_> {
         self.answer(&Answer::Allocated(extent), load)
     }
 
-    /// What the donor holds for the space.
+    /// The extents that the donor holds for the space.
     pub fn held(self, lines: &[HeldExtent], load: Load) -> Replied {
         self.answer(&Answer::Held(lines), load)
     }
 
-    /// What has become of the pages of a run.
+    /// The states of the pages of a run.
     pub fn verified(self, states: &[PageState], load: Load) -> Replied {
         self.answer(&Answer::Verified(states), load)
     }
@@ -193,7 +193,7 @@ impl Wire {
     /// Sends the head and then `data`, waiting as long as the socket's timeout lets it.
     ///
     /// # Safety
-    /// As for [`socket::send`]; with TLS, what changes meanwhile must do so as [`Session::seal`] says.
+    /// As for [`socket::send`]; with TLS, memory may change meanwhile as [`Session::seal`] says.
     unsafe fn send(&mut self, data: &[libc::iovec]) -> io::Result<()> {
         self.parts.clear();
         self.parts.push(socket::iovec(&self.head));
@@ -252,8 +252,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the connections that come to `listener`, each on a thread of its own. With `credentials` they are
-    /// to be secure, and to come from nodes.
+    /// Serves the connections that come to `listener`, each on a thread of its own. With
+    /// `credentials`, connections must be secure and come from nodes.
     pub fn start<S: Service>(
         listener: TcpListener,
         service: Arc<S>,
@@ -320,8 +320,8 @@ struct Peer {
 }
 
 impl Peer {
-    /// Makes the connection's thread stop at its next step. What it has received but not begun is
-    /// not done any more.
+    /// Makes the connection's thread stop at its next step. Requests that it has received but not
+    /// begun are not done.
     fn cut(&self) {
         self.cut.store(true, Ordering::Release);
         // It may be closed already.
@@ -602,7 +602,7 @@ fn stalled(error: io::Error) -> End {
     }
 }
 
-/// What connections end with that are not secure, or just end.
+/// Maps an error of TLS to the end of its connection.
 fn not_secure(error: TlsError) -> End {
     match error {
         TlsError::Closed => End::Closed,
@@ -622,7 +622,7 @@ struct Frame<'a> {
     more: More,
 }
 
-/// What comes over a connection: frames, whole, one after another.
+/// Receives a connection's frames, whole, one after another.
 struct Frames {
     idle: Duration,
     vigil: Vigil,
@@ -654,7 +654,7 @@ impl Frames {
         Ok(Frame { head, frame, data, more })
     }
 
-    /// Whether the next frame is there, and is a read or write: what is done without waiting for others.
+    /// Whether the next frame is there and is a read or write, which waits for no other request.
     fn begins_with_short(&self) -> bool {
         let bytes = &self.buffer[self.start..self.end];
         let head = bytes.split_first_chunk::<HEAD_BYTES>();

@@ -1,12 +1,12 @@
-//! TLS of a connection, of either end: records instead of bytes, and nothing else that is different.
+//! Runs TLS on a connection, at either end: records instead of bytes, all else unchanged.
 //!
-//! Whoever has the connection waits on its socket as it does without TLS. What is received is decrypted as far
-//! as it has come, all of it at once, so that nothing is left that no descriptor tells of but the beginning
-//! of a record. What is sent goes into records of up to 16 KiB, which leave together: a request, and a
-//! page with its head, is one record and one send.
+//! The owner of a connection waits on its socket as it does without TLS: each receive decrypts all
+//! complete records. Only the beginning of a record stays undecrypted, and bytes that do not fit
+//! wait for the next receive (`has_spare`). Sent bytes go into records of up to 16 KiB, which leave
+//! together. So a request, or a page with its head, is one record and one send.
 //!
-//! The pages of a donor are copied once more on their way into a record. That is what makes them one state:
-//! others may write them meanwhile, and what is encrypted must not change under it.
+//! A donor's pages are copied once more on their way into a record. Others may write them
+//! meanwhile; the copy is one state, which does not change during its encryption.
 
 use crate::inbox::RECEIVE_BYTES;
 use crate::socket::{self, More, Wait};
@@ -29,11 +29,11 @@ const RECORD_BYTES: usize = 16 << 10;
 /// By how much more a record is than its contents, and what the protocol sends of itself.
 const RECORD_EXTRA: usize = 1 << 10;
 
-/// What is received and not decrypted: one receive, and the record of which it brings the end.
+/// Received and not yet decrypted: one receive, and the record that it completes.
 const INCOMING_BYTES: usize = RECEIVE_BYTES + RECORD_BYTES + RECORD_EXTRA;
 
-/// What is encrypted and not sent: larger sends would not be cheaper, and the peer would wait for more to be
-/// encrypted before it has anything.
+/// Encrypted and not yet sent. Larger sends would be no cheaper, and the peer would wait longer for
+/// its first bytes.
 const OUTGOING_BYTES: usize = (64 << 10) + RECORD_EXTRA;
 
 /// After this long the peer's certificate is looked at again: it may have been revoked, or be over.
@@ -51,7 +51,7 @@ pub struct Destination {
 /// How a connection to a donor is protected.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// What is shown, and who is trusted.
+    /// Own certificate, and the trusted authorities.
     pub credentials: Arc<CredentialsDir>,
     /// The only node whose donor it may be. Without one, any node's that an authority vouches for.
     pub node: Option<String>,
@@ -79,15 +79,15 @@ pub enum TlsError {
     /// The peer is another node.
     #[error("node `{found}` answers, and it is to be node `{wanted}`")]
     OtherNode {
-        /// Whose certificate it shows.
+        /// The node that its certificate names.
         found: String,
-        /// Whose it should.
+        /// The node that it should be.
         wanted: String,
     },
     /// The peer has ended the connection.
     #[error("the connection is closed")]
     Closed,
-    /// What comes is no record of any length that there is.
+    /// The received bytes are no record of any possible length.
     #[error("a record does not end")]
     Endless,
     /// The socket said so.
@@ -95,7 +95,7 @@ pub enum TlsError {
     Io(#[from] io::Error),
 }
 
-/// What one receive has brought.
+/// Byte counts of one receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Received {
     /// From the socket.
@@ -104,7 +104,7 @@ pub(crate) struct Received {
     pub(crate) plain: usize,
 }
 
-/// What has to happen until hands are shaken.
+/// The next step of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handshake {
     /// The socket has to take more.
@@ -130,7 +130,7 @@ enum Step {
     Open,
 }
 
-/// What is encrypted and goes to the socket.
+/// Encrypted bytes for the socket.
 struct Outgoing {
     buffer: Box<[u8]>,
     from: usize,
@@ -147,11 +147,11 @@ impl Outgoing {
     }
 }
 
-/// What is decrypted and goes to who receives.
+/// Decrypted bytes for the receiver.
 struct Plain<'a> {
     into: &'a mut [u8],
     filled: usize,
-    /// What did not fit.
+    /// Bytes that did not fit.
     spare: &'a mut Vec<u8>,
 }
 
@@ -172,32 +172,32 @@ pub(crate) struct Session {
     start: usize,
     end: usize,
     outgoing: Outgoing,
-    /// What the next record is made of.
+    /// Contents of the next record.
     contents: Box<[u8]>,
-    /// What was decrypted and did not fit where it belongs: the next receive brings it.
+    /// Decrypted bytes that did not fit: the next receive brings them.
     spare: Vec<u8>,
     credentials: Arc<Credentials>,
     /// The only node that the peer may be.
     node: Option<String>,
     /// The node that the peer is.
     peer: Option<String>,
-    /// What the peer has shown.
+    /// Certificates that the peer has shown.
     chain: Vec<CertificateDer<'static>>,
     checked_at: Instant,
 }
 
 impl Session {
-    /// Of whoever connects to a donor. Nothing is sent yet.
+    /// The side that connects to a donor. Nothing is sent yet.
     pub(crate) fn client(tls: &Tls) -> Result<Session, TlsError> {
         let credentials = tls.credentials.open()?;
         let config = Arc::clone(&credentials.now().borrower);
-        // Who is to answer stands in `node`, and addresses are in no certificate of a node.
+        // `node` says who must answer; certificates of nodes contain no addresses.
         let name = ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let side = Side::Client(UnbufferedClientConnection::new(config, name)?);
         Ok(Session::new(side, credentials, tls.node.clone()))
     }
 
-    /// Of a donor: shakes hands with who has connected, until the deadline at most.
+    /// The donor's side: shakes hands with a peer, until the deadline at most.
     pub(crate) fn accept(
         stream: &TcpStream,
         credentials: &CredentialsDir,
@@ -303,8 +303,8 @@ impl Session {
     /// Makes one record of the first bytes of `parts`, as many as there is room for; says how many.
     ///
     /// # Safety
-    /// Every `iovec` must point to memory that stays mapped during the call. It may change meanwhile, by way
-    /// of atomics or the kernel.
+    /// Every `iovec` must point to memory that stays mapped during the call. It may change
+    /// meanwhile, but only by atomics or the kernel.
     pub(crate) unsafe fn seal(&mut self, parts: &[libc::iovec]) -> Result<usize, TlsError> {
         if !self.outgoing.has_room() {
             return Ok(0);
@@ -343,7 +343,7 @@ impl Session {
         Ok(true)
     }
 
-    /// One receive, decrypted into `into` as far as whole records have come. `WouldBlock` if nothing came.
+    /// Takes spare bytes, or receives once and decrypts into `into`. `WouldBlock` if nothing came.
     pub(crate) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -397,8 +397,8 @@ impl Session {
         self.advance_into(record, into, &mut 0)
     }
 
-    /// Goes on until there is nothing more to be done with what was received; then makes a record, if one is
-    /// wanted.
+    /// Goes on until nothing more can be done with the received bytes; then makes a record, if one
+    /// is wanted.
     fn advance_into(
         &mut self,
         record: Option<&[u8]>,
@@ -431,7 +431,7 @@ impl Session {
     }
 }
 
-/// Does what the state of a connection asks for. Says how many bytes of what was received are done with.
+/// Does what the state of a connection asks for. Returns how many received bytes are done with.
 fn take_step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     record: Option<&[u8]>,
@@ -485,14 +485,14 @@ fn take_step<Data>(
 /// Copies memory that others may write meanwhile.
 ///
 /// # Safety
-/// From `from` on as many bytes as `to` has must be mapped, and written by others in no other way than by
-/// atomics or the kernel.
+/// As many bytes as `to` has must be mapped from `from` on. Others may write them only by atomics
+/// or the kernel.
 unsafe fn copy_shared(from: *const u8, to: &mut [u8]) {
     let (first, rest) = to.split_at_mut(from.align_offset(align_of::<AtomicU64>()).min(to.len()));
     let (words, last) = rest.as_chunks_mut::<{ size_of::<u64>() }>();
     let (first_bytes, word_bytes) = (first.len(), words.len() * size_of::<u64>());
-    // SAFETY: the caller vouches for the memory, of which these are the three parts; the words are aligned,
-    // and nothing is stored.
+    // SAFETY: the caller vouches for the memory, of which these are the three parts; the words are
+    // aligned, and nothing is stored.
     unsafe {
         copy_bytes(from, first);
         for (at, word) in words.iter_mut().enumerate() {
@@ -524,14 +524,14 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    /// What the ends of one connection find each other to be.
+    /// Results of the handshake at the borrower and at the donor.
     type Ends = (Result<(Session, TcpStream), TlsError>, Result<(Session, TcpStream), TlsError>);
 
     fn in_a_while() -> Instant {
         Instant::now() + hecaton_testkit::patience()
     }
 
-    /// Shakes hands as a borrower does, but waiting, and receives until the other end has said something.
+    /// Shakes hands as a borrower does, but waits, and receives until the other end sends a byte.
     fn introduce(
         mut session: Session,
         stream: TcpStream,

@@ -1,7 +1,8 @@
-//! The commands that make a Hecaton cluster of the hosts: whoever runs them looks after the processes.
+//! The commands that make a Hecaton cluster of the hosts: whoever runs them looks after the
+//! processes.
 //!
-//! All of them run on one machine, whose nodes commands tell apart by their directories: each host has
-//! one, and commands on it find their node and their manager there.
+//! All of them run on one machine, whose nodes commands tell apart by their directories: each host
+//! has one, and commands on it find their node and their manager there.
 
 use crate::Host;
 use std::ffi::OsString;
@@ -11,8 +12,8 @@ use std::process::Command;
 const MANAGER_PORT: u16 = 7070;
 const DONOR_PORT: u16 = 7071;
 
-/// What is to be put before a command's words for it to run on the host, and to find the node there.
-/// `runtime` is the host's directory.
+/// Words to put before a command, so that it runs on the host and finds the node there. `runtime`
+/// is the host's directory.
 pub fn prefix(host: &Host, runtime: &Path) -> Vec<OsString> {
     let mut prefix = host.namespace().prefix();
     let mut directory = OsString::from("XDG_RUNTIME_DIR=");
@@ -35,8 +36,8 @@ pub fn manager(hecaton: &Path, host: &Host, runtime: &Path) -> Command {
     command
 }
 
-/// `hecaton node` with the host's name, which lends so many bytes, if any. It has the same address in
-/// each of its lives.
+/// `hecaton node` with the host's name, which lends so many bytes, if any. It has the same address
+/// in each of its lives.
 pub fn node(
     hecaton: &Path,
     host: &Host,
@@ -49,7 +50,8 @@ pub fn node(
     command
 }
 
-/// The same without a manager: it finds the others by announcements, which the key in a file protects.
+/// The same without a manager: it finds the others by announcements, which the key in a file
+/// protects.
 pub fn announcing_node(
     hecaton: &Path,
     host: &Host,

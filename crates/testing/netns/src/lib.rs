@@ -1,13 +1,13 @@
 //! Hosts for tests and benches: network namespaces on a bridge, each with one address, which can be
 //! cut off from the others, and the commands that make a Hecaton cluster of them.
 //!
-//! Namespaces have no names here. What keeps one is a descriptor of this process and the processes
-//! that run in it, so that nothing is left behind by whoever is killed. The bridge is in a namespace of
-//! its own, too: the machine's own network is neither used nor seen.
+//! Namespaces have no names here. A descriptor of this process and the processes inside keep each
+//! one, so a killed process leaves nothing behind. The bridge is in a namespace of its own, too:
+//! the machine's own network is neither used nor seen.
 //!
-//! A host that is cut off is told nothing, and neither are its peers: packets vanish in the bridge, as
-//! with a switch that fails. Neither netem nor netfilter is needed, which kernels for containers often
-//! lack.
+//! A host that is cut off is told nothing, and neither are its peers: packets vanish in the bridge,
+//! as with a switch that fails. Neither netem nor netfilter is needed, which kernels for containers
+//! often lack.
 
 pub mod cluster;
 mod namespace;
@@ -23,10 +23,10 @@ pub const MAX_HOSTS: usize = 64;
 /// How long a new link may take until it carries something.
 const LINK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What passes a limited link at once: some of the largest packets that the kernel makes.
+/// Burst of a limited link: some of the largest packets that the kernel makes.
 const BURST_BYTES: u32 = 1 << 20;
 
-/// What waits for a limited link: a few milliseconds, as in a switch.
+/// Longest queue of a limited link: a few milliseconds, as in a switch.
 const LONGEST_QUEUE_MS: u32 = 5;
 
 /// A hardware address that no host has.
@@ -43,15 +43,15 @@ pub enum NetError {
     Missing {
         /// Its name.
         tool: &'static str,
-        /// Who has it.
+        /// Debian package that contains the tool.
         package: &'static str,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A tool refuses.
     #[error("`{tool}` fails: {complaint}")]
     Failed {
-        /// What was run.
+        /// Command that failed.
         tool: &'static str,
         /// Its own words.
         complaint: String,
@@ -69,9 +69,9 @@ pub enum NetError {
 pub enum Cut {
     /// All of them.
     Off,
-    /// Those that others send to it. What it sends arrives.
+    /// Those that others send to it. Its own packets arrive.
     Deaf,
-    /// Those that it sends. What others send to it arrives.
+    /// Those that it sends. Packets from others arrive.
     Mute,
 }
 
@@ -116,8 +116,9 @@ impl Network {
         &self.hosts[index]
     }
 
-    /// From here on no host sends or receives more than so many gigabits a second, as with network cards
-    /// of that speed: what is too much waits, for some milliseconds, and is lost if it is more than that.
+    /// From here on no host sends or receives more than so many gigabits a second, as with network
+    /// cards of that speed: what is too much waits, for some milliseconds, and is lost if it is
+    /// more than that.
     pub fn limit(&self, gigabits_per_s: u16) -> Result<(), NetError> {
         let limit = |device: &str| {
             format!(
@@ -237,8 +238,8 @@ impl Outage<'_> {
         }
     }
 
-    /// 0 is disabled, 3 forwarding, as `bridge(8)` counts them. (`ip link` takes a port's state, too, and
-    /// does nothing about it.)
+    /// 0 is disabled, 3 forwarding, as `bridge(8)` counts them. (`ip link` takes a port's state,
+    /// too, and does nothing about it.)
     fn set_port(&self, state: &str) -> Result<(), NetError> {
         let port = self.host.port();
         self.network.switch.bridge(&format!("link set dev {port} state {state}\n"))

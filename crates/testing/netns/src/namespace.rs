@@ -18,7 +18,8 @@ impl Namespace {
     pub(crate) fn new() -> Result<Namespace, NetError> {
         // A thread of its own: a namespace is a thread's, and this one is to stay where it is.
         let made = on_a_thread(|| {
-            // SAFETY: a new network namespace leaves the thread's memory and descriptors as they are.
+            // SAFETY: a new network namespace leaves the thread's memory and descriptors as they
+            // are.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             File::open("/proc/thread-self/ns/net")
         });
@@ -30,7 +31,7 @@ impl Namespace {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }
 
-    /// What is to be put before a command's words for it to run here, as long as this process lives.
+    /// Words to put before a command, so that it runs here, as long as this process lives.
     pub fn prefix(&self) -> Vec<OsString> {
         let mut option = OsString::from("--net=");
         option.push(self.path());

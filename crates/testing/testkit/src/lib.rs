@@ -1,8 +1,8 @@
 //! Waits for events in tests, and gives them ports.
 //!
-//! A test waits for what it can see, never for a time that hopes. Each wait has a limit, which only a
-//! hang reaches: [`patience`], 60 s unless [`PATIENCE_VARIABLE`] scales it. A wait that fails says
-//! what it waited for and what it saw last.
+//! A test waits for what it can see, never for a time that hopes. Each wait has a limit, which only
+//! a hang reaches: [`patience`], 60 s unless [`PATIENCE_VARIABLE`] scales it. A wait that fails
+//! says what it waited for and what it saw last.
 
 use std::{
     env,

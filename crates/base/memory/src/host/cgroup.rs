@@ -1,9 +1,9 @@
 //! Memory cgroups with a limit, of either version of the kernel's interface.
 //!
-//! A group is a directory, and the names of its files tell which version it is of. On one host the memory controller belongs to one
-//! of them. Version 1 has one limit, which the kernel refuses to lower below what it cannot take back; that of version 2
-//! (`memory.max`) is lowered in any case, and processes are killed for it. So there a group is first brought down by `memory.high`,
-//! above which the kernel takes pages back, slows the group down, and kills nobody.
+//! A group is a directory; its file names tell the version. One version owns the memory controller
+//! of a host. The kernel refuses to lower version 1's limit below memory that it cannot reclaim. It
+//! always lowers version 2's (`memory.max`), and kills processes to enforce it. So `lower` sets
+//! `memory.high` first: above it, the kernel reclaims pages, slows the group, and kills none.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -21,10 +21,10 @@ const ROOM: u64 = 16;
 /// And this at least, in bytes.
 const LEAST_ROOM_BYTES: u64 = 8 << 20;
 
-/// What limits are multiples of that are no caller's, in bytes.
+/// Limits that this module computes are multiples of this, in bytes.
 const STEP_BYTES: u64 = 2 << 20;
 
-/// How often those are killed that were forked while others were killed, before it is left to the next call.
+/// Kill rounds of one call; each kills the processes that were forked during the round before.
 const KILL_ROUNDS: u32 = 8;
 
 /// Why there is no group, or not the limit that it is to have.
@@ -43,7 +43,7 @@ pub enum CgroupError {
         path: PathBuf,
         /// The controller.
         controller: &'static str,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// There is one of this name, or none can be made.
@@ -51,7 +51,7 @@ pub enum CgroupError {
     Make {
         /// The group.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A file of a group.
@@ -59,9 +59,9 @@ pub enum CgroupError {
     Set {
         /// The file.
         path: PathBuf,
-        /// What was to be in it.
+        /// Value that could not be written.
         value: String,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A file of a group.
@@ -69,7 +69,7 @@ pub enum CgroupError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call, or `InvalidData` if the file has no number.
         source: io::Error,
     },
 }
@@ -95,7 +95,7 @@ impl Version {
         }
     }
 
-    /// What `memory.stat` calls anonymous and shared memory, of the group and those below it.
+    /// Fields of `memory.stat` for anonymous and shared memory of the group and groups below.
     const fn in_use(self) -> [&'static str; 2] {
         match self {
             Version::V1 => ["total_rss", "total_shmem"],
@@ -118,7 +118,7 @@ impl Hierarchy {
     }
 
     fn find_in(mounts: &Path) -> Result<Hierarchy, CgroupError> {
-        // Of a host with both, version 2 has what version 1 leaves.
+        // On a host with both versions, version 2 has the controllers that version 1 leaves.
         for root in [mounts.to_owned(), mounts.join("unified")] {
             if lists(&root.join("cgroup.controllers"), "memory") {
                 return Ok(Hierarchy { root, version: Version::V2 });
@@ -141,8 +141,8 @@ impl Hierarchy {
         self.root.join(name)
     }
 
-    /// A new group that may have so many bytes, and as much swap as there is. The groups that it is in, if its name has several parts, are made
-    /// where they are missing, without a limit, and stay.
+    /// Makes a group with a limit in bytes and none on swap. Missing parent groups, if the name has
+    /// several parts, are made without a limit, and stay.
     pub fn make(&self, name: impl AsRef<Path>, limit_bytes: u64) -> Result<Group, CgroupError> {
         let path = self.path_of(name);
         let within = path.ancestors().skip(1).take_while(|group| group.starts_with(&self.root));
@@ -170,10 +170,9 @@ impl Hierarchy {
     }
 }
 
-/// Lets the groups in this one, of version 2, have a controller.
-///
-/// One with processes of its own is refused, but for the root of all, as the kernel does for the memory controller. The cpu
-/// controller it may enable there, and takes no process into the groups below from then on.
+/// Enables a controller of version 2 for the groups below `group`. Refuses a group with processes,
+/// except the root of all, as the kernel does for the memory controller. The kernel would enable
+/// the cpu controller there, but admit no more processes to the groups below.
 pub fn enable(group: &Path, controller: &'static str) -> Result<(), CgroupError> {
     let file = group.join("cgroup.subtree_control");
     if lists(&file, controller) {
@@ -186,7 +185,7 @@ pub fn enable(group: &Path, controller: &'static str) -> Result<(), CgroupError>
     enabled.map_err(|source| CgroupError::Enable { path: group.to_owned(), controller, source })
 }
 
-/// Not of the root of all, which alone has no type: that of a cgroup namespace has one.
+/// `false` for the root of all, which alone has no type; the root of a cgroup namespace has one.
 fn has_processes_beside_groups(group: &Path) -> bool {
     let procs = || fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     group.join("cgroup.type").exists() && !procs().trim().is_empty()
@@ -207,12 +206,12 @@ fn lists(file: &Path, controller: &str) -> bool {
     text.split_whitespace().any(|name| name == controller)
 }
 
-/// What a group has, in bytes.
+/// Memory charged to a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Charged {
-    /// All that counts against its limit.
+    /// All memory that counts against the limit.
     pub all_bytes: u64,
-    /// What of it the kernel cannot take back without swap: neither file pages nor the kernel's own.
+    /// Anonymous and shared memory, which the kernel cannot reclaim without swap.
     pub in_use_bytes: u64,
 }
 
@@ -237,7 +236,7 @@ impl Group {
         &self.path
     }
 
-    /// What it may have. A group that nobody has limited has more than any host.
+    /// Limit in bytes. A group without a limit reports more than any host has.
     pub fn limit_bytes(&self) -> Result<u64, CgroupError> {
         let text = self.read(self.version.limit())?;
         match text.trim() {
@@ -246,7 +245,7 @@ impl Group {
         }
     }
 
-    /// What it has.
+    /// Memory charged to the group.
     pub fn charged(&self) -> Result<Charged, CgroupError> {
         let stat = self.read("memory.stat")?;
         let value = |name: &str| {
@@ -274,8 +273,8 @@ impl Group {
         }
     }
 
-    /// Brings it down to `bytes`, or as far as it goes, and limits it to that: no process is killed for it. The limit that is in force then, which
-    /// leaves a group that does not come down some room. Waits for the kernel, which takes pages back meanwhile.
+    /// Lowers the limit to `bytes`, or as near as reclaim gets, and returns the new limit. Kills no
+    /// process. A group that stays above `bytes` keeps some room. Waits for the kernel's reclaim.
     pub fn lower(&self, bytes: u64) -> Result<u64, CgroupError> {
         let in_force = self.limit_bytes()?;
         match self.version {
@@ -302,7 +301,7 @@ impl Group {
         self.set(self.version.limit(), bytes)
     }
 
-    /// Moves a process into it, with all of its threads. What it has stays charged to the group that it comes from.
+    /// Moves a process with all threads in. Memory charged before stays with the old group.
     pub fn enter(&self, pid: u32) -> Result<(), CgroupError> {
         self.set("cgroup.procs", pid)
     }
@@ -329,7 +328,7 @@ impl Group {
             Some((pid, pidfd_open(process, PidfdFlags::empty()).ok()?))
         };
         let found: Vec<(u32, OwnedFd)> = self.members()?.into_iter().filter_map(open).collect();
-        // A number may have become another process's before it was opened: not if it is a member's now.
+        // A PID may be reused before it is opened: signal only PIDs that are still members.
         let members = self.members()?;
         for (pid, process) in found {
             if members.contains(&pid) {
@@ -343,7 +342,7 @@ impl Group {
     /// Kills all of them. They may take a moment to be gone.
     pub fn kill(&self) -> Result<(), CgroupError> {
         let file = "cgroup.kill";
-        // Of version 2 since Linux 5.14.
+        // Version 2 has this file since Linux 5.14.
         if self.path.join(file).exists() {
             return self.set(file, 1);
         }
@@ -356,7 +355,8 @@ impl Group {
         Ok(())
     }
 
-    /// Removes it, and empty groups below it. One that has processes stays. What it still has of files is its parent's then.
+    /// Removes the group and empty groups below it. A group with processes stays: an error. The
+    /// file pages of a removed group are charged to its parent.
     pub fn remove(&self) -> io::Result<()> {
         let mut groups = below(&self.path);
         groups.insert(0, self.path.clone());
@@ -388,8 +388,8 @@ impl Group {
     }
 }
 
-/// How far a group is limited that is to have `bytes`, may have `in_force_bytes`, and has `charged_bytes` when what could be taken back
-/// was: never to what it has exactly, or the next page would be one too many.
+/// Limit for a group whose limit is `in_force_bytes` and should be `bytes`, and that has
+/// `charged_bytes` left after reclaim. Above `bytes` it leaves room: the next page must fit.
 fn nearest(bytes: u64, in_force_bytes: u64, charged_bytes: u64) -> u64 {
     if charged_bytes <= bytes {
         return bytes;
@@ -517,7 +517,7 @@ mod tests {
         }
         let left: Vec<_> = fs::read_dir(&controls[1]).unwrap().collect();
         assert_eq!(left.len(), 1, "half of it is left");
-        // What it is in is made, too.
+        // `make` also makes the missing parent.
         let error = hierarchy.make("c/d", M).expect_err("no cgroup file system").to_string();
         assert!(error.contains("cannot enable the memory controller in"), "{error}");
         assert!(dir.path().join("root/c").is_dir());

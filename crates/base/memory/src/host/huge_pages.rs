@@ -15,7 +15,7 @@ const SYSFS_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
 pub struct HugePages {
     /// Set aside, in use or not.
     pub set_aside: u64,
-    /// Of these, neither in use nor promised to somebody.
+    /// Set-aside pages that are neither in use nor reserved.
     pub free: u64,
 }
 
@@ -30,7 +30,7 @@ impl HugePages {
             let text = std::fs::read_to_string(directory.join(file)).ok();
             text.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0)
         };
-        // What is promised is known of the host only; a node has no such file.
+        // The kernel counts reserved pages for the host only; a node has no such file.
         let free = count("free_hugepages").saturating_sub(count("resv_hugepages"));
         HugePages { set_aside: count("nr_hugepages"), free }
     }

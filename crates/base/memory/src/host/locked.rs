@@ -21,8 +21,9 @@ pub enum LockError {
     Refused(#[from] Errno),
 }
 
-/// Locks all that this process has mapped and will map, each page from its first use on. What is
-/// swapped out at present is locked when it is used next. Programs that it starts inherit nothing.
+/// Locks all that this process has mapped and will map, each page from its first use on. A page
+/// that is swapped out now is locked at its next use. Programs that the process starts do not
+/// inherit the locks.
 ///
 /// Under a limit, all that is mapped would count, used or not, and a later mapping fail. So a
 /// process with one is refused, unless it has CAP_IPC_LOCK. To be called before the process has

@@ -1,8 +1,8 @@
 //! Memory that outlives the process that uses it: a sealed memfd and its mapping.
 //!
-//! Whoever holds the descriptor holds the memory. A supervisor that keeps a duplicate can give it
-//! to the successor of a process that died, which maps it again and finds everything as it was at
-//! the last instruction.
+//! The holder of the descriptor holds the memory. A supervisor keeps a duplicate, and gives it to
+//! the successor of a process that died. The successor maps the memory and finds it as the last
+//! instruction left it.
 //!
 //! The file is sealed against shrinking and growing. A mapping beyond the end of a file raises
 //! SIGBUS; with the seal no holder of the descriptor, whatever it does, can bring that about.
@@ -21,7 +21,7 @@ pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// What stands behind the memory.
+/// Kind of pages that back the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Pages of the base size, committed when they are first written.
@@ -55,11 +55,11 @@ pub enum MemoryError {
     /// A system call failed.
     #[error("cannot {what} {bytes} bytes of shared memory")]
     Call {
-        /// What was being done.
+        /// The failed action, as a verb for the message.
         what: &'static str,
-        /// With how much.
+        /// Size of the memory in bytes; 0 if unknown.
         bytes: u64,
-        /// What the kernel said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
@@ -156,13 +156,13 @@ impl SharedMemory {
         self.bytes
     }
 
-    /// What stands behind the memory.
+    /// Kind of pages that back the memory.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
     /// Gives the memory of whole pages within the byte range back to the host; it reads as zeros.
-    /// What is left over at the ends, less than a page of the backing each, stays as it is.
+    /// Partial pages of the backing, at both ends of the range, stay as they are.
     ///
     /// # Panics
     /// If the range is not within the memory.
@@ -198,9 +198,9 @@ impl SharedMemory {
         Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
     }
 
-    /// Keeps the memory from being swapped out: all that it holds now, and what is used of this
-    /// mapping later. What is written through the descriptor is not, until it is used here. What is
-    /// swapped out is brought in first; the caller waits for that, and nobody else does.
+    /// Locks the memory against swapping: all pages present now, and pages that this mapping
+    /// touches later. A page written through the descriptor is locked once this mapping touches it.
+    /// Swapped-out pages are read in first; only the caller waits for that.
     ///
     /// A process that holds the descriptor can lock the memory of another one that has died. Pages
     /// that cannot be locked are passed over, and the first error is returned. If a page is given
@@ -257,8 +257,8 @@ impl SharedMemory {
         self.base.as_ptr().wrapping_add(offset as usize).cast()
     }
 
-    /// Has the byte range's memory come from one NUMA node. What is committed already stays where
-    /// it is. The rule belongs to the file and outlives the mapping.
+    /// Binds the byte range to one NUMA node. Pages that are already committed stay where they are.
+    /// The rule belongs to the file and outlives the mapping.
     pub fn bind(&self, range: Range<u64>, node: u32) -> io::Result<()> {
         assert!(range.start <= range.end && range.end <= self.bytes as u64, "{range:?} is outside");
         crate::host::numa::bind(self.base, range, node)

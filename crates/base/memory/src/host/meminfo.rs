@@ -1,18 +1,18 @@
-//! What the kernel says of the host's memory in `/proc/meminfo`.
+//! Reads the kernel's figures of the host's memory from `/proc/meminfo`.
 
 use std::path::Path;
 use std::{fs, io};
 
-/// Where it stands.
+/// Path of the kernel's memory figures.
 pub const MEMINFO: &str = "/proc/meminfo";
 
-/// The bytes that a field of such a text says, if it is there.
+/// Bytes of the field `name` in the text of `/proc/meminfo`. `None` without such a field in kB.
 pub fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Memory that programs could still have without swapping, in bytes.
+/// Bytes that programs could still have without swapping: `MemAvailable` of the file at `path`.
 pub fn available_bytes(path: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
     let missing = || io::Error::other(format!("{} has no MemAvailable", path.display()));

@@ -21,7 +21,7 @@ pub struct NumaNode {
     pub node: u32,
     /// Its memory.
     pub total_bytes: u64,
-    /// What of it is unused at this moment.
+    /// Unused memory at the time of the call.
     pub free_bytes: u64,
 }
 

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `ca.pem` | the authorities that are trusted, one or more |
-//! | `cert.pem`, `key.pem` | the party's own certificate, with what lies between it and the authority, and its key |
+//! | `cert.pem`, `key.pem` | the party's certificate, those up to the authority, and its key |
 //! | `crl.pem` | lists of what the authorities have revoked; need not be there |
 
 use crate::identity::{Identity, IdentityError, Role};
@@ -44,7 +44,7 @@ pub enum CredentialsError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A file is not PEM, or has nothing of the kind in it.
@@ -52,7 +52,7 @@ pub enum CredentialsError {
     Empty {
         /// The file.
         path: PathBuf,
-        /// What it should have.
+        /// The missing item.
         what: &'static str,
     },
     /// Others may read the key.
@@ -67,12 +67,12 @@ pub enum CredentialsError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The certificate says nothing of whose it is.
+    /// The certificate does not name its holder.
     #[error("{}", .path.display())]
     Identity {
         /// The certificate.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the certificate's encoding or subject.
         source: IdentityError,
     },
     /// The certificate is over.
@@ -80,7 +80,7 @@ pub enum CredentialsError {
     Expired {
         /// The certificate.
         path: PathBuf,
-        /// Whose it is.
+        /// Name of the holder.
         name: String,
     },
     /// The files do not fit each other.
@@ -88,16 +88,16 @@ pub enum CredentialsError {
     Unfit {
         /// The directory.
         dir: PathBuf,
-        /// What is wrong.
+        /// The mismatch.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// What was read from the files at one moment.
+/// Contents of the files at one moment.
 pub struct Loaded {
     /// Differs from that of what was read before.
     pub generation: u64,
-    /// Whose certificate it is.
+    /// Holder of the certificate.
     pub identity: Identity,
     /// For connections to a manager.
     pub client: Arc<ClientConfig>,
@@ -152,15 +152,15 @@ impl Credentials {
         self.0.dir()
     }
 
-    /// What is there now. Files that have changed and cannot be used change nothing: the log says so
-    /// once, and they are looked at again when they change again.
+    /// The current contents. If changed files cannot be used, the previous contents stay: the log
+    /// says so once, and the files are read again when they next change.
     pub fn now(&self) -> Arc<Loaded> {
         self.0.now()
     }
 }
 
-/// A directory of credentials that is opened when it is first needed. What it is needed for goes on, or is tried
-/// again, while it cannot be used.
+/// A directory of credentials that is opened when it is first needed. Users of the directory go on
+/// or retry while it cannot be used.
 #[derive(Debug)]
 pub struct CredentialsDir {
     dir: PathBuf,
@@ -168,12 +168,12 @@ pub struct CredentialsDir {
 }
 
 impl CredentialsDir {
-    /// That directory, at which is not looked yet.
+    /// Notes the directory and reads nothing yet.
     pub fn new(dir: PathBuf) -> CredentialsDir {
         CredentialsDir { dir, opened: Mutex::default() }
     }
 
-    /// What is in it.
+    /// Opens the directory, unless an earlier call has.
     pub fn open(&self) -> Result<Arc<Credentials>, CredentialsError> {
         let mut opened = self.opened.lock().expect("no thread panics with it");
         if let Some(credentials) = &*opened {
@@ -184,7 +184,7 @@ impl CredentialsDir {
     }
 }
 
-/// What stands in the files of a directory.
+/// Contents of a directory's files.
 pub(crate) struct Files {
     dir: PathBuf,
     pub(crate) key: PrivateKeyDer<'static>,
@@ -223,7 +223,7 @@ impl Files {
         Ok(Files { dir: dir.to_owned(), key, roots: Arc::new(roots), chain, revoked })
     }
 
-    /// What is said when they do not fit each other.
+    /// The error for files that do not fit each other.
     pub(crate) fn unfit(&self, source: Unfit) -> CredentialsError {
         unfit(&self.dir, source)
     }

@@ -1,5 +1,5 @@
-//! Credentials for a service that is not Hecaton's own, such as etcd: its authority is another one, and its
-//! certificates say nothing of roles.
+//! Credentials for a service that is not Hecaton's own, such as etcd: its authority is another one,
+//! and its certificates say nothing of roles.
 
 use crate::trust::credentials::{CredentialsError, Files, client, servers};
 use crate::trust::watched::Watched;
@@ -8,12 +8,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A directory with the service's authorities, and a certificate that the service knows us by: files of the
-/// same names as in [`Credentials`](crate::Credentials).
+/// A directory with the service's authorities, and a certificate that the service knows us by:
+/// files of the same names as in [`Credentials`](crate::Credentials).
 #[derive(Debug)]
 pub struct OutsideCredentials(Watched<Outside>);
 
-/// What was read at one moment.
+/// Contents of the files at one moment.
 pub(crate) struct Outside {
     pub(crate) generation: u64,
     pub(crate) client: Arc<ClientConfig>,

@@ -1,8 +1,9 @@
 //! TLS between nodes: who borrows memory and who lends it.
 //!
-//! Either end shows its node's certificate, and takes those of nodes only. A node's certificate is one for a
-//! client, at both ends: were it one for a server, a node could pose as a server of volumes to those who look
-//! at names and not at roles. Which node it is to be is for whoever connects to look at, once hands are shaken.
+//! Either end shows its node's certificate, and takes those of nodes only. A node's certificate is
+//! one for a client, at both ends: were it one for a server, a node could pose as a server of
+//! volumes to those who look at names and not at roles. Which node it is to be is for whoever
+//! connects to look at, once hands are shaken.
 
 use crate::identity::Role;
 use crate::trust::by_role::{require, signatures_of_the_first};
@@ -76,7 +77,7 @@ pub(crate) fn peers(
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(nodes)
         .with_single_cert(files.chain.clone(), files.key.clone_key())?;
-    // What is resumed is not looked at again.
+    // A resumed session skips the certificate check: send no tickets.
     lender.send_tls13_tickets = 0;
     Ok((borrower, Arc::new(lender)))
 }

@@ -1,4 +1,4 @@
-//! What was read from a directory's files, and is read again when they have changed.
+//! Reads the files of a credentials directory, and rereads them when they change.
 
 use crate::trust::credentials::{CA_FILE, CERTIFICATE_FILE, CRL_FILE, CredentialsError, KEY_FILE};
 use std::fs;
@@ -6,10 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Reads the files of a directory, for the time of that number.
+/// Reads the files of a directory. The number is the generation of the result.
 type Load<T> = fn(&Path, u64) -> Result<T, CredentialsError>;
 
-/// A directory, and what its files say.
+/// A directory, and the last usable contents of its files.
 #[derive(Debug)]
 pub(crate) struct Watched<T> {
     dir: PathBuf,
@@ -24,7 +24,7 @@ struct Current<T> {
     loaded: Arc<T>,
 }
 
-/// What tells a changed file: it is written anew or in place, or is gone.
+/// Inode, length and mtime of each file: one differs if a file is replaced, changed or removed.
 type Stamps = [Option<(u64, u64, i64, i64)>; 4];
 
 impl<T> Watched<T> {
@@ -39,7 +39,7 @@ impl<T> Watched<T> {
         &self.dir
     }
 
-    /// What they say now; if that cannot be used, what they said before.
+    /// The current contents; the previous ones if the current ones cannot be used.
     pub(crate) fn now(&self) -> Arc<T> {
         let mut current = self.current.lock().expect("no thread panics with it");
         let stamps = stamps(&self.dir);

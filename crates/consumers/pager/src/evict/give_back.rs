@@ -1,7 +1,8 @@
-//! Tells donors of what nobody names any more: pages, and whole segments.
+//! Tells donors which pages and whole segments the pager no longer uses.
 //!
-//! In a thread of its own, because a donor that is away is waited for. What it could not be told of
-//! is kept, unused, and tried again; so new pages do not go to where they could not be written.
+//! Runs in a thread of its own, because it waits for unreachable donors. Pages that a donor could
+//! not be told of stay unused, and are retried. So the pager never gives new pages a place that it
+//! cannot write to.
 
 use crate::shared::Shared;
 use crate::state::space_pages::GiveBack;

@@ -184,7 +184,7 @@ mod tests {
         staging.written(&state, &pages, slot, page, 70);
         let record = pages.record(&state, page);
         assert_eq!((record.is_stored(), record.sum()), (true, 70));
-        // What was sent of earlier contents says nothing of later ones.
+        // An acknowledgement of earlier contents leaves the record of later contents alone.
         let earlier = stage(&mut staging, &pages, 8);
         let later = stage(&mut staging, &pages, 9);
         staging.written(&state, &pages, earlier, page, 80);

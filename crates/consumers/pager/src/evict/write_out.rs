@@ -1,7 +1,7 @@
-//! Writes what is staged to the donors: step 5 of an eviction (see [`crate::evict`]).
+//! Writes staged pages to the donors: step 5 of an eviction (see [`crate::evict`]).
 //!
-//! Many requests are under way at a time, each of pages of one segment. A slot is free once its
-//! page was acknowledged. What could not be written stays staged, and is tried again.
+//! Many requests are in flight at a time, each with pages of one segment. A slot is free once its
+//! page was acknowledged. Pages that could not be written stay staged, and are retried.
 
 use crate::shared::Shared;
 use crate::state::SEGMENT_PAGES;
@@ -22,12 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Write {
     pages: Vec<u64>,
-    /// Of what is in the slots; once that was sealed and sent, of what was sent.
+    /// Sums of the slots' contents; once sealed contents were sent, the sums of those.
     sums: Vec<PageSum>,
     slots: Vec<u32>,
 }
 
-/// What is to be written, and what is under way.
+/// Unsent writes, and writes in flight.
 pub(crate) struct Writer {
     shared: Arc<Shared>,
     lane: Lane,
@@ -144,7 +144,7 @@ impl Writer {
         }
     }
 
-    /// What could not be written stays staged, and is tried again: a donor may get room.
+    /// Keeps a failed write staged, and retries it: a donor may get room.
     fn keep(&mut self, write: Write, error: &SpaceError) {
         self.unsent.push(write);
         match error {

@@ -1,7 +1,7 @@
-//! What programs do to their address spaces: free, move.
+//! Handles events of programs that free or move memory.
 //!
-//! The program's thread waits in the kernel until the event is read, and the kernel refuses to map
-//! pages (EAGAIN) until then. Each handler may run twice on the same event (see `journal`).
+//! The kernel keeps the program's thread waiting until the event is read, and refuses to map pages
+//! (EAGAIN) until then. Each handler may run twice on the same event (see `journal`).
 
 use crate::core::Core;
 use crate::state::CHUNK_PAGES;
@@ -60,13 +60,13 @@ impl Core {
         if let Some(space) = self.space(space) {
             space.forget_mappings();
             space.forget_registered(from, from + len);
-            // The kernel keeps it registered.
+            // The kernel keeps the moved range registered.
             space.remember_registered(hecaton_uffd::handover::Range { start: to, len });
         }
         self.move_entries(space, from, to, len);
     }
 
-    /// What was known of one range is true of another.
+    /// Moves all that is known of one range to another.
     pub(crate) fn move_entries(&mut self, space: usize, from: u64, to: u64, len: u64) {
         let (from, to, count) = (from >> 12, to >> 12, len >> 12);
         self.emptied.moved(space, from, to, count);
@@ -83,7 +83,7 @@ impl Core {
             return;
         }
         if entry.place() == Place::Fetching {
-            // What arrives finds nobody; the page is asked for again at its new address.
+            // The page that arrives is dropped. A fault at the new address fetches it again.
             self.end_fetch(old);
             entry = entry.with_place(Place::Out).with_awaited(false).with_dirty(false);
         }
@@ -98,14 +98,14 @@ impl Core {
                 self.order.installed(self.tables.place_of(&self.state, new), Installed::Rescued);
             }
         }
-        // The new entry first: after a kill in between, the page is in both places, and recovery
+        // Set the new entry first: a kill in between leaves the page in both places, and recovery
         // finds that the old address holds nothing.
         self.set(new, entry);
         if entry.is_busy() {
             self.state.batch.moved(old.0, new.0);
         }
-        // The address under which the batch has it stays busy until that is settled: whatever the
-        // program maps there meanwhile is not touched before.
+        // The address that the batch has for the page stays busy until the batch is settled. Until
+        // then, no mapping that the program makes there is touched.
         let stays_busy = entry.is_busy() && self.batch.iter().any(|item| item.key == old);
         self.set(old, Entry::ZERO.with_busy(stays_busy));
     }

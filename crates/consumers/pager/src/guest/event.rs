@@ -1,12 +1,11 @@
-//! What a hypervisor does to guest RAM: frees a part of it (balloon, free page reporting, unplug by
-//! virtio-mem), or unmaps a region.
+//! Handles hypervisors that free or unmap parts of guest RAM.
 //!
-//! To free pages of shared memory, hypervisors punch them out of the file and then let go of their
-//! mapping (`MADV_DONTNEED`); QEMU's `ram_block_discard_range` and Cloud Hypervisor's balloon both
-//! do. The kernel reports the second only, and a bare `MADV_DONTNEED` in the same words, which
-//! leaves a shared file's contents as they are. So it is the file that tells: what is still there
-//! was not freed. A page that the pager has evicted is in no file, and is taken as freed; a
-//! hypervisor that let go of its mapping without freeing would find it zero.
+//! They free memory by balloon, free page reporting, or unplug by virtio-mem. To free shared
+//! memory, they punch the pages out of the file, then drop their mapping (`MADV_DONTNEED`): so do
+//! QEMU's `ram_block_discard_range` and Cloud Hypervisor's balloon. The kernel reports only the
+//! second step, and a bare `MADV_DONTNEED`, which keeps a shared file's contents, looks the same.
+//! So the file decides: a page that is still in it was not freed. An evicted page is in no file and
+//! counts as freed; a hypervisor that dropped its mapping without freeing would find it zero.
 
 use super::Ram;
 use super::memory_file::MemoryFile;
@@ -19,9 +18,9 @@ use crate::state::tables::Key;
 use std::ops::Range;
 
 impl Core {
-    /// Pages of guest RAM were freed, as far as they are not still there.
+    /// Discards pages of guest RAM that were freed: those that are no longer in their file.
     pub(crate) fn guest_removed(&mut self, space: usize, pages: Range<u64>) {
-        // Private memory is reported before it is emptied, and has no file that would tell.
+        // Private memory is reported before it is emptied, and no file shows whether it was.
         let in_files = |space: &AddressSpace| space.guest.as_ref().is_some_and(Ram::has_files);
         let in_files = self.spaces[space].as_ref().is_some_and(in_files);
         self.give_up_pages(space, pages, in_files);
@@ -35,8 +34,8 @@ impl Core {
         let Some(ram) = space_of.guest.as_mut() else { return };
         let (parts, files) = ram.remove(&self.state, space, &addresses);
         for (file, range) in parts {
-            // The hypervisor may hold the file without mapping it, but its contents are ours, and
-            // they are gone. An error leaves memory behind until the file is closed, no more.
+            // The hypervisor may hold the file without mapping it, but the pager owns its contents,
+            // and they are gone. After an error, the memory only stays until the file is closed.
             let _ = file.punch(range);
         }
         self.guard.release_labels(files.iter().map(|held| ram_label(held.serial)).collect());
@@ -44,18 +43,18 @@ impl Core {
         self.close_files();
     }
 
-    /// Closes files that no region names, unless the evictor may be about to use one: another file
-    /// under the same number would be punched.
+    /// Closes files that no region names, unless the evictor may be about to use one: it would
+    /// punch another file under the same number.
     pub(crate) fn close_files(&mut self) {
         if self.batch.is_empty() {
             self.unmapped_files.drain(..).for_each(|MemoryFile(fd)| close(fd));
         }
     }
 
-    /// Pages that were punched out with no event that tells.
+    /// Discards pages that were punched out without an event.
     ///
-    /// A hypervisor that only punches is not seen at once; its memory files then hold less than the
-    /// tables say. While no batch is under way all that is resident is in the files.
+    /// A hypervisor that only punches is not seen at once: its memory files then hold less than the
+    /// tables say. While no batch is in flight, all resident pages are in the files.
     pub(crate) fn notice_holes(&mut self, space: usize) {
         if !self.batch.is_empty() {
             return;
@@ -83,8 +82,8 @@ impl Core {
     fn give_up_pages(&mut self, space: usize, pages: Range<u64>, unless_there: bool) {
         self.each_page(space, pages, |core, key, there| {
             let entry = core.get(key);
-            // A busy page is as good as gone from the file: who frees it while it is evicted is
-            // right whatever the file holds at this moment.
+            // A busy page counts as freed: a free during its eviction is right, whatever the file
+            // holds at this moment.
             let kept =
                 unless_there && there && entry.place() == Place::Resident && !entry.is_busy();
             if entry.place() != Place::Zero && !kept {

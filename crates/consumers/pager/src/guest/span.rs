@@ -1,18 +1,18 @@
-//! What regions of guest RAM are said to be, and which of them can be paged. Decisions only.
+//! Decides which announced regions of guest RAM can be paged. Pure.
 
 use super::memory_file::{Facts, Identity, Kind};
 use hecaton_memory::PAGE_SIZE;
 use std::ops::Range;
 
-/// Most regions of one hypervisor: more than a machine has slots for memory.
+/// Most regions of one hypervisor: more than a VM has memory slots.
 pub(crate) const MAX_REGIONS: usize = 512;
 
-/// Most bytes of one hypervisor's memory: what the tables have entries for.
+/// Most bytes of one hypervisor's memory: the tables have no entries for more.
 pub(crate) const MAX_BYTES: u64 = 1 << 40;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Where memory of a process can be.
+/// Addresses at which a process can have memory.
 const ADDRESSES: Range<u64> = 1 << 16..1 << 47;
 
 /// A part of a hypervisor's address space.
@@ -20,9 +20,9 @@ const ADDRESSES: Range<u64> = 1 << 16..1 << 47;
 pub(crate) struct Span {
     pub(crate) start: u64,
     pub(crate) len: u64,
-    /// Where it begins in its file, in bytes.
+    /// Start of the part in its file, in bytes.
     pub(crate) offset: u64,
-    /// The file, where there is one that is shared with us.
+    /// The file, if the hypervisor shares one with the pager.
     pub(crate) file: Option<Identity>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn meets(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Whether `new` can be paged beside what is known.
+/// Checks that `new` can be paged beside the regions in `known`.
 pub(crate) fn check(known: &[Span], new: &Span) -> Result<(), Refusal> {
     let Span { start, len, offset, .. } = *new;
     if len == 0 || [start, len, offset].iter().any(|value| !value.is_multiple_of(PAGE)) {
@@ -96,7 +96,7 @@ pub(crate) fn check(known: &[Span], new: &Span) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether a file's pages can be taken away and given back.
+/// Checks that the pages of the region's file can be evicted and given back.
 pub(crate) fn check_file(new: &Span, facts: &Facts) -> Result<(), Refusal> {
     match facts.kind {
         Kind::HugePages(bytes) => return Err(Refusal::HugePages(bytes)),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is said, the check neither panics nor lets two regions share a page.
+        /// For any input, the check neither panics nor lets two regions share a page.
         #[test]
         fn accepted_regions_are_apart(
             wishes in prop::collection::vec((any::<u64>(), any::<u64>(), 0..64u64, 0..64u64), 0..20)

@@ -1,5 +1,5 @@
-//! What is known here of stripes that are coded because they have gone cold (see
-//! [`hecaton_space::stripe`]), for the space and for a successor.
+//! Keeps a record of stripes that are coded because they have gone cold.
+//! The space writes it, and a successor reads it (see [`hecaton_space::stripe`]).
 
 use crate::pool::scrub::stored;
 use hecaton_memory::{Generation, PageSum};
@@ -22,7 +22,7 @@ impl Record for CodeRecord {
     fn note(&self, stripe: u64, coded: Option<Coded>) {
         let [generation, held] = &self.codes[2 * stripe as usize..][..2] else { return };
         match coded {
-            // The generation says that the other word counts.
+            // The generation is stored last: it says that the other word counts.
             Some(coded) => {
                 held.store(coded.held.into(), Relaxed);
                 generation.store(coded.generation.0, Release);

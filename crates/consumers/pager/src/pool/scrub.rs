@@ -1,16 +1,16 @@
-//! What the copies of the consumer's pages must be, for [`hecaton_space::Space::keep_scrubbed`].
+//! Gives the checksum that all copies of a page must have.
 //!
-//! That is known by a page's record: the sum of what was sent, once donors have acknowledged it. Of
-//! a page that leaves sealed that is the sum of the ciphertext, which takes no room of its own:
-//! what comes back sealed is checked by its tag, so that nobody asks for the sum of what was
-//! sealed. (See [`hecaton_space::scrub`] for what is done about copies that differ.)
+//! [`hecaton_space::Space::keep_scrubbed`] compares with it. The page's record holds the sum of the
+//! sent bytes once donors have acknowledged them; for a sealed page, of the ciphertext. That sum
+//! takes no extra room: the tag checks a page that comes back sealed, so the plaintext needs no
+//! sum. [`hecaton_space::scrub`] handles copies that differ.
 
 use crate::state::record::Record;
 use hecaton_memory::PageSum;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
-/// The sum of what donors have of a page. A space page is written once between two times that it is
-/// given out, so that nothing else is on its way there.
+/// The sum of the page that donors hold. A space page is written once each time it is allocated, so
+/// no other write to it is in flight.
 pub(crate) fn stored(records: &[AtomicU64], page: u64) -> Option<PageSum> {
     let record = Record(records.get(page as usize)?.load(Acquire));
     (record.refs() > 0 && record.is_stored()).then(|| record.sum())

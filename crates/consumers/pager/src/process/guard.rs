@@ -1,18 +1,18 @@
-//! What the node keeps for the pager, so that it outlives the pager.
+//! Hands the pager's descriptors to the node, so that they outlive the pager.
 //!
-//! The pager's standard input is a socket to the node. Up it go duplicates of the state file, of
-//! the listening sockets, and of each program's userfaultfd and helper's connection, each before
-//! the program that it belongs to goes on; down it come all of them, to a pager that is started
-//! because the one before it was killed ([`crate::process::adopt`]).
+//! The pager's standard input is a socket to the node. The pager sends duplicates of the state
+//! file, of the listening sockets, and of each program's userfaultfd and helper connection. It
+//! sends them before the program goes on. If the pager is killed, the node starts another and sends
+//! all of them to it ([`crate::process::adopt`]).
 //!
 //! A descriptor is handed over when it is *sent*: from then on it lives in the socket's queue, and
-//! the node empties the queue to its end before it starts another pager. So nobody waits for the
-//! node here, and a node that is slow, or stopped, costs nothing.
+//! the node empties the queue before it starts another pager. So the pager does not wait for the
+//! node here, and a slow or stopped node costs nothing.
 //!
-//! A node that has died holds nothing. Then the pager goes on unguarded: if it is killed after
-//! that, the helpers in its programs see the connection end, and end the programs. The node that
-//! adopts the pager ([`crate::process::lifeline`]) is handed all of it anew, with the tables
-//! locked: what comes or goes after that is told to that node like any other change.
+//! A node that has died holds nothing. Then the pager goes on unguarded: if it is killed, the
+//! helpers in its programs see the connection end, and end the programs. A node that adopts the
+//! pager ([`crate::process::lifeline`]) gets all descriptors anew, with the tables locked. Later
+//! changes are reported to that node as usual.
 
 use crate::config::{PagerEvent, PagerLeft};
 use crate::process::adoption::Answer;
@@ -22,48 +22,48 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// How long the node may leave the socket full: it has not read a hundred lines by then.
+/// Timeout of a write to a full socket: the node has not read a hundred lines by then.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The tables.
+/// The label of the state file.
 pub(crate) const STATE: &str = "state";
-/// Where programs attach.
+/// The label of the listener at which programs attach.
 pub(crate) const LISTENER: &str = "listener";
 /// The label of the listener at the abstract address.
 pub(crate) const PUBLIC: &str = "public";
-/// The control socket.
+/// The label of the control socket.
 pub(crate) const CONTROL: &str = "control";
 
-/// Where Firecracker connects.
+/// The label of the listener to which Firecracker connects.
 pub(crate) const FIRECRACKER: &str = "firecracker";
 
-/// A memory file of a virtual machine, by the serial number of its hand-over.
+/// The label of a VM's memory file, by the serial number of its hand-over.
 pub(crate) fn ram_label(serial: u64) -> String {
     format!("ram-{serial}")
 }
 
-/// The userfaultfd of the address space with this serial number.
+/// The label of the userfaultfd of the address space with this serial number.
 ///
-/// Not the space's index, which is used again: a label that the node was not told to drop must
-/// never be taken for another program's.
+/// It does not use the space's index, which is reused: a label that the node was not told to drop
+/// must never name another program's descriptor.
 pub(crate) fn uffd_label(serial: u64) -> String {
     format!("uffd-{serial}")
 }
 
-/// The connection to the address space's helper.
+/// The label of the connection to the address space's helper.
 pub(crate) fn helper_label(serial: u64) -> String {
     format!("helper-{serial}")
 }
 
-/// The way up to the node.
+/// Sends descriptors and events to the node.
 pub(crate) struct Guard {
-    /// `None` once the node is gone. The stream stays open as long as the process lives, whatever
-    /// becomes of this descriptor: its end is the node's sign to start another.
+    /// `None` once the node is gone. The stream stays open while the process lives, even if this
+    /// descriptor is closed: its end is the node's sign to start another pager.
     node: Mutex<Option<UnixStream>>,
 }
 
 impl Guard {
-    /// On a socket to the node that stays open as long as this process lives.
+    /// Uses a socket to the node that stays open while this process lives.
     pub(crate) fn new(node: RawFd) -> std::io::Result<Guard> {
         // SAFETY: the caller leaves the descriptor open.
         let stream = unsafe { BorrowedFd::borrow_raw(node) };
@@ -72,8 +72,8 @@ impl Guard {
         Ok(Guard { node: Mutex::new(Some(stream)) })
     }
 
-    /// From now on it is another node, which is told what it has adopted and given all that is to
-    /// be held. The caller keeps everybody from changing that meanwhile.
+    /// Switches to another node: tells it what it has adopted, and sends all descriptors that it
+    /// must hold. The caller must prevent changes of them meanwhile.
     pub(crate) fn hand_over(
         &self,
         stream: UnixStream,
@@ -95,19 +95,19 @@ impl Guard {
         Ok(())
     }
 
-    /// Hands descriptors over; what was held under the same labels is replaced.
+    /// Hands descriptors over. They replace those that are held under the same labels.
     pub(crate) fn hold(&self, labels: Vec<String>, fds: &[RawFd]) {
         // SAFETY: the caller has them open.
         let fds: Vec<_> = fds.iter().map(|&fd| unsafe { BorrowedFd::borrow_raw(fd) }).collect();
         self.send(&PagerEvent::HoldFds(labels), &fds);
     }
 
-    /// The address space has ended.
+    /// Releases the descriptors of an address space that has ended.
     pub(crate) fn release(&self, serial: u64) {
         self.release_labels(vec![uffd_label(serial), helper_label(serial)]);
     }
 
-    /// These are not needed any more.
+    /// Tells the node to drop the descriptors with these labels.
     pub(crate) fn release_labels(&self, labels: Vec<String>) {
         if !labels.is_empty() {
             self.send(&PagerEvent::DropFds(labels), &[]);
@@ -125,7 +125,7 @@ impl Guard {
         self.send(&PagerEvent::Failed(words), &[]);
     }
 
-    /// Says that the pager is about to end in peace.
+    /// Says that the pager is about to end without a failure.
     pub(crate) fn say_over(&self) {
         self.send(&PagerEvent::Over, &[]);
     }
@@ -138,7 +138,7 @@ impl Guard {
                 %error,
                 "the node is gone: if the pager is killed now, its programs are ended"
             );
-            // Half a line may have gone: nothing that follows would be understood.
+            // Half a line may have been sent: the node would understand nothing that follows.
             *node = None;
         }
     }

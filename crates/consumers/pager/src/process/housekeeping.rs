@@ -1,4 +1,4 @@
-//! What is done now and then: forked children, memory mapped behind our back, statistics.
+//! Runs periodic tasks: forked children, memory mapped past libc, statistics.
 
 use crate::config::PagerConfig;
 use crate::core::Core;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(100);
 
-/// The consumer's part of the pool, and how it is to be.
+/// The consumer's part of the pool, and its configuration.
 #[derive(Clone)]
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
-    /// As another process in this one's place would be told it.
+    /// The configuration that another process in this one's place would get.
     pub(crate) config: Arc<Mutex<PagerConfig>>,
 }
 
@@ -52,9 +52,9 @@ pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: 
 }
 
 impl Pool {
-    /// What the pager has counted, and how the pool holds the memory.
+    /// Counters of the pager, and how the pool holds the memory.
     pub(crate) fn stats(&self, shared: &Shared) -> Stats {
-        // Before anything is looked at: all of it is at least as new.
+        // Taken first, so that all figures are at least as new.
         let taken_at_ms = unix_time_ms();
         let mut stats = shared.lock().snapshot();
         stats.taken_at_ms = taken_at_ms;
@@ -100,7 +100,7 @@ fn watch_spaces(shared: &Shared) {
             core.end_space(index);
             shared.ring();
         } else if space.guest.is_some() {
-            // The end of a hypervisor's connection does not tell for sure that it has ended.
+            // The end of its connection does not prove that a hypervisor has ended.
             if space.has_ended() {
                 core.end_space(index);
             } else {
@@ -114,7 +114,7 @@ fn watch_spaces(shared: &Shared) {
     }
 }
 
-/// Memory that a program mapped by a system call of its own, past libc, is registered from outside.
+/// Registers, from outside, memory that a program mapped by a system call of its own, past libc.
 fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
     let Ok(mappings) = read_mappings(pid) else { return };
     let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
@@ -131,19 +131,19 @@ fn register_newly_mapped(shared: &Shared, index: usize, pid: i32) {
         if left_alone.iter().any(|range| mapping.overlaps(range)) {
             continue;
         }
-        // Before anything of it can be evicted: that, too, takes the helper, and comes later. One
-        // that has no time (it moves pages away) has it at another tick.
+        // Withhold before a page can be evicted: eviction also needs the helper, and comes later. A
+        // helper that is busy (it moves pages away) gets the command at a later tick.
         let mut withhold = Command::new(Op::Withhold, 0);
         (withhold.runs[0], withhold.count) = (new, 1);
         if !helper::try_send(helper.socket, &withhold) {
             return;
         }
-        // Fails when the mapping has changed since it was read, or belongs to a userfaultfd of the
-        // program's own; in the first case there is another tick.
+        // Fails if the mapping has changed since it was read, or belongs to a userfaultfd of the
+        // program's own. In the first case, a later tick tries again.
         let registered = space.uffd.register(new.start, new.len, mode).is_ok();
         space.remember_registered(new);
         drop(core);
-        // In parts: faults are not to wait for the whole.
+        // In parts, so that faults do not wait for the whole range.
         for at in (0..new.len).step_by(PART).take_while(|_| registered) {
             let part = Range { start: new.start + at, len: (new.len - at).min(PART as u64) };
             let mut core = shared.lock();

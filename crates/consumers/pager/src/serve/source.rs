@@ -1,8 +1,8 @@
-//! What the fault loop waits for, and how it is told apart in the epoll set.
+//! Encodes the event sources of the fault loop for its epoll set.
 
 use std::os::fd::RawFd;
 
-/// What a descriptor in the epoll set is; with the index that goes with it.
+/// Kind of a descriptor in the epoll set, with the index that goes with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     Listener,
@@ -15,11 +15,11 @@ pub(crate) enum Source {
     /// The connection on which a hypervisor hands over guest RAM.
     Guest(usize),
     FirecrackerListener,
-    /// A connection on which Firecracker has not said all yet.
+    /// A connection on which Firecracker has not sent its whole message yet.
     Firecracker(RawFd),
-    /// The connection of a child that is to come.
+    /// The connection of a child that has not attached yet.
     Child(usize),
-    /// Rung by other threads when a fork that had to wait may have its turn.
+    /// Rung by other threads for a fork that had to wait, or an admitted connection.
     Bell,
     Demand,
     Prefetch,

@@ -1,8 +1,8 @@
 //! A hypervisor as far as its memory goes: a process of its own with a memory file mapped shared,
 //! which it hands over as `libhecaton.so` does, and threads that use it as vCPUs and devices would.
 //!
-//! It does what it is told on standard input, a line each, and answers with a line. A word of memory
-//! that is not what was last written there ends it with a message.
+//! It does what it is told on standard input, a line each, and answers with a line. A word of
+//! memory that is not what was last written there ends it with a message.
 
 use hecaton_uffd::abi::{
     GUEST_RAM_FEATURES, UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP,

@@ -1,8 +1,8 @@
 //! A pager and a machine, both processes of their own, and a donor: guest RAM with an eighth of it
 //! local, under threads that check every word they wrote, while the pager is killed.
 //!
-//! The test program is also the pager and the machine, by its first argument, before the runner reads
-//! any.
+//! The test program is also the pager and the machine, by its first argument, before the runner
+//! reads any.
 
 mod firecracker;
 mod machine;

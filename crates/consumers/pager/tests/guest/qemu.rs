@@ -1,4 +1,5 @@
-//! The system's own QEMU, with `libhecaton.so` preloaded, and a guest that is one sweep over memory.
+//! The system's own QEMU, with `libhecaton.so` preloaded, and a guest that is one sweep over
+//! memory.
 
 use crate::world::{LOCAL, World};
 use hecaton_testkit::{patience, wait_for_every, wait_until};
@@ -8,9 +9,9 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// A multiboot kernel: three times, it writes to the first and the last word of each page from 2 MiB
-/// to the end of memory, other values each time, and then compares them. It puts `P` on port 0xe9
-/// after each pass, `D` after the last, `F` if a word is not what it was, and leaves through
+/// A multiboot kernel: three times, it writes to the first and the last word of each page from 2
+/// MiB to the end of memory, other values each time, and then compares them. It puts `P` on port
+/// 0xe9 after each pass, `D` after the last, `F` if a word is not what it was, and leaves through
 /// isa-debug-exit.
 const KERNEL: &[u8] = &[
     // Magic, flags (address fields are valid), checksum; header, load, load end, bss end, entry.

@@ -1,4 +1,4 @@
-//! What a machine needs around it: a donor in this process, and a pager in one of its own.
+//! Surrounds a test VM with a donor in this process and a pager in its own.
 
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
 use hecaton_memory::Size;
@@ -43,12 +43,12 @@ pub(crate) fn be_the_pager() -> ExitCode {
     }
 }
 
-/// As much of a node as a pager needs: what holds its descriptors, and starts another.
+/// The part of a node that a pager needs: holds its descriptors, and starts a successor.
 struct Node {
     config: PagerConfig,
     held: BTreeMap<String, OwnedFd>,
     pid: Option<u32>,
-    /// The way down to the pager, as long as further machines may come.
+    /// The stream to the pager, while further VMs may come.
     launch: Option<UnixStream>,
     ended: Option<ExitStatus>,
 }
@@ -76,7 +76,7 @@ fn supervise(node: &Mutex<Node>) {
 
 fn start(node: &mut Node, child: &Child, stream: &UnixStream) {
     let start = PagerStart { config: node.config.clone(), held: node.held.len() };
-    // One that was killed at once takes nothing.
+    // Fails if the pager was killed at once.
     let _ = channel::send(stream, &start, &[]);
     for (label, fd) in &node.held {
         let _ = channel::send(stream, &[label], &[fd.as_fd()]);
@@ -146,7 +146,7 @@ impl World {
         world
     }
 
-    /// The donor's host is lost, and comes back with empty memory.
+    /// Replaces the donor by one with empty memory, as if its host was lost and came back.
     pub(crate) fn lose_the_donor(&mut self) {
         let address = self.serving.take().expect("there is a donor").address();
         let config = DonorConfig::new("d1", address, Size(LENT));
@@ -154,7 +154,7 @@ impl World {
         self.serving = Some(self.donor.serve(listen(address).unwrap()).unwrap());
     }
 
-    /// No further machine. How the pager has ended.
+    /// Tells the pager that no further VM comes, and waits for its exit status.
     fn wait_for_end(&self) -> ExitStatus {
         let launch = self.node.lock().unwrap().launch.take();
         drop(launch.map(|stream| stream.shutdown(Shutdown::Write)));
@@ -162,12 +162,12 @@ impl World {
         self.node.lock().unwrap().ended.expect("it was waited for")
     }
 
-    /// No further machine, and a pager that has failed its last one.
+    /// Tells the pager that no further VM comes, and expects it to fail.
     pub(crate) fn end_with_failure(self) {
         assert!(!self.wait_for_end().success());
     }
 
-    /// A path for a file of the test's.
+    /// Path of a file of the test.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -180,7 +180,7 @@ impl World {
         })
     }
 
-    /// What the control socket answers.
+    /// Sends a request to the control socket, and returns the answer.
     pub(crate) fn say(&self, request: &str) -> String {
         ask(&hecaton_pager::control_socket(&self.socket), request)
     }
@@ -199,7 +199,7 @@ impl World {
         self.node.lock().unwrap().pid
     }
 
-    /// Kills the pager, once there is one that serves.
+    /// Kills the pager, once it serves.
     pub(crate) fn kill_pager(&self) {
         self.stats();
         let pager = self.pager().expect("it has just answered");
@@ -220,7 +220,7 @@ impl World {
         self.node.lock().unwrap().held.len()
     }
 
-    /// No further machine: the pager gives everything back and ends.
+    /// Tells the pager that no further VM comes: it gives everything back and ends.
     pub(crate) fn end(self) {
         let status = self.wait_for_end();
         assert!(status.success(), "the pager ended with {status}");
@@ -230,7 +230,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // A test that failed leaves a pager behind, which is not to be started again.
+        // A failed test leaves a pager behind. With 0 bytes of local memory, its successor fails.
         let Ok(mut node) = self.node.lock() else { return };
         node.config.local_bytes = 0;
         if let Some(pager) = node.pid {
@@ -263,7 +263,7 @@ impl Machine {
         Machine::spawn(&["be-the-machine", socket, &pages.to_string()])
     }
 
-    /// This program with these arguments, once it has handed its memory over.
+    /// Starts this program with these arguments, and waits until its memory is handed over.
     pub(crate) fn spawn(arguments: &[&str]) -> Machine {
         let mut child = own_program(arguments).spawn().unwrap();
         let orders = child.stdin.take();
@@ -288,7 +288,7 @@ impl Machine {
         self.wait();
     }
 
-    /// Whether its process is there.
+    /// Whether the VM's process is running.
     pub(crate) fn lives(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

@@ -1,14 +1,13 @@
-//! The mount of a volume's file. Who has it keeps the kernel's end of it open, so that it outlives the
-//! processes that serve it.
+//! Mounts a volume as a FUSE file. The owner of a [`Mount`] keeps its `/dev/fuse` descriptor open,
+//! so the file outlives the processes that serve it.
 //!
-//! A process that is killed leaves requests that it has read and not answered. As long as somebody
-//! holds the descriptor the kernel waits for their answers, and it sends them again when it is asked
-//! to ([`Mount::resend`]): the successor reads them like any others. A write that the dead process had
-//! done is done once more, which is the same, because nobody was told that it was done and so nothing
-//! that came after it can be under it.
+//! A killed process leaves requests that it has read and not answered. While a descriptor stays
+//! open, the kernel waits for their answers. It sends the requests again on demand
+//! ([`Mount::resend`]), and the successor reads them like any others. Repeating a write is safe:
+//! the first one was never answered, so the repeated one cannot overwrite newer data.
 //!
-//! Linux before 6.9 cannot be asked. There the mount is given up and made anew: who has the file open
-//! finds it gone (ENOTCONN), who opens it from then on finds it as it was.
+//! Linux before 6.9 cannot resend. The file is mounted anew there: programs that had it open get
+//! ENOTCONN, and programs that open it later find it unchanged.
 
 use crate::attach::Role;
 use hecaton_fuse::wire;
@@ -28,7 +27,7 @@ const DEVICE: &str = "/dev/fuse";
 /// Between two attempts to unmount.
 const UNUSED_POLL: Duration = Duration::from_millis(200);
 
-/// What the mount is listed as.
+/// File system type in the list of mounts.
 const TYPE: &str = "fuse.hecaton";
 
 /// Why a volume cannot be shown as a file.
@@ -78,7 +77,7 @@ fn way_out(errno: &Errno) -> &'static str {
 pub struct Mount {
     path: PathBuf,
     volume: String,
-    /// What those who open it may do.
+    /// A [`Role::Reader`] has the file mounted read-only.
     role: Role,
     /// `None` while it is being replaced, or after the end.
     device: Option<OwnedFd>,
@@ -98,7 +97,7 @@ impl Mount {
 
     /// A mount of somebody who is gone.
     pub fn adopt(path: PathBuf, volume: &str, role: Role, device: OwnedFd) -> Mount {
-        // Whose the file under it is cannot be seen: it stays, empty.
+        // Nothing tells who created the file below the mount: it stays, empty.
         Mount { path, volume: volume.to_owned(), role, device: Some(device), is_ours: false }
     }
 
@@ -127,7 +126,7 @@ impl Mount {
     /// Mounts the file anew: who had it open has lost it, and what waits ends.
     pub fn replace(&mut self) -> Result<(), MountError> {
         self.device = None;
-        // Of the process that was killed, the kernel may still have a descriptor.
+        // The kernel may still hold a descriptor of the killed process.
         unmount_by_force(&self.path);
         self.device = Some(self.attach()?);
         Ok(())
@@ -179,9 +178,9 @@ impl Drop for Mount {
 
 /// Whether somebody uses what is mounted there: has it open, mapped, as a loop device's file.
 fn is_in_use(path: &Path) -> bool {
-    // The first such call unmounts nothing, it says what a second one would find.
+    // The first call with MNT_EXPIRE unmounts nothing: it fails with EBUSY or sets an expiry mark.
     let busy = unmount(path, UnmountFlags::EXPIRE | UnmountFlags::NOFOLLOW) == Err(Errno::BUSY);
-    // Whoever touches it takes back the mark that the call has left. Nothing is asked of the server.
+    // Opening the path clears the expiry mark. O_PATH sends the server no request.
     let _ = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
     busy
 }
@@ -194,8 +193,8 @@ pub fn unmount_when_unused(path: &Path) {
     }
 }
 
-/// Unmounts a volume's file if nobody uses it, which somebody serves meanwhile: what is still in the page cache is
-/// written. Whether it was.
+/// Unmounts a volume's file if nobody uses it, which somebody serves meanwhile: what is still in
+/// the page cache is written. Whether it was.
 pub fn unmount_unused(path: &Path) -> Result<bool, Errno> {
     match unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(true),
@@ -204,8 +203,8 @@ pub fn unmount_unused(path: &Path) -> Result<bool, Errno> {
     }
 }
 
-/// Unmounts a volume's file whoever uses it: whatever they ask for from then on fails, and what is in the page cache
-/// and not written yet is lost.
+/// Unmounts a volume's file whoever uses it: whatever they ask for from then on fails, and what is
+/// in the page cache and not written yet is lost.
 pub fn unmount_by_force(path: &Path) {
     // This ends the connection to whoever serves it, and unmounts only what is not in use.
     if unmount(path, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW).is_err() {

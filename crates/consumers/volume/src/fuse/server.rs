@@ -1,9 +1,9 @@
 //! Threads that answer the kernel.
 //!
-//! Each has a buffer of its own that holds the longest request, and takes the next request as it has
-//! answered the one before. So as many are under way as there are threads, and the rest wait in the
-//! kernel. With io_uring ([`super::uring`]) other threads have the requests; what the kernel does not send there,
-//! these have.
+//! Each has a buffer of its own that holds the longest request, and takes the next request as it
+//! has answered the one before. So as many are under way as there are threads, and the rest wait in
+//! the kernel. With io_uring ([`super::uring`]) other threads have the requests; what the kernel
+//! does not send there, these have.
 
 use super::file::{File, MAX_IO_BYTES, init_reply};
 use super::gate::Gate;
@@ -37,8 +37,8 @@ impl FileServer {
     }
 
     /// Serves a mount, given its descriptor, until it is unmounted: a new one, or one whose process
-    /// was killed. The requests of one that is new may be wanted through io_uring; returns whether they come
-    /// that way.
+    /// was killed. The requests of one that is new may be wanted through io_uring; returns whether
+    /// they come that way.
     pub fn serve(&self, device: OwnedFd, role: Role, over_uring: bool) -> io::Result<bool> {
         let file = Arc::new(File::new(Arc::clone(&self.volume), Arc::clone(&self.gate), role));
         let device = Arc::new(Mounted { device: Device::new(device, file.name()), file });
@@ -72,7 +72,8 @@ impl Mounted {
         }
     }
 
-    /// Answers the first message, which comes with a new mount, so that requests come through io_uring. Whether they do.
+    /// Answers the first message, which comes with a new mount, so that requests come through
+    /// io_uring. Whether they do.
     fn begin_over_uring(self: &Arc<Self>) -> bool {
         let (mut buffer, volume) = (vec![0; BUFFER_BYTES], self.file.name());
         let first = loop {

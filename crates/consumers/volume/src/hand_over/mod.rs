@@ -1,17 +1,20 @@
-//! A volume goes to another node, which has its data where they are and serves them by itself from then on.
+//! Hands a volume over to another node; its data stay where they are.
 //!
-//! What serves a volume needs its tables ([`crate::state`]), which one process has. So the process that serves it offers
-//! them ([`Offer`]) to the one node that was named, while no client is attached, and that node fetches them
-//! ([`fetch`]). Between the two stands one step that cannot be taken back: the tables are *given* before their first
-//! byte is sent. Until then the volume is its first node's, whatever becomes of the other one; from then on it is for the other
-//! node alone to serve it, and for the first one to wait until it has seen, by what donors answer, that it does.
+//! A process needs the tables of a volume ([`crate::state`]) to serve it, and one process has them.
+//! While no client is attached, that process offers them ([`Offer`]) to one named node, which
+//! fetches them ([`fetch`]). One step in between is irreversible: the tables are *given* before
+//! their first byte is sent. Until then the volume belongs to the first node, whatever happens to
+//! the other one. From then on only the other node may serve it. The first node waits until donors'
+//! answers show that the other node does.
 //!
-//! Donors hold both to it. The heir comes with an epoch that is higher than any that the first node's processes will ever
-//! have, so that nothing of theirs is taken any more; and where nodes have certificates, donors let
-//! no other node do that than the one that the owner has named to them ([`hecaton_space::Space::bequeath`]).
+//! Donors enforce both. The new owner has a higher epoch than the first node's processes will ever
+//! have, so donors fence those processes. Where nodes have certificates, donors accept this only
+//! from the node that the owner has named to them ([`hecaton_space::Space::bequeath`]).
 //!
-//! Who asks whom, and what is refused: a line of JSON each way, the tables, and a line when the volume is served. Where nodes have
-//! certificates both ends show theirs; keys of encrypted volumes go over no other connection.
+//! Protocol: the new owner asks with a line of JSON, and the first node accepts or refuses with
+//! another one. Then the tables follow. A last line says that the new owner serves the volume.
+//! Where nodes have certificates, both ends show theirs. Keys of encrypted volumes go over no other
+//! connection.
 
 mod fetch;
 mod offer;
@@ -38,7 +41,7 @@ const TELLING: Duration = Duration::from_secs(90);
 /// Longest line.
 const MAX_LINE_BYTES: usize = 256 << 10;
 
-/// Who asks for which volume.
+/// Request of a node for a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Ask {
     version: u16,
@@ -47,7 +50,7 @@ struct Ask {
     node: String,
 }
 
-/// What is answered.
+/// Answer to [`Ask`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -57,7 +60,7 @@ enum Answer {
     Refused(String),
 }
 
-/// What the tables are of.
+/// Describes the volume whose tables follow.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Given {
     config: VolumeConfig,
@@ -67,7 +70,7 @@ struct Given {
     segments: u64,
 }
 
-/// What the heir says at the end.
+/// Last message of the new owner.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Heir {
@@ -93,20 +96,20 @@ pub enum HandOverError {
     /// It is another node.
     #[error("node `{found}` answers, and it is to be node `{wanted}`")]
     OtherNode {
-        /// Whose certificate it shows.
+        /// Node that the certificate names.
         found: String,
-        /// Whose it should.
+        /// Node that the certificate must name.
         wanted: String,
     },
-    /// It does not give it.
+    /// The node that has the volume does not give it.
     #[error("node `{holder}` does not give it: {reason}")]
     Refused {
-        /// Who.
+        /// The node that refuses.
         holder: String,
         /// Why.
         reason: String,
     },
-    /// What comes is something else.
+    /// The other end does not follow the protocol.
     #[error("the other node speaks another version, or the connection is damaged: {0}")]
     Foreign(String),
     /// There is no memory for the tables.

@@ -22,8 +22,8 @@ const ROUND: Duration = Duration::from_secs(1);
 /// How long the heir may take to serve the volume, before that is seen by the donors alone.
 const UNTIL_SERVED: Duration = Duration::from_secs(60);
 
-/// How many times as long as its lease a donor that still has some of a volume, and knows nothing of the heir, is waited
-/// for when others know it. The heir does not count on such a one any more.
+/// How many times as long as its lease a donor that still has some of a volume, and knows nothing
+/// of the heir, is waited for when others know it. The heir does not count on such a one any more.
 const LEASES: u32 = 10;
 
 /// Which node may have a volume, and where it gets it.

@@ -36,7 +36,7 @@ impl Stream {
         let socket = with_patience(socket)?;
         let Some(dir) = tls_dir else { return Stream::plain(socket) };
         let config = Arc::clone(&Credentials::open(dir)?.now().borrower);
-        // Who is to answer is seen below, and addresses are in no certificate of a node.
+        // The node's name is checked below: the certificate of a node contains no address.
         let name = ServerName::from(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let mut connection = ClientConnection::new(config, name)?;
         while connection.is_handshaking() {
@@ -50,7 +50,8 @@ impl Stream {
         Ok(Stream { socket, inner, peer: Some(found) })
     }
 
-    /// Shakes hands with who has connected, and hears what it wants, or ends the connection before long.
+    /// Shakes hands with who has connected, and hears what it wants, or ends the connection before
+    /// long.
     pub(crate) fn accept<T: DeserializeOwned>(
         socket: TcpStream,
         tls_dir: Option<&Path>,

@@ -1,5 +1,6 @@
-//! A volume's tables on their way: of each segment that holds anything, its generation, its pages' words and, of an
-//! encrypted volume, their seals. What is under way has been finished before: slots do not travel.
+//! Sends and receives a volume's tables. Each segment that holds data comes with its generation,
+//! its pages' words and, if the volume is encrypted, their seals. Slots are not sent: the owner
+//! finishes all requests in flight before.
 
 use super::HandOverError;
 use crate::state::{SEGMENT_PAGES, State};

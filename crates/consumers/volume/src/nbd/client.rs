@@ -28,7 +28,8 @@ enum Unserved {
     Certificate(#[from] CredentialsError),
 }
 
-/// Serves one client to its end, over TLS if there is a certificate. Its socket is closed with that.
+/// Serves one client to its end, over TLS if there is a certificate. Its socket is closed with
+/// that.
 pub(crate) fn serve(
     volume: Arc<Volume>,
     socket: Arc<File>,
@@ -60,7 +61,7 @@ pub(crate) fn serve(
     }
 }
 
-/// What comes before the requests. None if there will be none.
+/// Runs the handshake, and returns none if no requests will follow.
 fn meet(
     volume: &Arc<Volume>,
     socket: &Arc<File>,

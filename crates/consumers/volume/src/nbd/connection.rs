@@ -1,14 +1,14 @@
-//! The requests of one client.
+//! Serves the requests of one client.
 //!
-//! Several threads serve a connection, and take turns at reading from it. Whoever has the turn begins each
-//! short read or write as it comes ([`flow`](crate::volume::flow)), has donors asked for all of them at once,
-//! and gives the client what they have answered, as much as there is by one call. A request that would have to wait is a
-//! thread's own: whoever has read it lets the next one have the turn, does what is asked, and answers.
+//! Several threads serve a connection, and take turns at reading from it. The thread with the turn
+//! starts each short read or write as it arrives ([`flow`](crate::volume::flow)). It asks donors
+//! for all of them at once, and sends the client all finished answers with one call. Another
+//! request may block, so its thread passes the turn on before it executes and answers it.
 //!
-//! Whoever has the turn waits for nothing but the client and donors, both at once: what was begun locks
-//! pages, which others may want. So the turn is not left while anything is under way unless another thread takes it, and a
-//! client that takes no answers is not waited for before what it has under way is over. Over TLS all
-//! requests are threads' own.
+//! The thread with the turn waits for the client and donors only, for both at once: requests in
+//! flight lock pages that others may need. It leaves the turn during such requests only if another
+//! thread takes it. It blocks on a client that takes no answers only after they are done. Over TLS
+//! no request is executed with the turn.
 
 use super::outbox::{Outbox, ReadHead, Reply};
 use super::stream::{Input, Stream};
@@ -52,7 +52,7 @@ pub(super) struct Connection {
     is_over: AtomicBool,
 }
 
-/// What whoever has the turn goes by.
+/// State that belongs to the thread with the turn.
 struct Reading {
     input: Input,
     flow: Flow<Asked>,
@@ -76,7 +76,7 @@ struct Asked {
     held: usize,
 }
 
-/// What a thread does on its own.
+/// Work that a thread does without the turn.
 enum Todo {
     /// This, with the data of a write.
     Answer(Asked, Vec<u8>),
@@ -84,7 +84,7 @@ enum Todo {
     Finish(Unfinished<Asked>),
 }
 
-/// What was taken from what a client has sent.
+/// Outcome of taking a request from the input.
 enum Taken {
     Request,
     /// More has to come.
@@ -192,8 +192,8 @@ impl Connection {
         }
     }
 
-    /// Takes the turn until there is something for this thread alone. It brings back the buffer that it had
-    /// for the last.
+    /// Takes the turn until this thread has work to do without it. `done`: the buffer of its last
+    /// work.
     fn next<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -230,7 +230,7 @@ impl Connection {
         Some(todo)
     }
 
-    /// Counts this thread as one that has left the turn. Whether another one takes it, come what may.
+    /// Counts this thread as one without the turn. Returns whether another thread takes the turn.
     fn has_successor<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -259,11 +259,11 @@ impl Connection {
         let was_full = !reading.has_room();
         reading.flow.send();
         if !reading.todo.is_empty() {
-            // Requests for threads of their own may come without a pause in which donors are waited for.
+            // Requests for other threads may come without a pause in which `wait` hears donors.
             self.progress(reading, None);
         }
         self.reply(reading)?;
-        // What there is room for now may have come long ago.
+        // Requests that fit now may have arrived long ago.
         if !reading.todo.is_empty() || was_full && reading.has_room() {
             return Ok(true);
         }
@@ -286,7 +286,7 @@ impl Connection {
             return Ok(Taken::Nothing);
         }
         if !has_come || !self.bytes.try_take(held) {
-            // The client may stop in the middle of it, and who has the bytes may wait for what is under way.
+            // The client may stop halfway, and holders of bytes may wait for requests in flight.
             self.await_donors(reading);
             if !reading.todo.is_empty() {
                 return Ok(Taken::Nothing);
@@ -332,8 +332,8 @@ impl Connection {
         Ok(Taken::Request)
     }
 
-    /// Waits until the client has sent something, or takes something again, or donors have answered; false at
-    /// the client's end.
+    /// Waits until the client sends data or takes answers again, or until donors have answered.
+    /// False if the client has gone.
     fn wait(&self, reading: &mut Reading) -> Result<bool, ConnectionError> {
         if reading.is_idle() {
             return Ok(reading.input.fill()? > 0);
@@ -378,7 +378,7 @@ impl Connection {
         }
     }
 
-    /// The same, and then until the client has taken its answers, unless writes are to be finished first.
+    /// Waits for donors, then for the client to take its answers, unless writes must finish first.
     fn settle(&self, reading: &mut Reading) {
         self.await_donors(reading);
         let sent = match reading.todo.front() {
@@ -494,7 +494,7 @@ impl Connection {
 
     fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
         let mut outbox = self.writing();
-        // What was begun to be sent comes first.
+        // Answers in the outbox go first: one of them may be half sent.
         outbox.send(self.stream.socket(), SendFlags::empty(), &mut |reply| {
             self.bytes.give_back(reply.held);
         })?;

@@ -37,7 +37,7 @@ pub enum HandshakeError {
     Io(#[from] io::Error),
 }
 
-/// What a client may ask for.
+/// Options that a client may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gate {
     /// Anything; there is no TLS.
@@ -61,7 +61,7 @@ pub enum Negotiated<A> {
     Left,
 }
 
-/// What who asks for anything before TLS is told.
+/// Refusal of all options before TLS.
 const TLS_FIRST: &str = "this export takes TLS only, with a certificate of its cluster";
 
 /// Greets a client, and returns the flags that it answers with.
@@ -80,8 +80,8 @@ pub fn greet(stream: &mut (impl Read + Write)) -> Result<u32, HandshakeError> {
     Ok(flags)
 }
 
-/// Does the server's part after the greeting, which the client has answered with these flags. Who
-/// chooses the export is let in by `attach`, whose result goes with the session.
+/// Negotiates options after the greeting, which the client has answered with `flags`. `attach`
+/// admits the client that chooses the export; its result is returned with the session.
 pub fn negotiate<A>(
     stream: &mut (impl Read + Write),
     flags: u32,
@@ -227,7 +227,7 @@ impl Export {
         bytes
     }
 
-    /// What is told of it, whatever is wanted first; its name only if it is wanted.
+    /// Information about the export: size, flags and block sizes always, the name if `wanted`.
     fn information(&self, wanted: &[u16], session: Session) -> Vec<Vec<u8>> {
         let of_kind = |kind: u16, data: &[u8]| [&kind.to_be_bytes(), data].concat();
         let mut sizes = Vec::new();
@@ -365,7 +365,7 @@ mod tests {
         assert!(String::from_utf8_lossy(&heard).contains("process 1 (qemu)"));
         let (result, _) = refused(option::EXPORT_NAME, b"disk");
         assert!(matches!(result, Err(HandshakeError::Held(_))));
-        // Who only asks needs nothing, and is told that nothing may be written.
+        // INFO needs no attachment, and its answer says that the export is read-only.
         let (_, heard) = refused(option::INFO, &query("disk"));
         assert_eq!(
             kinds(&heard),

@@ -11,7 +11,7 @@ use std::io::{self, IoSlice};
 /// Longest head of the answer to a read: a structured reply's, an offset, and the length of a hole.
 const MAX_HEAD_BYTES: usize = 32;
 
-/// What stands before the data of a read, and whether they follow.
+/// Head of the answer to a read, and whether data follow it.
 pub(super) struct ReadHead {
     bytes: [u8; MAX_HEAD_BYTES],
     len: usize,
@@ -108,7 +108,8 @@ impl Outbox {
         self.replies.extend(replies);
     }
 
-    /// Sends all of it, or, with [`SendFlags::DONTWAIT`], what the socket takes; hands over what is sent.
+    /// Sends all of it, or, with [`SendFlags::DONTWAIT`], what the socket takes; hands over what is
+    /// sent.
     pub(super) fn send(
         &mut self,
         socket: &File,

@@ -18,7 +18,7 @@ use std::thread;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Of the volumes here.
+/// Size of each volume in pages.
 const PAGES: u64 = 100;
 
 fn serve(volume: Arc<Volume>) -> (Server, SocketAddr) {
@@ -84,7 +84,7 @@ fn a_malformed_request_ends_its_connection_and_no_other() {
         bad.shutdown(Shutdown::Write).unwrap();
         assert_eq!(bad.read(&mut [0; 1]).unwrap_or(0), 0, "it is closed");
     }
-    // What merely cannot be is answered.
+    // The server answers a well-formed request that it cannot execute.
     let cases =
         [(0, PAGES * PAGE, 1, 22), (1, PAGES * PAGE - 1, 2, 28), (9, 0, 1, 22), (0, 0, 0, 22)];
     for (cookie, (command, offset, length, error)) in (1..).zip(cases) {
@@ -101,8 +101,8 @@ fn a_malformed_request_ends_its_connection_and_no_other() {
     server.stop();
 }
 
-/// A client that has chosen the export over TLS, and shows a certificate of this role; what it was told
-/// if it was not let in.
+/// A client that has chosen the export over TLS, and shows a certificate of this role; what it was
+/// told if it was not let in.
 fn tls_client(
     address: SocketAddr,
     authority: &Authority,
@@ -490,11 +490,11 @@ fn the_status_of_blocks_is_what_was_written() {
     assert_eq!(status(0, 0, PAGES * PAGE), told(&all));
     assert_eq!(status(1 << 3, 0, PAGES * PAGE), told(&all[..1]), "only one is asked for");
     assert_eq!(status(0, PAGE + 7, 2 * PAGE), told(&[(PAGE - 7, 3), (PAGE + 7, 0)]));
-    // What cannot be is an error in one chunk, and the client may go on.
+    // An invalid request gets an error in one chunk, and the client may go on.
     let invalid = (0x8001, vec![0, 0, 0, 22, 0, 0]);
     assert_eq!(status(0, PAGES * PAGE - 1, 2), invalid);
     assert_eq!(status(1 << 2, 0, 1), invalid);
-    // Who has not agreed upon it is answered in the old way.
+    // A client that has not negotiated the context gets a simple reply.
     let mut old = client(address);
     old.write_all(&request(7, 5, 0, 4096)).unwrap();
     assert_eq!(reply(&mut old), (22, 5));
@@ -568,7 +568,7 @@ fn any_stream_ends_its_connection_and_no_other() {
         // The server may have hung up already.
         let _ = bad.write_all(&bytes).and_then(|()| bad.shutdown(Shutdown::Write));
         listening.join().expect("it is closed");
-        // What it had under way is over.
+        // Requests that the client had in flight are over.
         wait_until("only one is left", || server.clients() == 1);
         let (good, cookie) = &mut *good.borrow_mut();
         *cookie += 1;

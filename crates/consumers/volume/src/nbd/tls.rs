@@ -1,8 +1,9 @@
-//! TLS for clients, both ends of which show a certificate of the cluster's authority.
+//! TLS for clients. Both ends show a certificate of the cluster's authority.
 //!
-//! The client's certificate says its role, and that what it may do. While one thread waits for the client's
-//! next bytes others answer, so the state of the connection is locked for computing only, never while the
-//! socket is waited for: a client that does not read could otherwise not be read from either.
+//! The role in the client's certificate says what the client may do. While one thread waits for the
+//! client's next bytes, others answer. So threads lock the state of the connection to compute,
+//! never while they wait for the socket. Otherwise nothing could be read from a client that does
+//! not read.
 
 use super::handshake::Gate;
 use crate::attach;
@@ -13,10 +14,10 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What is read from the socket at a time: two records.
+/// Bytes of one read from the socket: two TLS records.
 const INCOMING_BYTES: usize = 32 << 10;
 
-/// What whom a certificate names may do where clients may do what `offered` says.
+/// Rights of the owner of a certificate at a socket that offers clients the role `offered`.
 pub(super) fn admit(who: &Identity, offered: attach::Role) -> (Gate, attach::Role) {
     match who.role {
         Role::Client | Role::Admin => (Gate::Encrypted, offered),
@@ -35,9 +36,9 @@ pub(super) fn admit(who: &Identity, offered: attach::Role) -> (Gate, attach::Rol
 pub(super) struct TlsStream {
     socket: Arc<File>,
     connection: Mutex<ServerConnection>,
-    /// Of whoever reads.
+    /// Locked by the thread that reads.
     incoming: Mutex<Incoming>,
-    /// What is encrypted and goes to the socket, of whoever sends.
+    /// Encrypted bytes that go to the socket. Locked by the thread that sends.
     outgoing: Mutex<Vec<u8>>,
 }
 
@@ -49,7 +50,7 @@ struct Incoming {
 }
 
 impl TlsStream {
-    /// Shakes hands. Who the client is stands in its certificate, which is good.
+    /// Shakes hands, and returns the identity in the client's certificate, which is valid.
     pub(super) fn accept(
         socket: Arc<File>,
         credentials: &Credentials,

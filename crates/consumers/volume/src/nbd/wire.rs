@@ -1,20 +1,20 @@
-//! The messages of the protocol: numbers, and what they are made of.
+//! Encodes and decodes the messages of the NBD protocol.
 //!
-//! All integers are big-endian. Decoding takes a message of fixed length, or a payload whose length was
-//! checked, and never panics; what cannot be understood well enough to go on is [`Malformed`], and ends
-//! the connection.
+//! All integers are big-endian. Decoders take a message of fixed length, or a payload whose length
+//! was checked, and never panic. A message that cannot be understood well enough to go on is
+//! [`Malformed`] and ends the connection.
 
-/// What the server says first.
+/// First number of the greeting.
 pub const GREETING: u64 = u64::from_be_bytes(*b"NBDMAGIC");
-/// What stands before each option, and second in the greeting.
+/// First number of each option, and the second one of the greeting.
 pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
-/// What stands before each answer to an option.
+/// First number of each answer to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// What stands before each request.
+/// First number of each request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// What stands before each simple reply.
+/// First number of each simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// What stands before each part of a structured reply.
+/// First number of each chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Handshake flags: fixed newstyle. The same bit is the client's word for it.
@@ -22,10 +22,10 @@ pub const FLAG_FIXED_NEWSTYLE: u16 = 1;
 /// Handshake flags: no 124 zeros after an export that is chosen by `NBD_OPT_EXPORT_NAME`.
 pub const FLAG_NO_ZEROES: u16 = 2;
 
-/// Longest request for data either way: what clients may expect that do not ask.
+/// Longest data of a read or write: the limit that clients may assume without asking.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
-/// Longest payload of an option: an export's longest name (4096 bytes) and some information requests.
+/// Longest payload of an option: an export's name of 4096 bytes and some information requests.
 pub const MAX_OPTION_BYTES: u32 = 16 << 10;
 
 /// Options of the handshake.
@@ -72,7 +72,7 @@ pub mod answer {
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
 }
 
-/// What may be asked about an export.
+/// Kinds of information about an export.
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
@@ -82,7 +82,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do.
+/// Transmission flags of an export.
 pub mod transmission {
     /// This field means something.
     pub const HAS_FLAGS: u16 = 1;
@@ -98,7 +98,7 @@ pub mod transmission {
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
     /// Reads that are to be answered in one part.
     pub const SEND_DF: u16 = 1 << 7;
-    /// What one connection has written and flushed is seen by all.
+    /// Every connection sees what another one has written and flushed.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
 }
 
@@ -124,13 +124,13 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// The status of extents.
     pub const BLOCK_STATUS: u16 = 5;
-    /// What failed.
+    /// An error.
     pub const ERROR: u16 = 1 << 15 | 1;
-    /// What failed, and where.
+    /// An error, and its offset.
     pub const ERROR_OFFSET: u16 = 1 << 15 | 2;
 }
 
-/// What can be told of an export's bytes: whether they are stored.
+/// Metadata context that says whether an export's bytes are stored.
 pub mod allocation {
     /// The context's name.
     pub const NAME: &str = "base:allocation";
@@ -158,7 +158,7 @@ pub mod errno {
     pub const ESHUTDOWN: u32 = 108;
 }
 
-/// What ends a connection.
+/// Violations of the protocol that end a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Not the number that a message of this kind begins with.
@@ -189,7 +189,7 @@ pub enum Malformed {
     TooManyOptions(usize),
 }
 
-/// What a client has agreed upon.
+/// Options that a client has negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Session {
     /// Reads are answered with structured replies.
@@ -200,7 +200,7 @@ pub struct Session {
     pub read_only: bool,
 }
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Data.
@@ -226,7 +226,7 @@ pub enum Command {
 pub struct Request {
     /// [`flag`]s.
     pub flags: u16,
-    /// What is asked for.
+    /// Kind of the request.
     pub command: Command,
     /// The client's name for the request.
     pub cookie: u64,
@@ -265,8 +265,8 @@ impl Request {
         Ok(Request { flags, command, cookie, offset, length })
     }
 
-    /// Whether the request can be at all, on an export of so many bytes; otherwise what it is answered
-    /// with.
+    /// Checks the request against an export of `size` bytes. The error is the number for the
+    /// answer.
     pub fn check(&self, size: u64, session: Session) -> Result<(), u32> {
         let known = match self.command {
             Command::Read if session.structured => flag::FUA | flag::DF,
@@ -369,8 +369,8 @@ impl ContextQuery<'_> {
         rest.is_empty().then_some(ContextQuery { name, queries })
     }
 
-    /// Whether a client that lists contexts wants this one named: it asks for none, and means all, or
-    /// for the name space, or for it.
+    /// Whether a client that lists contexts wants this one: it names none and means all, or the
+    /// name space, or this one.
     pub fn lists_allocation(&self) -> bool {
         let namespace = allocation::NAMESPACE.as_bytes();
         self.queries.is_empty() || self.queries.contains(&namespace) || self.selects_allocation()

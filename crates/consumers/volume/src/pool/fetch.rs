@@ -7,9 +7,9 @@ use hecaton_space::Lane;
 use hecaton_space::lists;
 pub(crate) use hecaton_space::lists::runs;
 
-/// Reads different pages, given with the words of their sums, and hands each to `sink` with its place
-/// in the list, where it was received. What `sink` says is not the page is treated as what has another sum.
-/// The error says which place is the first that could not be read; all others were.
+/// Reads different pages, each given with the word of its sum. `sink` gets each page with its place
+/// in the list, in the buffer that received it. A page that `sink` rejects is treated as one with
+/// another sum. The error names the first place that could not be read; all others were read.
 pub(crate) fn fetch(
     lane: &mut Lane,
     pages: &[(PageNo, u32)],

@@ -8,8 +8,8 @@ use hecaton_space::{Lane, Space, SpaceError};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Most lanes at a time; so many requests of a volume talk to donors at once. Each is a connection to
-/// each donor, which takes 1024 of all its borrowers.
+/// Most lanes at a time; so many requests of a volume talk to donors at once. Each is a connection
+/// to each donor, which takes 1024 of all its borrowers.
 pub(crate) const MAX_LANES: usize = 16;
 
 /// The same, of a volume for swap: a lane has 2 MiB for what each donor sends, which is locked.
@@ -114,8 +114,8 @@ impl Pool {
 }
 
 impl Lent {
-    /// Lets others have a lane in place of this one, which its holder keeps for long. False if there
-    /// are too many of those.
+    /// Lets others have a lane in place of this one, which its holder keeps for long. False if
+    /// there are too many of those.
     pub(crate) fn detach(&mut self) -> bool {
         let mut pool = self.lanes.pool();
         if self.is_detached || pool.detached >= MAX_DETACHED {

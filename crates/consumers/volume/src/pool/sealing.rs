@@ -1,36 +1,34 @@
-//! Pages of an encrypted volume are sealed before they leave this process, and opened when they come back
-//! ([`hecaton_space::seal`]).
+//! Pages of an encrypted volume are sealed before they leave this process, and opened when they
+//! come back ([`hecaton_space::seal`]).
 //!
 //! # What is sealed
 //!
-//! What donors and the spill file have; and a page's word is that of the sealed page's sum. So segments go
-//! from the one to the other as they are, copies are compared and made, and all of that takes no key. What slots
-//! hold is not sealed: that is memory of this host, as a client's own is.
+//! Donors and the spill file hold sealed pages, and a page's word is that of the sealed page's sum.
+//! So segments move between the two as they are, and copies are made and compared, without a key.
+//! Contents of slots are not sealed: slots are memory of this host, as a client's own memory is.
 //!
 //! # Which seal a page has
 //!
-//! Pages are sealed in memory just before they are sent. A page has its new seal only when it is known to be
-//! stored, together with its new word, and while a slot still names it. So
+//! Pages are sealed in memory just before they are sent. A page gets its new seal and its new word
+//! only when it is known to be stored, and while a slot still names it. So:
 //!
-//! - after a write that has changed nothing the page opens with the seal that it had;
-//! - while it is not known what became of a write, nobody reads its pages: they are locked, or read from
-//!   the buffer;
-//! - whenever a process is killed, with one of seal and word noted or a part of them, its successor seals
-//!   and writes what the slot holds before it lets anybody read there.
+//! - After a write that has changed nothing, the page opens with the seal that it had.
+//! - While the outcome of a write is unknown, its pages are locked, or read from the buffer.
+//! - A process may be killed with only the seal, only the word or a part of them noted. Its
+//!   successor seals and writes the slot's contents before it allows any read of the page.
 //!
-//! Whoever reads holds the page's lock. That keeps writers out, but for the one that writes out the buffer; and
-//! of a page that is not in the buffer, or no longer, that one changes nothing.
+//! A reader holds the page's lock. The lock keeps writers out, except the drain of the buffer,
+//! which changes only pages that are still in the buffer.
 //!
-//! What a donor altered, swapped or kept of an older version, be it with a sum that fits, does not open. That is
-//! as if it had another sum.
+//! A page that a donor altered, swapped or kept of an older version does not open, even if its sum
+//! fits. It is treated as a page with another sum.
 //!
 //! # Versions
 //!
-//! Each sealing has a version of its own, also of contents that are sent once more. So what a
-//! second attempt sends is not what the first one did, and if that came after it, the page would
-//! not open. It cannot: a second attempt is made on the same lane ([`crate::pool::settle`]), and a
-//! successor's when its predecessor is fenced, so that it is no different from two writes of the
-//! same page.
+//! Each sealing has a version of its own, also of contents that are sent again. So a second attempt
+//! sends other bytes than the first one. If the first one arrived later, the page would not open.
+//! That cannot happen: a second attempt uses the same lane ([`crate::pool::settle`]), and a
+//! successor writes after its predecessor is fenced. So both are like two writes of the same page.
 
 use crate::pool::store::Item;
 use hecaton_memory::{PAGE_SIZE, page_sum};
@@ -40,7 +38,7 @@ use hecaton_space::seal::{Seal, Sealer};
 /// Pages as they are to be stored.
 pub(crate) struct Sealed {
     bytes: Vec<u8>,
-    /// What opens them, one each.
+    /// One seal for each page, in the same order.
     pub(crate) seals: Vec<Seal>,
 }
 

@@ -1,13 +1,13 @@
 //! Writes and discards whose end is not known, because their donor is away.
 //!
-//! Their client has been told that they failed. But a donor that comes back may still find them in its
-//! socket and do them, after whatever was written to the same pages through another connection
-//! meanwhile. So the pages stay locked, and the same request is made on the same lane until its end is
-//! known: then nothing older can come any more, whatever its bytes are (those of an encrypted volume are
-//! others each time). Others that want the pages are refused.
+//! Their client has been told that they failed. But a donor that comes back may still find them in
+//! its socket and do them, after whatever was written to the same pages through another connection
+//! meanwhile. So the pages stay locked, and the same request is made on the same lane until its end
+//! is known: then nothing older can come any more, whatever its bytes are (those of an encrypted
+//! volume are others each time). Others that want the pages are refused.
 //!
-//! A successor begins so as well, with all that its predecessor had under way; there, others wait for
-//! as long as a first attempt takes. The predecessor had answered what was in its write buffer:
+//! A successor begins so as well, with all that its predecessor had under way; there, others wait
+//! for as long as a first attempt takes. The predecessor had answered what was in its write buffer:
 //! flushes wait until donors have that, and a full disk or pool does not end the attempts.
 
 use crate::pool::lanes::Lent;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Between two attempts.
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
-/// What is not settled, and the locks of its pages.
+/// Unsettled requests, and the locks of their pages.
 pub(crate) enum Unsettled {
     /// The slots name pages; `Writer` says whose writes they are.
     Writes(Box<Lent>, Vec<PageLock>, Vec<u32>, Writer),
@@ -39,7 +39,7 @@ impl Volume {
         let named = (0..SLOTS).filter_map(|slot| Some((self.state.named(slot)?, slot)));
         let mut named: Vec<(PageNo, u32)> = named.collect();
         named.sort_unstable();
-        // Of a page that is named twice the later write was not answered, so that either will do.
+        // If two slots name a page, the later write was not answered, so that either will do.
         named.dedup_by(|later, first| {
             let is_same = later.0 == first.0;
             if is_same {
@@ -104,7 +104,7 @@ fn run(volume: &Volume, mut what: Unsettled) {
                 let (pages, error) = (pending.len(), error.map(tracing::field::display));
                 tracing::debug!(pages, error, "not settled");
                 *slots = pending.into_iter().map(|at| slots[at]).collect();
-                // Who waits for a predecessor's pages is refused from now on.
+                // From now on, requests that wait for a predecessor's pages are refused.
                 locks.iter().for_each(PageLock::set_stuck);
             }
             Unsettled::Discard(lock, pages) => {

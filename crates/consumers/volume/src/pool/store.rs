@@ -7,7 +7,7 @@ use hecaton_space::lists::{self, StoreError};
 use hecaton_space::{Lane, SpaceError};
 use std::ops::Range;
 
-/// Whose write a slot names. The writer decides what happens when no donor and no file takes the
+/// Origin of a write that a slot names. It decides what happens when no donor and no file takes the
 /// page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
@@ -19,7 +19,7 @@ pub(crate) enum Writer {
     Predecessor,
 }
 
-/// What became of some pages.
+/// Outcome of a write of some pages.
 #[derive(Debug)]
 pub(crate) enum Fate {
     /// All copies have them.
@@ -35,8 +35,8 @@ pub(crate) enum Fate {
     Pending(BlockError),
 }
 
-/// Writes different pages, and tells what became of each run of them. `was_sent` says that an earlier
-/// attempt may have reached donors.
+/// Writes different pages, and tells what became of each run of them. `was_sent` says that an
+/// earlier attempt may have reached donors.
 pub(crate) fn store(
     lane: &mut Lane,
     items: &[Item<'_>],
@@ -49,7 +49,7 @@ pub(crate) fn store(
     });
 }
 
-/// What a final error means for pages that were, or were not, sent before.
+/// Outcome of a final error for pages that were, or were not, sent before.
 pub(crate) fn fate_of(error: SpaceError, was_sent: bool) -> Fate {
     match error {
         // A successor has what was named, and finishes it.

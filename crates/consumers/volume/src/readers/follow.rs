@@ -106,7 +106,8 @@ impl Joint {
         }
     }
 
-    /// Fetches tables of an edition, of which there is a lease: they are if there still is one when they are there.
+    /// Fetches tables of an edition, of which there is a lease: they are if there still is one when
+    /// they are there.
     fn tables(&mut self, state: &State, encrypt: bool, edition: u64) -> Result<(), HandOverError> {
         state.set_edition(0);
         state.forget_all();
@@ -132,7 +133,7 @@ impl Joint {
     }
 }
 
-/// What node `from` shares, for this node to read.
+/// Asks node `from` to describe a volume that it shares, for this node (`node`) to read.
 pub fn describe(
     volume: &str,
     from: &SharedBy,
@@ -154,7 +155,7 @@ pub fn fetch_tables(
     let mut joint = Joint::of(config, from, random_u64())?;
     let granted = joint.lease()?.1.map_err(|reason| joint.refused(reason))?;
     joint.tables(state, config.encrypt, granted.edition)?;
-    // Whoever writes from now on is found out by the edition.
+    // The edition reveals every write from now on.
     joint.leave()
 }
 
@@ -168,7 +169,7 @@ pub(crate) fn space_of(config: &VolumeConfig) -> Result<(Arc<Space>, Arc<Named>)
     space.lease = config.lease;
     space.failover = config.failover;
     space.give_up = config.donor_patience;
-    // What is not where it was is to be asked for before long.
+    // A short wait, so that a moved page is soon asked for at its new place.
     space.patience = space.patience.min(config.donor_patience).min(ANSWER);
     Ok((Space::of_another(space, Arc::<Named>::clone(&named))?, named))
 }
@@ -229,7 +230,8 @@ fn follow(volume: &Volume, reading: &Reading, named: &Named) -> Result<(), HandO
     joint.leave()
 }
 
-/// Fetches tables anew, if nobody is attached who may have cached what is in the old ones. Whether they are there.
+/// Fetches tables anew, if nobody is attached who may have cached what is in the old ones. Whether
+/// they are there.
 fn replace_tables(
     volume: &Volume,
     reading: &Reading,

@@ -1,16 +1,17 @@
-//! A volume that several nodes read at once, each by its own process and from the donors themselves.
+//! Lets several nodes read one volume at once, directly from donors.
 //!
-//! One process has the volume, as ever: it alone talks to donors of anything but pages that are read. It shares the volume
-//! ([`Sharing`]) with processes of other nodes, which fetch its tables and are told where its segments are
-//! ([`describe`], `follow`). From then on they ask that process for one thing, once a second: to go on. What they read
-//! they have from donors, and compare with the sums in their tables.
+//! One process has the volume: it alone sends donors anything but reads. It shares the volume
+//! ([`Sharing`]) with readers: processes of other nodes, which fetch its tables and learn where its
+//! segments are ([`describe`], `follow`). From then on a reader asks that process for one thing,
+//! once a second: to go on. It reads pages from donors, and compares them with the sums in its
+//! tables.
 //!
-//! A page that was overwritten would be noticed by its sum. A hole is not asked for, so that a reader's tables must
-//! not be older than what is there: they are good for as long as nobody writes. `leases` decides on that: many read, or one
-//! writes, whoever is killed, stopped or cut off.
+//! The sum reveals an overwritten page. But a hole is not asked for, so a reader's tables must not
+//! be stale: they are valid while no process writes. `leases` ensures that: many read or one
+//! writes, even if a process is killed, stopped or cut off.
 //!
-//! The clients of a reader may have in their caches what they have read. So tables are replaced only
-//! while nobody is attached to it; whoever was attached when somebody wrote gets errors from then on.
+//! The clients of a reader may cache what they have read. So the reader replaces its tables only
+//! while no client is attached. A client that was attached during a write gets errors from then on.
 
 pub(crate) mod follow;
 mod leases;
@@ -44,7 +45,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// Segments that one answer tells of.
 const MAX_SEGMENTS: usize = 64;
 
-/// Who shares a volume that is read here.
+/// Node that shares a volume which is read here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedBy {
     /// The node.
@@ -53,7 +54,7 @@ pub struct SharedBy {
     pub address: SocketAddr,
 }
 
-/// Who wants to read which volume.
+/// Request of a node to read a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Join {
     version: u16,
@@ -66,7 +67,7 @@ struct Join {
     session: u64,
 }
 
-/// What is answered to that.
+/// Answer to [`Join`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Joined {
@@ -76,7 +77,7 @@ enum Joined {
     Refused(String),
 }
 
-/// What a reader says next.
+/// Later request of a reader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Wish {
@@ -88,7 +89,7 @@ enum Wish {
     Leave,
 }
 
-/// What is answered.
+/// Answer to [`Wish`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Answer {
@@ -108,10 +109,10 @@ enum Answer {
 /// A lease, and where the volume is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Granted {
-    /// What donors are to be told.
+    /// The epoch that a reader shows donors.
     epoch: u64,
     edition: u64,
-    /// What has changed since the answer before on this connection.
+    /// Changes since the previous answer on this connection.
     segments: Vec<SegmentAt>,
     /// The donors of those.
     donors: Vec<DonorAddress>,

@@ -22,7 +22,7 @@ const ATTEMPTS: u32 = 4;
 /// How long one look may take.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What of a volume is about being read here.
+/// State of a volume that another process has and this one reads.
 pub(crate) struct Reading {
     pub(super) from: SharedBy,
     pub(super) session: u64,
@@ -95,7 +95,8 @@ impl Reading {
         self.changed.notify_all();
     }
 
-    /// Returns when its owner has been told that nothing is answered here any more, or does not hear it. The volume is over.
+    /// Returns when its owner has been told that nothing is answered here any more, or does not
+    /// hear it. The volume is over.
     pub(crate) fn leave(&self) {
         let mut known = self.known();
         known.is_wanted = true;
@@ -128,7 +129,8 @@ impl Reading {
         holds.then(|| known.tenure.tables())
     }
 
-    /// The same, waited for. What `is_final` says is not waited for.
+    /// Waits until `until` for an edition as `held` returns it, unless `is_final` says that it is
+    /// in vain.
     fn hold(&self, until: Instant, is_final: fn(&Standing) -> bool) -> Result<u64, String> {
         let mut known = self.known();
         loop {
@@ -166,8 +168,8 @@ impl Reading {
 }
 
 impl Volume {
-    /// What is asked of the tables, or of donors by them. Where they are another process's volume's, only what they are good
-    /// for: with a lease before and after. What is not found is looked for anew.
+    /// Runs `ask`, which asks the tables, or donors by them. If another process has the volume, the
+    /// result counts only with a lease before and after. If pages are not found, `ask` runs again.
     pub(crate) fn leased<T>(
         &self,
         at: u64,
@@ -226,8 +228,8 @@ impl Volume {
         self.attachments.attach(client, role)
     }
 
-    /// Keeps the tables as they are, for as long as what may have cached something of them is exported. Nothing where the
-    /// volume is this process's own.
+    /// Keeps the tables as they are, for as long as what may have cached something of them is
+    /// exported. Nothing where the volume is this process's own.
     pub fn pin(&self) -> Option<Attachment> {
         let reading = self.reading.as_ref()?;
         let is_begun = reading.known().is_placed;
@@ -250,7 +252,7 @@ impl Volume {
 
     /// Returns when donors have all that was ever written, with nobody attached who writes.
     pub(crate) fn come_to_rest(&self) -> Result<(), String> {
-        // Of a writer that has just gone.
+        // A writer that has just gone may have requests in flight.
         let lock = self.locks.lock(0..self.state.pages(), Access::Shared);
         drop(lock.map_err(|_| BlockError::Stuck.to_string())?);
         self.flush().map_err(|error| error.to_string())?;

@@ -44,8 +44,8 @@ struct Connections {
 }
 
 impl Sharing {
-    /// Shares a volume at a socket that listens. `is_new`: it was not shared before, so that what readers had of it until then
-    /// is not to be trusted.
+    /// Shares a volume at a socket that listens. `is_new`: it was not shared before, so that what
+    /// readers had of it until then is not to be trusted.
     pub fn begin(
         volume: &Arc<Volume>,
         socket: OwnedFd,
@@ -73,8 +73,8 @@ impl Sharing {
         Ok(sharing)
     }
 
-    /// Shares it no more, and returns when nobody reads it any more. Refused while nodes are attached, unless it is
-    /// forced: then their leases are waited for.
+    /// Shares it no more, and returns when nobody reads it any more. Refused while nodes are
+    /// attached, unless it is forced: then their leases are waited for.
     pub fn end(&self, force: bool) -> Result<(), String> {
         if let Err(nodes) = self.volume.attachments.unshare(force) {
             let nodes: Vec<_> = nodes.iter().map(|node| format!("node `{node}`")).collect();
@@ -166,7 +166,7 @@ impl Sharing {
                     }
                     Err(reason) => stream.say(&Answer::Refused(reason))?,
                 },
-                // What changes meanwhile has another edition.
+                // A write meanwhile changes the edition.
                 Wish::Tables => {
                     let (state, encrypt) = (&volume.state, volume.config().encrypt);
                     let segments = tables::segments(state);
@@ -217,7 +217,8 @@ impl Sharing {
         Ok((edition, is_new))
     }
 
-    /// Tells donors of the readers, now and then. Not as leases are renewed, for a donor that is away takes its time.
+    /// Tells donors of the readers, now and then. Not as leases are renewed, for a donor that is
+    /// away takes its time.
     fn admit(&self) {
         while !self.is_over() {
             let nodes = self.volume.attachments.reading_nodes();
@@ -247,7 +248,7 @@ impl Sharing {
     }
 }
 
-/// What a reader was told of where the volume is.
+/// Locations of segments that a reader was told.
 #[derive(Default)]
 struct Told {
     /// All of it, as of that number of changes.
@@ -273,7 +274,7 @@ impl Told {
         Granted { epoch, edition, segments: news, donors, has_more }
     }
 
-    /// What is new, or the first of it, and whether there is more.
+    /// The changed locations, at most [`MAX_SEGMENTS`], and whether there are more.
     fn news(&mut self, now_at: &BTreeMap<u64, Vec<MemberAt>>) -> (Vec<SegmentAt>, bool) {
         let nowhere = Vec::new();
         let gone = self.segments.keys().filter(|segment| !now_at.contains_key(segment));

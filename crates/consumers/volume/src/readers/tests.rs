@@ -80,7 +80,8 @@ fn a_reader_has_what_was_there_when_nobody_wrote() {
     let attached = second.attach(client(2), Role::Reader).unwrap();
     assert_eq!(page(&second, 3).unwrap(), [2; PAGE_SIZE]);
 
-    // A writer comes, as if its lease had ended: it is renewed each second, and may be again before the writer is in.
+    // A writer comes, as if its lease had ended: it is renewed each second, and may be again before
+    // the writer is in.
     let writer = wait_until_seen("the writer is in", || {
         owner.attachments.leave(second.reading.as_ref().unwrap().session, &owner.state);
         owner.attach(client(1), Role::Writer)

@@ -1,22 +1,23 @@
-//! A buffer for writes: they are answered when they are in it, and donors get them in batches.
+//! Buffers writes: answers them at once, and sends them to donors in batches.
 //!
-//! What is in it is named in slots ([`crate::state`]) like any write under way, so a successor of a
-//! process that was killed writes it ([`crate::pool::settle`]); only with the host it is lost. A
-//! flush is answered when donors have all that was answered before, by that process too.
+//! Slots name the buffered pages ([`crate::state`]), like those of any write in flight. So the
+//! successor of a killed process writes them ([`crate::pool::settle`]), and only a crash of the
+//! host loses them. A flush is answered when donors have all writes that were answered before, by
+//! that process too.
 //!
 //! | step | holds |
 //! |---|---|
 //! | a write takes slots for its pages | nothing: it may wait for room |
 //! | it fills them, and they are the pages' from then on | the pages' lock |
-//! | the drain writes some pages out, oldest first, and empties their slots | the lock of those pages |
+//! | the drain writes out pages, oldest first, and empties their slots | the lock of those pages |
 //!
-//! A page has one slot here. One that is written again gets another slot, which is named before the
-//! earlier one is emptied; who is killed in between leaves two, of which either will do, since that
-//! write was not answered. It keeps the place in the order that it had: a flush that waits for the
-//! earlier contents must not miss both.
+//! A page has one slot here. A page that is written again gets another slot, which is named before
+//! the earlier one is emptied. A process that is killed in between leaves two slots. Either will
+//! do, since that write was not answered. The page keeps its place in the order: a flush that waits
+//! for the earlier contents must not miss both.
 //!
-//! What donors do not take stays, and is tried again; flushes fail meanwhile, and writes go past the
-//! buffer, so that they fail themselves.
+//! Pages that donors do not take stay, and are retried. Meanwhile flushes fail, and writes go past
+//! the buffer, so that they fail themselves.
 
 use crate::BlockError;
 use crate::pool::settle::PAUSE;
@@ -81,7 +82,7 @@ struct Entry {
     place: u64,
 }
 
-/// Slots for a write that is to be buffered. What is not used goes back when this is dropped.
+/// Slots for a write that will be buffered. Dropping this gives unused slots back.
 pub(crate) struct Reserved<'a> {
     buffer: &'a Buffer,
     slots: &'a Slots,
@@ -142,8 +143,8 @@ impl Buffer {
         self.inner().inherited.extend(pages);
     }
 
-    /// These pages of an earlier process are no longer in its slots. `is_failing`: others were tried
-    /// in vain, so flushes that wait for them fail.
+    /// These pages of an earlier process are no longer in its slots. `is_failing`: others were
+    /// tried in vain, so flushes that wait for them fail.
     pub(crate) fn settled(&self, pages: impl Iterator<Item = PageNo>, is_failing: bool) {
         let mut inner = self.inner();
         pages.for_each(|page| _ = inner.inherited.remove(&page));
@@ -159,8 +160,8 @@ impl Buffer {
         Some(state.copy_of(entry.slot))
     }
 
-    /// The page is with the donors, is a hole, or is written past the buffer: what is here is not its
-    /// contents any more. Returns a slot to be given back, unless that is `except`.
+    /// The page is with the donors, is a hole, or is written past the buffer: what is here is not
+    /// its contents any more. Returns a slot to be given back, unless that is `except`.
     pub(crate) fn forget(&self, state: &State, page: PageNo, except: Option<u32>) -> Option<u32> {
         let mut inner = self.inner();
         let entry = inner.pages.remove(&page)?;
@@ -362,8 +363,8 @@ fn write_out(
         if volume.is_over() {
             return Err(BlockError::Over);
         }
-        // A donor that is away may have some of them yet, so they are sent again on this lane until it
-        // is known; who wants the pages is refused, and another request may have a lane.
+        // A donor that is away may have some of them yet, so they are sent again on this lane until
+        // it is known; who wants the pages is refused, and another request may have a lane.
         lock.set_stuck();
         lane.detach();
         std::thread::sleep(PAUSE);

@@ -1,10 +1,10 @@
-//! Memory that a process has in advance: for one through which the kernel swaps.
+//! Reserves memory in advance for a process through which the kernel swaps.
 //!
-//! The kernel writes pages out because it lacks memory. If whoever takes them asked it for some to do
-//! so, each might wait for the other for ever. So such a process has all that a write can need before
-//! the first one comes: what it has mapped and will map is locked, its heap has a reserve that never
-//! goes back to the kernel, and what the kernel itself allocates for it (for sockets) it takes without
-//! waiting for other pages to be written.
+//! The kernel writes pages out because it lacks memory. If the process that takes them asked for
+//! memory to do so, each might wait for the other for ever. So the process has all that a write can
+//! need before the first one comes. Its present and future mappings are locked. Its heap has a
+//! reserve that never goes back to the kernel. The kernel's own allocations for it (for sockets) do
+//! not wait for other pages to be written.
 
 use crate::State;
 use rustix::io::Errno;
@@ -12,7 +12,7 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 use std::fs;
 
-/// What the heap has beyond what is in use: twice what 16 requests of the longest kind, and the
+/// Heap beyond what is in use, in bytes. It is twice what 16 requests of the longest kind, and the
 /// connections to 7 donors, take at once.
 pub const HEAP_BYTES: usize = 128 << 20;
 
@@ -24,11 +24,11 @@ const OOM_SCORE_ADJ: &str = "-1000";
 #[error("the volume's process cannot lock its memory; swap takes root, or CAP_IPC_LOCK")]
 pub struct ReserveError(#[source] Errno);
 
-/// Reserves what this process needs before it has a volume. To be called before it has other threads:
-/// those that come inherit it.
+/// Reserves what this process needs before it has a volume. To be called before it has other
+/// threads: those that come inherit it.
 ///
-/// What takes CAP_SYS_RESOURCE, which containers often lack, is gone without: it matters when all of
-/// the host is out of memory, and not when a group is at its limit.
+/// Settings that take CAP_SYS_RESOURCE are optional, since containers often lack it. They matter
+/// when all of the host is out of memory, and not when a group is at its limit.
 pub fn begin() -> Result<(), ReserveError> {
     let preferred = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
         .and_then(|()| Ok(configure_io_flusher_behavior(true)?));

@@ -45,7 +45,8 @@ impl Slots {
     /// Takes so many, if they are free, and nobody waits for some.
     pub(crate) fn try_take(&self, count: usize) -> Option<Vec<u32>> {
         let mut free = self.lock();
-        // Short requests would have them all, one after the other, before there are enough for a long one.
+        // Short requests would have them all, one after the other, before there are enough for a
+        // long one.
         if free.waiting > 0 { None } else { free.take(count) }
     }
 

@@ -1,9 +1,9 @@
 //! Segments of the pool go to the spill file when the policy takes memory back.
 //!
-//! What was not used for longest goes first, and nothing that was used of late: the policy takes back what lies idle.
-//! All of a segment is copied while nobody writes to it; others read it from donors meanwhile. Until it is noted that it
-//! is in the file, and the disk has it, what the file has of it is nobody's. Its extents are given back when
-//! the last who may read there is done.
+//! The segment that was unused for longest goes first, and recently used ones stay: the policy
+//! takes back idle memory. A segment is copied while its lock keeps writers out; readers read it
+//! from donors meanwhile. The copy in the file does not count before the disk has it and the state
+//! names it. The segment's extents are given back when the last reader there is done.
 
 use crate::BlockError;
 use crate::pool::fetch::fetch;
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Between two looks at what is wanted.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// What was used so recently does not go.
+/// A segment that was used this recently stays in the pool.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// Pages that are copied at a time: 1 MiB.
@@ -38,7 +38,8 @@ pub(crate) fn run(volume: &Volume) {
     }
 }
 
-/// Brings as many pages to the file as are wanted, and tells of which segments the extents are still to be given back.
+/// Brings as many pages to the file as are wanted, and tells of which segments the extents are
+/// still to be given back.
 pub(crate) fn take_out(
     volume: &Volume,
     places: &Places,
@@ -72,8 +73,8 @@ pub(crate) fn take_out(
     left
 }
 
-/// Copies a segment to the file, where it is from then on; tells how many pages that are, and none if it is not in
-/// the pool.
+/// Copies a segment to the file, where it is from then on; tells how many pages that are, and none
+/// if it is not in the pool.
 pub(crate) fn copy_out(
     volume: &Volume,
     places: &Places,
@@ -82,7 +83,7 @@ pub(crate) fn copy_out(
 ) -> Result<u64, BlockError> {
     let pages = pages_of_segment(segment);
     let lock = volume.locks.lock(pages.clone(), Access::Shared).map_err(|_| BlockError::Stuck)?;
-    // Whoever has taken the volume over has its tables: nothing is changed in them from here on.
+    // After a takeover another process has the tables: nothing is changed in them from here on.
     if volume.is_over() || places.get(segment) != Place::Pool {
         return Ok(0);
     }
@@ -96,7 +97,7 @@ pub(crate) fn copy_out(
     }
     if let Err(error) = copy(volume, spill, &data) {
         drop(lock);
-        // Of who came back from there lately somebody may still read it.
+        // If the segment came back from the file lately, there may still be readers there.
         let lock = volume.locks.lock(pages.clone(), Access::Exclusive);
         if lock.is_ok() && !volume.is_over() && places.get(segment) != Place::Spill {
             spill.discard(&pages);
@@ -129,9 +130,10 @@ fn copy(volume: &Volume, spill: &Spill, data: &[(PageNo, u32)]) -> Result<(), Bl
     Ok(spill.flush()?)
 }
 
-/// Gives the extents back of a segment that is in the pool no longer; false if that is to be tried again.
+/// Gives the extents back of a segment that is in the pool no longer; false if that is to be tried
+/// again.
 fn give_back(volume: &Volume, places: &Places, segment: u64) -> bool {
-    // Who reads there still has the lock.
+    // Readers of its extents still hold the lock.
     let pages = pages_of_segment(segment);
     let Ok(_lock) = volume.locks.lock(pages, Access::Exclusive) else { return false };
     if volume.is_over() {

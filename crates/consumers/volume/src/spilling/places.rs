@@ -1,11 +1,10 @@
 //! Where the segments of a volume with a spill file are.
 //!
-//! A segment that nothing was written to is nowhere. With the first write it is decided whether it
-//! has room in the pool, and it stays where it is put until all of it is dropped,
-//! [`crate::spilling::returns`] brings it back to the pool, or [`crate::spilling::departures`]
-//! takes it out of there. Who asks where a segment is holds locks of pages in it; the place changes
-//! only while the locks of others keep writers out. So nobody writes to one place while another
-//! looks at the other.
+//! A segment that was never written is nowhere. The first write decides whether the pool has room
+//! for it. It keeps its place until all of it is dropped, [`crate::spilling::returns`] brings it
+//! back to the pool, or [`crate::spilling::departures`] takes it out of there. A request that looks
+//! up the place of a segment holds locks of pages in it. The place changes only while locks keep
+//! writers out. So no request writes to one place while another one looks at the other.
 
 use crate::state::{MAX_SEGMENTS, Page, SEGMENT_PAGES, State, pages_of_segment};
 use hecaton_memory::pages_to_bytes;
@@ -64,7 +63,7 @@ impl Places {
             |segment| pages_of_segment(segment).any(|page| state.page(page) != Page::Hole);
         for segment in 0..state.pages().div_ceil(SEGMENT_PAGES) {
             if state.is_spilled(segment) {
-                // What donors have of it, it having been on its way, is nobody's.
+                // The segment was on its way: its extents at donors are not used any more.
                 state.freed(segment);
                 places.set(segment, Place::Spill);
             } else if is_used(segment) {
@@ -98,8 +97,8 @@ impl Places {
         self.places[segment as usize].store(place as u8, Release);
     }
 
-    /// Whether the volume's own limit lets it have a further segment in the pool; if so, [`Places::taken`] is
-    /// called when it has it, or has not got it.
+    /// Whether the volume's own limit lets it have a further segment in the pool; if so,
+    /// [`Places::taken`] is called when it has it, or has not got it.
     pub(crate) fn may_take(&self) -> bool {
         let mut counts = self.counts();
         let may = counts.in_pool + counts.taking < self.most_in_pool;
@@ -118,7 +117,8 @@ impl Places {
         self.used[segment as usize].store(self.now_s(), Relaxed);
     }
 
-    /// The segments in the pool that were not used for so long, those first that were not for longest.
+    /// The segments in the pool that were not used for so long, those first that were not for
+    /// longest.
     pub(crate) fn idle(&self, idle: Duration) -> Vec<u64> {
         let now = self.now_s();
         let used = |segment: &u64| self.used[*segment as usize].load(Relaxed);
@@ -145,8 +145,8 @@ impl Places {
         (0..MAX_SEGMENTS).filter(|segment| self.get(*segment) == Place::Spill).collect()
     }
 
-    /// Decides where a segment is to be that is nowhere, and tells where it is. `has_room` says whether the
-    /// volume's target lets it have more in the pool.
+    /// Decides where a segment is to be that is nowhere, and tells where it is. `has_room` says
+    /// whether the volume's target lets it have more in the pool.
     pub(crate) fn decide(
         &self,
         segment: u64,

@@ -1,8 +1,8 @@
 //! Segments of the spill file come back to the pool when it has room for them.
 //!
-//! All of a segment is copied while nobody writes to it; others read it from the file meanwhile. Until
-//! it is noted that it is back, what donors have of it is nobody's: a successor gives it back and begins
-//! again. The file's room is given back when the last who may read there is done.
+//! A segment is copied while its lock keeps writers out; readers read it from the file meanwhile.
+//! Until the state says that it is back, its extents do not count: a successor gives them back and
+//! begins again. The file's room is given back when the last reader there is done.
 
 use crate::BlockError;
 use crate::pool::settle;
@@ -47,7 +47,7 @@ fn bring_back(
 ) -> Result<bool, BlockError> {
     let pages = pages_of_segment(segment);
     let lock = volume.locks.lock(pages.clone(), Access::Shared).map_err(|_| BlockError::Stuck)?;
-    // Whoever has taken the volume over has its tables: nothing is changed in them from here on.
+    // After a takeover another process has the tables: nothing is changed in them from here on.
     if volume.is_over() || places.get(segment) != Place::Spill {
         return Ok(false);
     }
@@ -65,7 +65,7 @@ fn bring_back(
         Ok(copied) => {
             volume.counters.spilled_pages.fetch_sub(*copied, Relaxed);
             volume.state.set_spilled(segment, false);
-            // Of nothing there is nothing in the pool either.
+            // A segment without data has nothing in the pool either.
             places.set(segment, if *copied == 0 { Place::Nowhere } else { Place::Pool });
         }
         // With the lock: otherwise a client may drop the segment and write it anew before.

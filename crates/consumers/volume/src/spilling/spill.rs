@@ -1,9 +1,9 @@
 //! The file on a disk that holds segments for which the pool has no room.
 //!
-//! A page is where it is in the volume, so that there is nothing to be looked up or lost; the file is
-//! sparse. Its contents are of use only with the volume's tables, which have the pages' sums: what a
-//! disk gives back wrongly, or not at all, is found when it is read. Of an encrypted volume they are as donors
-//! have them ([`crate::pool::sealing`]).
+//! A page has the same place as in the volume, so nothing must be looked up or can be lost. The
+//! file is sparse. Its contents are of use only with the volume's tables, which have the pages'
+//! sums. So a read finds data that the disk gives back wrongly, or not at all. Pages of an
+//! encrypted volume are sealed, as they are at donors ([`crate::pool::sealing`]).
 
 use hecaton_memory::{PAGE_SIZE, PageNo, pages_to_bytes};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -37,11 +37,11 @@ pub enum SpillError {
     /// The disk refuses.
     #[error("cannot {what} the spill file {path}")]
     Failed {
-        /// What was to be done.
+        /// Action that failed.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -73,7 +73,7 @@ impl Spill {
     }
 
     fn of(file: File, path: &Path) -> Spill {
-        // What a predecessor has written is not flushed, as far as is known.
+        // A predecessor may have written without a flush.
         Spill {
             file,
             path: path.to_owned(),
@@ -94,8 +94,8 @@ impl Spill {
         written.map_err(|source| self.failed("write", source))
     }
 
-    /// Gives the disk the room of pages back that nobody will ask for. What cannot be given back
-    /// stays taken until it is written again.
+    /// Gives the disk the room of pages back that no request will read. If that fails, their room
+    /// stays taken until they are written again.
     pub(crate) fn discard(&self, pages: &Range<PageNo>) {
         let (from, bytes) = (pages_to_bytes(pages.start), pages_to_bytes(pages.end - pages.start));
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -110,8 +110,8 @@ impl Spill {
         self.is_dirty.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Returns when the disk has what was written before. The kernel tells only here of what it could
-    /// not write.
+    /// Returns when the disk has what was written before. The kernel tells only here of what it
+    /// could not write.
     pub(crate) fn flush(&self) -> Result<(), SpillError> {
         let _turn = self.flushing.lock().expect("no thread panics as it flushes");
         if !self.is_dirty.swap(false, AcqRel) {

@@ -1,13 +1,14 @@
 //! The volume's target: how many pages of the pool it may hold, as the cluster's policy has it.
 //!
-//! Only a volume with a spill file has one: it alone has another place for a page. At its target no further
-//! segment goes to the pool, as at its own limit; what is in the pool stays there, and is written to. So it comes to
-//! hold a segment more than its target at most, but for segments that were filled in part before it was told. What the
-//! policy takes back beyond that, [`crate::spilling::departures`] brings to the file.
+//! Only a volume with a spill file has a target: it alone has another place for a page. At its
+//! target no further segment goes to the pool, as at its own limit. Segments in the pool stay
+//! there, and are written to. So the volume exceeds its target by one segment at most, apart from
+//! segments that were partly filled before the target was set. [`crate::spilling::departures`]
+//! brings to the file what the policy takes back beyond that.
 //!
-//! A page that is written, or read from the file, is a *put*: one that was to be in the pool. Those that are
-//! not, for the target's sake or for want of room, are what the policy learns of the want by. Where it is the volume's
-//! own limit that keeps them out, there is no want that a target could meet, and they are not counted.
+//! A page that is written, or read from the file, is a *put*: it should be in the pool. Puts that
+//! fail, because of the target or for lack of room, tell the policy what the volume lacks. Puts
+//! that the volume's own limit keeps out are not counted: no target could help them.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// No target.
 const NONE: u64 = u64::MAX;
 
-/// What the policy has said last, and what it goes by.
+/// The policy's last target, and the counts that the policy reads.
 #[derive(Debug)]
 pub(crate) struct Target {
     pages: AtomicU64,

@@ -1,7 +1,7 @@
 //! The driver's interface (include/uapi/linux/ublk_cmd.h): numbers, and what they are made of.
 //!
-//! Commands are told apart by numbers that hold their direction and the size of their argument, as those of
-//! ioctl(2) do. Integers are in the machine's order.
+//! Commands are told apart by numbers that hold their direction and the size of their argument, as
+//! those of ioctl(2) do. Integers are in the machine's order.
 
 /// Commands to the driver, about devices.
 pub(super) mod control {
@@ -11,21 +11,22 @@ pub(super) mod control {
     const READ: u32 = 2;
     const READ_WRITE: u32 = 3;
 
-    /// What the device is. With an argument of [`super::DeviceInfo`].
+    /// Describes the device. With an argument of [`super::DeviceInfo`].
     pub(in super::super) const GET_DEV_INFO: u32 = code(READ, 0x02, BYTES);
     /// Makes a device. With an argument of [`super::DeviceInfo`], which is filled in.
     pub(in super::super) const ADD_DEV: u32 = code(READ_WRITE, 0x04, BYTES);
-    /// Begins to serve: with the process as data. Returns when that is ready, and the device is there.
+    /// Begins to serve: with the process as data. Returns when that is ready, and the device is
+    /// there.
     pub(in super::super) const START_DEV: u32 = code(READ_WRITE, 0x06, BYTES);
     /// The device goes, whoever uses it.
     pub(in super::super) const STOP_DEV: u32 = code(READ_WRITE, 0x07, BYTES);
-    /// What the device can do. With an argument of [`super::Parameters`].
+    /// Sets what the device can do. With an argument of [`super::Parameters`].
     pub(in super::super) const SET_PARAMS: u32 = code(READ_WRITE, 0x08, BYTES);
     /// The process that served it has died, and another one is about to.
     pub(in super::super) const START_USER_RECOVERY: u32 = code(READ_WRITE, 0x10, BYTES);
     /// As [`START_DEV`], of that other one.
     pub(in super::super) const END_USER_RECOVERY: u32 = code(READ_WRITE, 0x11, BYTES);
-    /// What this driver can do. With an argument of eight bytes.
+    /// Reads the features of this driver. With an argument of eight bytes.
     pub(in super::super) const GET_FEATURES: u32 = code(READ, 0x13, BYTES);
     /// The device has another size: with its 512-byte sectors as data (Linux 6.16).
     pub(in super::super) const UPDATE_SIZE: u32 = code(READ_WRITE, 0x15, BYTES);
@@ -49,7 +50,7 @@ const fn code(direction: u32, number: u32, bytes: u32) -> u32 {
     direction << 30 | bytes << 16 | (b'u' as u32) << 8 | number
 }
 
-/// What a device is to be like, and what the driver can do.
+/// Features of a device, and of the driver.
 pub(super) mod feature {
     /// A process that dies leaves the device, which waits for another.
     pub(in super::super) const USER_RECOVERY: u64 = 1 << 3;
@@ -59,12 +60,12 @@ pub(super) mod feature {
     pub(in super::super) const CMD_IOCTL_ENCODE: u64 = 1 << 6;
     /// A device may be given another size while it is used.
     pub(in super::super) const UPDATE_SIZE: u64 = 1 << 10;
-    /// What is not done without.
+    /// Features that this module cannot do without.
     pub(in super::super) const NEEDED: u64 =
         USER_RECOVERY | USER_RECOVERY_REISSUE | CMD_IOCTL_ENCODE;
 }
 
-/// What the device is doing.
+/// State of a device.
 pub(super) mod state {
     /// Not started, or stopped.
     pub(in super::super) const DEAD: u16 = 0;
@@ -84,7 +85,7 @@ pub(super) const NO_QUEUE: u16 = u16::MAX;
 pub(super) struct ControlCommand {
     pub(super) device: u32,
     pub(super) queue: u16,
-    /// Of the argument.
+    /// Length of the argument.
     pub(super) bytes: u16,
     /// Where it is.
     pub(super) address: u64,
@@ -121,13 +122,13 @@ pub(super) struct DeviceInfo {
     pub(super) pid: i32,
     pub(super) more_padding: u32,
     pub(super) flags: u64,
-    /// Of who makes it: the driver keeps them, and does nothing else with them.
+    /// Flags of the device's creator: the driver keeps them, and does nothing else with them.
     pub(super) own_flags: u64,
     pub(super) owner: [u32; 2],
     pub(super) reserved: [u64; 2],
 }
 
-/// What a device can do.
+/// Abilities of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Parameters {
@@ -143,7 +144,7 @@ impl Parameters {
     pub(super) const DISCARD: u32 = 1 << 1;
 }
 
-/// What every device has. Shifts are of two, sectors have 512 bytes.
+/// Parameters that every device has. Shifts are exponents of 2, sectors have 512 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BasicParameters {
@@ -204,7 +205,7 @@ pub(super) const IO_COMMAND_BYTES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IoCommand {
     pub(super) tag: u16,
-    /// Of the request before: bytes, or an error below zero.
+    /// Result of the request before: bytes, or an error below zero.
     pub(super) result: i32,
     /// Where its data are, or are to be put.
     pub(super) address: u64,

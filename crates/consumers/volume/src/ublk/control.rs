@@ -1,7 +1,7 @@
 //! Commands to the driver: devices are made, started and removed.
 //!
-//! A command goes through a ring of its own, for there are few of them, and some wait: to start a device until
-//! somebody serves it.
+//! A command goes through a ring of its own, for there are few of them, and some wait: to start a
+//! device until somebody serves it.
 
 use super::Owner;
 use super::abi::{
@@ -55,7 +55,7 @@ pub enum UblkError {
     /// The driver refuses.
     #[error("the kernel does not {what}: {errno}")]
     Refused {
-        /// What was wanted.
+        /// Action that the driver refuses.
         what: &'static str,
         /// Why not.
         errno: Errno,
@@ -90,7 +90,7 @@ impl Control {
         }
     }
 
-    /// What the driver can do.
+    /// Reads the features of the driver.
     fn features(&self) -> Result<u64, UblkError> {
         let mut features = 0u64;
         match self.ask(control::GET_FEATURES, ANY_DEVICE, 0, Some(&mut features)) {
@@ -108,8 +108,9 @@ impl Control {
         Ok(self.features()? & feature::UPDATE_SIZE != 0)
     }
 
-    /// A device that is there has so many bytes from now on; its users are told. One whose driver can
-    /// do this, and not one that has been stopped: it has no disk, and not every driver looks for that.
+    /// A device that is there has so many bytes from now on; its users are told. One whose driver
+    /// can do this, and not one that has been stopped: it has no disk, and not every driver looks
+    /// for that.
     pub(super) fn resize(&self, number: u32, bytes: u64) -> Result<(), UblkError> {
         self.ask(control::UPDATE_SIZE, number, bytes / SECTOR, None::<&mut u64>)
             .map_err(|wrong| wrong.on("give a block device another size"))
@@ -153,14 +154,16 @@ impl Control {
         Ok(info)
     }
 
-    /// Begins to serve, by this process: `command` is one of two. Returns when all of its queue is being served.
+    /// Begins to serve, by this process: `command` is one of two. Returns when all of its queue is
+    /// being served.
     pub(super) fn start(&self, command: u32, number: u32) -> Result<(), UblkError> {
         let pid = std::process::id().into();
         self.ask(command, number, pid, None::<&mut u64>)
             .map_err(|wrong| wrong.on("start a block device"))
     }
 
-    /// Another process is about to serve it. Refused for as long as the one before is not known to be dead.
+    /// Another process is about to serve it. Refused for as long as the one before is not known to
+    /// be dead.
     pub(super) fn begin_recovery(&self, number: u32) -> Result<(), UblkError> {
         self.ask(control::START_USER_RECOVERY, number, 0, None::<&mut u64>)
             .map_err(|wrong| wrong.on("have another process serve a block device"))
@@ -201,7 +204,8 @@ impl Control {
         let entry = opcode::UringCmd80::new(types::Fd(self.0.as_raw_fd()), command)
             .cmd(asked.bytes())
             .build();
-        // SAFETY: the descriptor and the argument are there until the answer is, which is waited for below.
+        // SAFETY: the descriptor and the argument are there until the answer is, which is waited
+        // for below.
         unsafe { ring.submission().push(&entry) }.expect("the ring is empty");
         loop {
             match ring.submit_and_wait(1) {

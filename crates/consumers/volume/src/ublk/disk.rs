@@ -1,4 +1,4 @@
-//! A device. Who has it keeps its number, so that it outlives the processes that serve it.
+//! A device. Its owner keeps the number, so that the device outlives the processes that serve it.
 
 use super::Owner;
 use super::abi::state;
@@ -94,19 +94,20 @@ pub fn wait_until_served(number: u32) -> Result<(), UblkError> {
 
 /// Whether somebody uses the device: has it open, mounted, as a loop device's, or swaps to it.
 pub fn is_in_use(path: &Path) -> bool {
-    // Who mounts it, or swaps to it, has it for himself.
+    // A mount, or a swap area, has the device exclusively.
     let device = open(path, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
     let is_claimed = device.err() == Some(Errno::BUSY);
     is_claimed || !holders(path).is_empty()
 }
 
-/// Ends a device: it is gone from this host, and who has it open finds errors. The one who serves it finds that there is
-/// nothing to serve.
+/// Ends a device: it is gone from this host, and who has it open finds errors. The one who serves
+/// it finds that there is nothing to serve.
 pub fn stop(number: u32) -> Result<(), UblkError> {
     Control::open()?.stop(number)
 }
 
-/// Removes a device as soon as nobody uses it; for a process that serves it on without the one who made it.
+/// Removes a device as soon as nobody uses it; for a process that serves it on without the one who
+/// made it.
 pub fn remove_when_unused(number: u32) {
     let path = path(number);
     while is_in_use(&path) {

@@ -1,8 +1,10 @@
-//! Devices that nobody is left for: who made them was killed, and the process that served them, too.
+//! Devices that nobody is left for: who made them was killed, and the process that served them,
+//! too.
 //!
-//! The driver keeps such a device for a successor, and what is asked of it waits. But what the volume held is gone with
-//! both of them, and so no successor comes: whoever has the device open would wait for ever, its file system could not
-//! be unmounted, and the host not be shut down. Once the device is gone they find errors.
+//! The driver keeps such a device for a successor, and what is asked of it waits. But what the
+//! volume held is gone with both of them, and so no successor comes: whoever has the device open
+//! would wait for ever, its file system could not be unmounted, and the host not be shut down. Once
+//! the device is gone they find errors.
 
 use super::Owner;
 use super::abi::state;
@@ -11,8 +13,8 @@ use super::disk::remove;
 use std::fs;
 use std::path::Path;
 
-/// Removes what this owner's predecessor has left and nobody serves, except `adopted`, for which there is somebody.
-/// Returns the numbers of the devices.
+/// Removes what this owner's predecessor has left and nobody serves, except `adopted`, for which
+/// there is somebody. Returns the numbers of the devices.
 pub fn remove_left(owner: Owner, adopted: &[u32]) -> Vec<u32> {
     if !Path::new(DEVICE).exists() {
         return Vec::new();

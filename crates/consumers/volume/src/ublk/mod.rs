@@ -1,12 +1,13 @@
 //! A volume as a block device of this host's kernel (ublk, Linux 6.4): `/dev/ublkbN`.
 //!
-//! The kernel's driver hands the requests of the device to a process, over io_uring. The device outlives the
-//! processes that serve it, as a mount does: one that is killed leaves a device that waits, and its successor has the
-//! requests that were under way given to it once more. What was done and not answered is done twice, which is as
-//! once.
+//! The kernel's driver hands the requests of the device to a process, over io_uring. The device
+//! outlives the processes that serve it, as a mount does. When a process is killed, its device
+//! waits, and the successor gets the requests in flight again. A request that was done and not
+//! answered is done twice, which has the same effect as once.
 //!
-//! The driver's interface is spoken here and not by `libublk`: a process takes over the device that another one had
-//! made, and that crate's build needs libclang. What there is to speak are a dozen commands.
+//! This module speaks the driver's interface itself, without `libublk`. That crate's build needs
+//! libclang, and a process here takes over the device that another one had made. The interface has
+//! a dozen commands.
 //!
 //! | module | what it is about |
 //! |---|---|

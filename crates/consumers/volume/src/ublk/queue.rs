@@ -1,9 +1,10 @@
 //! A device's queue: what the kernel asks for, and its answers.
 //!
-//! The driver takes both from one thread alone, and so that one does nothing else: it would hold up all others while a
-//! donor is waited for. It hands requests to threads that do them, and is woken when there are answers. Each tag of the
-//! queue has a buffer, into which the kernel copies what is written before it asks, and from which it copies what was read
-//! as it is answered; in between it is the request's.
+//! The driver takes both from one thread alone, and so that one does nothing else: it would hold up
+//! all others while a donor is waited for. It hands requests to threads that do them, and is woken
+//! when there are answers. Each tag of the queue has a buffer, into which the kernel copies what is
+//! written before it asks, and from which it copies what was read as it is answered; in between it
+//! is the request's.
 
 use super::abi::{self, Descriptor, IoCommand, io};
 use super::control::{DEPTH, MAX_IO_BYTES};
@@ -38,7 +39,7 @@ pub(super) struct Queue {
     shared: Shared,
 }
 
-/// What the queue's thread has in common with those that do requests.
+/// State that the queue's thread shares with the threads that do requests.
 struct Shared {
     volume: Arc<Volume>,
     role: Role,
@@ -58,7 +59,7 @@ struct Asked {
 }
 
 impl Queue {
-    /// Of a device that is open, which nobody else serves.
+    /// Opens the queue of an open device, which no other process serves.
     pub(super) fn open(device: OwnedFd, volume: Arc<Volume>, role: Role) -> std_io::Result<Queue> {
         let table = Table::map(&device)?;
         let depth = usize::from(DEPTH);
@@ -150,8 +151,9 @@ fn answer(
 }
 
 fn push(ring: &mut IoUring, entry: &squeue::Entry) {
-    // SAFETY: descriptors and buffers that commands name are there until the ring is gone (`Queue::serve`). A buffer is
-    // locked by the one who does its request, which is under way only between two commands of its tag.
+    // SAFETY: descriptors and buffers that commands name are there until the ring is gone
+    // (`Queue::serve`). A buffer is locked by the one who does its request, which is under way only
+    // between two commands of its tag.
     unsafe { ring.submission().push(entry) }
         .expect("each tag has one place, and there is one more");
 }
@@ -176,7 +178,7 @@ impl Shared {
         self.more.notify_one();
     }
 
-    /// What was asked for is done, and then there is no more.
+    /// Ends the threads once they have done all requests in `asked`.
     fn end(&self) {
         self.asked().is_over = true;
         self.more.notify_all();
@@ -212,7 +214,8 @@ impl Table {
     /// The request of a tag that the kernel has just asked for.
     fn descriptor(&self, tag: u16) -> Descriptor {
         assert!(tag < DEPTH);
-        // SAFETY: within the mapping, which has as many; the kernel does not write to this one until it is answered.
+        // SAFETY: within the mapping, which has as many; the kernel does not write to this one
+        // until it is answered.
         unsafe { self.0.cast::<abi::Descriptor>().add(tag.into()).read_volatile() }
     }
 }

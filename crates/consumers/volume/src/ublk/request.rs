@@ -28,8 +28,8 @@ impl Request {
         }
     }
 
-    /// Does it, with the data of a write in the buffer, and those of a read to be put there. Returns what the driver
-    /// is told: bytes that were read or written, or an error below zero.
+    /// Does it, with the data of a write in the buffer, and those of a read to be put there.
+    /// Returns what the driver is told: bytes that were read or written, or an error below zero.
     pub(super) fn serve(&self, volume: &Arc<Volume>, role: Role, buffer: &mut [u8]) -> i32 {
         match self.do_it(volume, role, buffer) {
             Ok(bytes) => bytes as i32,

@@ -1,4 +1,5 @@
-//! A process serves a device: a new one, one whose process has died, or one that it has itself made for it.
+//! A process serves a device: a new one, one whose process has died, or one that it has itself made
+//! for it.
 
 use super::abi::{control, state};
 use super::control::{Control, DEPTH, UblkError};
@@ -32,7 +33,8 @@ pub struct DiskServer {
 }
 
 impl DiskServer {
-    /// Serves a device until it is stopped, given the way to the driver that its [`super::Disk`] has.
+    /// Serves a device until it is stopped, given the way to the driver that its [`super::Disk`]
+    /// has.
     pub fn serve(
         volume: Arc<Volume>,
         number: u32,
@@ -113,8 +115,9 @@ fn serve(
     queue.serve().map_err(UblkError::Uring)
 }
 
-/// Has the kernel ask for fewer requests at a time than the queue has tags for. The driver learns of a process's death from
-/// commands that wait to be given a request, and with none of them it would not (Linux before 6.16).
+/// Has the kernel ask for fewer requests at a time than the queue has tags for. The driver learns
+/// of a process's death from commands that wait to be given a request, and with none of them it
+/// would not (Linux before 6.16).
 fn leave_commands_waiting(number: u32) -> io::Result<()> {
     let most = DEPTH - SPARE;
     std::fs::write(format!("/sys/block/ublkb{number}/queue/nr_requests"), most.to_string())

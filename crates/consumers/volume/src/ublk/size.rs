@@ -1,7 +1,9 @@
-//! Another size for a device that is used: its kernel tells who has it open, as it does of a disk that grows.
+//! Another size for a device that is used: its kernel tells who has it open, as it does of a disk
+//! that grows.
 //!
-//! Drivers since Linux 6.16 can (`UBLK_F_UPDATE_SIZE`); with others the device has the new size when the volume is exported again.
-//! A size that changes while nobody serves the device is given to it by the next one who does.
+//! Drivers since Linux 6.16 can (`UBLK_F_UPDATE_SIZE`); with others the device has the new size
+//! when the volume is exported again. A size that changes while nobody serves the device is given
+//! to it by the next one who does.
 
 use super::abi::state;
 use super::control::{Control, UblkError};

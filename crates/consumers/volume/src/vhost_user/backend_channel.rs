@@ -1,10 +1,12 @@
-//! The channel by which a monitor is told of what it has not asked for: that the drive has another size.
+//! The channel by which a monitor is told of what it has not asked for: that the drive has another
+//! size.
 //!
 //! The `vhost` crate takes the channel from the monitor, but its `Backend` neither has this message
-//! (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`) nor gives its descriptor away. So the message that brings the
-//! channel is looked at before the crate takes it off the socket, and the one message that is sent is
-//! written here. Nobody answers it, for that is not asked for: the monitor then reads the configuration
-//! space as it did at first, from whoever serves its own channel, which may not be who waits here.
+//! (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`) nor gives its descriptor away. So the message that
+//! brings the channel is looked at before the crate takes it off the socket, and the one message
+//! that is sent is written here. Nobody answers it, for that is not asked for: the monitor then
+//! reads the configuration space as it did at first, from whoever serves its own channel, which may
+//! not be who waits here.
 
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
@@ -13,7 +15,7 @@ use rustix::net::{
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Of a message: its code, flags and the bytes that follow.
+/// Length of a message's header: its code, its flags and the number of bytes that follow.
 const HEADER_BYTES: usize = 12;
 
 /// The monitor's message that has the channel with it (`VHOST_USER_SET_BACKEND_REQ_FD`).
@@ -22,7 +24,7 @@ const SET_BACKEND_REQ_FD: u32 = 21;
 /// "Your configuration space has changed", without a wish for an answer.
 const CONFIG_CHANGE: [u32; 3] = [2, VERSION, 0];
 
-/// Of the protocol, in the lowest bits of the flags.
+/// Version of the protocol, in the lowest bits of the flags.
 const VERSION: u32 = 1;
 
 /// A way to the monitor.

@@ -1,8 +1,8 @@
 //! The buffers of a request, as the guest's descriptors name them.
 //!
 //! `virtio-queue` has an iterator over them too. It ends without a word at a descriptor that cannot
-//! be, and begins with an entry of the ring only; a request that a predecessor had under way is known
-//! by its head alone.
+//! be, and begins with an entry of the ring only; a request that a predecessor had under way is
+//! known by its head alone.
 
 use super::Memory;
 use virtio_queue::desc::split::Descriptor;
@@ -16,7 +16,7 @@ const DESCRIPTOR_BYTES: u32 = size_of::<Descriptor>() as u32;
 /// The buffers of one request.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// What the guest says.
+    /// Buffers with the guest's request.
     pub(super) readable: Buffers,
     /// Where it wants its answer.
     pub(super) writable: Buffers,
@@ -29,7 +29,7 @@ pub(super) struct Buffers {
     bytes: u64,
 }
 
-/// What of a request's descriptors cannot be.
+/// Error in a request's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
     #[error("descriptor {index} of a table of {entries}")]

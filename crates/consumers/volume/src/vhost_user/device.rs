@@ -58,11 +58,11 @@ pub(crate) fn serve(volume: Arc<Volume>, role: Role, socket: &File) {
     }
 }
 
-/// What the monitor has said so far.
+/// State that the monitor has set so far.
 struct Device {
     volume: Arc<Volume>,
     role: Role,
-    /// What the guest has taken up.
+    /// Features that the guest has accepted.
     features: u64,
     memory: Arc<SharedMemory>,
     /// Where the monitor has the guest's memory: it names rings by its own addresses.
@@ -72,7 +72,7 @@ struct Device {
     spare_threads: Arc<AtomicUsize>,
     /// The channel that the message which is about to be handled has with it.
     offered: Option<BackendChannel>,
-    /// Of the drive, as the monitor knows it.
+    /// Size of the drive, as the monitor knows it.
     size: Arc<Size>,
 }
 
@@ -299,7 +299,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         let queue = self.queue(index)?;
         queue.call.set(fd);
         if queue.running.is_some() {
-            // What was said to the one before may not have been heard.
+            // The guest may have missed a signal to the previous descriptor.
             queue.call.send();
         }
         Ok(())

@@ -2,13 +2,13 @@
 //! process after another.
 //!
 //! The layout and the order of steps are those of the vhost-user specification ("Inflight I/O
-//! tracking", split virtqueues), with batches of one. For each queue there are 16 bytes of head and 16
-//! for each descriptor:
+//! tracking", split virtqueues), with batches of one. For each queue there are 16 bytes of head and
+//! 16 for each descriptor:
 //!
 //! | word | holds |
 //! |---|---|
 //! | head 0 | features; unused |
-//! | head 1 | version (16 bits), descriptors (16), head of the request that was finished last (16), used index (16) |
+//! | head 1 | version (16 bits), descriptors (16), head finished last (16), used index (16) |
 //! | descriptor 0 | under way (8 bits), unused (40), next of the last batch (16) |
 //! | descriptor 1 | its place in the order in which requests were taken |
 //!
@@ -76,7 +76,7 @@ impl Region {
         Ok(Region { words, queues, descriptors })
     }
 
-    /// What the monitor keeps.
+    /// Descriptor for the monitor, which keeps it.
     pub(super) fn try_clone_fd(&self) -> std::io::Result<OwnedFd> {
         self.words.as_fd().try_clone_to_owned()
     }
@@ -128,8 +128,8 @@ impl Journal {
         fits.then_some(Journal { region, queue, taken: 0 })
     }
 
-    /// What a predecessor has left. `used` is the guest's used index, `next_available` is where a queue
-    /// begins of which nothing is known.
+    /// Finds the requests that a predecessor left. `used` is the guest's used index. If the region
+    /// says nothing of the queue, it begins at `next_available`.
     pub(super) fn resume(&mut self, used: u16, next_available: u16) -> Resumed {
         let mut head = self.head();
         if head.version != VERSION {
@@ -216,7 +216,7 @@ mod tests {
         assert!(Region::from_fd(region.try_clone_fd().unwrap(), 64, 1024).is_err());
     }
 
-    /// What a queue does, and after which of the stores it is killed.
+    /// Action of a queue, and the store after which the process is killed.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         /// Takes a request; killed before it is marked, or not.
@@ -241,7 +241,7 @@ mod tests {
             steps in prop::collection::vec(step(), 0..200), start: u16,
         ) {
             let mut region = Arc::new(Region::create(3, DESCRIPTORS).unwrap());
-            // Of the guest: its used index, and the heads that it may use.
+            // State of the guest: its used index, and the heads that it may use.
             let (mut used, mut free) = (start, (0..DESCRIPTORS).collect::<VecDeque<_>>());
             let mut under_way: Vec<u16> = Vec::new();
             let mut next_available = start;

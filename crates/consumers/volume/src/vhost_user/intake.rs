@@ -1,7 +1,8 @@
 //! The requests of a queue that its threads have taken and not answered yet.
 //!
-//! Short reads and writes are begun as they come ([`flow`](crate::volume::flow)), have no thread each, and
-//! are answered together, as many as donors have ended meanwhile. What would have to wait is a thread's own.
+//! Short reads and writes start as they come ([`flow`](crate::volume::flow)), without a thread
+//! each. The guest gets the answers to all that have ended meanwhile together. A request that would
+//! have to wait gets a thread of its own.
 
 use super::Memory;
 use super::chain::Chain;
@@ -29,7 +30,7 @@ pub(super) struct Asked {
     memory: Arc<Memory>,
 }
 
-/// What a thread does on its own.
+/// Work that a thread does without the turn.
 pub(super) enum Todo {
     /// The request with this head, from its beginning.
     Serve(u16),
@@ -37,13 +38,13 @@ pub(super) enum Todo {
     Finish(Unfinished<Asked>),
 }
 
-/// What whoever has the turn goes by.
+/// State that belongs to the thread with the turn.
 pub(super) struct Intake {
     drive: Drive,
     flow: Flow<Asked>,
     /// For threads of their own.
     todo: VecDeque<Todo>,
-    /// What the guest is not told yet.
+    /// Answers that the guest has not got yet.
     answers: Vec<Answer>,
     spare: Spare,
 }
@@ -89,7 +90,7 @@ impl Intake {
         !self.todo.is_empty()
     }
 
-    /// What is next for a thread of its own.
+    /// Next work for a thread of its own.
     pub(super) fn next(&mut self) -> Option<Todo> {
         self.todo.pop_front()
     }
@@ -102,7 +103,7 @@ impl Intake {
         todo
     }
 
-    /// What the guest can be told.
+    /// Takes the answers that the guest can get.
     pub(super) fn answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }
@@ -151,9 +152,9 @@ impl Intake {
         self.flow.send();
     }
 
-    /// Waits until the guest kicks or the queue is stopped, or donors have answered. What is so of `kick` and `stop`,
-    /// which are not looked at as long as there is no room: a guest that has filled the queue, or that has gone, is
-    /// heard then.
+    /// Waits until the guest kicks, the queue is stopped, or donors have answered. Returns the
+    /// events of `kick` and `stop`. Neither is polled while there is no room: a guest that has
+    /// filled the queue, or that has gone, is heard afterwards.
     pub(super) fn wait(
         &mut self,
         kick: BorrowedFd<'_>,

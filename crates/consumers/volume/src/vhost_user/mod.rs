@@ -1,15 +1,15 @@
 //! A vhost-user-blk device: a virtual machine's drive, whose requests are read from the guest's own
 //! memory.
 //!
-//! The machine monitor connects, hands over the guest's memory and its queues, and is out of the way
-//! from then on. A guest goes on when the process that serves it is killed: the monitor keeps which
-//! requests were under way ([`inflight`]), connects again, and the next process does those once more.
-//! Done twice, a write or a discard is as done once.
+//! The machine monitor connects, hands over the guest's memory and its queues, and is out of the
+//! way from then on. A guest goes on when the process that serves it is killed: the monitor keeps
+//! which requests were under way ([`inflight`]), connects again, and the next process does those
+//! once more. Done twice, a write or a discard is as done once.
 //!
-//! The protocol's messages are the `vhost` crate's, the rings those of `virtio-queue`; its daemon crate
-//! is not used, because it keeps no requests in flight. All data is copied once between the guest and
-//! this process: a guest may change its memory at any time, and the checksum of a page must be that of
-//! the page that is sent.
+//! The protocol's messages are the `vhost` crate's, the rings those of `virtio-queue`; its daemon
+//! crate is not used, because it keeps no requests in flight. All data is copied once between the
+//! guest and this process: a guest may change its memory at any time, and the checksum of a page
+//! must be that of the page that is sent.
 //!
 //! | module | what it is about |
 //! |---|---|

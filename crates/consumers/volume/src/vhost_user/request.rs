@@ -1,4 +1,5 @@
-//! The requests of a virtio-blk device (virtio 1.2, section 5.2.6): what a guest wants, and doing it.
+//! The requests of a virtio-blk device (virtio 1.2, section 5.2.6): what a guest wants, and doing
+//! it.
 
 use super::Memory;
 use super::chain::{Buffers, Chain, Gone};
@@ -29,7 +30,7 @@ pub(super) enum Status {
     Unsupported = blk::VIRTIO_BLK_S_UNSUPP as u8,
 }
 
-/// What a guest wants.
+/// Decoded request of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Read { offset: u64, bytes: u64 },
@@ -80,7 +81,7 @@ pub(super) enum Short {
     Write { offset: u64, bytes: usize },
 }
 
-/// What is asked, if that is a short read or write and may be done.
+/// The request, if it is a short read or write that is permitted.
 pub(super) fn short(drive: &Drive, memory: &Memory, chain: &Chain) -> Option<Short> {
     let status_at = chain.writable.bytes().checked_sub(1)?;
     let is_short = |bytes: u64| bytes <= flow::MAX_BYTES as u64;
@@ -120,7 +121,7 @@ pub(super) fn serve(
     answer(memory, chain, done.err().unwrap_or(Status::Done))
 }
 
-/// What is asked, if it may be.
+/// The request, if it is permitted.
 fn permitted(
     drive: &Drive,
     memory: &Memory,
@@ -183,7 +184,7 @@ fn carry_out(
     Ok(())
 }
 
-/// What a request's head asks for. Bytes beyond the drive's end are for the volume to refuse.
+/// Decodes a request's head. The volume refuses bytes beyond the drive's end.
 fn wish(
     head: &[u8; HEAD_BYTES as usize],
     data_bytes: u64,
@@ -242,8 +243,8 @@ fn zeros_of(range: &[u8; RANGE_BYTES], is_discard: bool) -> Result<Zeros, Status
     Ok(Zeros { offset, bytes: u64::from(sectors) * SECTOR, may_be_hole: flags != 0 })
 }
 
-/// Where a request's parts begin, and how long they are. They meet where pages do, so that no page is
-/// written by two of them.
+/// Where a request's parts begin, and how long they are. They meet where pages do, so that no page
+/// is written by two of them.
 fn parts(offset: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {

@@ -1,10 +1,11 @@
 //! Another size for a drive whose guest is running.
 //!
-//! A monitor keeps the size that it has read, and shows that one to its guest. It reads it when it makes the
-//! drive, and again when it is told to. Told it is only while a queue is served: what it is told at
-//! other times QEMU does not heed, and older ones take for granted that the device runs. So a size that
-//! changes meanwhile is told when the first queue is. One that connects again does not read it of itself: it is
-//! told in any case, as nobody knows what it has read from a predecessor.
+//! A monitor keeps the size that it has read, and shows that one to its guest. It reads it when it
+//! makes the drive, and again when it is told to. Told it is only while a queue is served: what it
+//! is told at other times QEMU does not heed, and older ones take for granted that the device runs.
+//! So a size that changes meanwhile is told when the first queue is. One that connects again does
+//! not read it of itself: it is told in any case, as nobody knows what it has read from a
+//! predecessor.
 
 use super::backend_channel::BackendChannel;
 use crate::resize::Watch;

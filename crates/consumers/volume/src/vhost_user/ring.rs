@@ -1,10 +1,11 @@
 //! A queue of a device, and the threads that serve it.
 //!
-//! As with a client's socket in the NBD server, several threads take turns: whoever has the turn waits for
-//! the guest and for donors, both at once, begins short requests, and tells the guest of those that have ended
-//! ([`intake`](super::intake)). For a request that would have to wait it lets the next one have the turn, does what is
-//! asked, and tells the guest. When all are busy one more is started, up to a bound. What was begun locks pages, which others
-//! may want, so the turn is not left while anything is under way unless another thread takes it.
+//! Several threads take turns, as with a client's socket in the NBD server. The thread with the
+//! turn waits for the guest and for donors, both at once. It starts short requests, and tells the
+//! guest of those that have ended ([`intake`](super::intake)). For a request that would have to
+//! wait it passes the turn on, executes the request, and tells the guest. When all threads are busy
+//! one more is started, up to a bound. Requests in flight lock pages that others may need. So a
+//! thread leaves the turn during such requests only if another thread takes it.
 
 use super::Memory;
 use super::chain::{Chain, MAX_DESCRIPTORS, Malformed};
@@ -76,7 +77,7 @@ pub(super) struct Layout {
     pub(super) has_event_index: bool,
 }
 
-/// What a queue is served with.
+/// Resources that serve a queue.
 pub(super) struct Parts {
     pub(super) drive: Drive,
     pub(super) memory: Arc<SharedMemory>,
@@ -135,7 +136,7 @@ struct Shared {
 struct State {
     queue: Queue,
     journal: Option<Journal>,
-    /// What a predecessor had under way.
+    /// Heads of the requests that a predecessor had in flight.
     again: VecDeque<u16>,
 }
 
@@ -223,7 +224,8 @@ impl Shared {
         }
     }
 
-    /// Takes the turn until there is something for this thread alone; none when the queue is stopped.
+    /// Takes the turn until there is something for this thread alone; none when the queue is
+    /// stopped.
     fn next<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Option<Todo> {
         let mut intake = self.intake.lock().expect("no thread panics in its turn");
         let todo = loop {
@@ -246,11 +248,12 @@ impl Shared {
         Some(intake.urgent(todo))
     }
 
-    /// Begins what the guest has asked for, and waits for what is next; false when the queue is stopped.
+    /// Begins what the guest has asked for, and waits for what is next; false when the queue is
+    /// stopped.
     fn advance(&self, intake: &mut Intake) -> Result<bool, RingError> {
         while intake.has_room() {
             let Some(head) = self.take()? else {
-                // What a predecessor left is done even then.
+                // A predecessor's requests are done even then.
                 if self.is_over.load(Acquire) {
                     return Ok(false);
                 }
@@ -261,7 +264,8 @@ impl Shared {
         }
         intake.send();
         if intake.has_todo() {
-            // Requests for threads of their own may come without a pause in which donors are waited for.
+            // Requests for threads of their own may come without a pause in which donors are waited
+            // for.
             intake.progress(None);
         }
         self.finish(&intake.answers());
@@ -282,7 +286,7 @@ impl Shared {
         self.finish(&intake.answers());
     }
 
-    /// Counts this thread as one that has left the turn. Whether another one takes it, come what may.
+    /// Counts this thread as one without the turn. Returns whether another thread takes the turn.
     fn has_successor<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
         let busy = self.busy.fetch_add(1, AcqRel) + 1;
         if busy == self.threads.load(Acquire) {

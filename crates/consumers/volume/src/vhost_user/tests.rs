@@ -107,8 +107,8 @@ impl Driver {
         answers
     }
 
-    /// Puts a request together: its head, what is to be written, room for what is to be read, and the
-    /// status; in the buffers of this number. With `indirect`, in a table of its own.
+    /// Puts a request together: its head, what is to be written, room for what is to be read, and
+    /// the status; in the buffers of this number. With `indirect`, in a table of its own.
     fn compose(&self, number: u16, head: [u8; 16], data: &[u8], room: u32, indirect: bool) {
         let buffer = BUFFERS + u64::from(number) * BUFFER_BYTES;
         let mut said = head.to_vec();
@@ -172,7 +172,7 @@ impl Machine {
         Machine::with(volume, Role::Writer, FEATURES, memory, inflight)
     }
 
-    /// Of a guest that takes up what it is offered of these features.
+    /// The guest accepts the offered features that are in `wanted`.
     fn with(
         volume: Arc<Volume>,
         role: Role,
@@ -275,7 +275,7 @@ fn a_driver_finds_what_it_has_written() {
     machine.end();
 }
 
-/// Of what is under way together each ends on its own, also when a donor goes in the middle of it.
+/// Requests in flight together end independently, also when a donor goes in the middle of it.
 #[test]
 fn short_requests_are_under_way_together() {
     const ROUNDS: u32 = 60;
@@ -339,8 +339,8 @@ fn who_may_only_read_is_told_so_and_changes_nothing() {
     machines.into_iter().for_each(Machine::end);
 }
 
-/// What is in a write buffer is answered though there is no room for it; who cannot flush would never
-/// learn of that.
+/// A buffered write is answered even if donors have no room for it. A guest that cannot flush would
+/// never learn of that.
 #[test]
 fn who_cannot_flush_is_answered_when_donors_have_it() {
     let world = World::full().buffering(64 << 10);
@@ -569,7 +569,7 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
         .prop_map(|(address, bytes, flags, next)| Descriptor::new(address, bytes, flags, next))
 }
 
-/// What hostile guests have: a volume whose bytes nobody looks at.
+/// A volume for hostile guests, whose bytes are not checked.
 static HOSTILE: LazyLock<(World, Arc<Volume>)> = LazyLock::new(|| {
     let world = World::new(1, 1, 1024);
     let volume = world.volume();

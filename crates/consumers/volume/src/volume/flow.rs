@@ -1,13 +1,13 @@
-//! Short reads and writes of one client that are under way together, without a thread for each.
+//! Runs short reads and writes of one client together, without a thread for each.
 //!
-//! They share a lane: what was begun goes to each donor in one call, and whoever has begun it takes the
-//! ends as they come, in whatever order. Nothing here waits. What would have to (for pages that another
-//! request has, for a lane, for a connection, for what only the spill file or the write buffer knows) is not
-//! begun, and what fails is not tried again: it is for a thread of its own, which may wait.
+//! They share a lane: each donor gets all new requests in one call, and the caller takes the ends
+//! in any order. To begin a request never waits. A request is not begun if it would wait: for pages
+//! of another request, a lane, a connection, the spill file or the write buffer. A failed request
+//! is not retried. Both go to a thread of their own, which may wait.
 //!
-//! A write that failed may be with some donors, so it is to be written again through the same lane
-//! ([`crate::pool::settle`]). The lane takes nothing more then; when the rest of what it has is
-//! over, it goes to that thread, too.
+//! A failed write may be with some donors, so it must be written again through the same lane
+//! ([`crate::pool::settle`]). That lane takes no further request. When its other requests have
+//! ended, it goes to that thread, too.
 
 use super::{PAGE, Volume};
 use crate::BlockError;
@@ -35,7 +35,7 @@ pub(crate) const WAIT: Duration = Duration::from_secs(1);
 
 const LONGEST: Timespec = Timespec { tv_sec: WAIT.as_secs() as i64, tv_nsec: 0 };
 
-/// Longest request. Of longer ones each is worth a thread: they cost what copying their data costs.
+/// Longest request. A longer one is worth a thread: it costs what copying its data costs.
 pub(crate) const MAX_BYTES: usize = 64 << 10;
 
 /// Requests under way, each of which its owner knows by a `T`.
@@ -72,7 +72,7 @@ struct Write<T> {
     lock: PageLock,
 }
 
-/// What became of an attempt to begin.
+/// Outcome of an attempt to begin a request.
 pub(crate) enum Begun<T> {
     /// Its end is told by [`Flow::progress`].
     UnderWay,
@@ -201,9 +201,9 @@ impl<T> Flow<T> {
         }
     }
 
-    /// Waits until others are as wanted, or donors have answered; while anything is under way, no longer than
-    /// [`WAIT`]. How the others are, and whether [`Flow::progress`] is to be called. One of which nothing is wanted is
-    /// not looked at: its end would be told for ever.
+    /// Waits until others are as wanted, or donors have answered; while anything is under way, no
+    /// longer than [`WAIT`]. How the others are, and whether [`Flow::progress`] is to be called.
+    /// One of which nothing is wanted is not looked at: its end would be told for ever.
     pub(crate) fn wait<const N: usize>(
         &self,
         others: [(BorrowedFd<'_>, PollFlags); N],
@@ -228,8 +228,8 @@ impl<T> Flow<T> {
         Ok((found, ready > of_others || ready == 0))
     }
 
-    /// Takes what donors have answered. Without `wait` it returns at once; with it, when something has come,
-    /// or the time has passed.
+    /// Takes what donors have answered. Without `wait` it returns at once; with it, when something
+    /// has come, or the time has passed.
     pub(crate) fn progress(&mut self, wait: Option<Duration>, ended: &mut dyn FnMut(Ended<T>)) {
         let Some(lane) = &mut self.lane else { return };
         let (volume, under_way, free) = (&self.volume, &mut self.under_way, &mut self.free);
@@ -267,7 +267,8 @@ impl<T> Flow<T> {
         self.rest(ended);
     }
 
-    /// The pages that hold these bytes, if they are for a flow at all, nobody has them, and all are of one segment.
+    /// The pages that hold these bytes, if they are for a flow at all, nobody has them, and all are
+    /// of one segment.
     fn lock(&self, offset: u64, bytes: usize, access: Access) -> Option<(Range<PageNo>, PageLock)> {
         let volume = &self.volume;
         let is_taking = self.failed.is_empty() && self.len() < MAX_UNDER_WAY;
@@ -366,8 +367,8 @@ impl<T> Write<T> {
         Ended::Written(asked)
     }
 
-    /// Writes through the same lane once more. The places of those of its slots that are not settled, and the
-    /// first error.
+    /// Writes through the same lane once more. The places of those of its slots that are not
+    /// settled, and the first error.
     fn again(&self, volume: &Volume, lane: &mut Lent) -> (Vec<usize>, Option<BlockError>) {
         let named = Named::of(&volume.state, &self.slots);
         let items: Vec<_> = named.iter().map(Named::item).collect();
@@ -376,9 +377,9 @@ impl<T> Write<T> {
 }
 
 impl<T> Unfinished<T> {
-    /// Writes them again, one after the other, and says of each how it ended, once nobody is kept from their pages:
-    /// whoever is told may take its time. When a donor stays away, that one and the rest are left to be
-    /// settled.
+    /// Writes them again, one after the other, and says of each how it ended, once nobody is kept
+    /// from their pages: whoever is told may take its time. When a donor stays away, that one and
+    /// the rest are left to be settled.
     pub(crate) fn finish(self, volume: &Arc<Volume>) -> Vec<(T, Result<(), BlockError>)> {
         let Unfinished { mut lane, mut writes } = self;
         let mut ends = Vec::with_capacity(writes.len());

@@ -151,8 +151,8 @@ impl World {
         self
     }
 
-    /// Looks at each page of a donor that has anything in it, given with its place, and may change it.
-    /// Says how many these are.
+    /// Shows `look` each page of a donor that has anything in it, with its place. `look` may change
+    /// it. Returns the number of these pages.
     pub(crate) fn each_page_of(
         &self,
         donor: usize,
@@ -275,7 +275,7 @@ proptest! {
         let mut volume = world.volume();
         let mut model = vec![0u8; size as usize];
         for step in steps {
-            // What is beyond the end is refused.
+            // A request beyond the end is refused.
             if let Step::Write(at, ..) | Step::Zeroes(at, ..) | Step::Trim(at, _) | Step::Read(at, _) =
                 step
                 && at >= size
@@ -458,7 +458,7 @@ fn neither_donors_nor_the_disk_have_what_can_be_read() {
         assert_eq!(shown(), if encrypt { 0 } else { 2 * PAGES });
         let file = std::fs::read(world.config.spill.as_ref().unwrap()).unwrap();
         assert_eq!(shows_the_mark(&file[second as usize..]), !encrypt);
-        // What comes back from the file needs no key, and is what it was.
+        // A segment comes back from the file without a key, and unchanged.
         let volume = world.successor(&volume);
         volume.trim(0, second).unwrap();
         wait_until("it is back", || volume.stats(0).spilled_bytes == 0);
@@ -472,7 +472,7 @@ fn a_successor_opens_what_was_stored_whenever_its_predecessor_was_killed() {
     let world = World::new(2, 2, 100).encrypting(true);
     let mut volume = world.volume();
     volume.write(0, &[1; 3 * PAGE_SIZE]).unwrap();
-    // Before anything is sent; before it is noted; with half of the seal; with all of it; with the word.
+    // Kill points: before sending, before noting, after half of the seal, all of it, or the word.
     for step in 0..5u8 {
         let contents = [2 + step; PAGE_SIZE];
         let item = Item { page: 1, sum: page_sum(&contents), contents: &contents };
@@ -522,8 +522,8 @@ fn a_write_that_changed_nothing_leaves_the_page_that_opened() {
     assert_eq!(volume.stats(0).unkept_bytes, 0);
 }
 
-/// Changes some bits of a page such that its CRC32C stays what it was: those of the generator polynomial
-/// (RFC 3720, 12.1), lowest bits first.
+/// Changes some bits of a page such that its CRC32C stays what it was: those of the generator
+/// polynomial (RFC 3720, 12.1), lowest bits first.
 fn alter_with_the_same_sum(page: &mut [u8]) {
     const GENERATOR: u64 = 0x1_1edc_6f41;
     let before = page_sum(page);
@@ -539,7 +539,7 @@ fn what_a_donor_alters_is_found_though_the_sum_fits() {
     let world = World::new(2, 2, 100).encrypting(true);
     let volume = world.volume();
     volume.write(0, &marked(PAGES)).unwrap();
-    // Of two copies the other one is right: half of the pages each, whomever a lane prefers.
+    // One of two copies is right: half of the pages each, whichever donor a lane prefers.
     for donor in 0..2 {
         let held = world.each_page_of(donor, |at, page| {
             if at % 2 == donor as u64 {
@@ -623,7 +623,7 @@ fn what_is_lost_fails_and_nothing_else_does() {
     assert_eq!(at, lost + 100);
     assert_eq!(read(&volume, lost + 8192, 512), [0; 512], "it never was written");
     assert!(volume.write(lost, &[6; 4096]).is_err(), "the rest would be zeros");
-    // What is given up is as new.
+    // A segment that is given up is as new.
     volume.trim(lost, second).unwrap();
     volume.write(lost, &[6; 4096]).unwrap();
     assert_eq!(read(&volume, lost, 4097)[4095..], [6, 0]);
@@ -810,7 +810,7 @@ fn a_volume_at_its_target_writes_to_its_file_and_one_that_may_have_more_brings_i
     let stats = volume.stats(0);
     assert_eq!((stats.spilled_bytes, stats.pool_bytes()), (2 * PAGE, 4 * PAGE));
     assert_eq!(puts(&volume), (6, 4));
-    // What is read from the file was to be in the pool, too.
+    // A page that is read from the file counts as a put, too.
     assert!(read(&volume, 2 * segment, PAGE_SIZE) == [3; PAGE_SIZE]);
     assert_eq!((puts(&volume), volume.stats(0).gets), ((7, 4), 0));
     assert!(read(&volume, 0, PAGE_SIZE) == [1; PAGE_SIZE]);
@@ -965,7 +965,7 @@ fn a_disk_that_is_full_or_wrong_is_an_error_and_nothing_else() {
     let (at, error) = volume.read(second, &mut [0; 2 * PAGE_SIZE]).unwrap_err();
     assert!(at == second + PAGE && matches!(error, BlockError::Damaged(_)));
     assert_eq!(read(&volume, second, 512), [2; 512]);
-    // What is damaged is not brought back, and mended when it is written.
+    // A damaged page is not brought back, and is whole again after a write.
     volume.trim(0, second).unwrap();
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(volume.stats(0).spilled_bytes, 2 * PAGE);
@@ -1024,8 +1024,8 @@ fn a_snapshot_is_of_one_moment_while_clients_write() {
             world = world.buffering(bytes);
         }
         let volume = world.volume();
-        // Both segments, and one write after the other: at any moment the pages up to one of them have
-        // a turn's number, and those after it that of the turn before.
+        // One write follows the other, in both segments. So at any moment the pages up to one of
+        // them have a turn's number, and later pages that of the turn before.
         let place = |at: u64| (SEGMENT_PAGES + 100 - USED + at) * PAGE;
         let write = |at: u64, turn: u8| volume.write(place(at), &[turn; PAGE_SIZE]).unwrap();
         (0..USED).for_each(|at| write(at, 1));
@@ -1063,7 +1063,7 @@ fn a_snapshot_is_of_one_moment_while_clients_write() {
         assert!(first == last || first == last + 1, "{first} and {last}");
         assert!(turns.is_sorted_by(|one, next| one >= next), "of several moments");
         assert!(last >= 1, "something is missing");
-        // What becomes of the volume is not the snapshot's.
+        // Changes of the volume do not reach the snapshot.
         volume.trim(0, volume.size_bytes()).unwrap();
         volume.release().unwrap();
         assert_eq!(read(&copy, place(1), 1)[0], first);
@@ -1148,7 +1148,7 @@ fn what_is_written_through_is_where_it_is_to_be_kept() {
     let world = World::new(1, 1, SEGMENT_PAGES).buffering(1 << 20);
     let volume = world.volume();
     volume.write(0, &[1; 3 * PAGE_SIZE]).unwrap();
-    // What is with the buffer yet is older.
+    // Contents that are still in the buffer are older.
     volume.write_as(through, 7, &[2; PAGE_SIZE]).unwrap();
     volume.flush().unwrap();
     let expected = [vec![1; 7], vec![2; PAGE_SIZE], vec![1; 2 * PAGE_SIZE - 7]].concat();
@@ -1247,7 +1247,7 @@ fn what_is_under_way_together_keeps_others_out_and_ends_each_on_its_own() {
         assert!(matches!(begun, Begun::UnderWay), "{page}");
     }
     assert_eq!(flow.len(), 20);
-    // What is not whole pages, what is of two segments, and what another one has.
+    // Not begun: parts of pages, pages of two segments, and pages that another request has.
     assert!(matches!(flow.write(20, at(30) + 1, &[0; PAGE_SIZE]), Begun::Not(20)));
     let over = SEGMENT_PAGES * PAGE - PAGE;
     assert!(matches!(flow.read(20, over, 2 * PAGE_SIZE, vec![0; 2 * PAGE_SIZE]), Begun::Not(20)));

@@ -1,9 +1,9 @@
 //! The cluster in a browser, at the manager's address.
 //!
-//! Plain HTML, CSS and ES modules that are part of the command: no build step, nothing from any other
-//! host, no framework. What is shown is the [`Overview`](crate::watching::overview::Overview) that
-//! `hecaton top` shows too; what can be done goes through the same requests as the command line's.
-//! The pages may run nothing but these files ([`POLICY`]), and [`hecaton_web::guarded`]
+//! Plain HTML, CSS and ES modules that are part of the command: no build step, nothing from any
+//! other host, no framework. What is shown is the [`Overview`](crate::watching::overview::Overview)
+//! that `hecaton top` shows too; what can be done goes through the same requests as the command
+//! line's. The pages may run nothing but these files ([`POLICY`]), and [`hecaton_web::guarded`]
 //! keeps other sites' pages from doing anything.
 
 use crate::http::api::Manager;

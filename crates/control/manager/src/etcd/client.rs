@@ -194,8 +194,8 @@ impl Client {
         Ok(Err(entries.and_then(|mut entries| entries.pop())))
     }
 
-    /// Does all, if the key is still the one that was made at that term and the other one has that value, or is
-    /// not there; says whether it was so.
+    /// Does all, if the key is still the one that was made at that term and the other one has that
+    /// value, or is not there; says whether it was so.
     pub(super) fn change(
         &self,
         (key, term): (&str, Term),
@@ -226,8 +226,8 @@ impl Client {
         Ok(self.ask::<Transaction>("kv/txn", &transaction)?.succeeded)
     }
 
-    /// Asks the member that answered last, then the others. A request that was heard and not answered is
-    /// repeated: all of them may be done twice.
+    /// Asks the member that answered last, then the others. A request that was heard and not
+    /// answered is repeated: all of them may be done twice.
     fn ask<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, EtcdError> {
         self.members.ask(|member| match self.ask_member(member, path, body) {
             Ok(answer) => Tried::Answer(Ok(answer)),

@@ -91,8 +91,8 @@ impl Seat {
         Ok(())
     }
 
-    /// What the leader before has left, with the epoch of this term written down. The ledger is not locked
-    /// meanwhile: who asks is told at once that this manager does not lead yet.
+    /// What the leader before has left, with the epoch of this term written down. The ledger is not
+    /// locked meanwhile: who asks is told at once that this manager does not lead yet.
     fn registry_of(&self, term: Term) -> Result<Registry, EtcdError> {
         let mut registry = Registry::new(self.etcd.read()?);
         self.etcd.write(term, registry.changes())?;

@@ -190,7 +190,8 @@ async fn authorize(
     let name = name.map_or("", |(_, name)| name);
     let call = call_of(request.method(), route.as_str(), name);
     if !ROUTES.iter().any(|(known, ..)| *known == route.as_str()) {
-        // Also where nobody is asked who they are: a route that was forgotten there is found by its tests.
+        // Also where nobody is asked who they are: a route that was forgotten there is found by its
+        // tests.
         return Err(Refusal::new(StatusCode::FORBIDDEN, "nobody may ask this"));
     }
     if let Some(credentials) = &manager.credentials {

@@ -1,5 +1,5 @@
-//! The description of the API for programs, in OpenAPI 3.1: one file, kept by hand and held to the routes by
-//! a test. The end-to-end tests have a fuzzer make requests of it.
+//! The description of the API for programs, in OpenAPI 3.1: one file, kept by hand and held to the
+//! routes by a test. The end-to-end tests have a fuzzer make requests of it.
 
 use axum::http::header;
 use axum::response::IntoResponse;
@@ -57,7 +57,8 @@ mod tests {
         let address = ([127, 0, 0, 1], 0).into();
         let started = ManagerServer::start(address, Keep::InMemory, None);
         let server = runtime.block_on(started).expect("started");
-        // A connection each: a server may close one after a refusal, with the next request on its way.
+        // A connection each: a server may close one after a refusal, with the next request on its
+        // way.
         let config = ureq::Agent::config_builder().http_status_as_error(false);
         let http: ureq::Agent = config.max_idle_connections(0).build().into();
         let described = described();

@@ -51,8 +51,8 @@ pub(crate) struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves on `address`, which was chosen by `option`; with `credentials`, by TLS to those who have some
-    /// of the same authority.
+    /// Serves on `address`, which was chosen by `option`; with `credentials`, by TLS to those who
+    /// have some of the same authority.
     pub(crate) async fn start(
         address: SocketAddr,
         option: &'static str,

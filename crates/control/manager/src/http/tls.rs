@@ -30,7 +30,8 @@ const PARTING: Duration = Duration::from_secs(1);
 /// Bytes that are read of a refused peer meanwhile.
 const MAX_PARTING_BYTES: u64 = 64 << 10;
 
-/// After this long a connection's certificate is looked at again: it may have been revoked, or be over.
+/// After this long a connection's certificate is looked at again: it may have been revoked, or be
+/// over.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time between two lines about refused peers: anybody can make one.
@@ -131,7 +132,8 @@ async fn shake_hands(
     }
 }
 
-/// Lets the peer read what it was sent: a socket that is closed with bytes unread would take that away.
+/// Lets the peer read what it was sent: a socket that is closed with bytes unread would take that
+/// away.
 async fn part(mut stream: TcpStream) {
     let _ = stream.shutdown().await;
     let mut rest = stream.take(MAX_PARTING_BYTES);

@@ -1,7 +1,7 @@
 //! The registry as one manager has it: of which term it is, and so for whom it may be opened.
 //!
-//! Decisions only: whether the manager leads comes in, and what is to be written down before anybody is
-//! answered goes out. [`Ledger`](crate::records::ledger) writes it.
+//! Decisions only: whether the manager leads comes in, and what is to be written down before
+//! anybody is answered goes out. [`Ledger`](crate::records::ledger) writes it.
 
 use crate::records::election::Term;
 use crate::records::lasting::Changes;
@@ -33,8 +33,8 @@ impl Book {
         self.of
     }
 
-    /// Whether a manager may go by it that leads in this term, or in none: in a later one it has to read first
-    /// what others have written meanwhile.
+    /// Whether a manager may go by it that leads in this term, or in none: in a later one it has to
+    /// read first what others have written meanwhile.
     pub fn is_of(&self, leads: Option<Term>) -> bool {
         leads.is_some() && leads == self.of
     }
@@ -44,7 +44,8 @@ impl Book {
         look(&self.registry, now.saturating_sub(self.opened))
     }
 
-    /// Changes the registry. What comes of it is to be told only when [`Book::unwritten`] is written.
+    /// Changes the registry. What comes of it is to be told only when [`Book::unwritten`] is
+    /// written.
     pub fn change<T>(
         &mut self,
         now: Duration,

@@ -1,16 +1,16 @@
 //! Which of several managers leads.
 //!
-//! Decisions only: time comes in as an argument, and so does what the registry's keeper (etcd) said. The
-//! leader is whoever has made the leader's key with a lease that lives. A manager leads from the moment
-//! at which it hears that until shortly before its lease would end, counted from when it *asked* for it:
-//! the keeper counts from later on. So a manager that sleeps, or is cut off, stops to lead before
-//! another one can begin, whether it notices anything or not. What it may have sent and not heard the
-//! end of is shut out by its [`Term`].
+//! Decisions only: time comes in as an argument, and so does what the registry's keeper (etcd)
+//! said. The leader is whoever has made the leader's key with a lease that lives. A manager leads
+//! from the moment at which it hears that until shortly before its lease would end, counted from
+//! when it *asked* for it: the keeper counts from later on. So a manager that sleeps, or is cut
+//! off, stops to lead before another one can begin, whether it notices anything or not. What it may
+//! have sent and not heard the end of is shut out by its [`Term`].
 
 use std::time::Duration;
 
-/// The time for which one manager leads: the keeper's number for the making of the leader's key. Later
-/// terms have higher numbers.
+/// The time for which one manager leads: the keeper's number for the making of the leader's key.
+/// Later terms have higher numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Term(pub u64);
 
@@ -207,8 +207,9 @@ mod tests {
         writes: VecDeque<(Duration, Term)>,
     }
 
-    /// Managers that sleep, are cut off, and whose messages take their time: at no moment two of them
-    /// lead, no write of an earlier term follows one of a later, and with all well again one leads.
+    /// Managers that sleep, are cut off, and whose messages take their time: at no moment two of
+    /// them lead, no write of an earlier term follows one of a later, and with all well again one
+    /// leads.
     #[test]
     fn one_leads_at_most_and_one_in_the_end() {
         let mut turns = 0;

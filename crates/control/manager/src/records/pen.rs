@@ -1,9 +1,10 @@
 //! In which order one manager's writes land.
 //!
-//! Decisions only. A write of which nobody has heard may still land: a member of etcd that hangs holds it, and
-//! the manager goes on with another member. If it landed after a later one of the same term, it would undo what
-//! that one said, and what was answered would be forgotten by the next manager. So each write leaves a
-//! [`Stamp`], and is taken only if it finds the one that it was told to come after.
+//! Decisions only. A write of which nobody has heard may still land: a member of etcd that hangs
+//! holds it, and the manager goes on with another member. If it landed after a later one of the
+//! same term, it would undo what that one said, and what was answered would be forgotten by the
+//! next manager. So each write leaves a [`Stamp`], and is taken only if it finds the one that it
+//! was told to come after.
 
 use crate::records::election::Term;
 use std::fmt;
@@ -68,7 +69,8 @@ impl Pen {
         self.found = Some(Some(stroke.leaves));
     }
 
-    /// It was not, because something else was there; or nobody has said so, and it may still be taken.
+    /// It was not, because something else was there; or nobody has said so, and it may still be
+    /// taken.
     pub fn unsure(&mut self) {
         self.found = None;
     }

@@ -1,4 +1,4 @@
-//! What in a cluster's status needs an administrator's eye. Pure: one status in, alarms out.
+//! Finds what needs an administrator in a cluster's status. Pure: one status in, alarms out.
 
 use crate::registry::{ClusterStatus, MemberState, NodeState, NodeStatus};
 use crate::watching::overview::{Severity, bytes_of};
@@ -14,7 +14,7 @@ use hecaton_policy::cluster::choice::Named;
 /// The pool is nearly full when less than this part of it can be lent.
 const POOL_LOW: f64 = 0.1;
 
-/// And about to refuse when it is less than this.
+/// The pool is about to refuse memory when less than this part of it can be lent.
 const POOL_EMPTY: f64 = 0.02;
 
 /// A host is short of memory when less than this part of it is available.
@@ -26,8 +26,7 @@ pub(crate) struct Standing {
     pub(crate) severity: Severity,
     pub(crate) subject: String,
     pub(crate) text: String,
-    /// What kind of alarm it is: with the subject, this tells it from all others while its text
-    /// changes.
+    /// The kind of alarm: subject and kind together identify an alarm while its text changes.
     pub(crate) kind: &'static str,
 }
 
@@ -40,12 +39,12 @@ fn standing(
     Standing { severity, subject: subject.to_owned(), kind, text: text.into() }
 }
 
-/// All that stands, the worst first.
+/// All standing alarms, the most severe first.
 pub(crate) fn alarms(status: &ClusterStatus) -> Vec<Standing> {
     let mut alarms = Vec::new();
     let silent = status.nodes.iter().filter(|node| node.state == NodeState::Silent);
     alarms.extend(silent.map(of_silence));
-    // What a silent node said is of the past; its silence is the alarm.
+    // The last report of a silent node is out of date; its silence is the alarm.
     let is_up = |node: &&NodeStatus| node.state == NodeState::Up;
     let up = || status.nodes.iter().filter(is_up);
     let reports = || up().map(|node| &node.report);
@@ -82,7 +81,7 @@ fn of_membership(node: &NodeStatus) -> Option<Standing> {
     recovers.then(|| standing(Notice, &node.report.name, "recovery", text.to_owned()))
 }
 
-/// A manager of an earlier version than the policy.
+/// Warns if the manager is of an earlier version than the policy and does not know it.
 fn of_manager(status: &ClusterStatus) -> Option<Standing> {
     let Some(Named::Unknown { policy }) = &status.policy else { return None };
     let way = match &status.policy_instead {
@@ -158,7 +157,7 @@ fn of_donor(donor: &DonorReport) -> Vec<Standing> {
     alarms
 }
 
-/// Whether there is room left. A pool with a donor that says nothing is not judged.
+/// Raises an alarm if the pool has little room left; none while a donor has no statistics.
 fn of_pool<'a>(donors: impl Iterator<Item = &'a DonorReport>) -> Option<Standing> {
     let (mut lendable, mut lends) = (0u64, 0u64);
     for donor in donors {
@@ -174,7 +173,7 @@ fn of_pool<'a>(donors: impl Iterator<Item = &'a DonorReport>) -> Option<Standing
     Some(standing(if is_empty { Critical } else { Warning }, "pool", "full", text))
 }
 
-/// Consumers in trouble that are too many to be told of one by one.
+/// Warns of consumers in trouble that are too many for the node to report one by one.
 fn of_untold(report: &NodeReport) -> Option<Standing> {
     let in_trouble = report.untold.as_ref()?.in_trouble;
     let text = || {
@@ -293,7 +292,7 @@ mod tests {
         assert_eq!(texts(&status(nodes)), expected.map(|(how, text)| (how, text.to_owned())));
     }
 
-    /// Nodes tell of those first.
+    /// Nodes report consumers in trouble before all others.
     #[test]
     fn whoever_has_an_alarm_is_in_trouble() {
         let changes: [fn(&mut Stats); 6] = [

@@ -1,8 +1,7 @@
-//! What a manager remembers of its cluster from one second to the next: how fast things go, what has
-//! happened, since when an alarm stands, and the last ten minutes of the pool.
+//! Remembers rates, happenings, alarm start times and ten minutes of pool history.
 //!
-//! Pure: time comes in with the status. Nothing here is durable; a manager that starts anew begins
-//! to remember. Everything is bounded, whatever nodes report.
+//! Pure: time comes in with the status, about once a second. Nothing here is durable: a restarted
+//! manager begins with nothing. Every collection is bounded, whatever nodes report.
 
 use crate::registry::{ClusterStatus, NodeState};
 use crate::watching::alarms::{Standing, alarms};
@@ -19,26 +18,27 @@ pub const TICK_MS: u64 = 2000;
 /// Samples that are kept: ten minutes.
 pub const HISTORY_TICKS: usize = 300;
 
-/// Most consumers whose history is kept, those that have ended among them.
+/// Most consumers and volumes whose history is kept, including those that have ended.
 const MAX_SERIES: usize = 1024;
 
-/// Most consumers of whose counters rates are made.
+/// Most consumers and volumes whose rates are computed.
 const MAX_RATES: usize = 1 << 17;
 
-/// A rate is that of so much time, so that it does not jump with the moments of reports.
+/// Rates are averaged over this time, so that the moments of reports do not make them jump.
 const RATE_WINDOW_MS: u64 = 4000;
 
 /// Most happenings that are kept.
 const MAX_HAPPENINGS: usize = 100;
 
-/// Most happenings that one look may add: a large cluster that comes up is not news, one by one.
+/// Most happenings that one look adds: a large cluster that starts is not listed item by item.
 const MAX_AT_ONCE: usize = 20;
 
-/// How long the end of a donor's or pager's process stands as an alarm, though the next one serves.
+/// How long the restart of a donor, pager or volume process stands as an alarm, although its
+/// successor serves. A repair of damaged pages stands as long.
 const RESTART_STANDS_MS: u64 = 5 * 60 * 1000;
 
 /// The pool over the last ten minutes; the answer to `GET /v1/history`. All lists end at `tick` and
-/// may be shorter than [`HISTORY_TICKS`]; what was not known at a tick is null.
+/// may be shorter than [`HISTORY_TICKS`]; a value that was unknown at a tick is null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
     /// The number of the last sample.
@@ -47,15 +47,15 @@ pub struct History {
     pub tick_ms: u64,
     /// Samples that are kept at most.
     pub ticks: usize,
-    /// Faults in a second, of all consumers.
+    /// Faults per second, of all consumers.
     pub faults_per_s: Vec<Option<f64>>,
-    /// Bytes in the pool by consumer, as
-    /// [`ConsumerView::id`](crate::watching::overview::ConsumerView::id) names it; those that have
-    /// ended are there until their last sample is too old.
+    /// Bytes in the pool by consumer or volume, as
+    /// [`ConsumerView::id`](crate::watching::overview::ConsumerView::id) names it. Those that have
+    /// ended remain until their last sample is too old.
     pub pool_bytes: BTreeMap<String, Vec<Option<u64>>>,
 }
 
-/// Looks at the cluster time and again.
+/// Compares each status of the cluster with the one before, and keeps the history.
 #[derive(Debug, Default)]
 pub struct Watch {
     before: Option<ClusterStatus>,
@@ -69,7 +69,7 @@ pub struct Watch {
     series: BTreeMap<String, VecDeque<Option<u64>>>,
 }
 
-/// A counter, as of a moment.
+/// The value of a counter at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Count {
     at_ms: u64,
@@ -77,7 +77,7 @@ struct Count {
 }
 
 impl Watch {
-    /// Takes in how the cluster is, and says what there is to show. To be called once a second or so.
+    /// Records a status and returns the overview to show. Call this about once a second.
     pub fn look(&mut self, status: ClusterStatus) -> Overview {
         let now_ms = status.uptime_ms;
         self.measure(&status);
@@ -113,8 +113,8 @@ impl Watch {
         }
     }
 
-    /// Makes rates of counters. A report that was seen before adds nothing; one whose counter has gone
-    /// back is of another life, and begins anew.
+    /// Computes rates from counters. A report that was seen before adds nothing. A counter that
+    /// went back belongs to another incarnation, so its samples start anew.
     fn measure(&mut self, status: &ClusterStatus) {
         let mut counters = HashMap::new();
         let mut rates = Rates::new();
@@ -137,7 +137,7 @@ impl Watch {
                 if counts.back().is_some_and(|last| value < last.value) {
                     counts.clear();
                 }
-                // Between two looks at one report, its age may seem to change by a rounding.
+                // Rounding may change the age of one report between two looks.
                 if counts.back().is_none_or(|last| heard_ms > last.at_ms + 10) {
                     counts.push_back(Count { at_ms: heard_ms, value });
                 }
@@ -215,7 +215,7 @@ fn push<T>(values: &mut VecDeque<T>, value: T) {
     values.push_back(value);
 }
 
-/// What has happened between two looks.
+/// Lists the happenings between two looks.
 fn happenings(before: &ClusterStatus, now: &ClusterStatus) -> Vec<Happening> {
     let mut news = Vec::new();
     let mut happened = |severity, subject: &str, text: String| {
@@ -257,7 +257,7 @@ fn happenings(before: &ClusterStatus, now: &ClusterStatus) -> Vec<Happening> {
                 happened(Severity::Warning, &donor.name, text);
             }
         }
-        // Else one may be there, and not be told of.
+        // A brief report leaves consumers out: one that is not listed may still exist.
         let all_told = earlier.report.untold.is_none() && node.report.untold.is_none();
         let consumers: HashMap<_, _> =
             earlier.report.consumers.iter().map(|one| (one.name.as_str(), one)).collect();
@@ -329,9 +329,9 @@ mod tests {
         assert_eq!(rate(watch.look(at(1500, vec![same]))), None);
         let view = watch.look(at(2000, vec![with_faults(700)]));
         assert_eq!((view.totals.faults_per_s, rate(view)), (Some(200.0), Some(200.0)));
-        // Another consumer of that name begins to count.
+        // A new consumer of the same name starts its counter anew.
         assert_eq!(rate(watch.look(at(3000, vec![with_faults(3)]))), None);
-        // Of one that is not heard from, nothing is known.
+        // The rate of a consumer on a silent node is unknown.
         let silent = NodeStatus { state: NodeState::Silent, silent_ms: 6000, ..with_faults(3) };
         let view = watch.look(at(9000, vec![silent]));
         assert_eq!(rate(view), None);

@@ -1,4 +1,5 @@
-//! The host's cores that machines have: how many there are, and whether the kernel keeps to what was promised.
+//! The host's cores that machines have: how many there are, and whether the kernel keeps to what
+//! was promised.
 
 use super::AgentError;
 use super::cpu_groups::{CGROUPS, CpuGroups};
@@ -19,9 +20,9 @@ const STAT: &str = "/proc/stat";
 pub(super) struct Cores {
     /// Processors that are online.
     host: u32,
-    /// What of them machines may have.
+    /// Processors that all machines together may have, from 1 to `host`.
     managed: u32,
-    /// None without a controller, for the reason that is given.
+    /// The error says why the host has no usable cpu controller.
     groups: Result<CpuGroups, String>,
 }
 
@@ -38,8 +39,8 @@ pub(super) enum CpuPlace {
 }
 
 impl Cores {
-    /// `manage`: how many machines may have, if somebody has said; otherwise, as many as this node may run on. `directory`: the
-    /// machines', which no other agent has.
+    /// `manage`: how many machines may have, if somebody has said; otherwise, as many as this node
+    /// may run on. `directory`: the machines', which no other agent has.
     pub(super) fn new(manage: Option<u32>, directory: &Path) -> Result<Cores, AgentError> {
         let ours = sched_getaffinity(None).map_err(std::io::Error::from)?.count();
         let host = online(&fs::read_to_string(STAT)?).max(ours);
@@ -59,13 +60,15 @@ impl Cores {
         self.managed
     }
 
-    /// The group that has a machine's processes for its cores, if they cannot be in `group` as well: version 2 has one hierarchy for all.
+    /// The group that has a machine's processes for its cores, if they cannot be in `group` as
+    /// well: version 2 has one hierarchy for all.
     pub(super) fn group_instead(&self, machine: &str, group: &Path) -> Option<PathBuf> {
         let groups = self.groups.as_ref().ok().filter(|groups| groups.are_beside(group))?;
         Some(groups.group_of(machine))
     }
 
-    /// Has each machine's process in its group, tries again where that has failed, and removes the groups of those that have ended.
+    /// Has each machine's process in its group, tries again where that has failed, and removes the
+    /// groups of those that have ended.
     pub(super) fn keep(&self, machines: &mut BTreeMap<VmId, Machine>) {
         let mut there = BTreeSet::new();
         for machine in machines.values_mut().filter(|machine| machine.record.cores > 0) {

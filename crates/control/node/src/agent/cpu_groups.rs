@@ -1,13 +1,16 @@
-//! Cpu cgroups, of either version of the kernel's interface: a machine's part of the processors' time.
+//! Divides processor time among machines by the weights of cpu cgroups, version 1 or 2.
 //!
-//! Each machine has a group of its own, all of them under one of the agent's, with weights in proportion to their cores: what is
-//! wanted by several at a time is divided by weight, and what nobody else wants anybody may use. So a harvest VM has what
-//! others leave from one tick of the scheduler to the next, and nobody has to decide it, least of all an agent that may be killed. The
-//! alternatives both take time away that nobody else wants: processors of a machine's own (cpusets) stand idle when it does, and a quota stops
-//! all of a machine's processors for the rest of a period.
+//! Each machine has a group of its own under one group of the agent. The weights of these groups
+//! are in proportion to the machines' cores. The kernel divides contended time by weight, and gives
+//! idle time to any machine that wants it. So a harvest VM gets the time that others leave, from
+//! one tick of the scheduler to the next. The kernel decides this alone, also while no agent runs.
+//! Both alternatives withhold time that no other machine wants. Exclusive processors (cpusets)
+//! stand idle when their machine does. A quota stops all processors of a machine for the rest of a
+//! period.
 //!
-//! Version 2 has one hierarchy for all controllers, so that a container with cores has one group for its memory and its weight. That is here and not
-//! at the root, where the weight would be beside that of all machines together.
+//! Version 2 has one hierarchy for all controllers, so a container with cores has one group for its
+//! memory and its weight. That group is under the agent's group. At the root its weight would
+//! compete with the weight of all machines together.
 
 use crate::agent::machines::process::ProcessId;
 use crate::causes::with_causes;
@@ -20,7 +23,7 @@ use std::path::{Path, PathBuf};
 /// Where control groups are.
 pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What machines' groups begin with: no interface file of the kernel's does.
+/// Prefix of the machines' groups. No interface file of the kernel begins with it.
 const PREFIX: &str = "vm-";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +40,8 @@ impl Version {
         }
     }
 
-    /// The weight of a group of which nobody has said anything; in version 1 also that of a process beside groups.
+    /// The weight of a group of which nobody has said anything; in version 1 also that of a process
+    /// beside groups.
     fn usual_weight(self) -> u64 {
         match self {
             Version::V1 => 1024,
@@ -64,10 +68,11 @@ pub(super) struct CpuGroups {
 }
 
 impl CpuGroups {
-    /// Those under a group of this name, for machines that together have so many cores at the most. `cgroups` is [`CGROUPS`] on a
-    /// real host. Nothing is made yet; the reason if there is no controller.
+    /// Those under a group of this name, for machines that together have so many cores at the most.
+    /// `cgroups` is [`CGROUPS`] on a real host. Nothing is made yet; the reason if there is no
+    /// controller.
     pub(super) fn find(cgroups: &Path, name: &str, cores: u32) -> Result<CpuGroups, String> {
-        // Of a host with both, version 2 has what version 1 leaves.
+        // On a host with both versions, version 2 has the controllers that version 1 leaves.
         let unified = [cgroups.to_owned(), cgroups.join("unified")];
         let is_here = |root: &PathBuf| has_word(&root.join("cgroup.controllers"), "cpu");
         let (version, root) = if cgroups.join("cpu").join(Version::V1.file()).exists() {
@@ -95,8 +100,8 @@ impl CpuGroups {
         self.path.join(format!("{PREFIX}{machine}"))
     }
 
-    /// Has a machine's process in its group, with the weight of its cores, whatever was there before. A process that has ended is in
-    /// none, and what it has left stays where it is.
+    /// Has a machine's process in its group, with the weight of its cores, whatever was there
+    /// before. A process that has ended is in none, and what it has left stays where it is.
     pub(super) fn enter(
         &self,
         machine: &str,
@@ -120,7 +125,8 @@ impl CpuGroups {
         }
     }
 
-    /// Gives a group that is made for a machine otherwise, and has its processes, the weight of its cores.
+    /// Gives a group that is made for a machine otherwise, and has its processes, the weight of its
+    /// cores.
     pub(super) fn weigh(&self, group: &Path, cores: u32) -> Result<(), String> {
         self.make_own()?;
         write(&group.join(self.version.file()), self.weight(cores))
@@ -141,8 +147,8 @@ impl CpuGroups {
         }
     }
 
-    /// Removes groups of machines that are not there any more, and with the last one the agent's own. One that has processes
-    /// stays until they have ended.
+    /// Removes groups of machines that are not there any more, and with the last one the agent's
+    /// own. One that has processes stays until they have ended.
     pub(super) fn sweep(&self, is_there: impl Fn(&str) -> bool) {
         // There is none before the first machine with cores.
         let Ok(entries) = fs::read_dir(&self.path) else { return };
@@ -157,7 +163,8 @@ impl CpuGroups {
         let _ = fs::remove_dir(&self.path);
     }
 
-    /// Of a machine. All machines' weights together are no more than the most that one can have, so that proportions are kept.
+    /// Weight of a machine's group. The weights of all machines add up to at most the kernel's
+    /// limit for one group, which keeps their proportions.
     fn weight(&self, cores: u32) -> u64 {
         let weights = self.version.weights();
         let per_core = weights.end() / u64::from(self.cores.max(1));
@@ -165,8 +172,9 @@ impl CpuGroups {
         (per_core * u64::from(cores)).clamp(*weights.start(), *weights.end())
     }
 
-    /// Of all machines together: each core counts as much as another group beside, so that they have what they were promised as long as no
-    /// more of those are busy than the host has cores that are not theirs.
+    /// Weight of the agent's group: the usual weight of a group for each managed core. Machines get
+    /// their promised time while no more groups beside this one are busy than the host has
+    /// unmanaged cores.
     fn own_weight(&self) -> u64 {
         (self.version.usual_weight() * u64::from(self.cores)).min(*self.version.weights().end())
     }
@@ -253,7 +261,8 @@ mod tests {
         assert!(!groups.path().exists(), "nothing is left");
     }
 
-    /// What is written, on plain directories: there are hosts with either version, and each has but one.
+    /// Checks the written files in plain directories, since a real host has the controller in one
+    /// version only.
     #[test]
     fn both_versions_are_spoken() {
         let root = tempfile::tempdir().unwrap();

@@ -7,7 +7,8 @@ pub(super) struct Lender {
     pub(super) used_bytes: u64,
 }
 
-/// Each donor's part of a limit. What they have lent is theirs first, so that no more is recalled than must be.
+/// Each donor's part of a limit, in bytes. The memory that donors have lent comes first, so that
+/// the agent recalls no more than it must.
 pub(super) fn divide(limit_bytes: u64, lenders: &[Lender]) -> Vec<u64> {
     let mut left = limit_bytes;
     let mut take = |most: u64| {

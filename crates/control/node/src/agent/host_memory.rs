@@ -1,5 +1,5 @@
-//! The host's memory: what there is, what programs that are not the agent's have of it, and what is really in
-//! memory of a machine's files.
+//! The host's memory: what there is, what programs that are not the agent's have of it, and what is
+//! really in memory of a machine's files.
 
 use hecaton_memory::meminfo::{MEMINFO, field_bytes};
 use hecaton_memory::numa::{self, SYSFS_NODES};
@@ -11,15 +11,15 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long the most that other programs had counts: what comes and goes within seconds should not have
-/// machines grow and shrink with it.
+/// How long the most that other programs had counts: what comes and goes within seconds should not
+/// have machines grow and shrink with it.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// What other programs have counts in whole ones of these, for the same reason.
+/// Rounds up the use of other programs, so that machines do not resize with each small change.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// One part in so many of a node is left to other programs beyond what they have: it is gone before the next look
-/// when they take more.
+/// One part in so many of a node is left to other programs beyond what they have: it is gone before
+/// the next look when they take more.
 const SLACK: u64 = 64;
 
 /// A NUMA node of the host, at one moment.
@@ -28,7 +28,7 @@ pub(super) struct NodeMemory {
     /// The kernel's number for it.
     pub(super) node: u32,
     pub(super) total_bytes: u64,
-    /// What programs could still have of it.
+    /// Estimate of the memory that programs can still allocate.
     pub(super) available_bytes: u64,
 }
 
@@ -74,14 +74,15 @@ pub(super) fn managed(totals: &[u64], manage_bytes: Option<u64>) -> Vec<u64> {
     totals.iter().map(|total| part(*total).min(*total)).collect()
 }
 
-/// What other programs have of a node, as it counts.
+/// Use of one NUMA node by other programs: the recent maximum, rounded up, and slack.
 #[derive(Debug, Default)]
 pub(super) struct OtherUse {
     seen: VecDeque<(Duration, u64)>,
 }
 
 impl OtherUse {
-    /// Notes what is in use of a node and not the agent's. What counts from now on: the most of late, and some to spare.
+    /// Notes the bytes in use on a node that are not the agent's. Returns the bytes that count from
+    /// now on: the maximum within `WINDOW`, rounded up to `STEP_BYTES`, plus 1/`SLACK` of the node.
     pub(super) fn note(&mut self, total_bytes: u64, bytes: u64, now: Duration) -> u64 {
         // A falling sequence: the first is the most.
         while self.seen.back().is_some_and(|(_, earlier)| *earlier <= bytes) {
@@ -96,8 +97,8 @@ impl OtherUse {
     }
 }
 
-/// The memory files of QEMU with this number: how large each is, and what of it is in memory. None if it cannot be
-/// looked at, because it is ending or is another user's.
+/// The memory files of QEMU with this number: how large each is, and what of it is in memory. None
+/// if it cannot be looked at, because it is ending or is another user's.
 pub(super) fn memory_files(pid: u32) -> Option<Vec<MemoryFile>> {
     let mut files: Vec<(u64, MemoryFile)> = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
@@ -116,7 +117,8 @@ pub(super) fn memory_files(pid: u32) -> Option<Vec<MemoryFile>> {
     Some(files.into_iter().map(|(_, file)| file).collect())
 }
 
-/// What a process has in memory that is no file's on a disk, huge pages included. None if it has ended.
+/// Resident bytes of a process that no file on disk backs: anonymous memory, shared memory and huge
+/// pages. `None` if the process has ended.
 pub(super) fn resident_bytes(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let parts = ["RssAnon", "RssShmem", "HugetlbPages"];
@@ -141,17 +143,18 @@ pub(super) struct MemoryFile {
     pub(super) held_bytes: u64,
 }
 
-/// What is in memory of a machine's part.
+/// Resident memory of one part of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Held {
-    /// Of what it has as long as it runs, in bytes.
+    /// Resident bytes of the minimum, which the machine has as long as it runs.
     pub(super) base_bytes: u64,
-    /// Of what it may have beyond that, in bytes.
+    /// Resident bytes above the minimum.
     pub(super) more_bytes: u64,
 }
 
-/// The same for each part. A file is known by its size, and is one part's only: of those with equal sizes the earlier
-/// part has the earlier file, since QEMU makes them in the order of its command line.
+/// Resident memory of each part. A part's file is found by its size, and belongs to one part only.
+/// Among files of equal size the earlier part has the earlier file, since QEMU makes them in the
+/// order of its command line.
 pub(super) fn held_by_part(memory: &Memory, files: &[MemoryFile]) -> Vec<Held> {
     let mut files = files.to_vec();
     let mut take = |bytes: u64| {

@@ -48,8 +48,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How often while somebody waits.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long the machines that an agent finds at its start may take to say how large they are, before it counts them
-/// as large as they can be.
+/// Wait for the sizes of machines found at the start. Afterwards their maximum counts.
 const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long QEMU may take to end when it is told to, before it is killed.
@@ -58,8 +57,8 @@ const QUIT_PATIENCE: Duration = Duration::from_secs(3);
 /// Most machines of a host.
 const MAX_MACHINES: usize = 1024;
 
-/// How long it is known of harvest VMs that they have ended for others, and of how many: whoever started one asks as
-/// soon as it has ended.
+/// How long, and for how many harvest VMs, the agent remembers that they ended for others. The
+/// launcher asks right after its VM ends.
 const GAVE_WAY_FOR: Duration = Duration::from_secs(600);
 const MAX_GAVE_WAY: usize = MAX_MACHINES;
 
@@ -68,7 +67,7 @@ const MAX_GAVE_WAY: usize = MAX_MACHINES;
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     directory: Directory,
-    /// Of libvirt's, where they take part.
+    /// libvirt's domains; `None` without `--libvirt`.
     domains: Option<Domains>,
     manage_bytes: Option<u64>,
     settings: Settings,
@@ -83,8 +82,8 @@ pub(super) struct Keeper {
     last_id: u64,
     machines: BTreeMap<VmId, Machine>,
     waiting: Vec<Waiting>,
-    /// By name: who was killed for others a short while ago, and when. Whoever comes by that name is taken for the
-    /// same machine, which the broker keeps away for a while.
+    /// Machines evicted within the last `replace_after`, by name. A VM that comes by the same name
+    /// gets the old id, so that the broker keeps it away for a while.
     evicted: BTreeMap<String, (VmId, Instant)>,
     gave_way: VecDeque<GaveWay>,
     /// By NUMA node.
@@ -182,7 +181,7 @@ impl Keeper {
             Vec::new()
         });
         for record in records {
-            // Of a domain that was promised something nobody knows how long ago that was.
+            // A promised domain may still start: its record does not say how old the promise is.
             let is_promised = record.domain.as_ref().is_some_and(|domain| domain.is_promised);
             let runs = record.process.is_alive()
                 || record.cgroup.as_deref().is_some_and(container::runs_at);
@@ -267,7 +266,7 @@ impl Keeper {
         }
     }
 
-    /// How a machine is reached; none for a domain that has one size, or whose libvirt is not asked.
+    /// Link to a machine; `None` for a domain that is promised, of fixed size, or not asked for.
     fn link(&self, record: &Record, container: Option<&Container>) -> Result<Option<Link>, String> {
         let more_bytes: u64 = record.memory.parts.iter().map(|part| part.more_bytes).sum();
         if let Some(container) = container {
@@ -287,8 +286,8 @@ impl Keeper {
         Ok(virsh.map(|virsh| Link::Domain(DomainLink::new(virsh.clone(), domain.uuid.clone()))))
     }
 
-    /// `waited`: until it was admitted; none for one that was there before this agent. `devices`: what is
-    /// known of them already.
+    /// `waited`: time until its admission; `None` if this agent found it running. `devices`: the
+    /// known state of its devices.
     fn enter(
         &mut self,
         record: Record,
@@ -469,8 +468,8 @@ impl Keeper {
         }
     }
 
-    /// Where its monitor is to listen, and the port of the manager inside. Of a domain they are libvirt's matter, and a container has no
-    /// monitor.
+    /// Sockets of its monitor and of the manager inside the VM. libvirt chooses both for a domain,
+    /// and a container has no monitor.
     fn sockets(&self, wish: &CreateVm) -> Result<(PathBuf, Option<PathBuf>), String> {
         if wish.domain.is_some() {
             return Ok((PathBuf::new(), None));
@@ -557,7 +556,7 @@ impl Keeper {
             let in_use = memory
                 .map_or(0, |node| node.total_bytes - node.available_bytes.min(node.total_bytes));
             let donors = lending(donors, at, places);
-            // What is lent is in memory of the node that it is bound to.
+            // Lent memory is resident on the NUMA node that its donor is bound to.
             let ours = machines_have[at] + committed_bytes(&donors);
             let other = self.other_use[at].note(totals[at], in_use.saturating_sub(ours), now);
             nodes.push(NumaNode {
@@ -573,7 +572,7 @@ impl Keeper {
         Host { nodes, cores: self.cores.managed(), vms, waiting }
     }
 
-    /// What each node has, also one that is not there at the moment.
+    /// Total bytes of each node; 0 for a node that is offline now.
     fn totals(&self) -> Vec<u64> {
         let total = |number: &u32| {
             let memory = self.memory.iter().find(|memory| memory.node == *number);
@@ -754,8 +753,8 @@ impl Keeper {
         self.machines.get(&vm).map_or("", |machine| &machine.record.name)
     }
 
-    /// How many more harvest VMs there would be if the cluster's quota allowed: those that have their place and wait for
-    /// memory, and one that waits for nothing but that.
+    /// Additional harvest VMs if the cluster's quota allowed: those that have their place and wait
+    /// for memory, and one that waits only for the quota.
     fn wanted_harvest_vms(&self) -> u64 {
         let is_harvest = |id: VmId| {
             let waiting = self.waiting.iter().find(|waiting| waiting.newcomer.id == id);
@@ -819,7 +818,7 @@ impl Keeper {
     }
 }
 
-/// What became of an arrival.
+/// Outcome of one arrival.
 enum Received {
     /// It was admitted already.
     IsThere(Admitted),

@@ -1,11 +1,11 @@
-//! What donors lend of the memory that machines have as well, and the limits that they are told.
+//! Tracks lending and its limits for donors that share memory with machines.
 
 use super::divide::Lender;
 use super::places::Places;
 use crate::donors::DonorReport;
 use hecaton_broker::{Elastic, NodeNo, Order};
 
-/// The limit of a NUMA node's donors: the one in force, and one that they have not all confirmed.
+/// Limits of a NUMA node's donors: one in force, and one that not all donors have confirmed.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     pub(super) limit_bytes: u64,
@@ -15,7 +15,7 @@ pub(super) struct Lending {
 }
 
 impl Lending {
-    /// What these donors have. An order is carried out once each has said that it knows its part.
+    /// Limit and use of these donors. An order is done once each donor confirms its part of it.
     pub(super) fn look(&mut self, donors: &[&DonorReport]) -> Elastic {
         let is_told = |donor: &DonorReport, part: u64| {
             let told = donor.stats.as_ref().and_then(|stats| stats.told_limit_bytes);
@@ -32,12 +32,12 @@ impl Lending {
     }
 }
 
-/// Whether it lends memory that machines have as well; huge pages were set aside for good.
+/// Whether the donor shares memory with machines. Huge pages are set aside for donors for good.
 pub(super) fn shares_memory(donor: &DonorReport) -> bool {
     !donor.memory.huge_pages
 }
 
-/// Donors of that memory on a NUMA node. Always the same ones in the same order.
+/// Donors that share memory on one NUMA node: always the same donors, in the same order.
 pub(super) fn lending<'a>(
     donors: &'a [DonorReport],
     at: NodeNo,
@@ -55,7 +55,7 @@ pub(super) fn lenders(donors: &[&DonorReport]) -> Vec<Lender> {
         .collect()
 }
 
-/// What donors really have in memory.
+/// Bytes that the host has really given these donors.
 pub(super) fn committed_bytes(donors: &[&DonorReport]) -> u64 {
     let stats = donors.iter().filter_map(|donor| donor.stats.as_ref());
     stats.map(|stats| stats.committed_bytes).sum()

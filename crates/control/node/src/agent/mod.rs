@@ -1,17 +1,18 @@
-//! The agent: who has which part of this host's memory.
+//! Host agent: divides this host's memory and cores among machines and donors.
 //!
-//! It finds the machines of its directory, tells the broker (`hecaton-broker`) every second what the host looks like, and
-//! carries out what that decides: machines grow and shrink, newcomers are admitted, donors lend less.
-//! Nothing is kept but one file for each machine, written before the machine is: an agent that is killed in the middle
-//! of anything leaves a host from which the next one goes on.
+//! The agent finds the machines of its directory at its start. Every second it describes the host
+//! to the broker (`hecaton-broker`) and executes the broker's actions: it resizes machines, admits
+//! waiting ones and limits donors. Its only durable state is one file for each machine, written
+//! before the machine exists. So the next agent can continue after a kill at any point.
 //!
-//! Containers take part as machines do: memory cgroups whose limit is moved.
+//! A container takes part as a machine does: the agent moves the limit of its memory cgroup.
 //!
-//! Domains of libvirt's on this host take part, where that is wanted; the one thread that asks for them, and one for each harvest VM among
-//! them, run `virsh`.
+//! libvirt's domains on this host take part if the configuration names a libvirt connection. One
+//! thread lists them with `virsh`, and one thread for each harvest VM among them resizes it.
 //!
-//! One thread looks and decides; each machine has a thread of its own that talks to its monitor, and a harvest VM another one
-//! for the manager inside it, so that one that says nothing stalls nobody else. What is really in memory is read from `/proc` and never asked of a guest.
+//! One thread looks and decides. Each machine has a thread for its monitor, and a harvest VM has a
+//! second one for the manager inside it. So a silent machine stalls no other.
+//! The agent reads resident memory from `/proc` and cgroups, and never asks a guest for it.
 
 mod cores;
 mod cpu_groups;
@@ -57,7 +58,7 @@ pub struct AgentConfig {
     pub libvirt: Option<String>,
     /// Whether guests are told of the size that they will have before the first batch is taken.
     pub announces: bool,
-    /// How it decides. What donors may have is the agent's own matter.
+    /// Settings of the broker. The agent itself limits the donors, by their reports.
     pub settings: Settings,
 }
 
@@ -73,17 +74,17 @@ pub enum AgentError {
     /// More than there is.
     #[error("--manage {} is more than the {} that the host has; give less", Size(*.manage), Size(*.host))]
     Manage {
-        /// What was given.
+        /// Bytes that `--manage` names.
         manage: u64,
-        /// What there is.
+        /// Bytes that the host has.
         host: u64,
     },
     /// The same of cores, or none at all.
     #[error("--manage-cores {manage} cannot be: give 1 to {host}, which this host has")]
     ManageCores {
-        /// What was given.
+        /// Cores that `--manage-cores` names.
         manage: u32,
-        /// What there is.
+        /// Cores that the host has.
         host: u32,
     },
     /// It could not be limited with the node that it is on.
@@ -120,7 +121,7 @@ pub(crate) struct Arrival {
     answer: Sender<Result<Admitted, String>>,
 }
 
-/// What the agent's thread shares with those who ask.
+/// State that the agent's thread shares with its callers.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// None once nobody is admitted any more.
@@ -155,7 +156,8 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// Takes the directory; nothing is looked at yet. `donors`: those of its node. `has_manager`: whether somebody will say if there is a quota of harvest VMs.
+    /// Takes the directory; nothing is looked at yet. `donors`: those of its node. `has_manager`:
+    /// whether somebody will say if there is a quota of harvest VMs.
     pub(crate) fn new(
         config: AgentConfig,
         donors: &[DonorSpec],
@@ -182,8 +184,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until the machine is admitted, or refused; also without end, as long as `pid` lives, its
-    /// launcher.
+    /// Waits until the machine is admitted, or refused; also without end, as long as `pid` lives,
+    /// its launcher.
     pub(crate) fn create(&self, mut wish: CreateVm, pid: u32) -> Result<Admitted, CreateError> {
         if wish.domain.is_some() {
             wish.name = machines::domain_plan::machine_name(&wish.name);

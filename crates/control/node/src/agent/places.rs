@@ -7,7 +7,7 @@ use hecaton_broker::NodeNo;
 pub(super) struct Places<'a>(pub(super) &'a [u32]);
 
 impl Places<'_> {
-    /// Of a part of a machine; none if its node is not there any more.
+    /// Place of a machine part's node; `None` if the host no longer has that node.
     pub(super) fn of(self, host_node: Option<u32>) -> Option<NodeNo> {
         match host_node {
             None => Some(0),

@@ -1,15 +1,15 @@
-//! What the agent says of its host.
+//! Defines the host agent's report: memory, cores, machines and waiting machines.
 
 use hecaton_broker::{CoreLedger, Counters, NewcomerKind, NodeLedger, Waits};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The host's memory, and who has it.
+/// The host's memory and cores, and their owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentReport {
     /// The directory of the machines' monitors.
     pub qmp_dir: PathBuf,
-    /// What is to be free for newcomers.
+    /// Memory to keep free for new machines, in bytes.
     pub buffer_bytes: u64,
     /// The NUMA nodes. Every byte of each is in one class.
     pub nodes: Vec<NodeMemoryReport>,
@@ -18,14 +18,14 @@ pub struct AgentReport {
     pub cores: CoreReport,
     /// The machines, in the order of their names.
     pub machines: Vec<MachineReport>,
-    /// Those that are to be created and wait, in the order in which they came.
+    /// Machines that wait to be created, in the order of their arrival.
     pub waiting: Vec<NewcomerReport>,
-    /// Harvest VMs that have ended for others of late, in the order in which they did.
+    /// Harvest VMs that ended recently to make room for others, in the order of their ends.
     #[serde(default)]
     pub gave_way: Vec<GaveWayReport>,
-    /// What has happened since this agent began.
+    /// The broker's counters since this agent began.
     pub counters: Counters,
-    /// Its part of the cluster's quota of harvest VMs, which was in force when its machines were counted.
+    /// Its part of the cluster's harvest VM quota, as in force when its machines were counted.
     #[serde(default)]
     pub harvest: HarvestShare,
     /// libvirt, if its domains take part.
@@ -38,7 +38,7 @@ pub struct AgentReport {
 pub struct LibvirtReport {
     /// Its connection.
     pub uri: String,
-    /// Why it says nothing, if so.
+    /// Why libvirt does not answer; none if it does.
     pub failure: Option<String>,
 }
 
@@ -50,18 +50,18 @@ impl AgentReport {
     }
 }
 
-/// How many harvest VMs a node may have, in the manager's words.
+/// The manager's grant: how many harvest VMs a node may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HarvestGrant {
-    /// Those that are there included.
+    /// Most harvest VMs, including those that exist.
     pub machines: u64,
-    /// The grant's number; a node's rise.
+    /// The grant's number; the numbers of one node's grants rise.
     pub number: u64,
     /// The cluster's quota.
     pub quota: u64,
 }
 
-/// What an agent goes by.
+/// The limit on harvest VMs that an agent applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HarvestWord {
@@ -70,12 +70,12 @@ pub enum HarvestWord {
     Unlimited,
     /// The manager has not said whether there is a quota: no harvest VM is admitted.
     Nothing,
-    /// So many.
+    /// The manager has granted this many.
     Grant(HarvestGrant),
 }
 
 impl HarvestWord {
-    /// The most harvest VMs by it.
+    /// The most harvest VMs under this limit.
     pub fn most(&self) -> usize {
         match self {
             HarvestWord::Unlimited => usize::MAX,
@@ -88,9 +88,9 @@ impl HarvestWord {
 /// A node's part of the cluster's quota of harvest VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HarvestShare {
-    /// What it goes by.
+    /// The limit that the node applies.
     pub word: HarvestWord,
-    /// How many more it could admit.
+    /// How many more harvest VMs the node could admit.
     pub wanted: u64,
 }
 
@@ -99,18 +99,18 @@ pub struct HarvestShare {
 pub struct NodeMemoryReport {
     /// The kernel's number for it.
     pub node: u32,
-    /// All that the node has.
+    /// All memory of the node.
     pub host_bytes: u64,
-    /// What of it the agent leaves to others.
+    /// Memory that the agent does not manage.
     pub unmanaged_bytes: u64,
-    /// Whose the rest is.
+    /// The owners of the rest.
     #[serde(flatten)]
     pub ledger: NodeLedger,
 }
 
 impl NodeMemoryReport {
-    /// Every byte of the node, by class, and those that give last before those that give first. What is
-    /// [overdrawn](NodeLedger::overdrawn_bytes) is in two of them.
+    /// Every byte of the node, by class: the class that gives memory back last comes first.
+    /// [Overdrawn](NodeLedger::overdrawn_bytes) bytes are in two classes.
     pub fn classes(&self) -> [(&'static str, u64); 11] {
         let ledger = &self.ledger;
         [
@@ -129,18 +129,18 @@ impl NodeMemoryReport {
     }
 }
 
-/// The host's cores, as far as machines take part in their division.
+/// The host's cores, divided among the machines that take part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreReport {
-    /// All that the host has: processors as the kernel counts them.
+    /// All processors of the host, as the kernel counts them.
     pub host: u64,
-    /// What of them the agent leaves to others.
+    /// Cores that the agent does not manage.
     pub unmanaged: u64,
-    /// Whose the rest is.
+    /// The owners of the rest.
     #[serde(flatten)]
     pub ledger: CoreLedger,
-    /// The cgroup in which the machines' are, which is there as long as one of them has cores. None if the kernel has no
-    /// cpu controller.
+    /// The parent of the machines' cpu cgroups; it exists while a machine has cores. None if the
+    /// kernel has no cpu controller.
     pub group: Option<PathBuf>,
 }
 
@@ -158,7 +158,7 @@ impl CoreReport {
     }
 }
 
-/// What a machine is doing.
+/// The state of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineState {
@@ -181,52 +181,52 @@ pub enum MachineState {
 pub struct MachineReport {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Its kind: regular, spot or harvest.
     pub kind: NewcomerKind,
-    /// What it is doing.
+    /// Its state.
     pub state: MachineState,
-    /// Its process; a container's first.
+    /// Its process; the first process of a container.
     pub pid: u32,
-    /// Of a container: its memory cgroup.
+    /// Its memory cgroup, if it is a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
-    /// What it has as long as it exists: a harvest VM's minimum.
+    /// Memory that it keeps while it exists; a harvest VM's minimum.
     pub base_bytes: u64,
     /// The most that it may have.
     pub max_bytes: u64,
-    /// What its guest was asked to have beyond its minimum.
+    /// The size beyond its minimum that its guest was asked for.
     pub requested_bytes: u64,
-    /// What its guest has beyond its minimum.
+    /// The size beyond its minimum that its guest has.
     pub harvested_bytes: u64,
-    /// What of all this is really in memory.
+    /// Bytes of all this that are resident on the host.
     pub held_bytes: u64,
-    /// Cores that it has as long as it exists, a harvest VM's minimum; 0 if it takes no part in their division.
+    /// Cores that it keeps while it exists (a harvest VM's minimum); 0 if it takes no part.
     #[serde(default)]
     pub cores: u32,
     /// Why it has no cpu cgroup with the weight of its cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores_failure: Option<String>,
-    /// How long it waited for memory, in milliseconds: 0 if the agent had it when it first looked. None for a machine that
-    /// was there before this agent.
+    /// How long it waited for memory, in milliseconds: 0 if the agent had enough at its first look.
+    /// None for a machine that existed before this agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// The same by NUMA node of the host; nothing on a host with one.
+    /// Its memory by NUMA node of the host; empty on a host with one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<MachinePartReport>,
 }
 
-/// What a machine has of one of the host's NUMA nodes.
+/// A machine's memory on one of the host's NUMA nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachinePartReport {
     /// The kernel's number for it.
     pub node: u32,
-    /// What it has there as long as it exists.
+    /// Memory that the machine keeps there while it exists.
     pub base_bytes: u64,
-    /// What its guest was asked to have there beyond that.
+    /// The size beyond `base_bytes` that its guest was asked for there.
     pub requested_bytes: u64,
-    /// What its guest has there beyond that.
+    /// The size beyond `base_bytes` that its guest has there.
     pub harvested_bytes: u64,
-    /// What of all this is really in memory.
+    /// Bytes of all this that are resident there.
     pub held_bytes: u64,
 }
 
@@ -235,26 +235,26 @@ pub struct MachinePartReport {
 pub struct GaveWayReport {
     /// Its name.
     pub name: String,
-    /// The process that it was.
+    /// The process of the harvest VM.
     pub pid: u32,
-    /// How long ago.
+    /// Time since it ended, in milliseconds.
     pub since_ms: u64,
 }
 
-/// A machine that is to be created, and waits.
+/// A machine that waits to be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewcomerReport {
     /// The name that it will have.
     pub name: String,
-    /// What it is.
+    /// Its kind: regular, spot or harvest.
     pub kind: NewcomerKind,
-    /// What it will have from its start.
+    /// Memory that it will have from its start.
     pub bytes: u64,
     /// Cores that it will have from its start.
     #[serde(default)]
     pub cores: u32,
-    /// For how long.
+    /// How long it has waited, in milliseconds.
     pub waiting_ms: u64,
-    /// What for; none before it was looked at.
+    /// Why it waits; none before the broker has looked at it.
     pub waits: Option<Waits>,
 }

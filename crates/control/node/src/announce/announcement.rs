@@ -1,4 +1,4 @@
-//! A datagram: what a node lends through, and the proof that it has the key.
+//! Seals and opens datagrams that announce a node's donors.
 //!
 //! | bytes | |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | 8–39 | HMAC-SHA-256 of what follows; zeros where there is no key |
 //! | 40– | an [`Announcement`] as JSON |
 //!
-//! The key says that the sender is one of us. It does not make a datagram fresh: one that was recorded
-//! may be sent again after its node's end, and then borrowers knock at an address where nobody
-//! serves, or whoever has it now. What donors are asked and told, pages among them, goes over
-//! connections of their own, whose protection is a matter of its own.
+//! The key proves that the sender belongs to the cluster. It does not make a datagram fresh: a
+//! recorded one can be sent again after its node's end. Borrowers then try an address where no
+//! service or another one listens. Pages and requests to donors go over separate connections, which
+//! have their own protection.
 
 use super::Network;
 use crate::cluster::report::{DonorAddress, NodeReport, check_name};
@@ -29,7 +29,7 @@ const MAGIC: &[u8; 8] = b"HECATON1";
 const TAG_BYTES: usize = 32;
 const HEAD_BYTES: usize = MAGIC.len() + TAG_BYTES;
 
-/// What a node tells its network.
+/// Message of a node to its network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
     /// The node's name.
@@ -96,7 +96,7 @@ pub enum Refusal {
     Malformed,
 }
 
-/// What fits into no datagram.
+/// An announcement that is too long for a datagram: its length in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the donors of this node need {0} bytes, and an announcement has room for {MAX_BYTES}")]
 pub struct TooLong(pub usize);
@@ -127,7 +127,7 @@ impl Announcement {
     /// The number of a node's last one.
     pub const LAST: u64 = u64::MAX;
 
-    /// Of a node as it is.
+    /// Announces the donors in `report`, at addresses that other nodes can reach.
     pub(crate) fn of(report: &NodeReport, number: u64, network: &Network) -> Announcement {
         let announced = |donor: DonorAddress| Announced {
             name: donor.name,
@@ -165,8 +165,8 @@ impl Announcement {
         if bytes.len() > MAX_BYTES { Err(TooLong(bytes.len())) } else { Ok(bytes) }
     }
 
-    /// What the bytes say, if their sender has the key. Without a key everybody is believed who has
-    /// none either.
+    /// The announcement in `bytes`, if its sender has the key. Without a key, accepts each sender
+    /// that has no key either.
     pub fn open(bytes: &[u8], key: Option<&Key>) -> Result<Announcement, Refusal> {
         let body = bytes.strip_prefix(MAGIC).ok_or(Refusal::Foreign)?;
         let (tag, text) = body.split_at_checked(TAG_BYTES).ok_or(Refusal::Foreign)?;

@@ -24,7 +24,7 @@ pub enum Ignored {
     DonorTaken {
         /// The donor.
         donor: String,
-        /// Whose it is.
+        /// The node that has a donor of this name.
         node: String,
     },
     /// There are [`MAX_NODES`].
@@ -39,7 +39,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// Takes what a node says. What it said before that, and comes late, changes nothing.
+    /// Takes a node's announcement. An older announcement that arrives late changes nothing.
     pub fn hear(&mut self, now: Duration, news: Announcement) -> Result<(), Ignored> {
         self.nodes.retain(|_, (heard, _)| now.saturating_sub(*heard) < SILENT_AFTER);
         if let Some((_, known)) = self.nodes.get(&news.node) {

@@ -1,10 +1,10 @@
-//! Donors that are found without a manager: a node tells its network once a second what it lends
-//! through, and uses the donors of whoever else tells so.
+//! Finds donors without a manager, by announcements on the network.
 //!
-//! Soft state, like heartbeats: who is not heard for [`heard::SILENT_AFTER`] is not offered any more,
-//! and one that ends says so. Datagrams may be lost, doubled or out of order; each tells everything
-//! anew. What a network says is believed as far as the key goes that all nodes have: see
-//! [`announcement`].
+//! Once a second each node announces its donors, and it uses the donors that other nodes announce.
+//! Announcements are soft state, like heartbeats. A node that is silent for
+//! [`heard::SILENT_AFTER`] is no longer offered, and a node that ends says so. Datagrams may be
+//! lost, doubled or out of order; each contains the complete list. A node believes a datagram if
+//! its sender has the key that all nodes share: see [`announcement`].
 //!
 //! | module | what it is about |
 //! |---|---|
@@ -129,7 +129,7 @@ fn hear_until(stop: &Stop, network: &Network, node: &Weak<Inner>) {
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };
-        // Whoever sends nonsense does so often.
+        // Limits the rate of log lines, since a sender of invalid datagrams repeats them.
         if let Err(error) = taken
             && now >= complaint_from
         {

@@ -32,7 +32,7 @@ pub enum NetworkError {
     Here {
         /// The address.
         here: Ipv4Addr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The group cannot be joined.
@@ -42,7 +42,7 @@ pub enum NetworkError {
         group: SocketAddrV4,
         /// The address of this host on that network.
         here: Ipv4Addr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -56,7 +56,7 @@ pub enum AnnounceError {
     /// It is not believed.
     #[error("{from} sent what is not believed: {refusal}")]
     Refused {
-        /// Who sent it.
+        /// Address of the sender.
         from: SocketAddr,
         /// Why.
         refusal: Refusal,
@@ -128,7 +128,8 @@ fn is_nothing(error: &io::Error) -> bool {
 }
 
 fn telling(group: SocketAddrV4, here: Ipv4Addr) -> io::Result<UdpSocket> {
-    // Bound to the address, it says so to those who hear, and a broadcast leaves through its network.
+    // Bound to the address, it says so to those who hear, and a broadcast leaves through its
+    // network.
     let socket = UdpSocket::bind((here, 0))?;
     if group.ip().is_multicast() {
         rustix::net::sockopt::set_ip_multicast_if(&socket, &here)?;

@@ -1,8 +1,8 @@
-//! Taking over the children of a node that was killed: the node's side of
-//! [`hecaton_pager::adoption`].
+//! Adopts the children of a killed node: the node's side of [`hecaton_pager::adoption`].
 //!
-//! Who is there and says what it is, is adopted. Who is there and does not, is left alone, and
-//! named: what it holds may be the only copy of somebody's memory.
+//! The node adopts each child that answers with its description. It leaves alone a child that
+//! refuses or does not answer, and names it in an error. Such a child may hold the only copy of a
+//! consumer's memory.
 
 use crate::channel::{self, Receiver};
 use crate::children::child::{AdoptedChild, Conversation, Running};
@@ -20,10 +20,10 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 /// A child that has been taken over.
 #[derive(Debug)]
 pub(crate) struct Adopted<T> {
-    /// The child. What comes up first are the descriptors that belong to `word`; it may take no
-    /// longer over them than over a line, until [`Adopted::settled`].
+    /// The child. It first sends the descriptors that belong to `word`. The time limit of the
+    /// child's answer holds for each of these too, until [`Adopted::settled`].
     pub(crate) child: Conversation,
-    /// What it says that it is.
+    /// The child's description of itself.
     pub(crate) word: T,
 }
 
@@ -53,7 +53,7 @@ pub enum AdoptError {
         pid: u32,
         /// Where it listens.
         socket: PathBuf,
-        /// What the kernel said.
+        /// I/O error of the exchange.
         source: io::Error,
     },
     /// It cannot be reached at all.
@@ -61,7 +61,7 @@ pub enum AdoptError {
     Unreachable {
         /// The socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -136,7 +136,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
-    /// What adopting comes to from a child in this process, which does `what` to who connects.
+    /// Adopts a child in this process that does `what` with the connection. Returns the error.
     fn adopt_from(what: impl FnOnce(UnixStream) + Send + 'static) -> Option<AdoptError> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("child.sock");

@@ -2,14 +2,14 @@
 //!
 //! Each child has a stream from the node as its standard input. When that ends without a word, the
 //! node was killed: then the child waits for another node, or ends, as it was told at its start.
-//! `PR_SET_PDEATHSIG` was rejected: it fires when the *thread* that forked ends, and it would take a
-//! pager from under a running program. Each child leads a process group, so that a Ctrl-C at the
+//! `PR_SET_PDEATHSIG` was rejected: it fires when the *thread* that forked ends, and it would take
+//! a pager from under a running program. Each child leads a process group, so that a Ctrl-C at the
 //! terminal reaches only the node, which ends the children in its own order.
 //!
-//! A child has ended when the last process of its group has: nothing of it is left then that could
-//! act beside another that is started in its place. One that was adopted from a node before this
-//! one has another parent, and so neither group nor exit status are ours to ask for: it is known by
-//! a descriptor of the process, and why it ended, by its own last word.
+//! A child has ended when the last process of its group has ended: then no leftover process can act
+//! beside the child's successor. A child adopted from an earlier node has another parent, so the
+//! node can ask for neither its group nor its exit status. The node waits for its process
+//! descriptor, and learns from the child's last message why it ended.
 
 use crate::channel::Receiver;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -88,7 +88,7 @@ pub(crate) struct Conversation {
     pub(crate) process: Running,
     /// The way down.
     pub(crate) stream: UnixStream,
-    /// What comes up.
+    /// Messages from the child.
     pub(crate) receiver: Receiver,
 }
 

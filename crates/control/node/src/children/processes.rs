@@ -1,8 +1,8 @@
-//! What the node's processes take of their host: it reads this in `/proc` for itself and its children.
+//! Reads memory, CPU time and threads of the node's processes from `/proc`.
 //!
-//! Children have no metrics of their own to be asked for. A port for each would have to be found, secured and
-//! told to whoever collects metrics, and would be gone with the process just when that matters; what they count
-//! goes up to the node each second anyhow. So the node speaks for all, itself included.
+//! The node reports for itself and its children, which serve no metrics of their own. Each would
+//! need a port that is found, secured and known to the collector. The port would vanish with the
+//! process just when it matters. The children's counts reach the node each second anyway.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -15,13 +15,13 @@ mod field {
     pub(crate) const RESIDENT_PAGES: usize = 21;
 }
 
-/// What a process is for.
+/// The purpose of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// The node itself.
     Node,
-    /// It lends.
+    /// It lends memory.
     Donor,
     /// It pages a program or a machine.
     Pager,
@@ -30,7 +30,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// In a word.
+    /// The role in one word.
     pub fn name(self) -> &'static str {
         match self {
             Role::Node => "node",
@@ -44,28 +44,28 @@ impl Role {
 /// A process of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessReport {
-    /// What it is for.
+    /// The purpose of the process.
     pub role: Role,
     /// The name of the node, donor, consumer or volume.
     pub name: String,
-    /// What it takes.
+    /// The resources that it uses.
     #[serde(flatten)]
     pub takes: ProcessUse,
 }
 
-/// What a process takes at one moment.
+/// The resources that a process uses at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessUse {
-    /// Memory that is resident, what it shares with others included: what a donor has lent, for example.
+    /// Resident memory, including memory shared with others, such as what a donor has lent.
     pub resident_bytes: u64,
     /// Time that its threads have run, in milliseconds.
     pub cpu_ms: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
 }
 
 impl ProcessUse {
-    /// Of the process with this number; none if it has ended.
+    /// Reads the use of the process with this number; none if it has ended.
     pub fn of(pid: u32) -> Option<ProcessUse> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         parse(&stat, rustix::param::clock_ticks_per_second(), rustix::param::page_size() as u64)

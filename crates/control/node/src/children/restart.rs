@@ -3,8 +3,8 @@
 //! Pure: the supervisor tells how long the child lived and is told how long to wait. A child that
 //! ran for a while is started again at once, one that keeps dying waits twice as long each time.
 //! There is no giving up: a donor's memory is held by the node, and as long as it is, somebody's
-//! data wait for the donor to come back. A pager is started again at once, since a program waits for
-//! it, and is given up when it keeps dying: see [`crate::pagers`].
+//! data wait for the donor to come back. A pager is started again at once, since a program waits
+//! for it, and is given up when it keeps dying: see [`crate::pagers`].
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

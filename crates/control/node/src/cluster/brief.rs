@@ -1,5 +1,5 @@
-//! A node's report in brief: where a cluster has more consumers than a manager can hear of one by one, each node tells
-//! of some, and sums of the others.
+//! A node's report in brief: where a cluster has more consumers than a manager can hear of one by
+//! one, each node tells of some, and sums of the others.
 
 use crate::children::processes::Role;
 use crate::cluster::report::NodeReport;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashSet};
 pub struct Untold {
     /// How many they are.
     pub consumers: u32,
-    /// Of them, those that something is wrong with.
+    /// How many of them are in trouble.
     pub in_trouble: u32,
     /// Bytes of their memory on this host; none if one of them has not said.
     pub local_bytes: Option<u64>,
@@ -68,8 +68,8 @@ impl NodeReport {
         self.consumers.len() + untold
     }
 
-    /// The same in brief: of no more than `most` consumers one by one, of those that something is wrong with first,
-    /// then of those that have most of the pool; and of as many spaces at each donor, of the largest.
+    /// Shortens the report to `most` consumers, and to the `most` largest spaces of each donor.
+    /// Consumers in trouble stay first, then those with most pages in the pool.
     pub fn in_brief(mut self, most: usize) -> NodeReport {
         let spaces =
             self.donors.iter_mut().filter_map(|donor| Some(&mut donor.stats.as_mut()?.spaces));

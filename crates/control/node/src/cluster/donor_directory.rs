@@ -1,5 +1,5 @@
-//! The donors that this node's pagers may borrow from: its own, those the manager told of, and those
-//! that the network announces.
+//! The donors that this node's pagers may borrow from: its own, those the manager told of, and
+//! those that the network announces.
 //!
 //! The node's own donors come from the supervisor and not by way of the manager, so that a cluster
 //! of one node works from its first second, and goes on when the manager does not answer.
@@ -81,7 +81,7 @@ impl DonorDirectory {
         others.remember(before);
     }
 
-    /// What of the manager's list is known.
+    /// Version of the manager's list that this node knows.
     pub fn version(&self) -> ListVersion {
         self.of_others().managed.version()
     }
@@ -108,15 +108,15 @@ impl DonorDirectory {
         self.own.first().map(|donor| donor.address)
     }
 
-    /// All donors: the node's own first, then those of the manager, then those that are only announced.
-    /// Who stands in several is what the first says.
+    /// All donors: the node's own first, then those of the manager, then those that are only
+    /// announced. The first entry of a name counts.
     pub fn all(&self) -> Vec<DonorAddress> {
         let others = self.of_others();
         self.with_own(others.told_of())
     }
 
-    /// Those, and after them all that were told of once: for who takes over what another has stored. A node
-    /// that the manager hears no more may have some of it all the same.
+    /// Those, and after them all that were told of once: for who takes over what another has
+    /// stored. A node that the manager hears no more may have some of it all the same.
     pub fn ever(&self) -> Vec<DonorAddress> {
         let others = self.of_others();
         self.with_own(others.told_of().chain(&others.former))
@@ -131,7 +131,8 @@ impl DonorDirectory {
     }
 }
 
-/// Those that are told of now, with what is said of them now, and after them those that were told of before.
+/// Those that are told of now, with what is said of them now, and after them those that were told
+/// of before.
 pub fn joined(now: Vec<DonorAddress>, before: Vec<DonorAddress>) -> Vec<DonorAddress> {
     let most = now.len() + MAX_FORMER;
     let mut all = each_once(now.into_iter().chain(before));
@@ -139,7 +140,7 @@ pub fn joined(now: Vec<DonorAddress>, before: Vec<DonorAddress>) -> Vec<DonorAdd
     all
 }
 
-/// Of those with one name, the first.
+/// Keeps the first donor of each name.
 fn each_once(donors: impl Iterator<Item = DonorAddress>) -> Vec<DonorAddress> {
     let mut names = BTreeSet::new();
     donors.filter(|donor| names.insert(donor.name.clone())).collect()

@@ -21,7 +21,7 @@ pub struct DonorList {
     /// With `since`, those that are there no more, by name.
     #[serde(default, rename = "donors_gone", skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<String>,
-    /// What a node knows that has heard this. A manager that counts no changes says none.
+    /// The version that a node has after this list. A manager that counts no changes sends none.
     #[serde(default, rename = "donors_version")]
     pub version: ListVersion,
     /// The number of the change, of the same list, that the rest came after.
@@ -29,7 +29,7 @@ pub struct DonorList {
     pub since: Option<u64>,
 }
 
-/// What a node knows of them.
+/// A node's copy of the donor list.
 #[derive(Clone, Debug, Default)]
 pub struct KnownDonors {
     version: ListVersion,
@@ -37,7 +37,7 @@ pub struct KnownDonors {
 }
 
 impl KnownDonors {
-    /// What is to be told to the manager.
+    /// The version to report to the manager.
     pub fn version(&self) -> ListVersion {
         self.version
     }
@@ -47,8 +47,8 @@ impl KnownDonors {
         self.by_name.values()
     }
 
-    /// Takes a manager's word. What came after another change than the last that is known is not taken: the
-    /// manager hears so with the next heartbeat.
+    /// Takes a manager's list. Ignores changes since another version than the known one: the next
+    /// heartbeat tells the manager which version the node has.
     pub fn hear(&mut self, list: DonorList) {
         let DonorList { donors, gone, version, since } = list;
         match since {

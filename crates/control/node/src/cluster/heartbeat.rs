@@ -50,7 +50,7 @@ pub enum HeartbeatError {
     Unreachable {
         /// The manager's base URL.
         url: String,
-        /// What went wrong.
+        /// Error of the HTTP request.
         source: Box<ureq::Error>,
     },
 }
@@ -63,8 +63,8 @@ pub struct ManagerLink {
 }
 
 impl ManagerLink {
-    /// A manager at a base URL such as `http://127.0.0.1:7070`, or `https` with `credentials`; or several,
-    /// with a comma between any two.
+    /// A manager at a base URL such as `http://127.0.0.1:7070`, or `https` with `credentials`; or
+    /// several, with a comma between any two.
     pub fn new(urls: &str, credentials: Option<Arc<Credentials>>) -> ManagerLink {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(PATIENCE))
@@ -117,7 +117,8 @@ fn unreachable(url: &str, source: ureq::Error) -> HeartbeatError {
     HeartbeatError::Unreachable { url: url.to_owned(), source: Box::new(source) }
 }
 
-/// Which heartbeats have been sent, and which of them have ended, for those who wait until the manager has heard.
+/// Which heartbeats have been sent, and which of them have ended, for those who wait until the
+/// manager has heard.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     beats: Mutex<Beats>,
@@ -140,9 +141,9 @@ impl Beats {
 }
 
 impl Told {
-    /// Rings `bell`, and waits until a heartbeat has ended that began since: what has come to pass before is known
-    /// to the manager then, if it answers. Not at all while none are sent, and no longer than two may take: one may be
-    /// under way.
+    /// Rings `bell`, and waits until a heartbeat has ended that began since: what has come to pass
+    /// before is known to the manager then, if it answers. Not at all while none are sent, and no
+    /// longer than two may take: one may be under way.
     pub(crate) fn wait(&self, bell: &Bell) {
         let beats = self.beats();
         let now = beats.begun;
@@ -216,7 +217,8 @@ fn beat_until(stop: &Stop, bell: &Bell, link: &ManagerLink, node: &Weak<Inner>) 
     let mut divided = Instant::now();
     loop {
         let Some(node) = node.upgrade() else { return };
-        // The bell rings between the seconds, too. Without a manager the node goes on with its quota.
+        // The bell rings between the seconds, too. Without a manager the node goes on with its
+        // quota.
         if divided.elapsed() >= INTERVAL {
             divided = Instant::now();
             node.divide();

@@ -1,8 +1,8 @@
-//! The node's part in who takes part: the pure [`Member`], and its messages by way of heartbeats.
+//! Runs the node's side of membership, the pure [`Member`], over heartbeats.
 //!
-//! What the node has to say follows from where it stands, and is said with each heartbeat until the
-//! manager has acted upon it: so nothing is lost with an answer, a manager or a connection. What the
-//! manager has to say are numbered [`Order`]s, which it repeats until the node has heard them.
+//! The node's messages follow from its phase. Each heartbeat repeats them until the manager has
+//! acted on them, so none is lost with an answer, a manager or a connection. The manager sends
+//! numbered [`Order`]s, and repeats them until the node has heard them.
 
 use crate::cluster::report::{MemberReport, Order, Orders};
 use hecaton_policy::cluster::NodeId;
@@ -26,11 +26,11 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Of a node that starts in this `life`, with so many pages to lend; or that `recovers`, because what it
-    /// lent before is gone.
+    /// Membership of a node that starts in this `life` with `home_pages` pages to lend. `recovers`:
+    /// the pages that it lent before are gone.
     pub fn start(name: &str, life: u64, home_pages: u64, recovers: bool) -> Membership {
         let start = if recovers { Member::start_after_crash } else { Member::start };
-        // What it says follows from where it stands.
+        // The heartbeats carry the phase, which replaces the returned messages.
         let (member, _) = start(SELF, life, home_pages);
         Membership { name: name.to_owned(), member, session: 0, heard: 0, ids: BTreeMap::new() }
     }
@@ -48,7 +48,7 @@ impl Membership {
         }
     }
 
-    /// What it lent before is being forgotten by others: it lends nothing yet.
+    /// Whether the other nodes still forget the pages that it lent before: it lends nothing yet.
     pub fn is_recovering(&self) -> bool {
         self.member.phase() == Phase::Recovering
     }
@@ -65,11 +65,11 @@ impl Membership {
             self.session = orders.session;
             self.heard = 0;
             self.ids.clear();
-            // What that would say, the next heartbeat says.
+            // The next heartbeat replaces the returned messages.
             let _ = self.member.reconnected();
         }
         for (number, order) in (orders.first..).zip(&orders.orders) {
-            // What was heard is repeated when the answer to it is under way.
+            // The manager repeats an order until it hears that the order arrived.
             if number == self.heard {
                 self.heard += 1;
                 let message = self.message(order);

@@ -72,7 +72,7 @@ const PROCESS: &[Metric<ProcessReport>] = &[
     Metric("hecaton_process_threads", "Its threads", Gauge, |process| process.takes.threads as f64),
 ];
 
-/// Of nodes that were told a quota.
+/// Metrics of nodes that have a quota.
 const QUOTA: &[Metric<PoolShare>] = &[
     Metric("hecaton_node_quota_bytes", "Of the pool, what it may use", Gauge, |share| {
         pages_to_bytes(share.quota_pages.unwrap_or_default()) as f64
@@ -82,7 +82,7 @@ const QUOTA: &[Metric<PoolShare>] = &[
     }),
 ];
 
-/// Of consumers that have a target.
+/// Metrics of consumers that have a target.
 const TARGET: &[Metric<u64>] =
     &[Metric("hecaton_pager_target_bytes", "Of the pool, what it may hold", Gauge, |bytes| {
         *bytes as f64
@@ -322,7 +322,7 @@ const VOLUME_STATS: &[Metric<VolumeStats>] = &[
     ),
 ];
 
-/// Of volumes that have a target.
+/// Metrics of volumes that have a target.
 const VOLUME_TARGET: &[Metric<u64>] =
     &[Metric("hecaton_volume_target_bytes", "Of the pool, what it may hold", Gauge, |bytes| {
         *bytes as f64
@@ -432,7 +432,7 @@ fn encode_all<T>(
     Ok(())
 }
 
-/// Of nodes with an agent, every byte of their hosts.
+/// Encodes every byte of the hosts whose nodes have an agent.
 fn encode_host_memory(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeReport]) -> fmt::Result {
     let mut family = encoder.encode_descriptor(
         "hecaton_host_memory_bytes",
@@ -453,7 +453,7 @@ fn encode_host_memory(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeReport])
     Ok(())
 }
 
-/// Of nodes with an agent, every core of their hosts, and the machines that have some.
+/// Encodes every core of the hosts whose nodes have an agent, and the cores of each machine.
 fn encode_host_cores(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeReport]) -> fmt::Result {
     let agents = nodes.iter().filter_map(|node| Some((node.name.as_str(), node.agent.as_ref()?)));
     let agents: Vec<_> = agents.collect();

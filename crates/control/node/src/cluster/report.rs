@@ -1,4 +1,4 @@
-//! What a node says about itself, every second, to its manager and to whoever asks.
+//! Defines node reports. A node reports to its manager each second, and to others on request.
 
 use crate::agent::{AgentReport, HarvestGrant};
 use crate::children::processes::{ProcessReport, ProcessUse, Role};
@@ -20,9 +20,9 @@ use std::{fs, io};
 /// A node, its donors and its consumers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// The node's name; one of its kind in the cluster.
+    /// The node's name, unique in the cluster.
     pub name: String,
-    /// Which life of the node this is: two processes that use one name differ in it.
+    /// The node's incarnation: it differs between two processes that use one name.
     pub boot: u64,
     /// Where the node stands (rack, zone), as its owner wrote it.
     pub location: Option<String>,
@@ -34,81 +34,81 @@ pub struct NodeReport {
     pub host: Host,
     /// Where commands on the same host reach the node.
     pub control_socket: PathBuf,
-    /// The highest epoch of a manager whose answers it has followed; zero if there was none.
+    /// The highest epoch of a manager whose answers the node has followed; zero without one.
     #[serde(default)]
     pub followed_epoch: u64,
-    /// What it knows of the cluster's donors.
+    /// The version of the donor list that the node knows.
     #[serde(default)]
     pub donors_version: ListVersion,
-    /// Its part in the cluster.
+    /// The node's membership in the cluster.
     #[serde(default)]
     pub member: MemberReport,
-    /// What it may use of the pool.
+    /// The node's quota and use of the pool.
     #[serde(default)]
     pub pool: PoolShare,
-    /// What it lends through.
+    /// The donors through which the node lends.
     pub donors: Vec<DonorReport>,
-    /// What borrows through it.
+    /// The consumers that borrow through the node.
     pub consumers: Vec<ConsumerReport>,
-    /// Consumers besides, of which only this is told.
+    /// Sums of all other consumers, which are not listed one by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untold: Option<Untold>,
-    /// Those of its consumers that are virtual machines.
+    /// The consumers that are virtual machines.
     #[serde(default)]
     pub vms: Vec<VmReport>,
     /// The volumes that it serves.
     #[serde(default)]
     pub volumes: Vec<VolumeReport>,
-    /// What the node and the processes that it runs take of their host.
+    /// Host resources that the node and its children use.
     #[serde(default)]
     pub processes: Vec<ProcessReport>,
-    /// Who has which part of the host's memory; none if the node has no agent.
+    /// The owners of the host's memory; none if the node has no agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentReport>,
 }
 
-/// Where a node stands with its manager.
+/// A node's own view of its membership.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberReport {
-    /// The number that the manager has given their conversation; zero before it has.
+    /// The number that the manager has given the conversation; zero before that.
     pub session: u64,
-    /// How many of the [`Orders`] of that conversation it has acted upon.
+    /// How many [`Orders`] of that conversation the node has acted upon.
     pub heard: u64,
-    /// The life of its memory: what it lent in another one is gone.
+    /// The incarnation of the node's memory: pages lent in another incarnation are lost.
     pub life: u64,
-    /// Where it believes to stand.
+    /// The phase that the node believes to be in.
     pub phase: Phase,
-    /// Leaving, it would rather stay.
+    /// The node is leaving, but wants to stay.
     pub wants_to_stay: bool,
-    /// Messages that it has acted upon since the conversation, or its life, began.
+    /// Messages that the node has acted upon since the conversation, or its incarnation, began.
     pub messages_handled: u64,
 }
 
-/// What a node may use of the pool, and uses, in pages of donors' memory: a page in two copies is two.
-/// All zero where there is no policy.
+/// A node's quota and use of the pool, in pages of donors' memory: a page in two copies counts as
+/// two. All zero without a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolShare {
-    /// The policy that it divides by.
+    /// The policy that the node applies.
     #[serde(default, deserialize_with = "known_or_none")]
     pub policy: Option<Choice>,
-    /// The manager names one that the node does not know: it goes on by its own.
+    /// The manager names a policy that the node does not know, so the node applies its own.
     #[serde(default)]
     pub is_policy_unknown: bool,
     /// Pages that its consumers may use together; none until the manager has said.
     pub quota_pages: Option<u64>,
     /// Pages that its consumers and volumes use.
     pub used_pages: u64,
-    /// Pages that they could use.
+    /// Pages that these consumers and volumes could use.
     pub wanted_pages: u64,
     /// Pages that it asks the manager for.
     pub request_pages: u64,
 }
 
-/// What a manager says to a node, once.
+/// An order of the manager to a node, given once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// That node leaves: its memory is to be given back.
+    /// The named node leaves: give its memory back.
     ForceReturn {
         /// The node.
         node: String,
@@ -117,16 +117,16 @@ pub enum Order {
     LeaveNotify,
     /// The recipient may stay.
     StayNotify,
-    /// What is at that node is lost.
+    /// All pages at the named node are lost.
     Invalidate {
         /// The node.
         node: String,
     },
-    /// Nobody knows the recipient's former life any more.
+    /// No node knows the recipient's former incarnation any more.
     InvalidateNotify,
 }
 
-/// What a manager says to a node in one conversation, as far as it does not know that the node has heard it.
+/// A manager's orders to a node in one conversation that the node has not confirmed yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orders {
     /// The conversation's number.
@@ -165,72 +165,72 @@ impl Host {
     }
 }
 
-/// A donor as borrowers need to know it.
+/// A donor's name, location and address, for borrowers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DonorAddress {
     /// The donor's name.
     pub name: String,
     /// The node that it belongs to: copies of a segment go to different nodes where they can.
     pub node: String,
-    /// Where that node stands, if that is known.
+    /// The location of that node, if known.
     pub location: Option<String>,
     /// Where it serves the page protocol.
     pub address: SocketAddr,
 }
 
-/// What a manager answers to a heartbeat, which is a [`NodeReport`].
+/// A manager's answer to a heartbeat, which is a [`NodeReport`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatAnswer {
     /// The donors of all nodes that the manager hears from.
     #[serde(flatten)]
     pub list: DonorList,
-    /// Donors that are to give back all that they have lent, by name.
+    /// Donors that must drain: take back all memory that they have lent. By name.
     #[serde(default)]
     pub draining: Vec<String>,
-    /// Donors that are to lend no more than so many bytes, by name.
+    /// Most bytes that a donor may lend, by the donor's name.
     #[serde(default)]
     pub limits: BTreeMap<String, u64>,
     /// The manager's epoch: each manager of a cluster has a higher one than those before it.
     #[serde(default)]
     pub epoch: u64,
-    /// What the node is to act upon, each once.
+    /// Orders that the node must act upon, each once.
     #[serde(default)]
     pub orders: Orders,
-    /// Who may hold how much; none: everybody what it gets.
+    /// The policy that limits each consumer; none: each consumer holds what it gets.
     #[serde(default)]
     pub policy: Option<Named>,
-    /// Pages of the pool that the node's consumers may use together; none: what the node was told before.
+    /// Pages of the pool that the node's consumers may use together; none: the earlier quota holds.
     #[serde(default)]
     pub quota_pages: Option<u64>,
-    /// How many harvest VMs the node may have; none: there is no quota of them.
+    /// How many harvest VMs the node may have; none: no quota exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub harvest: Option<HarvestGrant>,
-    /// Of how many consumers the node is to tell one by one; none: of all.
+    /// Most consumers that the node may list one by one; none: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_told: Option<u32>,
 }
 
-/// Who holds extents.
+/// A holder of extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder<'a> {
     /// The consumer or volume of that name.
     One(&'a str),
-    /// So many consumers, of which only sums are told.
+    /// This many consumers, of which the report has only sums.
     Others(u32),
 }
 
-/// Most pages that a node is believed to lend, or to hold at a donor: 4 PiB.
+/// Cap on pages that a node claims to lend, or to hold at a donor: 4 PiB.
 const MAX_HOME_PAGES: u64 = 1 << 40;
 
 impl NodeReport {
-    /// Pages that a node with these donors lends at present, lent or not.
+    /// Pages that these donors may lend at present, whether lent or not; draining donors lend none.
     pub fn home_pages(donors: &[DonorReport]) -> u64 {
         let stats = donors.iter().filter_map(|donor| donor.stats.as_ref());
         let lending = stats.filter(|stats| !stats.draining).map(|stats| stats.limit_pages);
         lending.fold(0u64, u64::saturating_add).min(MAX_HOME_PAGES)
     }
 
-    /// Itself and what it runs, as far as there are processes of it at this moment.
+    /// Resource use of the node and its children, for each process that exists at this moment.
     pub(crate) fn running(&self) -> Vec<ProcessReport> {
         let own = [(Role::Node, &self.name, Some(self.pid))];
         let donors = self.donors.iter().map(|one| (Role::Donor, &one.name, one.pid));
@@ -244,12 +244,12 @@ impl NodeReport {
         .collect()
     }
 
-    /// The donors that its consumers and volumes hold extents at, with pages.
+    /// Pages that the node's consumers and volumes hold, each with the donor's name.
     pub fn held_at_donors(&self) -> impl Iterator<Item = (&str, u64)> {
         self.held_by_whom().map(|(_, donor, pages)| (donor, pages))
     }
 
-    /// As [`NodeReport::held_at_donors`], with who holds them.
+    /// As [`NodeReport::held_at_donors`], with the holder of the pages.
     pub fn held_by_whom(&self) -> impl Iterator<Item = (Holder<'_>, &str, u64)> {
         let consumers = self.consumers.iter().flat_map(|one| {
             let holder = Holder::One(&one.name);
@@ -285,8 +285,8 @@ impl NodeReport {
     }
 }
 
-/// Whether `name` may name a node, a donor or a consumer: they stand in file names, URLs and
-/// metric labels.
+/// Checks whether `name` may name a node, a donor or a consumer: such names appear in file names,
+/// URLs and metric labels.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let fits = (1..=64).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(host.boot_id.len(), 36);
     }
 
-    /// Sums of it stay within their bounds, whatever a node says.
+    /// Sums of held pages stay within their bounds, whatever a node reports.
     #[test]
     fn nobody_holds_more_than_there_can_be() {
         let untold = Untold {

@@ -21,7 +21,7 @@ pub(super) enum Locking {
 }
 
 impl Locking {
-    /// Of a donor that a node before this one has left, by what it says of itself.
+    /// State of a donor that an earlier node left, by the donor's own report.
     pub(super) fn of(locked: Option<bool>) -> Locking {
         if locked.is_none() { Locking::Unable } else { Locking::No }
     }
@@ -35,7 +35,7 @@ impl Locking {
         is_news
     }
 
-    /// Whether a process that starts is to lock. What the one before it could not, it may.
+    /// Whether a new process must lock its memory. It may succeed where its predecessor failed.
     pub(super) fn begins(&mut self) -> bool {
         if *self != Locking::No {
             *self = Locking::Asked;

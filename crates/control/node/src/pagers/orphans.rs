@@ -1,8 +1,8 @@
 //! The pagers that the node before this one has left.
 //!
-//! Each hands over what it is and all of its descriptors, and is supervised like any other from then
-//! on. One that is killed before all of it has come is lost with its program, as it would have been
-//! without a node: what has come is let go of, and the helpers in the program end it.
+//! Each hands over what it is and all of its descriptors, and is supervised like any other from
+//! then on. One that is killed before all of it has come is lost with its program, as it would have
+//! been without a node: what has come is let go of, and the helpers in the program end it.
 
 use super::{ConsumerReport, LastWord, Launcher, OnEnd, Pager, PagerError, PagerState, Pagers};
 use crate::causes::with_causes;
@@ -35,8 +35,8 @@ pub(crate) struct LeftVm {
 }
 
 impl Pagers {
-    /// Takes over all pagers that wait in `dir`, and tells which of them serve machines. Numbers that
-    /// have sockets there are not used again, whoever has them.
+    /// Takes over all pagers that wait in `dir`, and tells which of them serve machines. Numbers
+    /// that have sockets there are not used again, whoever has them.
     pub(crate) fn adopt_left(&self, dir: &NodeDir) -> Vec<LeftVm> {
         let numbers = dir.pager_numbers();
         self.table().started = numbers.last().copied().unwrap_or(0);

@@ -7,9 +7,9 @@
 //! has ended, or cannot go on.
 //!
 //! A pager's standard input is a socket. Down it go the configuration and what the pager before it
-//! had handed over, and at last that the launcher will start no further program: then the pager ends
-//! as soon as nothing uses it. Up it come descriptors to be held. All of them are taken in before the
-//! next pager is started: a descriptor that the dead one has sent is as good as held.
+//! had handed over, and at last that the launcher will start no further program: then the pager
+//! ends as soon as nothing uses it. Up it come descriptors to be held. All of them are taken in
+//! before the next pager is started: a descriptor that the dead one has sent is as good as held.
 
 use super::{LastWord, PagerState, Pagers};
 use crate::channel::{self, MAX_FDS_PER_LINE, Receiver};
@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 /// before whatever keeps the executable from being run has passed.
 const START_PAUSE: Duration = Duration::from_millis(400);
 
-/// What the end of a process means for its consumer.
+/// Meaning of a process's end for its consumer.
 #[derive(Debug, PartialEq, Eq)]
 enum Meaning {
     /// All was released.
@@ -43,7 +43,7 @@ enum Meaning {
     Crash(String),
 }
 
-/// Of one that was not started by this node nothing is known but what it said.
+/// The exit status of an adopted process is unknown, so its last message decides.
 fn meaning(end: End, said: LastWord) -> Meaning {
     match (end, said) {
         (End::Exited(0), _) | (End::Unknown, LastWord::Peace) => Meaning::Peace,
@@ -126,7 +126,7 @@ impl Pagers {
             let before = mem::take(&mut pager.config.donors);
             pager.config.donors = match pager.held.is_empty() {
                 true => Self::donors(self.0.donors.all()),
-                // Who has pages of the process before it may be named no more.
+                // A donor that is no longer listed may hold pages of the process before it.
                 false => Donor::joined(Self::donors(self.0.donors.ever()), before),
             };
         });

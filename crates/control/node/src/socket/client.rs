@@ -84,8 +84,8 @@ impl NodeClient {
         }
     }
 
-    /// Makes this connection the launch line of a pager that was started over another one, to a node
-    /// that was killed since.
+    /// Makes this connection the launch line of a pager that was started over another one, to a
+    /// node that was killed since.
     pub fn resume(&mut self, known: &PagerAddress) -> Result<PagerAddress, ClientError> {
         match self.ask(&Request::Resume(known.clone()))? {
             Answer::Pager(address) => Ok(address),
@@ -174,7 +174,8 @@ impl NodeClient {
         }
     }
 
-    /// Lets another node have a volume; where it is to connect. Nowhere, of a volume that was only read here.
+    /// Lets another node have a volume; where it is to connect. Nowhere, of a volume that was only
+    /// read here.
     pub fn detach_volume(&mut self, wish: DetachVolume) -> Result<Option<SocketAddr>, ClientError> {
         match self.ask(&Request::DetachVolume(wish))? {
             Answer::Detached(address) => Ok(Some(address)),

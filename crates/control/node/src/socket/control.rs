@@ -1,7 +1,8 @@
 //! The server side of `node.sock`.
 //!
-//! A thread per connection: they are few (a launcher and two of a pager for each consumer) and live
-//! long. Who connects is checked by the kernel's word (`SO_PEERCRED`): the node's user, or root.
+//! One thread per connection: connections are few (one of a launcher and two of a pager for each
+//! consumer) and live long. The kernel names the client (`SO_PEERCRED`): only the node's user and
+//! root are admitted.
 
 use crate::causes::with_causes;
 use crate::channel::{self, Receiver};
@@ -137,7 +138,7 @@ fn write(writer: &Writer, answer: &Answer) -> io::Result<()> {
     channel::send(&lock(writer), answer, &[])
 }
 
-/// What tells the launcher on this connection of its pager's end.
+/// Callback that tells the launcher on this connection of its pager's end.
 fn tell_end(writer: &Writer) -> OnEnd {
     let writer = Arc::clone(writer);
     Box::new(move |end: PagerEnd| {
@@ -318,7 +319,7 @@ fn known<T, E: Error>(
     told(result, answer)
 }
 
-/// What came of a request, or why nothing did.
+/// The answer to a request: its result, or why it failed.
 fn told<T, E: Error>(result: Result<T, E>, answer: impl FnOnce(T) -> Answer) -> Answer {
     result.map_or_else(|error| Answer::Refused(with_causes(&error)), answer)
 }

@@ -1,7 +1,8 @@
 //! A launcher's line to its pager, whichever node supervises that at the moment.
 //!
 //! The line breaks when the node is killed. The program does not notice, and its launcher looks for
-//! the next node as long as the program runs: over the line to that one it learns of the pager's end.
+//! the next node as long as the program runs: over the line to that one it learns of the pager's
+//! end.
 
 use crate::socket::client::{ClientError, LaunchLine, NodeClient};
 use crate::socket::message::{PagerAddress, PagerEnd};

@@ -1,9 +1,9 @@
-//! What is said over `node.sock`: one line of JSON each way.
+//! Defines the requests and answers of `node.sock`: one JSON line each way.
 //!
-//! Every request is answered by one [`Answer`], in order. The connection on which a launcher
-//! (`hecaton run`) started a pager is that pager's launch line: [`Answer::PagerEnded`] comes on it
-//! by itself when the pager has ended, and when the launcher closes it, or says
-//! [`Request::LaunchOver`], the pager is told that no further program will be started.
+//! The node answers each request with one [`Answer`], in order. The connection on which a launcher
+//! (`hecaton run`) started a pager is that pager's launch line. The node sends
+//! [`Answer::PagerEnded`] on it unasked when the pager has ended. When the launcher closes it, or
+//! sends [`Request::LaunchOver`], the node tells the pager that no further program will start.
 //!
 //! ```text
 //! {"start_pager":{"name":"sort-417","local_bytes":268435456}}
@@ -24,7 +24,7 @@
 //! {"attach_volume":{"volume":"scratch","from":["a","192.0.2.1:40124"],"read_only":true}}  "done"
 //! {"detach_volume":{"volume":"scratch"}}                            "done"
 //! {"pager_stats":{"consumer":"sort-417","faults":812,...}}        {"target":{"bytes":536870912}}
-//! {"resume":{"name":"sort-417","socket":"...","pid":420}}         {"pager":{"name":"sort-417",...}}
+//! {"resume":{"name":"sort-417","socket":"...","pid":420}}        {"pager":{"name":"sort-417",...}}
 //! "donors"                                     {"donors":[{"name":"donor-1",...}]}
 //! "status"                                     {"status":{"name":"a",...}}
 //! ```
@@ -38,68 +38,68 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What may be asked of a node.
+/// A request to a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     /// The node and all it runs. Answered with [`Answer::Status`].
     Status,
-    /// The donors of the cluster, as far as the node knows. Answered with [`Answer::Donors`].
+    /// The donors of the cluster that the node knows. Answered with [`Answer::Donors`].
     Donors,
     /// Start a pager. Answered with [`Answer::Pager`] once it listens.
     StartPager(StartPager),
     /// Start a pager for a virtual machine, and follow the machine. Answered with
     /// [`Answer::Pager`]; the connection is the pager's launch line, as with
-    /// [`Request::StartPager`]. It is the launcher who asks (`hecaton vm run`), or `libhecaton.so` in
-    /// a QEMU that somebody else has started.
+    /// [`Request::StartPager`]. The launcher (`hecaton vm run`) sends this, or `libhecaton.so` in a
+    /// QEMU that another program has started.
     StartVm(StartVm),
-    /// Be the launch line of a pager that was started over another one, to a node that was killed
-    /// since. Answered with [`Answer::Pager`].
+    /// Make this connection the launch line of a pager whose own launch line led to a node that was
+    /// killed since. Answered with [`Answer::Pager`].
     Resume(PagerAddress),
     /// Change a consumer's local memory. Answered when no more than that is local.
     ResizeLocal(ResizeLocal),
-    /// Use other donors for a consumer from now on, and move what is elsewhere.
+    /// Use other donors for a consumer from now on, and move pages that are elsewhere to them.
     Place(Place),
-    /// Bring a virtual machine's memory home and page it no longer, while it runs on. Answered
-    /// once that has begun; it is done when the machine is reported as detached.
+    /// Fetch all memory of a virtual machine and stop paging it, while the machine runs. Answered
+    /// once this has begun; it is complete when the machine is reported as detached.
     Detach(String),
-    /// Admit a machine that this process is to become. Answered with [`Answer::Admitted`] once its memory is
-    /// free, and until then not at all. May be asked again of another node, by the same process.
+    /// Admit the machine that this process will become. Answered with [`Answer::Admitted`] once its
+    /// memory is free, and not before. The same process may send this again to another node.
     CreateVm(CreateVm),
     /// Create a volume. Answered with [`Answer::Done`] once it is served.
     CreateVolume(CreateVolume),
     /// Serve a volume at one more address. Answered with [`Answer::Exported`].
     ExportVolume(Export),
-    /// Serve a volume at an address no more. Refused while somebody is attached there, unless it is forced.
+    /// Stop serving a volume at an address. Refused while a client is attached, unless forced.
     UnexportVolume(Unexport),
-    /// Copy a volume as it is at one moment. Answered with [`Answer::Done`] once the copy is served.
+    /// Copy a volume as of one moment. Answered with [`Answer::Done`] once the copy is served.
     SnapshotVolume(SnapshotVolume),
-    /// Give a volume another size. Refused if what is in use would be cut off.
+    /// Give a volume another size. Refused if this would cut off data that is in use.
     ResizeVolume(ResizeVolume),
-    /// Give a volume's memory back, with all data. Refused while clients are connected.
+    /// Delete a volume with all data and free its memory. Refused while clients are connected.
     DeleteVolume(String),
-    /// Let another node have a volume. Refused while it is exported. Answered with [`Answer::Detached`]. Or read one no more
-    /// that is another node's: answered with [`Answer::Done`].
+    /// Offer a volume to another node: refused while it is exported, answered with
+    /// [`Answer::Detached`]. Or stop reading another node's volume: answered with [`Answer::Done`].
     DetachVolume(DetachVolume),
-    /// Have a volume that another node lets this one have; or one that this node has detached and not given away.
-    /// Answered with [`Answer::Done`] once it is served.
+    /// Attach a volume that another node offers to this one, or one that this node has detached and
+    /// not given away. Answered with [`Answer::Done`] once it is served.
     AttachVolume(AttachVolume),
-    /// The launcher's program has ended: the pager ends too, once nothing that the program left
-    /// behind uses it. Only on the connection that started the pager.
+    /// The launcher's program has ended: the pager ends too, once no process that the program left
+    /// behind uses the pager. Allowed only on the connection that started the pager.
     LaunchOver,
     /// From a pager: its statistics at this moment. Answered with [`Answer::Target`], or with
-    /// [`Answer::Done`] while the node does not know.
+    /// [`Answer::Done`] while the node does not know the target.
     PagerStats(Box<PagerStats>),
 }
 
-/// A wish for a pager.
+/// A request for a pager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartPager {
     /// The consumer's name; no other consumer of the node may have it.
     pub name: String,
     /// Most bytes of the consumer's memory that stay on this host.
     pub local_bytes: u64,
-    /// In how many copies the memory is to be kept, with whom, and how long a donor is waited for.
+    /// The number of copies, the donors, and how long to wait for a donor, among others.
     #[serde(default, skip_serializing_if = "Wanted::is_default")]
     pub wanted: Wanted,
     /// How a virtual machine hands its memory over; none for a program.
@@ -107,7 +107,7 @@ pub struct StartPager {
     pub guest: Option<Guest>,
 }
 
-/// A wish for a virtual machine's pager.
+/// A request for a virtual machine's pager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartVm {
@@ -115,65 +115,65 @@ pub struct StartVm {
     pub name: String,
     /// Most bytes of its memory that stay on this host.
     pub local_bytes: u64,
-    /// In how many copies its memory is to be kept, with whom, and how long a donor is waited for.
+    /// The number of copies, the donors, and how long to wait for a donor, among others.
     #[serde(default, skip_serializing_if = "Wanted::is_default")]
     pub wanted: Wanted,
-    /// Where its QMP monitor listens, or will; without one it is not stopped when pages are lost,
-    /// but waits for them.
+    /// Where its QMP monitor listens, or will listen. Without a monitor, the machine is not stopped
+    /// when pages are lost, but waits for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub monitor: Option<PathBuf>,
-    /// How its memory is handed over, if it is not by QEMU.
+    /// How its memory is handed over, if QEMU does not hand it over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest: Option<Guest>,
 }
 
-/// A wish for a machine on the host's own memory.
+/// A request for a machine on the host's own memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVm {
-    /// Its name; no other machine of the agent may have it. Of a domain, libvirt's.
+    /// Its name; no other machine of the agent may have it. A domain has libvirt's name.
     pub name: String,
-    /// What it is.
+    /// Its kind: regular, spot or harvest.
     pub kind: NewcomerKind,
-    /// What it has from its start; a harvest VM's minimum.
+    /// Memory that it has from its start; a harvest VM's minimum.
     pub bytes: u64,
-    /// The most that a harvest VM may have; of others the same as it has from its start.
+    /// The most memory that a harvest VM may have; for other machines the same as `bytes`.
     pub max_bytes: u64,
-    /// The host's NUMA node that it is to be on from its start, by the kernel's number; any if nothing is said.
+    /// The kernel's number of the host's NUMA node that it must start on; any node if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
-    /// Cores that it has as long as it exists, a harvest VM's minimum; 0 for one that takes no part in their division.
+    /// Cores that it keeps while it exists (a harvest VM's minimum); 0 if it takes no part.
     #[serde(default, skip_serializing_if = "takes_no_part")]
     pub cores: u32,
-    /// A harvest VM that has its maximum from its start, and gives back by a balloon.
+    /// A harvest VM that has its maximum from its start, and gives memory back by a balloon.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub balloon: bool,
-    /// No machine but a memory cgroup, which this process enters.
+    /// Not a machine but a memory cgroup, which this process enters.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub container: bool,
-    /// The UUID of libvirt's domain that it will be: this process only asks.
+    /// The UUID of the libvirt domain that it will be: this process only sends the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
 }
 
-/// For serde: whether a machine that is to have so many cores takes no part in their division.
+/// For serde: whether a machine with this many cores takes no part in the division of cores.
 pub(crate) fn takes_no_part(cores: &u32) -> bool {
     *cores == 0
 }
 
-/// A machine's memory, which is its own from now on.
+/// The memory that a machine owns from now on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admitted {
-    /// What it is to be started with.
+    /// The memory to start the machine with.
     pub memory: Memory,
-    /// Where its QMP monitor is to listen. A domain's is libvirt's own, and a container has none.
+    /// Where its QMP monitor must listen. A domain has libvirt's monitor, and a container has none.
     pub monitor: PathBuf,
-    /// Where the port of the manager inside it is to listen; none for a machine that does not shrink.
+    /// Where the port of the manager inside it must listen; none if the machine does not shrink.
     #[serde(default)]
     pub guest_port: Option<PathBuf>,
 }
 
-/// A wish for a volume.
+/// A request for a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
@@ -181,13 +181,13 @@ pub struct CreateVolume {
     pub name: String,
     /// Its size, of whole pages.
     pub size_bytes: u64,
-    /// Copies of each page; the node's default if nothing is said.
+    /// Copies of each page; the node's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<u8>,
     /// The only donors that may be used; all if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<String>,
-    /// Seconds that a donor may be away before requests for its pages fail; a minute if nothing is said.
+    /// Seconds that a donor may be unreachable before requests for its pages fail; 60 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub donor_patience_s: Option<u64>,
     /// As in [`Wanted`].
@@ -199,49 +199,49 @@ pub struct CreateVolume {
     /// As in [`Wanted`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failover_ms: Option<u64>,
-    /// A file on this host, which is made, for what the pool has no room for.
+    /// A file to create on this host, for pages that the pool has no room for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spill: Option<PathBuf>,
-    /// Most bytes of the pool that all copies together take; the rest goes to that file.
+    /// Most bytes of the pool that all copies together take; the rest goes to the spill file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
     /// Several clients may write at a time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub multi_writer: bool,
-    /// The kernel is to swap to it: its process has the memory that it needs in advance.
+    /// The kernel will swap to it, so its process reserves all memory that it needs in advance.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub for_swap: bool,
-    /// Answers writes before donors have them, as long as these are not more bytes.
+    /// Most bytes of writes that are acknowledged before donors have them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_buffer_bytes: Option<u64>,
-    /// As in [`Wanted`]; the spill file, too, gets pages only so.
+    /// As in [`Wanted`]; the spill file, too, gets only encrypted pages.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypt: bool,
 }
 
-/// Where a volume is to be served.
+/// A request to serve a volume at one more address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
     /// The volume.
     pub volume: String,
-    /// Where clients are to connect; port 0 takes a free one.
+    /// Where clients connect; port 0 takes a free port.
     pub address: ExportAddress,
-    /// They may not write.
+    /// Clients may not write.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
-    /// They are to speak TLS, and are shown the certificate in this directory.
+    /// Clients must speak TLS, and are shown the certificate in this directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<PathBuf>,
-    /// Where other nodes are to come: other hosts may reach that address, though nothing is encrypted or authenticated.
+    /// For an export to nodes: other hosts may reach it without encryption or authentication.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
-    /// The requests of a file are to come through io_uring, if the kernel has it.
+    /// Receive the requests of a file through io_uring, if the kernel has it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uring: bool,
 }
 
-/// Where a volume is to be served no more.
+/// A request to stop serving a volume at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unexport {
@@ -249,7 +249,7 @@ pub struct Unexport {
     pub volume: String,
     /// Where it is served.
     pub address: ExportAddress,
-    /// Whoever is attached there is cut off.
+    /// Disconnect clients that are attached there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -260,37 +260,37 @@ pub struct Unexport {
 pub struct SnapshotVolume {
     /// The volume.
     pub volume: String,
-    /// The copy, which is a volume that nobody may write to.
+    /// The copy, a volume that no client may write to.
     pub name: String,
 }
 
-/// A volume that is to go to another node.
+/// A request to hand a volume over to another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DetachVolume {
     /// The volume.
     pub volume: String,
-    /// The node, and no other; none if it is only read here, and is to be no more.
+    /// The only node that may attach it; none to stop reading a volume that is only read here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Where that one is to connect, with port 0 at a free one; the address of this node's donors if nothing is said.
+    /// Where that node connects; port 0 takes a free port. This node's donor address if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// Other hosts may reach that address, though nothing is encrypted or authenticated.
+    /// Other hosts may reach `listen`, though nothing is encrypted or authenticated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
 }
 
-/// A volume that comes from another node.
+/// A request to attach a volume of another node, or one that was detached here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttachVolume {
     /// The volume.
     pub volume: String,
-    /// The node that has it, and where it offers it; none if it is this one.
+    /// The node that has the volume, and the address of its offer; none if this node has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<(String, SocketAddr)>,
-    /// To be read here, beside others, and to stay the other node's.
+    /// Only read the volume here, beside other readers; it stays the other node's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
 }
@@ -305,11 +305,11 @@ pub struct ResizeVolume {
     pub size_bytes: u64,
 }
 
-/// What a consumer wants of the pool.
+/// A consumer's requirements of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wanted {
-    /// Copies of each page; the node's default if nothing is said.
+    /// Copies of each page; the node's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<u8>,
     /// The only donors that may be used; all if there are none.
@@ -318,35 +318,34 @@ pub struct Wanted {
     /// Donors for parts of a machine's RAM.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranges: Vec<RamRange>,
-    /// Seconds that a donor may be away before a program that wants a page of it is ended, or a
-    /// machine stopped; a minute if nothing is said.
+    /// Seconds that a donor may be unreachable before a program that needs its page is ended, or a
+    /// machine stopped; 60 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub donor_patience_s: Option<u64>,
-    /// Seconds that donors keep the memory without hearing from its host; a minute if nothing is said.
+    /// Seconds that donors keep the memory without hearing from its host; 60 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_s: Option<u64>,
     /// Donors get pages only encrypted, and cannot alter them unnoticed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypt: bool,
-    /// Bytes that donors read in a second to compare the copies of pages, 0 for none but those that came
-    /// back wrong; 32 MiB if nothing is said.
+    /// Bytes per second that donors read to scrub copies; 0 scrubs only pages that came back wrong.
+    /// 32 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_bytes_per_s: Option<u64>,
-    /// Bytes that donors copy to each other in a second, all together, when copies are made anew or moved;
-    /// 950 MiB if nothing is said.
+    /// Bytes per second that all donors together copy to each other to create or move copies;
+    /// 950 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copying_bytes_per_s: Option<u64>,
-    /// Milliseconds that a donor may be silent before other copies take its place; 150 if nothing
-    /// is said.
+    /// Milliseconds that a donor may be silent before other copies take its place; 150 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failover_ms: Option<u64>,
-    /// What is kept in an erasure code when it has gone cold; nothing if nothing is said.
+    /// Erasure code for cold segments, and when they are cold; no erasure coding if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold: Option<Cold>,
 }
 
 impl Wanted {
-    /// With a number of copies where nothing is said of it.
+    /// Makes a placement, with `copies` as the default number of copies.
     pub fn or(self, copies: u8) -> Placement {
         let copies = self.copies.unwrap_or(copies);
         Placement { copies, donors: self.donors, ranges: self.ranges }
@@ -360,7 +359,7 @@ impl Wanted {
 /// Other donors for a consumer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Whose.
+    /// The consumer.
     pub consumer: String,
     /// The only donors that may be used from now on; all if there are none.
     pub donors: Vec<String>,
@@ -371,7 +370,7 @@ pub struct Place {
 /// Another size of a consumer's local memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResizeLocal {
-    /// Whose.
+    /// The consumer.
     pub consumer: String,
     /// Most bytes that stay on this host from now on.
     pub bytes: u64,
@@ -380,14 +379,14 @@ pub struct ResizeLocal {
 /// A pager's statistics.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PagerStats {
-    /// Whose pager it is.
+    /// The consumer of the pager.
     pub consumer: String,
-    /// What it counted.
+    /// The counts of the pager.
     #[serde(flatten)]
     pub stats: Stats,
 }
 
-/// What a node answers.
+/// An answer of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
@@ -399,7 +398,7 @@ pub enum Answer {
     Donors(Vec<DonorAddress>),
     /// The pager listens.
     Pager(PagerAddress),
-    /// What the pager's consumer may hold of the pool; nothing limits it if there are no `bytes`.
+    /// The most that the pager's consumer may hold in the pool; unlimited without `bytes`.
     Target {
         /// Bytes of its pages, each counted once.
         bytes: Option<u64>,
@@ -410,7 +409,7 @@ pub enum Answer {
     Admitted(Admitted),
     /// The volume is served there.
     Exported(ExportAddress),
-    /// The other node can have it there.
+    /// The other node can attach the volume at this address.
     Detached(SocketAddr),
     /// Not done, and why.
     Refused(String),
@@ -435,7 +434,7 @@ pub struct PagerAddress {
 pub struct PagerEnd {
     /// The consumer's name.
     pub name: String,
-    /// What went wrong; `None` if all was released in peace.
+    /// The failure; `None` if the pager released everything without one.
     pub error: Option<String>,
     /// The last statistics that it sent, if it ever did.
     pub stats: Option<Stats>,

@@ -1,4 +1,4 @@
-//! What is asked of a running pager, on its control socket: one line each way.
+//! Sends requests to a running pager's control socket: one line each way.
 
 use crate::pagers::{PagerError, Pagers};
 use crate::socket::message::{Place, ResizeLocal};
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a pager may take: longer than it allows itself for an eviction.
+/// How long a pager may take to answer: longer than its own timeout for an eviction.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Longest answer that is read.
@@ -21,20 +21,20 @@ pub(crate) enum ControlError {
     /// There is no such consumer.
     #[error(transparent)]
     Pager(#[from] PagerError),
-    /// It said no.
+    /// The pager refused.
     #[error("the pager of `{consumer}` refused: {reason}")]
     Refused {
-        /// Whose.
+        /// The consumer of the pager.
         consumer: String,
-        /// In its own words.
+        /// The reason that the pager gave.
         reason: String,
     },
-    /// It is being started again, or does not answer.
+    /// The pager is being restarted, or does not answer.
     #[error("the pager of `{consumer}` does not answer; try again in a moment")]
     Io {
-        /// Whose.
+        /// The consumer of the pager.
         consumer: String,
-        /// What the kernel said.
+        /// The error of the socket.
         source: io::Error,
     },
 }
@@ -42,8 +42,8 @@ pub(crate) enum ControlError {
 /// Changes a consumer's local memory.
 pub(crate) fn resize_local(pagers: &Pagers, wish: &ResizeLocal) -> Result<(), ControlError> {
     let request = json!({ "resize_local": { "bytes": wish.bytes } });
-    // Before: if the pager dies meanwhile, its successor starts with the new size. If it refuses,
-    // the old one is written back.
+    // Record the size before asking: if the pager dies meanwhile, its successor starts with the new
+    // size. If the pager refuses, restore the old size.
     let before = pagers.report(&wish.consumer)?.local_bytes;
     pagers.set_local_bytes(&wish.consumer, wish.bytes)?;
     let done = ask(pagers, &wish.consumer, &request);
@@ -53,12 +53,12 @@ pub(crate) fn resize_local(pagers: &Pagers, wish: &ResizeLocal) -> Result<(), Co
     done
 }
 
-/// Changes the donors that a consumer's memory may be with.
+/// Changes the donors that may hold a consumer's memory.
 pub(crate) fn place(pagers: &Pagers, wish: Place) -> Result<(), ControlError> {
     let before = pagers.placement(&wish.consumer)?;
     let Place { consumer, donors, ranges } = wish;
     let placement = Placement { copies: before.copies, donors, ranges };
-    // As with the local memory: a successor starts with the new ones.
+    // As with the local memory: a successor starts with the new donors.
     pagers.set_placement(&consumer, placement.clone())?;
     let done = ask(pagers, &consumer, &json!({ "place": placement }));
     if let Err(ControlError::Refused { .. }) = &done {
@@ -67,7 +67,7 @@ pub(crate) fn place(pagers: &Pagers, wish: Place) -> Result<(), ControlError> {
     done
 }
 
-/// Begins to bring a machine's memory home.
+/// Starts to fetch all of a machine's memory back to this host.
 pub(crate) fn detach(pagers: &Pagers, consumer: &str) -> Result<(), ControlError> {
     ask(pagers, consumer, &json!("detach"))
 }

@@ -20,9 +20,9 @@ use std::str::FromStr;
 /// Clients that may wait to be taken.
 const BACKLOG: i32 = 32;
 
-/// Where clients reach a volume. Written `HOST:PORT`, `unix:PATH`, `vhost-user:PATH`, `fuse:PATH`, `ublk:NUMBER`, or
-/// `ublk` for whatever number is free; `nodes:HOST:PORT` is where other nodes' processes come that read it by themselves, and
-/// `nodes` at the address of this node's donors.
+/// Where clients reach a volume. Written `HOST:PORT`, `unix:PATH`, `vhost-user:PATH`, `fuse:PATH`,
+/// `ublk:NUMBER`, or `ublk` for whatever number is free; `nodes:HOST:PORT` is where other nodes'
+/// processes come that read it by themselves, and `nodes` at the address of this node's donors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ExportAddress {
@@ -51,8 +51,8 @@ pub struct Exported {
     /// Clients are to speak TLS, and are shown the certificate in this directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<PathBuf>,
-    /// The requests of a file come through io_uring, as far as is known: so it is lost to those who have it open when
-    /// the process that serves it is killed.
+    /// The requests of a file come through io_uring, as far as is known: so it is lost to those who
+    /// have it open when the process that serves it is killed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uring: bool,
 }
@@ -96,7 +96,7 @@ pub enum ExportError {
     Role {
         /// Where it is.
         dir: PathBuf,
-        /// Whose it is.
+        /// The identity in it.
         identity: Identity,
     },
     /// The file cannot be mounted.
@@ -160,7 +160,7 @@ impl fmt::Display for ExportAddress {
 }
 
 impl Exported {
-    /// What its clients may do.
+    /// Role of its clients: reader or writer.
     pub fn role(&self) -> attach::Role {
         match self.read_only {
             true => attach::Role::Reader,
@@ -192,7 +192,7 @@ impl Exported {
 }
 
 impl ExportAddress {
-    /// What its clients speak; nothing where it is a file or a block device, or they are other nodes.
+    /// Protocol of its clients; `None` for a file, a block device, or other nodes.
     pub fn front(&self) -> Option<Front> {
         match self {
             ExportAddress::Tcp(_) | ExportAddress::Unix(_) => Some(Front::Nbd),
@@ -228,7 +228,8 @@ impl ExportAddress {
     }
 }
 
-/// What clients reach a volume by, and what its process needs of it. It goes when this is dropped.
+/// Socket, file or block device at which clients reach a volume, with the descriptor that the
+/// volume's process needs. Dropping it removes it.
 #[derive(Debug)]
 pub(super) enum Entrance {
     /// A socket that they connect to.
@@ -277,14 +278,16 @@ impl Entrance {
     /// Makes it ready for another process than the one that died.
     pub(super) fn succeed(&mut self, over_uring: bool) -> Result<(), MountError> {
         match self {
-            // Who was not taken waits in its queue; a device has what was not answered asked again by itself.
+            // Clients that were not accepted wait in the socket's queue. The kernel repeats a
+            // block device's unanswered requests.
             Entrance::Socket(_) | Entrance::Disk(_) => Ok(()),
             Entrance::File(mount) if over_uring => mount.replace(),
             Entrance::File(mount) => mount.resend(),
         }
     }
 
-    /// The file, or device, if somebody uses it. Who is connected to a socket is known to the process.
+    /// The file or device, if a program uses it. Only the volume's process knows the clients of a
+    /// socket.
     pub(super) fn file_in_use(&self) -> Option<&Path> {
         match self {
             Entrance::File(mount) if mount.is_in_use() => Some(mount.path()),
@@ -374,7 +377,7 @@ fn remove_if_dead(path: &Path) {
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
     if is_socket && is_dead() {
-        // What cannot be removed is reported as in use.
+        // If this fails, binding reports that the address is in use.
         let _ = std::fs::remove_file(path);
     }
 }

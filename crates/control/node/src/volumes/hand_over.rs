@@ -1,8 +1,8 @@
 //! A volume goes from node to node ([`hecaton_block::hand_over`]).
 //!
-//! The node that has it keeps it, with its process, until the other one has been seen to serve it. The other one has a
-//! process for it from the moment that it has the tables, started again for as long as the node is there,
-//! whether it has ever served or not: nobody else can.
+//! The node that has it keeps it, with its process, until the other one has been seen to serve it.
+//! The other one has a process for it from the moment that it has the tables, started again for as
+//! long as the node is there, whether it has ever served or not: nobody else can.
 
 use super::{
     Handing, Offer, START_PATIENCE, STATE, STOP_GRACE, Volume, VolumeOrder, VolumeState, Volumes,
@@ -20,8 +20,8 @@ use std::path::Path;
 use std::thread;
 
 impl Volumes {
-    /// Lets another node have a volume that is not exported; where it is to connect. Or ends that a volume of another node is
-    /// read here.
+    /// Lets another node have a volume that is not exported; where it is to connect. Or ends that a
+    /// volume of another node is read here.
     pub fn detach(&self, wish: &DetachVolume) -> Result<Option<SocketAddr>, VolumesError> {
         let name = &wish.volume;
         let refused =
@@ -50,7 +50,8 @@ impl Volumes {
             .map_or_else(|| refused("it was attached again".to_owned()), |at| Ok(Some(at.address)))
     }
 
-    /// Has a volume of another node, or one of this one that was detached and is not another's; returns when it is served.
+    /// Has a volume of another node, or one of this one that was detached and is not another's;
+    /// returns when it is served.
     pub fn attach(&self, wish: &AttachVolume) -> Result<(), VolumesError> {
         let name = &wish.volume;
         check_name(name)?;
@@ -146,7 +147,7 @@ impl Volumes {
             );
         };
         match &volume.handing {
-            // What it answers later counts all the same.
+            // A later answer still counts.
             Handing::Asked => Err("its process does not answer; \
                                    `hecaton volume status` tells what comes of it"
                 .to_owned()),
@@ -188,7 +189,7 @@ impl Volumes {
 }
 
 impl Volume {
-    /// What of it cannot go to another node.
+    /// Why it cannot go to another node; `None` if it can.
     fn why_not_detached(&self, has_tls: bool) -> Option<String> {
         let is_busy = matches!(self.copying, super::Copying::Asked)
             || matches!(self.resizing, super::Resizing::Asked(_))

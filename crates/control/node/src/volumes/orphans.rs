@@ -1,5 +1,5 @@
-//! The volumes that the node before this one has left: each hands over what it is, its sockets and its
-//! tables, and is supervised like any other from then on.
+//! The volumes that the node before this one has left: each hands over what it is, its sockets and
+//! its tables, and is supervised like any other from then on.
 
 use super::export::Entrance;
 use super::{ExportAddress, Volume, VolumeStart, VolumeState, Volumes, VolumesError};
@@ -46,7 +46,8 @@ impl Volumes {
         }
     }
 
-    /// Volumes whose process was killed together with the node are gone, and their devices wait for nothing.
+    /// Volumes whose process was killed together with the node are gone, and their devices wait for
+    /// nothing.
     fn remove_disks_of_nobody(&self, dir: &NodeDir) {
         let number = |entrance: &Entrance| match entrance.address() {
             ExportAddress::Ublk(number) => number,

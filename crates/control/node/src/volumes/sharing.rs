@@ -1,8 +1,10 @@
-//! Volumes that other nodes read by themselves, and those of other nodes that are read here ([`hecaton_block::readers`]).
+//! Volumes that other nodes read by themselves, and those of other nodes that are read here
+//! ([`hecaton_block::readers`]).
 //!
-//! Where a volume is shared is an export like others: the node keeps the socket, so that readers find the next process where the
-//! one before was. A volume that is read here has a process like others, too, which is started again; but it is another node's, and
-//! all that it is exported as is to be read only.
+//! Where a volume is shared is an export like others: the node keeps the socket, so that readers
+//! find the next process where the one before was. A volume that is read here has a process like
+//! others, too, which is started again; but it is another node's, and all that it is exported as is
+//! to be read only.
 
 use super::{ExportAddress, Volume, Volumes, VolumesError};
 use crate::causes::with_causes;
@@ -78,7 +80,8 @@ impl Volumes {
             Some(address) if address.ip().is_unspecified() => {
                 refused(&format!("{address} is no address to connect to: name one of this host's"))
             }
-            // As nobody else is asked where to listen, at donors' address it is no more open than they are.
+            // As nobody else is asked where to listen, at donors' address it is no more open than
+            // they are.
             Some(address)
                 if wanted.is_some() && !address.ip().is_loopback() && !insecure && !has_tls =>
             {

@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Instant;
 
-/// What a process has said of its end. Nothing if it was killed: then what it served goes on in
-/// another one.
+/// A process's last message on its end. `None` if it was killed: then another process serves the
+/// volume.
 enum LastWord {
     None,
     Released,
@@ -26,8 +26,8 @@ enum LastWord {
 }
 
 impl Volumes {
-    /// Runs a volume's processes, the first of which may be there already, until it is deleted or the
-    /// node stops. One that never served is not started again.
+    /// Runs a volume's processes, the first of which may be there already, until it is deleted or
+    /// the node stops. One that never served is not started again.
     pub(super) fn supervise(&self, name: &str, mut running: Option<Conversation>) {
         let (mut backoff, mut tables) = (Backoff::default(), LockedTables::default());
         loop {
@@ -135,7 +135,7 @@ impl Volumes {
         });
         volume.told = match volume.held.is_empty() {
             true => self.0.donors.all(),
-            // Who has what the process before it stored may be named no more.
+            // A donor that is no longer listed may hold pages of the process before it.
             false => self.0.donors.ever(),
         };
         let start = VolumeStart {

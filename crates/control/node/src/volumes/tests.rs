@@ -67,7 +67,7 @@ fn wait_until_reported(
     })
 }
 
-/// It reports when it is to change its size, writes what it is told of its target into a file, and reports again.
+/// The script reports when it must resize. It writes each target to a file, and reports again.
 #[test]
 fn those_with_a_spill_file_are_told_their_targets_as_they_report() {
     let dir = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn those_with_a_spill_file_are_told_their_targets_as_they_report() {
     volumes.set_words(|volume| word(0).filter(|_| volume == "a"));
     reports();
     wait_for(1);
-    // What it knows is not said again, but for what is taken back.
+    // A known target is not sent again, unless it asks for bytes to be taken back.
     volumes.set_words(|_| word(0));
     reports();
     volumes.set_words(|_| word(4096));
@@ -181,7 +181,7 @@ fn one_is_created_exported_and_deleted() {
     assert!(!path.exists());
 }
 
-/// Nothing is mounted here: a mount needs root. What a file may be beside is decided before.
+/// Nothing is mounted here: a mount needs root. The tested check comes before the mount.
 #[test]
 fn a_file_is_beside_others_where_all_of_them_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ fn an_export_stays_whose_process_ends_instead_of_closing_it() {
     volumes.stop();
 }
 
-/// Where the kernel has no block devices of this kind, nothing is left of the attempt; where it has, nobody serves it here.
+/// If the kernel has no ublk, the attempt leaves nothing. If it has, no process serves the device.
 #[test]
 fn a_block_device_is_refused_in_one_line_where_there_can_be_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -505,7 +505,7 @@ fn a_volume_is_shared_where_others_can_come() {
     let wish = DetachVolume { volume: "disk".into(), to: None, listen: None, insecure: false };
     let refused = volumes.detach(&wish).unwrap_err().to_string();
     assert!(refused.contains("say with --to"), "{refused}");
-    // What the kernel may write, it may write at any time.
+    // The kernel may write to a writable file at any time.
     let file = ExportAddress::Fuse("/nowhere".into());
     let volume = "disk".to_owned();
     let export = Export {

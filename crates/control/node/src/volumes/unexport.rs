@@ -1,9 +1,9 @@
-//! An export is taken back: its clients find it no more, and the others of the volume stay.
+//! Takes back one export of a volume; the volume's other exports stay.
 //!
-//! Of a socket the process knows who is connected, and closes it. A file the kernel unmounts if nobody uses it, in one
-//! step and while the process still serves it: what is in the page cache is written with that. Of a block device the
-//! kernel has written all when the last one closed it. The table is not held meanwhile, for that can take as long as a
-//! donor is away.
+//! The process knows the clients of a socket, and closes it. The kernel unmounts a file if no
+//! program uses it, in one step and while the process still serves it. This writes the page cache
+//! out. For a block device, the kernel has written everything when the last program closed it.
+//! The table stays unlocked meanwhile, since this can take as long as a donor is unreachable.
 
 use super::{ExportAddress, STOP_GRACE, Unexporting, Volume, VolumeOrder, Volumes, VolumesError};
 use crate::causes::with_causes;
@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 impl Volumes {
-    /// Has a volume served at an address no more. Refused while somebody is attached there, unless it is forced.
+    /// Has a volume served at an address no more. Refused while somebody is attached there, unless
+    /// it is forced.
     pub fn unexport(&self, wish: &Unexport) -> Result<(), VolumesError> {
         let address = self.with(&wish.volume, |volume| volume.exported_at(&wish.address))??;
         let wish = Unexport { address: address.clone(), ..wish.clone() };
@@ -118,7 +119,7 @@ impl Volume {
         self.entrances.retain(|entrance| entrance.address() != *address);
     }
 
-    /// What the process said of the export that it was to close.
+    /// Takes the process's answer on the export that it had to close.
     pub(super) fn unexported(&mut self, done: Result<(), String>) {
         // Nobody waits any more, or the export is a file, which is gone by now.
         let Unexporting::Asked(address) = &self.unexporting else { return };

@@ -1,10 +1,10 @@
-//! What is counted to whom on each node, as one step sees it.
+//! Accounts each node's memory by class, as one step sees it.
 
 use crate::accounts::cores::Cores;
 use crate::host::{Host, NodeNo, Order, VmId};
 use std::collections::BTreeMap;
 
-/// Something whose size the broker sets.
+/// A part of memory whose size the broker sets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Key {
     /// A device of a harvest VM, by its node.
@@ -15,7 +15,7 @@ pub(crate) enum Key {
     Ephemeral(NodeNo),
 }
 
-/// Orders that are not known to be carried out: at most one for each size.
+/// Orders in flight, not yet known to be carried out: at most one for each key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Orders {
     last: u64,
@@ -23,12 +23,12 @@ pub(crate) struct Orders {
 }
 
 impl Orders {
-    /// The order under way, if there is one: the size that it asks for.
+    /// The size that the order in flight asks for; none if no order is in flight.
     pub(crate) fn under_way(&self, key: Key) -> Option<u64> {
         self.under_way.get(&key).map(|(_, bytes)| *bytes)
     }
 
-    /// A new one. There must be none under way.
+    /// Issues a new order. No other order for `key` may be in flight.
     pub(crate) fn give(&mut self, key: Key, bytes: u64) -> Order {
         self.last += 1;
         let before = self.under_way.insert(key, (Order(self.last), bytes));
@@ -36,7 +36,7 @@ impl Orders {
         Order(self.last)
     }
 
-    /// Forgets those that were carried out, and those to who is gone.
+    /// Forgets orders that were carried out, and orders whose node, VM or device is gone.
     pub(crate) fn settle(&mut self, host: &Host) {
         self.under_way.retain(|key, (order, _)| {
             let done = match *key {
@@ -108,7 +108,7 @@ impl Books {
         self.total.len()
     }
 
-    /// What a node has for virtual machines and what else can be given back.
+    /// Memory of a node for virtual machines and for uses that can give it back.
     pub(crate) fn capacity(&self, node: NodeNo) -> u64 {
         self.total[node] - self.system[node]
     }
@@ -126,17 +126,17 @@ impl Books {
         .fold(0, |sum: u64, class| sum.saturating_add(class[node]))
     }
 
-    /// What nobody has and nobody may take.
+    /// Memory that no class has or may take.
     pub(crate) fn free(&self, node: NodeNo) -> u64 {
         self.capacity(node).saturating_sub(self.charged(node))
     }
 
-    /// What is counted to somebody and is not there.
+    /// Memory that is charged to a class but does not exist.
     pub(crate) fn overdrawn(&self, node: NodeNo) -> u64 {
         self.charged(node).saturating_sub(self.capacity(node))
     }
 
-    /// What regular VMs could have beyond what they have, if all others gave everything back.
+    /// Memory that regular VMs could gain if all other classes gave everything back.
     pub(crate) fn reach(&self, node: NodeNo) -> u64 {
         self.capacity(node).saturating_sub(self.regular[node])
     }

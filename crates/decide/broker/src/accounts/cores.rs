@@ -1,8 +1,9 @@
 //! The host's cores: whose they are, and what is left of them.
 //!
-//! A harvest VM has its minimum of cores as long as it exists, and nobody else is promised those. What it uses beyond them needs
-//! no order to come or go, unlike memory: a processor that somebody else has more right to is his at the scheduler's next
-//! tick. So harvested cores are no class here, and nobody is asked to give any back.
+//! A harvest VM has its minimum of cores as long as it exists, and nobody else is promised those.
+//! What it uses beyond them needs no order to come or go, unlike memory: a processor that somebody
+//! else has more right to is his at the scheduler's next tick. So harvested cores are no class
+//! here, and nobody is asked to give any back.
 
 use crate::host::Host;
 use serde::{Deserialize, Serialize};

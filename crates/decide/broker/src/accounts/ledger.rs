@@ -1,11 +1,11 @@
-//! Whose every byte of the host is, and every core.
+//! Assigns every byte and core of the host to exactly one class.
 
 use crate::accounts::books::Books;
 use crate::accounts::cores::CoreLedger;
 use crate::admission::Needs;
 use serde::{Deserialize, Serialize};
 
-/// A host's memory, by NUMA node and class, and its cores by class. Every byte of a node is in exactly one class.
+/// A host's memory by NUMA node and class, and its cores by class. Each byte has exactly one class.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Ledger {
     /// Its nodes.
@@ -14,38 +14,38 @@ pub struct Ledger {
     pub cores: CoreLedger,
 }
 
-/// A node's memory, in bytes. The classes stand in the order in which they give back: the buffer first.
+/// A node's memory, in bytes. The classes are in reclaim order: the buffer gives back first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeLedger {
-    /// All of it.
+    /// The node's whole memory.
     pub total_bytes: u64,
-    /// Nobody's, and about to be somebody's: harvest VMs have not grown into it yet, or it is too little for anybody.
+    /// Free and not set aside: harvest VMs have not grown into it yet, or it is too small to use.
     pub unassigned_bytes: u64,
-    /// Free, and kept for newcomers.
+    /// Free, and kept as the buffer for new VMs.
     pub buffer_bytes: u64,
-    /// Free, and kept for newcomers that wait until there is enough of it.
+    /// Free, and reserved for waiting VMs until each has enough.
     pub reserved_bytes: u64,
-    /// Donors may lend it, and have not.
+    /// Donors may lend it, and have not lent it yet.
     pub lent_free_bytes: u64,
-    /// Ephemeral pools have it, or may take it.
+    /// Ephemeral pools hold it, or may take it.
     pub ephemeral_bytes: u64,
-    /// Harvest VMs have it beyond their minimum, or may take it.
+    /// Harvest VMs hold it beyond their minimum, or may take it.
     pub harvested_bytes: u64,
-    /// Other hosts use it.
+    /// Donors have lent it, and other hosts use it.
     pub lent_used_bytes: u64,
-    /// Harvest VMs have it as long as they exist.
+    /// Harvest VMs hold it as their minimum, as long as they exist.
     pub minimum_bytes: u64,
-    /// Regular VMs have it, or were admitted to it.
+    /// Regular VMs hold it, or were admitted to it.
     pub regular_bytes: u64,
-    /// The host's own.
+    /// The host itself uses it: the kernel, the agent and other programs.
     pub system_bytes: u64,
-    /// What is counted twice, because the host's own programs, or guests, have taken what was somebody
-    /// else's. Zero unless something goes wrong that is not the broker's doing.
+    /// Bytes counted twice, because the host's programs or guests took memory of another class.
+    /// Zero unless something outside the broker goes wrong.
     pub overdrawn_bytes: u64,
 }
 
 impl NodeLedger {
-    /// The sum of all classes: the total, and what is overdrawn.
+    /// The sum of all classes: the total plus the overdrawn bytes.
     pub fn sum_bytes(&self) -> u64 {
         self.unassigned_bytes
             + self.buffer_bytes
@@ -59,14 +59,14 @@ impl NodeLedger {
             + self.system_bytes
     }
 
-    /// What nobody has and nobody may take.
+    /// Bytes that no VM, donor or pool holds or may take.
     pub fn free_bytes(&self) -> u64 {
         self.unassigned_bytes + self.buffer_bytes + self.reserved_bytes
     }
 }
 
 impl Ledger {
-    /// `needs`: what newcomers wait for. `buffer`: what the buffer is to be.
+    /// `needs`: reserved for waiting VMs. `buffer`: target of the buffer on each node, in bytes.
     pub(crate) fn close(books: &Books, needs: &Needs, buffer: &[u64]) -> Ledger {
         let node = |n: usize| {
             let free = books.free(n);

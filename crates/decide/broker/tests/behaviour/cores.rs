@@ -32,7 +32,8 @@ fn waits(broker: &Broker, vm: u64) -> Option<Waits> {
     broker.waiting().find(|(id, ..)| *id == VmId(vm)).map(|(_, _, waits)| waits)
 }
 
-/// Cores beyond the minimum are had at once, and nobody is asked for any; the minimum by an eviction, as of memory.
+/// Cores beyond the minimum are had at once, and nobody is asked for any; the minimum by an
+/// eviction, as of memory.
 #[test]
 fn a_minimum_of_cores_is_had_by_an_eviction() {
     let mut broker = broker();
@@ -115,7 +116,8 @@ fn one_that_has_both_goes_alone() {
     assert_eq!(actions, [Action::Warn { vm: VmId(8), deadline: s(30) }]);
 }
 
-/// What the host does not have is refused at once, to all; what its regular VMs have, to those for whom others are evicted.
+/// What the host does not have is refused at once, to all; what its regular VMs have, to those for
+/// whom others are evicted.
 #[test]
 fn what_cannot_be_had_is_refused() {
     let mut broker = broker();
@@ -141,7 +143,8 @@ fn what_cannot_be_had_is_refused() {
     assert_eq!(waits(&broker, 3), Some(Waits::ForCores { missing_cores: 2 }));
 }
 
-/// A host that has fewer cores than its machines were promised says so, and nobody is evicted for it.
+/// A host that has fewer cores than its machines were promised says so, and nobody is evicted for
+/// it.
 #[test]
 fn fewer_cores_than_were_promised() {
     let mut broker = broker();

@@ -1,4 +1,4 @@
-//! What the paper describes: figure 5, and sections 4.3 and 4.4.
+//! Tests the broker against the paper: figure 5, and sections 4.3 and 4.4.
 
 use crate::common::{G, carry_out, device_mut, harvest_vm, harvested, host, newcomer, settle};
 use hecaton_broker::{
@@ -15,7 +15,7 @@ fn broker(buffer: u64) -> Broker {
     Broker::new(Settings { buffer_bytes: buffer, ..Settings::default() }).unwrap()
 }
 
-/// The example that the paper draws: 256 GB, a buffer of 32 GB, a harvest VM with a minimum of 64 GB.
+/// The paper's example: 256 GB, a buffer of 32 GB, a harvest VM with a minimum of 64 GB.
 #[test]
 fn figure_5() {
     let mut broker = broker(32 * G);
@@ -31,7 +31,7 @@ fn figure_5() {
     host.vms.retain(|vm| vm.id != VmId(2));
     settle(&mut broker, &mut host, s(1), 256 * G);
     assert_eq!(harvested(&host, 9) / G, 96);
-    // t2: 32 come from the buffer, and 64 are waited for.
+    // t2: 32 come from the buffer, and the VM waits for 64.
     host.waiting.push(newcomer(3, NewcomerKind::Regular, 96 * G));
     let actions = broker.step(&host, s(2));
     assert!(!actions.iter().any(|action| matches!(action, Action::Admit { .. })), "{actions:?}");
@@ -41,7 +41,7 @@ fn figure_5() {
     settle(&mut broker, &mut host, s(2), 256 * G);
     assert_eq!(harvested(&host, 9), 0, "it is at its minimum, and the buffer is full again");
     assert_eq!(broker.ledger().nodes[0].buffer_bytes / G, 32);
-    // t3: the whole buffer is used, and nobody is asked for anything, as nobody has anything.
+    // t3: the whole buffer is used. No VM is asked to shrink, as none holds harvested memory.
     host.waiting.push(newcomer(4, NewcomerKind::Regular, 32 * G));
     let actions = settle(&mut broker, &mut host, s(3), 256 * G);
     assert_eq!(actions.len(), 1, "{actions:?}");
@@ -73,7 +73,7 @@ fn figure_5() {
         ..NodeLedger::default()
     };
     assert_eq!(broker.ledger().nodes, [node]);
-    // It is wanted back, and comes back when there is room again, after a while.
+    // The evicted VM is wanted back, and returns when there is room again and 60 s have passed.
     host.waiting.push(newcomer(9, NewcomerKind::Harvest, 64 * G));
     settle(&mut broker, &mut host, s(35), 256 * G);
     host.vms.retain(|vm| vm.id != VmId(3));
@@ -99,7 +99,7 @@ fn who_is_not_needed_is_spared() {
     assert_eq!(broker.counters().spared, 1);
 }
 
-/// Twice the minimum harvests twice as much, and a maximum is a maximum.
+/// A VM with twice the minimum harvests twice as much, and no VM exceeds its maximum.
 #[test]
 fn shares_are_in_proportion_to_the_minima() {
     let mut broker = broker(4 * G);
@@ -113,7 +113,7 @@ fn shares_are_in_proportion_to_the_minima() {
     assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (10, 38));
 }
 
-/// The creation waits only for what the buffer does not have; several give at the same time, in batches.
+/// A new VM waits only for what the buffer lacks; several VMs give at the same time, in batches.
 #[test]
 fn several_give_at_the_same_time_in_batches() {
     for (parallel, asked) in [(true, 2), (false, 1)] {
@@ -141,8 +141,8 @@ fn several_give_at_the_same_time_in_batches() {
     }
 }
 
-/// Who has twice the minimum is left with twice as much, all give at the same time, and who has a maximum gives
-/// only what is beyond its part.
+/// A VM with twice the minimum keeps twice as much, and all give at the same time. A VM with a
+/// maximum gives only what is beyond its part.
 #[test]
 fn they_give_in_proportion_to_their_minima() {
     for (max, before, after) in [(64, [32, 16], [24, 12]), (18, [10, 38], [10, 26])] {
@@ -165,7 +165,7 @@ fn they_give_in_proportion_to_their_minima() {
         let expected: Vec<VmId> =
             (0..2).filter(|vm| gives(*vm)).map(|vm| VmId(vm as u64 + 1)).collect();
         assert_eq!(asked, expected);
-        // What was asked for is lost with its broker; the next one goes on from what is there.
+        // The requests are lost with their broker; the next broker continues from what it finds.
         let mut broker = self::broker(4 * G);
         settle(&mut broker, &mut host, s(1), 0);
         assert_eq!([1, 2].map(|vm| harvested(&host, vm) / G), after);
@@ -173,8 +173,8 @@ fn they_give_in_proportion_to_their_minima() {
     }
 }
 
-/// Newcomers each second, and memory that comes back slower: none is passed over by a later one, and the harvest VM,
-/// which gives all the time, is not evicted before its time.
+/// VMs arrive each second, and memory comes back more slowly: no VM overtakes an earlier one. The
+/// harvest VM, which gives all the time, is not evicted early.
 #[test]
 fn arrivals_faster_than_reclaiming_are_served_in_their_order() {
     let mut broker = broker(2 * G);
@@ -199,7 +199,7 @@ fn arrivals_faster_than_reclaiming_are_served_in_their_order() {
                 other => panic!("nothing of the kind is called for: {other:?}"),
             }
         }
-        // 1 GiB a second, half of what comes.
+        // The guest gives 1 GiB a second, half of what the arriving VMs need.
         let device = device_mut(&mut host, VmId(9), 0);
         device.plugged_bytes = device.requested_bytes.max(device.plugged_bytes.saturating_sub(G));
         device.held_bytes[0] = device.plugged_bytes;
@@ -207,7 +207,7 @@ fn arrivals_faster_than_reclaiming_are_served_in_their_order() {
     assert_eq!(admitted, (11..=22).collect::<Vec<u64>>());
 }
 
-/// What it brings that the buffer is even: a machine for any node starts without waiting.
+/// With an even buffer, a VM for any node starts without waiting.
 #[test]
 fn an_even_buffer_is_there_for_machines_of_each_node() {
     for (even_buffer, waits) in [(true, 0), (false, 1)] {
@@ -226,7 +226,7 @@ fn an_even_buffer_is_there_for_machines_of_each_node() {
     }
 }
 
-/// Regular VMs are within one node, though that takes an eviction; the buffer is even.
+/// A regular VM stays within one node, even if that takes an eviction; the buffer is even.
 #[test]
 fn regular_vms_stay_within_a_node() {
     let mut broker = broker(4 * G);
@@ -236,12 +236,12 @@ fn regular_vms_stay_within_a_node() {
     let ledger = broker.ledger().clone();
     assert_eq!([0, 1].map(|n| ledger.nodes[n].buffer_bytes / G), [2, 2]);
     assert_eq!([0, 1].map(|n| ledger.nodes[n].harvested_bytes / G), [6, 14]);
-    // 10 G could be had at once from both nodes' buffers and the harvested memory of both; node 1 has
-    // them alone.
+    // The buffers and the harvested memory of both nodes together have 12 G; node 1 alone has 12 G
+    // as well.
     host.waiting.push(newcomer(1, NewcomerKind::Regular, 12 * G));
     settle(&mut broker, &mut host, s(1), 0);
     assert_eq!(host.vms[1].base_bytes, [0, 12 * G]);
-    // Nobody has 12 G but node 0, with the minimum.
+    // Only node 0 can give 12 G, and only together with the harvest VM's minimum.
     host.waiting.push(newcomer(2, NewcomerKind::Regular, 12 * G));
     let actions = settle(&mut broker, &mut host, s(2), 0);
     assert!(actions.contains(&Action::Warn { vm: VmId(9), deadline: s(32) }), "{actions:?}");
@@ -249,7 +249,7 @@ fn regular_vms_stay_within_a_node() {
     settle(&mut broker, &mut host, s(32), 0);
     assert_eq!(host.vms[1].base_bytes, [12 * G, 0]);
     assert_eq!(broker.counters().spanning, 0);
-    // 4 G are left on each: more than that spans, or is refused if it must not.
+    // 4 G are left on each node: a larger VM spans both, or is refused if it requires one node.
     host.waiting.push(hecaton_broker::Newcomer {
         node: Some(0),
         ..newcomer(3, NewcomerKind::Regular, 6 * G)
@@ -263,7 +263,7 @@ fn regular_vms_stay_within_a_node() {
     assert_eq!(broker.counters().spanning, 1);
 }
 
-/// What each of the four ways of failing a newcomer ends with, and that spot newcomers have more patience.
+/// Each of the four failures to give ends in an eviction, four times as late for a spot VM.
 #[test]
 fn who_fails_a_newcomer_is_evicted_at_once() {
     let cases = [
@@ -279,7 +279,7 @@ fn who_fails_a_newcomer_is_evicted_at_once() {
             host.vms.push(harvest_vm(9, 2, vec![2 * G, 2 * G], 32 * G));
             settle(&mut broker, &mut host, s(0), 0);
             if why == EvictWhy::WrongNode {
-                // Half of what is node 0's is on node 1, whose guest gave as much back.
+                // Half of device 0's memory is on node 1, where device 1 gave as much back.
                 device_mut(&mut host, VmId(9), 0).held_bytes = vec![7 * G, 7 * G];
                 let other = device_mut(&mut host, VmId(9), 1);
                 (other.requested_bytes, other.plugged_bytes) = (7 * G, 7 * G);
@@ -327,7 +327,7 @@ fn who_fails_a_newcomer_is_evicted_at_once() {
     }
 }
 
-/// For the buffer nobody is evicted: others give instead of one that hangs, until it does give.
+/// No VM is evicted for the buffer: others give instead of a VM that hangs, until it gives too.
 #[test]
 fn others_fill_the_buffer_for_one_that_hangs() {
     let mut broker = broker(8 * G);
@@ -361,7 +361,7 @@ fn others_fill_the_buffer_for_one_that_hangs() {
     assert_eq!((harvested(&host, 1) / G, harvested(&host, 2) / G), (6, 6));
 }
 
-/// Lent extents: those that are free give first, those in use after harvest VMs, and not for the buffer.
+/// Free lent extents give first. Extents in use give after harvest VMs, never for the buffer.
 #[test]
 fn lent_extents_give_in_their_turn() {
     let settings =
@@ -395,8 +395,8 @@ fn lent_extents_give_in_their_turn() {
     assert_eq!(come(&mut broker, 4 * G), [0, 0, 0, 0, 2]);
 }
 
-/// Each node lends what it has itself, up to what its own donors could, and gives way for who comes to it and for nobody
-/// else.
+/// Each node lends its own memory, up to its donors' limit, and recalls it only for VMs on that
+/// node.
 #[test]
 fn each_node_lends_for_itself() {
     let mut broker = Broker::new(Settings { buffer_bytes: 4 * G, ..Settings::default() }).unwrap();
@@ -424,7 +424,7 @@ fn each_node_lends_for_itself() {
     }
 }
 
-/// Who has to be on a node hears what that node leaves, and whether another one would do.
+/// The refusal of a required node says what it has left, and whether another node has room.
 #[test]
 fn a_node_that_is_full_is_named_apart_from_a_full_host() {
     let mut broker = Broker::new(Settings::default()).unwrap();
@@ -448,7 +448,7 @@ fn a_node_that_is_full_is_named_apart_from_a_full_host() {
     assert!(words.contains("choose another host"), "{words}");
 }
 
-/// A machine that has its maximum and is to have it on other nodes than now gives first.
+/// A VM at its maximum gives on one node before it grows on another.
 #[test]
 fn a_maximum_goes_for_all_nodes_at_any_moment() {
     let mut broker = Broker::new(Settings::default()).unwrap();
@@ -463,7 +463,7 @@ fn a_maximum_goes_for_all_nodes_at_any_moment() {
         settle(&mut broker, &mut host, s(0), 0);
     }
     assert_eq!(harvested(&host, 9), 6 * G);
-    // One of node 1 leaves, then the other; the machine moves between the nodes.
+    // VM 11 leaves node 1, then VM 10 leaves node 0; the harvest VM moves between the nodes.
     host.vms.retain(|vm| vm.id != VmId(11));
     settle(&mut broker, &mut host, s(1), 0);
     host.vms.retain(|vm| vm.id != VmId(10));
@@ -480,7 +480,7 @@ fn a_maximum_goes_for_all_nodes_at_any_moment() {
     assert_eq!(harvested(&host, 9), 12 * G);
 }
 
-/// A quota is a quota, also for those that wait.
+/// The quota of harvest VMs also holds for waiting VMs.
 #[test]
 fn there_are_no_more_harvest_vms_than_may_be() {
     let settings = Settings { harvest_quota: 1, ..Settings::default() };

@@ -274,8 +274,8 @@ proptest! {
         }
     }
 
-    /// When all do as they are asked it ends, with everybody served who can be, a full buffer wherever
-    /// somebody has what it lacks, and nobody beyond the maximum.
+    /// When all do as they are asked it ends, with everybody served who can be, a full buffer
+    /// wherever somebody has what it lacks, and nobody beyond the maximum.
     #[test]
     fn it_comes_to_rest(settings in any_settings(), host in any_host()) {
         let settings = Settings { least_change_bytes: 0, ..settings };

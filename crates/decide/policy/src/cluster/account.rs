@@ -34,7 +34,8 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account without pages, and without a target: until one is set, only free memory limits it.
+    /// An account without pages, and without a target: until one is set, only free memory limits
+    /// it.
     pub fn new(id: ConsumerId) -> Account {
         let statistics = ConsumerStatistics {
             id,
@@ -47,8 +48,8 @@ impl Account {
         Account { statistics }
     }
 
-    /// Admits pages one by one, each as the paper's `DO_TMEM_PUT` does, and says how many it did admit.
-    /// `free_pages`: what the node owns and nobody uses.
+    /// Admits pages one by one, each as the paper's `DO_TMEM_PUT` does, and says how many it did
+    /// admit. `free_pages`: what the node owns and nobody uses.
     pub fn put_many(&mut self, puts: u64, free_pages: u64) -> u64 {
         let of_target = match self.statistics.target_pages {
             Some(target) => target.saturating_sub(self.statistics.used_pages),

@@ -1,7 +1,7 @@
 //! Which policy an administrator has chosen, as it is written down, sent to nodes and shown.
 //!
-//! Apart from [`Policy`], whose settings of our own way are found by trial and may change with each version:
-//! who chose that way gets what the version that runs has found best.
+//! Apart from [`Policy`], whose settings of our own way are found by trial and may change with each
+//! version: who chose that way gets what the version that runs has found best.
 
 use super::targets::{Policy, anticipating, tlp};
 use hecaton_memory::{Size, pages_to_bytes};
@@ -37,8 +37,9 @@ pub enum Choice {
 
 /// A choice in the words of somebody who may be of another version.
 ///
-/// Policies come and gain settings with versions, and the versions of a cluster are never all the same while it is
-/// upgraded: who hears of a policy that it does not know is to understand the rest of what it is told.
+/// Policies come and gain settings with versions, and the versions of a cluster are never all the
+/// same while it is upgraded: who hears of a policy that it does not know is to understand the rest
+/// of what it is told.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Named {

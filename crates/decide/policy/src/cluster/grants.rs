@@ -1,8 +1,9 @@
 //! The second level, at the manager: from which nodes a node in need gets pages.
 //!
-//! [`Tlp`] is the paper's algorithm 3: whoever asks is given at once, from those with the most free pages.
-//! [`rebalance`] is ours: once a period the memory of the whole cluster is divided max-min fairly
-//! among what the nodes could use, with each node's own memory as its floor; and what differs is moved.
+//! [`Tlp`] is the paper's algorithm 3: whoever asks is given at once, from those with the most free
+//! pages. [`rebalance`] is ours: once a period the memory of the whole cluster is divided max-min
+//! fairly among what the nodes could use, with each node's own memory as its floor; and what
+//! differs is moved.
 //!
 //! Both decide from statistics that are up to a second old, so a donor may have less by then: it
 //! gives what it has, and who is still in need asks again.
@@ -26,12 +27,14 @@ pub struct Forward {
 ///
 /// What the paper leaves open is decided so:
 ///
-/// - its `np[i].tmem` is read as the node's *free* pages. Table I's `total_tmem` counts allocated ones too, with
-///   which the nodes in need, who have the most, would be asked first, and could give nothing;
+/// - its `np[i].tmem` is read as the node's *free* pages. Table I's `total_tmem` counts allocated
+///   ones too, with which the nodes in need, who have the most, would be asked first, and could
+///   give nothing;
 /// - who asks is not asked;
-/// - a node that would keep exactly R is asked, where the algorithm's two comparisons both leave it out;
-/// - what was forwarded is taken off what is known of the donor until it is heard of again. Else all
-///   who ask within a second are sent to the same one;
+/// - a node that would keep exactly R is asked, where the algorithm's two comparisons both leave it
+///   out;
+/// - what was forwarded is taken off what is known of the donor until it is heard of again. Else
+///   all who ask within a second are sent to the same one;
 /// - the nodes are kept in a heap instead of being sorted for each request.
 #[derive(Clone, Debug)]
 pub struct Tlp {
@@ -86,9 +89,9 @@ pub struct Need {
     pub wanted_pages: u64,
 }
 
-/// What moves in a period. Each node's own memory is its own as far as it could use it, what is beyond is
-/// divided evenly among those who could use more. Nobody is asked for more than half of what it owns,
-/// and moves of less than `least_pages` are not made. Free pages go first.
+/// What moves in a period. Each node's own memory is its own as far as it could use it, what is
+/// beyond is divided evenly among those who could use more. Nobody is asked for more than half of
+/// what it owns, and moves of less than `least_pages` are not made. Free pages go first.
 pub fn rebalance(needs: &[Need], reserve_pages: u64, least_pages: u64) -> Vec<Forward> {
     let least_pages = least_pages.max(1);
     let total = needs.iter().fold(0u64, |sum, need| sum.saturating_add(need.total_pages));

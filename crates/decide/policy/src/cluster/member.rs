@@ -6,18 +6,21 @@
 //! What keeps each page with one owner at most, whatever is under way:
 //!
 //! - a block is accepted only if its home is enabled *in that very life*, and goes home otherwise;
-//! - a home takes back only pages of its present life, since it owns all of its memory anew in each;
-//! - a node that has acted upon Force-Return or Invalidate cannot come to own pages of that life again.
+//! - a home takes back only pages of its present life, since it owns all of its memory anew in
+//!   each;
+//! - a node that has acted upon Force-Return or Invalidate cannot come to own pages of that life
+//!   again.
 //!
-//! The test that explores all orders of messages in small clusters is in `tests/behaviour/membership.rs`.
+//! The test that explores all orders of messages in small clusters is in
+//! `tests/behaviour/membership.rs`.
 
 use super::message::{Block, Holdings, Outgoing, ToManager, ToNode};
 use super::{Home, NodeId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Where a node believes to stand. The manager's [`super::membership::NodeState`] is ahead of it by what is
-/// under way.
+/// Where a node believes to stand. The manager's [`super::membership::NodeState`] is ahead of it by
+/// what is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -60,8 +63,8 @@ impl Member {
         (member, out)
     }
 
-    /// A node that starts after a life without a clean end: it has that life forgotten first. `life`
-    /// is the one it will register with.
+    /// A node that starts after a life without a clean end: it has that life forgotten first.
+    /// `life` is the one it will register with.
     pub fn start_after_crash(id: NodeId, life: u64, home_pages: u64) -> (Member, Vec<Outgoing>) {
         let member = Member::new(id, life, home_pages, Phase::Recovering);
         (member, vec![Outgoing::Manager(ToManager::Invalidate)])
@@ -110,8 +113,8 @@ impl Member {
         out
     }
 
-    /// Thinks better of leaving. It goes on to leave until the manager lets it stay; if it has left by then,
-    /// it may register.
+    /// Thinks better of leaving. It goes on to leave until the manager lets it stay; if it has left
+    /// by then, it may register.
     pub fn stay(&mut self) -> Vec<Outgoing> {
         if self.phase != Phase::Leaving || self.wants_to_stay {
             return Vec::new();
@@ -120,7 +123,8 @@ impl Member {
         vec![Outgoing::Manager(ToManager::Stay)]
     }
 
-    /// Starts anew with a manager that has lost what it knew, or has not heard of this node for a while.
+    /// Starts anew with a manager that has lost what it knew, or has not heard of this node for a
+    /// while.
     pub fn reconnected(&mut self) -> Vec<Outgoing> {
         self.messages_handled = 0;
         let holdings = ToManager::Statistics(self.holdings());
@@ -205,7 +209,8 @@ impl Member {
         self.settle()
     }
 
-    /// The statistics of the period that ends here, in which consumers could have used `wanted_pages`.
+    /// The statistics of the period that ends here, in which consumers could have used
+    /// `wanted_pages`.
     pub fn end_period(&mut self, wanted_pages: u64) -> Holdings {
         self.owed_pages = 0;
         self.wanted_pages = wanted_pages;
@@ -240,8 +245,8 @@ impl Member {
         self.life
     }
 
-    /// Pages that its consumers may use: all that it owns, but for those that are on their way home. None
-    /// when it takes no part.
+    /// Pages that its consumers may use: all that it owns, but for those that are on their way
+    /// home. None when it takes no part.
     pub fn usable_pages(&self) -> u64 {
         let may_use = |home: &Home| match self.phase {
             Phase::Active => home.node == self.id || self.is_enabled(*home),
@@ -260,8 +265,8 @@ impl Member {
         self.used_pages.saturating_sub(self.usable_pages())
     }
 
-    /// Pages that the manager asked for in this period and that are in use. A policy that divides so much
-    /// less among the consumers gets them free.
+    /// Pages that the manager asked for in this period and that are in use. A policy that divides
+    /// so much less among the consumers gets them free.
     pub fn owed_pages(&self) -> u64 {
         self.owed_pages
     }

@@ -10,12 +10,12 @@
 //! | Active, Leaving | Invalidate, or the node is given up | Recovery |
 //! | Recovery | every other node has invalidated, and the node has come back | Inactive |
 //!
-//! Some things go beyond the paper. Its nodes confirm with *any* statistics that show no pages; one sent
-//! before the node heard of the matter would count too, so only those count which say that the message was
-//! acted upon. And a node that fails while another is leaving would be waited for without end, so
-//! [`Membership::lost`] lets the manager give a node up. Where the homes themselves refuse who asks for
-//! pages of a former life, a node that is merely silent need neither be given up nor waited for:
-//! [`Membership::excuse`]. And who leaves may think better of it.
+//! Some things go beyond the paper. Its nodes confirm with *any* statistics that show no pages; one
+//! sent before the node heard of the matter would count too, so only those count which say that the
+//! message was acted upon. And a node that fails while another is leaving would be waited for
+//! without end, so [`Membership::lost`] lets the manager give a node up. Where the homes themselves
+//! refuse who asks for pages of a former life, a node that is merely silent need neither be given
+//! up nor waited for: [`Membership::excuse`]. And who leaves may think better of it.
 
 use super::message::{Holdings, ToManager, ToNode};
 use super::{Home, NodeId, grants::Forward};
@@ -46,7 +46,8 @@ struct Entry {
     sent: u64,
     /// What it said last in this life.
     holdings: Option<Holdings>,
-    /// For Leaving and Recovery: who has yet to confirm, and the message that they must have acted upon.
+    /// For Leaving and Recovery: who has yet to confirm, and the message that they must have acted
+    /// upon.
     unconfirmed: BTreeMap<NodeId, u64>,
     /// In Recovery: it has come back, and waits to be let in.
     has_returned: bool,
@@ -64,7 +65,8 @@ pub struct Membership {
 pub type Sends = Vec<(NodeId, ToNode)>;
 
 impl Membership {
-    /// Acts upon what a node said. [`ToManager::GrantAny`] changes nothing here: see [`super::grants`].
+    /// Acts upon what a node said. [`ToManager::GrantAny`] changes nothing here: see
+    /// [`super::grants`].
     pub fn handle(&mut self, from: NodeId, message: ToManager) -> Sends {
         let mut sends = Vec::new();
         match message {
@@ -93,9 +95,9 @@ impl Membership {
         sends
     }
 
-    /// Who recovers does not wait for this node, which is not heard of. What it owns there is of a life that is
-    /// over, which it hears when it is back; until then the home refuses it. Nobody who *leaves* is let go so:
-    /// what is owned there is still good.
+    /// Who recovers does not wait for this node, which is not heard of. What it owns there is of a
+    /// life that is over, which it hears when it is back; until then the home refuses it. Nobody
+    /// who *leaves* is let go so: what is owned there is still good.
     pub fn excuse(&mut self, node: NodeId) -> Sends {
         let mut sends = Vec::new();
         for waiting in &self.pending {
@@ -109,8 +111,8 @@ impl Membership {
         sends
     }
 
-    /// What was sent to a node and not acted upon is lost, and it counts anew: it hears again what it must act
-    /// upon for others to be let go.
+    /// What was sent to a node and not acted upon is lost, and it counts anew: it hears again what
+    /// it must act upon for others to be let go.
     pub fn reconnect(&mut self, node: NodeId) -> Sends {
         let mut sends = Vec::new();
         let Some(entry) = self.nodes.get_mut(&node) else { return sends };
@@ -142,7 +144,8 @@ impl Membership {
         }
     }
 
-    /// A node has ended, in good order or for good: nothing of it is remembered, and nobody waits for it.
+    /// A node has ended, in good order or for good: nothing of it is remembered, and nobody waits
+    /// for it.
     pub fn forget(&mut self, node: NodeId) -> Sends {
         let mut sends = Vec::new();
         if self.nodes.remove(&node).is_some() {
@@ -168,7 +171,8 @@ impl Membership {
         self.nodes.get(&node).is_some_and(|entry| entry.has_returned)
     }
 
-    /// The messages that carry out what the second level decided, for those nodes that are still Active.
+    /// The messages that carry out what the second level decided, for those nodes that are still
+    /// Active.
     pub fn forward(&mut self, forwards: &[Forward]) -> Sends {
         let mut sends = Vec::new();
         for &Forward { from, to, pages } in forwards {
@@ -193,9 +197,9 @@ impl Membership {
         })
     }
 
-    /// Pages of this node's memory that nobody is known to own, as the paper counts what was lost with
-    /// failed nodes (III-C4): its pages less those that somebody reports. An approximation, since
-    /// reports are of different moments and what is under way is in none of them.
+    /// Pages of this node's memory that nobody is known to own, as the paper counts what was lost
+    /// with failed nodes (III-C4): its pages less those that somebody reports. An approximation,
+    /// since reports are of different moments and what is under way is in none of them.
     pub fn lost_pages(&self, node: NodeId) -> u64 {
         let Some(entry) = self.nodes.get(&node) else { return 0 };
         let Some(holdings) = &entry.holdings else { return 0 };
@@ -247,7 +251,8 @@ impl Membership {
                 }
             }
             Some(entry) if holdings.life != entry.life => {}
-            // It was given up and is alive. What it lent is being forgotten, so it has to start anew.
+            // It was given up and is alive. What it lent is being forgotten, so it has to start
+            // anew.
             Some(entry) if entry.state == NodeState::Recovery => {
                 if !entry.has_returned {
                     self.send(from, ToNode::Invalidate(from), sends);
@@ -271,7 +276,8 @@ impl Membership {
         }
     }
 
-    /// A node that is let stay is introduced anew: all others have been told to accept none of its pages.
+    /// A node that is let stay is introduced anew: all others have been told to accept none of its
+    /// pages.
     fn stay(&mut self, node: NodeId, sends: &mut Sends) {
         match self.state(node) {
             NodeState::Leaving => {
@@ -320,8 +326,8 @@ impl Membership {
         self.wait_no_longer_for(node);
     }
 
-    /// Tells all other nodes that are here of `node`, and has it wait for them. A node that leaves waits for
-    /// itself too: until it owns nothing of others.
+    /// Tells all other nodes that are here of `node`, and has it wait for them. A node that leaves
+    /// waits for itself too: until it owns nothing of others.
     fn tell_others(&mut self, node: NodeId, message: &ToNode, sends: &mut Sends) {
         let is_leaving = self.nodes[&node].state == NodeState::Leaving;
         let here: Vec<NodeId> =
@@ -362,8 +368,8 @@ impl Membership {
         }
     }
 
-    /// Moves on whoever waits for nobody any more. One that has left is not waited for either, so that may let
-    /// others go in turn.
+    /// Moves on whoever waits for nobody any more. One that has left is not waited for either, so
+    /// that may let others go in turn.
     fn settle(&mut self, sends: &mut Sends) {
         let is_done = |node: &NodeId| {
             let entry = &self.nodes[node];

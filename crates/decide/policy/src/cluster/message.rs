@@ -1,94 +1,94 @@
-//! What nodes and the manager say to each other: the paper's table II.
+//! Defines the messages between nodes and the manager: the paper's table II.
 //!
-//! Messages between two parties arrive in the order in which they were sent, as over TCP.
+//! Messages between two ends arrive in the order in which they were sent, as over TCP.
 
 use super::{Home, NodeId};
 
-/// Pages of one home that pass between owners. A daemon sends the list of extents with it.
+/// A number of pages of one home that change owner. A daemon sends the list of extents with it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Block {
-    /// Whose memory it is.
+    /// The home that the pages belong to.
     pub home: Home,
-    /// How much.
+    /// Number of pages.
     pub pages: u64,
 }
 
-/// What a node owns, sent each second (*Statistics*).
+/// Pages that a node owns, sent each second (*Statistics*).
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Holdings {
-    /// The life that the node is in.
+    /// The node's present life.
     pub life: u64,
-    /// Messages of the manager that it has acted upon since it connected and that are counted
-    /// ([`ToNode::is_counted`]). A node that has acted upon a Force-Return or an Invalidate accepts no page of that
-    /// home any more, which is what the manager waits for; statistics sent before that say nothing about it.
+    /// Counted messages ([`ToNode::is_counted`]) of the manager that the node has acted upon since
+    /// it connected. The manager waits for this: a node that has acted upon a Force-Return or an
+    /// Invalidate accepts no page of that home any more. Earlier statistics do not prove that.
     pub messages_handled: u64,
     /// Pages of its own memory, lent ones included.
     pub home_pages: u64,
     /// Owned pages that no consumer uses.
     pub free_pages: u64,
-    /// Pages that its consumers could use ([`super::targets::Decision::wanted_pages`]). Not in the paper.
+    /// Pages consumers could use ([`super::targets::Decision::wanted_pages`]). Not in the paper.
     pub wanted_pages: u64,
-    /// What it owns, in the order of the homes.
+    /// Owned pages, in the order of the homes.
     pub owned: Vec<Block>,
 }
 
 /// From a node to the manager.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ToManager {
-    /// A new node (Inactive → Active), in a life that it has not registered before, owning all of its memory.
+    /// A new node (Inactive → Active), in a life never registered before, owning all its memory.
     Register {
         /// The new life.
         life: u64,
     },
-    /// What it owns.
+    /// Pages that the node owns.
     Statistics(Holdings),
-    /// It needs so many pages more, from whomever.
+    /// The node needs more pages, from any node.
     GrantAny {
-        /// How many.
+        /// Number of pages.
         pages: u64,
     },
-    /// It wants to leave, for a shutdown say (Active → Leaving).
+    /// The node wants to leave, for example to shut down (Active → Leaving).
     LeaveReq,
-    /// It has thought better of leaving (Leaving → Active). Not in the paper.
+    /// The node no longer wants to leave (Leaving → Active). Not in the paper.
     Stay,
-    /// It starts after a life that did not end cleanly: what it lent is gone (Active, Leaving → Recovery).
+    /// The node's last life ended uncleanly: what it lent is lost (Active, Leaving → Recovery).
     Invalidate,
 }
 
 /// From the manager to a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ToNode {
-    /// Pages of this home are to be accepted from now on (the paper's `e = 1`; *Force-Return* and *Invalidate* say
-    /// that they are not).
+    /// Accept pages of this home from now on (the paper's `e = 1`). *Force-Return* and *Invalidate*
+    /// end that.
     EnableNode(Home),
-    /// Give so many free pages to that node.
+    /// Give this many free pages to another node.
     GrantFwd {
-        /// How many.
+        /// Number of pages.
         pages: u64,
-        /// To whom.
+        /// The node that receives the pages.
         to: NodeId,
     },
-    /// That node leaves: accept none of its pages, and send home those that are owned.
+    /// The named node leaves: accept none of its pages, and send home those that are owned.
     ForceReturn(NodeId),
     /// The recipient has left.
     LeaveNotify,
     /// The recipient takes part as before. Not in the paper.
     StayNotify,
-    /// What is at that node is lost: accept none of its pages, and forget those that are owned.
+    /// The named node's memory is lost: accept none of its pages, and forget owned ones.
     Invalidate(NodeId),
-    /// Nobody knows the recipient's former life any more; it may register.
+    /// No node knows the recipient's former life any more; the recipient may register.
     InvalidateNotify,
 }
 
 impl ToNode {
-    /// Whether it is counted. *Enable-Node* is not: nobody waits for it, and where nodes know otherwise whose
-    /// pages there are, from a list that all are told, it need not be sent.
+    /// Whether the message is counted. *Enable-Node* is not: the manager does not wait for it, and
+    /// need not send it where nodes learn all homes from a common list.
     pub fn is_counted(&self) -> bool {
         !matches!(self, ToNode::EnableNode(_))
     }
 }
 
-/// What a node sends, and to whom.
+/// A message of a node, with its recipient.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Outgoing {
     /// To the manager.
@@ -97,7 +97,7 @@ pub enum Outgoing {
     Grant {
         /// The new owner.
         to: NodeId,
-        /// What it gets.
+        /// The granted pages.
         blocks: Vec<Block>,
     },
 }

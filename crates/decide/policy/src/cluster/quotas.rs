@@ -1,12 +1,14 @@
 //! The manager's round, once a second: how many pages of the pool each node may use.
 //!
-//! A node begins with as many as it lends itself. The policy's second level ([`super::grants`]) says how many
-//! pass from whom to whom. In the paper these are pages, which nodes hand each other; here they are
-//! *quotas*, and who takes which extents stays with borrowers and donors: the manager is on no data path.
+//! A node begins with as many as it lends itself. The policy's second level ([`super::grants`])
+//! says how many pass from whom to whom. In the paper these are pages, which nodes hand each other;
+//! here they are *quotas*, and who takes which extents stays with borrowers and donors: the manager
+//! is on no data path.
 //!
-//! Nothing is remembered here but the quotas themselves, and nodes say what theirs is. So a manager that starts
-//! anew goes on where the one before it was, and what does not add up after a node came, went or changed what
-//! it lends, is set right first ([`settle`]): the sum of the quotas is what all nodes lend together, always.
+//! Nothing is remembered here but the quotas themselves, and nodes say what theirs is. So a manager
+//! that starts anew goes on where the one before it was, and what does not add up after a node
+//! came, went or changed what it lends, is set right first ([`settle`]): the sum of the quotas is
+//! what all nodes lend together, always.
 
 use super::NodeId;
 use super::grants::{self, Forward, Need, Tlp};
@@ -70,8 +72,8 @@ fn on_request(reserve: u64, nodes: &[Holder], free: impl Fn(usize) -> u64) -> Ve
     forwards
 }
 
-/// Quotas that add up to what all lend. If there is less than that, those have to give who have more than
-/// they lend, in proportion to how much more; if there is more, it goes home.
+/// Quotas that add up to what all lend. If there is less than that, those have to give who have
+/// more than they lend, in proportion to how much more; if there is more, it goes home.
 fn settle(nodes: &[Holder]) -> Vec<u64> {
     let homes = || nodes.iter().map(|node| node.home_pages);
     let total = homes().fold(0u64, u64::saturating_add);

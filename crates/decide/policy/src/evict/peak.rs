@@ -1,8 +1,8 @@
 //! The local memory's size as an eviction order sees it: the most pages resident lately.
 //!
-//! A pager evicts in batches, so the number of the moment goes up and down; shares taken of it would
-//! move pages to and fro with each batch. And the limit may be changed while the program runs,
-//! so it cannot be a constant.
+//! A pager evicts in batches, so the number of the moment goes up and down; shares taken of it
+//! would move pages to and fro with each batch. And the limit may be changed while the program
+//! runs, so it cannot be a constant.
 
 /// An epoch takes at least this many victims: more than any batch.
 const MIN_EPOCH_VICTIMS: usize = 1024;

@@ -1,12 +1,11 @@
-//! What becomes of evicted pages, on a sample.
+//! Estimates from a sample how much keeping evicted pages would have been worth.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Evicted pages that are followed at a time. One page in so many is taken that they last for
-/// about a horizon.
+/// Evicted pages that are followed at a time. The sampling rate lets them last for about a horizon.
 pub(super) const SAMPLES: usize = 1024;
 
-/// Bytes for each: its place in the queue, and its slot in the map with the slack of one.
+/// Bytes per sample: its entry in the queue, and its slot in the map with one slot of slack.
 pub(super) const BYTES_PER_SAMPLE: usize = 16 + 2 * 9;
 
 /// One outcome moves the average by a thirty-second.
@@ -15,7 +14,7 @@ const WEIGHT_SHIFT: u32 = 5;
 /// The worth of a page that came back at once.
 const FULL_WORTH: i64 = 1 << 16;
 
-/// Averages closer than one part in this many are taken for equal.
+/// Averages that differ by less than one part in this many count as equal.
 const NOISE_SHARE: i64 = 8;
 
 /// Where a page was evicted from.
@@ -25,9 +24,9 @@ pub(super) enum Origin {
     Member,
 }
 
-/// The worth of an evicted page is what keeping it would have been good for: full if it came
-/// back at once, nothing if not within the horizon, which is half a memory-full of evictions.
-/// A page that takes longer costs too much room for the one miss that it would save.
+/// The worth of an evicted page is the benefit that keeping it would have had. It is full if the
+/// page came back at once, and 0 beyond the horizon, which is half a memory-full of evictions. A
+/// page that takes longer costs too much room for the one miss that it would save.
 pub(super) struct Samples {
     /// In order of eviction: page, number of the eviction.
     waiting: VecDeque<(u32, u64)>,
@@ -44,12 +43,12 @@ fn horizon(resident: usize) -> u64 {
 fn worth(distance: u64, resident: usize) -> i64 {
     let horizon = horizon(resident);
     let left = horizon - distance.min(horizon);
-    // Below 2^17 × 2^32: the pages of any memory, and no overflow.
+    // Below 2^32, the pages of any memory, times 2^17: no overflow.
     (left as i64).saturating_mul(FULL_WORTH) / horizon as i64
 }
 
 impl Samples {
-    /// Nothing known yet. Members are thought well of until they have shown otherwise.
+    /// Starts without outcomes. Members have full worth until outcomes show otherwise.
     pub(super) fn new() -> Self {
         Self {
             waiting: VecDeque::with_capacity(SAMPLES),
@@ -60,7 +59,7 @@ impl Samples {
         }
     }
 
-    /// `page` was evicted. True if an outcome came to be known: an earlier page did not come back.
+    /// Records that `page` was evicted. True if an earlier sampled page turned out not to return.
     pub(super) fn evicted(&mut self, page: u32, origin: Origin, resident: usize) -> bool {
         self.evictions += 1;
         let horizon = horizon(resident);
@@ -75,7 +74,7 @@ impl Samples {
                 outcome = true;
             }
         }
-        // Members are seldom evicted, so each counts; of the passing pages enough for the rest.
+        // Members are rarely evicted, so each is sampled; passing pages fill the rest.
         let every = (horizon * 2 / SAMPLES as u64).max(1);
         if (origin == Origin::Member || self.evictions.is_multiple_of(every))
             && self.origin.insert(page, origin).is_none()
@@ -85,7 +84,7 @@ impl Samples {
         outcome
     }
 
-    /// `page` came back. True if it was followed.
+    /// Records that `page` came back. True if the page was followed.
     pub(super) fn returned(&mut self, page: u32, distance: u64, resident: usize) -> bool {
         let Some(origin) = self.origin.remove(&page) else { return false };
         self.record(origin, worth(distance, resident));
@@ -100,7 +99,7 @@ impl Samples {
         *average += (worth - *average) >> WEIGHT_SHIFT;
     }
 
-    /// Whether what leaves the passing queue is worth clearly more than what leaves the set.
+    /// Whether evicted passing pages are worth clearly more than evicted members.
     pub(super) fn passing_is_better(&self) -> bool {
         self.gain() > self.passing_worth / NOISE_SHARE
     }

@@ -23,8 +23,8 @@
 //! misses.
 //!
 //! LIRS, ARC and CLOCK-Pro themselves were not used: all of them live by hits, which a pager does
-//! not see. Writes to resident clean pages, which it does see, are ignored: replays showed that they
-//! say more about whether a program reads before it writes than about what it will use again.
+//! not see. Writes to resident clean pages, which it does see, are ignored: replays showed that
+//! they say more about whether a program reads before it writes than about what it will use again.
 
 use super::{
     Installed, Order,

@@ -9,8 +9,8 @@
 //!
 //! The file: `HCTRACE2`, the number of entries, then tokens of LEB128 varints. A token is
 //! `zigzag(page - previous page) << 3 | other << 2 | write << 1 | run`; with `other`, the number of
-//! the thread follows, which is 1 until one is named and stays until another is; with `run`, a count
-//! of further entries by the same step and with the same `write`.
+//! the thread follows, which is 1 until one is named and stays until another is; with `run`, a
+//! count of further entries by the same step and with the same `write`.
 
 use std::collections::VecDeque;
 

@@ -284,8 +284,8 @@ impl Cluster {
         debug_assert!(self.has_one_owner_each(), "a page has two owners");
     }
 
-    /// Whether nobody owns what another one does: of each home in its present life, no more is owned than
-    /// there is.
+    /// Whether nobody owns what another one does: of each home in its present life, no more is
+    /// owned than there is.
     fn has_one_owner_each(&self) -> bool {
         let holdings: Vec<_> =
             self.nodes.iter().filter_map(|node| Some(node.member.as_ref()?.holdings())).collect();

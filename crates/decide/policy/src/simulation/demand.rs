@@ -1,34 +1,34 @@
-//! What real programs demand: recorded second by second, see `traces/README.md`.
+//! Reads recorded memory demand of real programs (see `traces/README.md`).
 //!
-//! A trace has the pages that a program had in memory, and those that it referenced in each second. Of the latter the
-//! simulation takes those that can have been somewhere else: a page that is new in this second has nowhere to be
-//! read from. What it does not see is how often a page is referenced within a second, nor which pages: ones
-//! that are referenced in every second count as much as ones that take turns, though a machine's own reclaim would keep the
-//! former in its RAM.
+//! For each second, a trace has the pages that a program had in memory and those that it
+//! referenced. The simulation takes only referenced pages that existed before: a page that is new
+//! in this second has no place to be read from. A trace does not show how often a page is
+//! referenced within a second, nor which page. Pages referenced in every second count as much as
+//! pages that take turns, though a machine's own reclaim would keep the former in its RAM.
 
-/// A second of a program that has all of its memory at hand.
+/// One second of a program that has all of its memory in RAM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Second {
-    /// Pages that it has at the end.
+    /// Pages that the program has at the end of the second.
     pub(super) footprint_pages: u64,
-    /// Pages that it touched, out of those that it had before.
+    /// Pages that the program touched, out of those that it had before.
     pub(super) touched_pages: u64,
 }
 
 /// Why a text is not a demand trace.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DemandError {
-    /// A line is something else.
+    /// A line is not two numbers of pages.
     #[error(
         "line {line} of a demand trace is not two numbers of pages, in memory and referenced: {text:?}"
     )]
     Line {
-        /// From 1 on.
+        /// Line number, from 1.
         line: usize,
-        /// What it is.
+        /// The text of the line.
         text: String,
     },
-    /// It has only comments, if anything.
+    /// The trace is empty, or has only comments.
     #[error("a demand trace has no seconds; record it anew")]
     Empty,
 }
@@ -43,7 +43,7 @@ pub struct Demands {
 }
 
 impl Demands {
-    /// Those of this project.
+    /// Parses the traces of this repository.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(parse("# a program\n"), Err(DemandError::Empty));
     }
 
-    /// Each is more than its machine's RAM in table IV, and far less than a cluster.
+    /// Each program needs more than its machine's RAM in table IV, and far less than a cluster has.
     #[test]
     fn the_recorded_programs_are_of_the_sizes_that_the_scenarios_need() {
         let Demands { in_memory, graph, caching_client, caching_server } =

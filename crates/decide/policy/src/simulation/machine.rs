@@ -1,17 +1,19 @@
 //! A virtual machine that swaps to the pool, and beyond it to its node's disk.
 //!
-//! As frontswap does it: what does not fit into the machine's RAM is *put*, and goes to the disk when the put
-//! fails; a page that is wanted again is *got* from where it is, which frees its place, and another one
-//! has to go out for it. A program touches the pages of its footprint evenly, so
-//! a page is as likely to be wanted as any other, and what is in the pool is a fair sample of what is out.
-//! That is coarse: real programs have hot pages, which makes the first pool pages worth more than the last.
+//! As frontswap does it: what does not fit into the machine's RAM is *put*, and goes to the disk
+//! when the put fails; a page that is wanted again is *got* from where it is, which frees its
+//! place, and another one has to go out for it. A program touches the pages of its footprint
+//! evenly, so a page is as likely to be wanted as any other, and what is in the pool is a fair
+//! sample of what is out. That is coarse: real programs have hot pages, which makes the first pool
+//! pages worth more than the last.
 //!
-//! A program's time is its work, plus what it waits for. Reads wait for the pool or the disk. A disk serves its
-//! node's machines in turn: a read takes longer by what the others and the writes keep it busy, taken from the
-//! step before. Writes are done in the background.
+//! A program's time is its work, plus what it waits for. Reads wait for the pool or the disk. A
+//! disk serves its node's machines in turn: a read takes longer by what the others and the writes
+//! keep it busy, taken from the step before. Writes are done in the background.
 //!
-//! When a program ends, the pages that it had in the pool may stay there, dead and unnoticed, until others
-//! are put in their place: "the VMs never flush, thus keeping the pages" (the paper's section V-C).
+//! When a program ends, the pages that it had in the pool may stay there, dead and unnoticed, until
+//! others are put in their place: "the VMs never flush, thus keeping the pages" (the paper's
+//! section V-C).
 
 use crate::cluster::ConsumerId;
 use crate::cluster::account::Account;
@@ -140,7 +142,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine that is to run `phases`. `keeps_dead_pages`: it does not flush what a program leaves behind.
+    /// A machine that is to run `phases`. `keeps_dead_pages`: it does not flush what a program
+    /// leaves behind.
     pub fn new(
         id: ConsumerId,
         name: String,
@@ -224,8 +227,8 @@ impl Machine {
         }
     }
 
-    /// Gives up pool pages, the dead ones first (nobody knows that they are dead, but they are the least
-    /// recently used); the rest is on the disk from then on.
+    /// Gives up pool pages, the dead ones first (nobody knows that they are dead, but they are the
+    /// least recently used); the rest is on the disk from then on.
     pub(super) fn spill(&mut self, pages: u64) -> u64 {
         let pages = pages.min(self.account.used_pages());
         self.dead_pages -= pages.min(self.dead_pages);

@@ -1,4 +1,4 @@
-//! What came of a simulated run: times, fairness, adaptation, and use over time.
+//! Reports a simulated run: times, fairness, adaptation, and use over time.
 
 use crate::cluster::NodeId;
 use crate::cluster::targets::share;
@@ -23,9 +23,9 @@ pub struct RunTime {
 /// A consumer at the end of a second.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Sample {
-    /// Pool pages that it holds, those included that nobody will ask for.
+    /// Pool pages that the consumer holds, including those that no program will read.
     pub used_pages: u64,
-    /// Pool pages that it may hold; `None`: no limit.
+    /// Pool pages that the consumer may hold; `None`: no limit.
     pub target_pages: Option<u64>,
 }
 
@@ -45,10 +45,10 @@ pub struct Course {
 pub struct Outcome {
     /// All programs that ended, by node, machine and order.
     pub runs: Vec<RunTime>,
-    /// Jain's index of how far consumers' needs were met, averaged over the seconds in which two or more were in
-    /// need. 1: all to the same degree.
+    /// Jain's index of how far consumers' needs were met, averaged over the seconds in which two or
+    /// more consumers were in need. 1: all needs were met to the same degree.
     pub fairness: f64,
-    /// The longest time that a consumer was below its fair share at a stretch, mean of all consumers.
+    /// Longest unbroken time of a consumer below its fair share, as the mean of all consumers.
     pub adaptation_s: f64,
     /// Seconds that consumers in need were below their fair share, mean of all programs.
     pub below_share_s: f64,
@@ -62,8 +62,8 @@ pub struct Outcome {
     pub pages_spilled: u64,
     /// Pages that a failed node had when it failed.
     pub pages_lost: u64,
-    /// Pages that the manager knows nobody to own, at the end: those that were under way, and those that a failed
-    /// node had of others.
+    /// Pages without an owner known to the manager at the end: pages that were in flight, and pages
+    /// of other nodes that a failed node had.
     pub pages_leaked: u64,
     /// Seconds simulated.
     pub seconds: u64,
@@ -88,14 +88,14 @@ fn mean<'a>(runs: impl Iterator<Item = &'a RunTime>) -> f64 {
     if count > 0.0 { sum / count } else { 0.0 }
 }
 
-/// What a consumer needs and has at one moment.
+/// Pool pages that a consumer needs and has at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Standing {
     /// The node's index.
     pub(super) node: usize,
     /// Pages that do not fit into its RAM.
     pub(super) need_pages: u64,
-    /// Of these, pages in the pool.
+    /// Needed pages that are in the pool.
     pub(super) has_pages: u64,
 }
 
@@ -104,13 +104,13 @@ pub(super) struct Standing {
 pub(super) struct Fairness {
     index_sum: f64,
     index_seconds: u64,
-    /// Of each machine: for how long it has been below its share, and the longest such time.
+    /// For each machine: seconds below its share in the current stretch, and in the longest one.
     below_for_s: Vec<(u64, u64)>,
     below_s: u64,
 }
 
 impl Fairness {
-    /// Takes note of one second. `home_pages` of each node: its own memory.
+    /// Records one second. `home_pages`: pages of each node's own memory.
     pub(super) fn observe(&mut self, standings: &[Standing], home_pages: &[u64]) {
         self.below_for_s.resize(standings.len(), (0, 0));
         let met = |standing: &Standing| standing.has_pages as f64 / standing.need_pages as f64;
@@ -134,7 +134,7 @@ impl Fairness {
         }
     }
 
-    /// Enters the results.
+    /// Writes the results into `outcome`.
     pub(super) fn end(&self, outcome: &mut Outcome) {
         let divide = |sum: f64, count: u64| if count > 0 { sum / count as f64 } else { 0.0 };
         let longest: u64 = self.below_for_s.iter().map(|(_, longest)| longest).sum();
@@ -144,16 +144,16 @@ impl Fairness {
     }
 }
 
-/// The index of fairness of Jain, Chiu and Hawe ("A quantitative measure of fairness and discrimination", 1984): 1 if
-/// all values are the same, 1/n if one of n has everything. All zero is even.
+/// The fairness index of Jain, Chiu and Hawe ("A quantitative measure of fairness and
+/// discrimination", 1984): 1 if all values are equal (also 0), 1/n if one of n has everything.
 pub fn jain(met: &[f64]) -> f64 {
     let sum: f64 = met.iter().sum();
     let squares: f64 = met.iter().map(|met| met * met).sum();
     if squares > 0.0 { sum * sum / (met.len() as f64 * squares) } else { 1.0 }
 }
 
-/// What each consumer would have if the cluster's memory were divided max-min fairly among the true needs, first
-/// among nodes, whose own memory is theirs, then within each. No policy knows the needs.
+/// Each consumer's max-min fair share of the cluster's memory by true need. Shares are divided
+/// first among nodes, which keep their own memory, then within each. No policy knows the needs.
 fn fair_shares(standings: &[Standing], home_pages: &[u64]) -> Vec<u64> {
     let needs_of = |node: usize| standings.iter().filter(move |standing| standing.node == node);
     let bids: Vec<u64> = (0..home_pages.len())
@@ -190,7 +190,7 @@ mod tests {
     fn a_fair_share_is_one_of_the_whole_cluster() {
         let standing = |node, need_pages| Standing { node, need_pages, has_pages: 0 };
         let standings = [standing(0, 50), standing(1, 500), standing(1, 100), standing(1, 500)];
-        // Node 0 wants half of its own; the rest, and what node 2 has, is for node 1.
+        // Node 0 needs half of its memory. The rest of it, and node 2's memory, is for node 1.
         assert_eq!(fair_shares(&standings, &[100, 100, 300]), [50, 175, 100, 175]);
     }
 

@@ -1,8 +1,8 @@
-//! What runs: the paper's scenarios (table IV), and two that it does not have.
+//! Builds the paper's scenarios (table IV), and two that the paper does not have.
 //!
-//! The paper's programs are ours of the same kind, as recorded ([`super::demand`]), each second of the recording a phase.
-//! Their parameters are chosen so that the machines of a node want more than its 1 GiB of pool, as the paper's results
-//! imply: one and a half times as much in scenarios 1 and 4, two to three times in the others.
+//! Recorded programs of the same kind stand for the paper's ([`super::demand`]); each second is a
+//! phase. Their parameters make the machines of a node want more than its 1 GiB of pool, as the
+//! paper's results imply: 1.5 times as much in scenarios 1 and 4, two to three times in the others.
 
 use super::demand::{Demands, Second};
 use super::machine::{MIB, Machine, Phase};
@@ -13,21 +13,21 @@ use serde::Serialize;
 /// RAM that a guest's system needs for itself, out of the table's sizes.
 const GUEST_SYSTEM_MIB: u64 = 128;
 
-/// Something that happens to the cluster, and in which second.
+/// An event, and the second in which it happens.
 pub(super) type Event = (u64, Happening);
 
-/// What can happen to a cluster.
+/// Something that can happen to a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Happening {
     /// A node leaves in good order.
     Leaves(NodeId),
-    /// It joins again.
+    /// A node joins again.
     Joins(NodeId),
-    /// A node is gone at once.
+    /// A node crashes without notice.
     Crashes(NodeId),
-    /// It starts again after a crash.
+    /// A node starts again after a crash.
     Returns(NodeId),
-    /// The manager starts again, and knows nothing.
+    /// The manager restarts without state.
     ManagerRestarts,
 }
 
@@ -45,8 +45,8 @@ pub enum Scenario {
     S4,
     /// Machines whose bursts of demand take turns. Not in the paper.
     Turns,
-    /// Graph analytics while one lender leaves and joins again, another fails and comes back, and the manager
-    /// restarts. Not in the paper.
+    /// Graph analytics while one donor leaves and joins again, another fails and comes back, and
+    /// the manager restarts. Not in the paper.
     Churn,
 }
 
@@ -57,11 +57,11 @@ pub(super) struct NodePlan {
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Scenario; 6] =
         [Scenario::S1, Scenario::S2, Scenario::S3, Scenario::S4, Scenario::Turns, Scenario::Churn];
 
-    /// As on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Scenario::S1 => "1",
@@ -73,7 +73,7 @@ impl Scenario {
         }
     }
 
-    /// In a few words.
+    /// A description in a few words.
     pub fn description(self) -> &'static str {
         match self {
             Scenario::S1 => "three machines a node: in-memory analytics, twice",
@@ -89,13 +89,13 @@ impl Scenario {
         }
     }
 
-    /// The nodes that machines run on, all alike; the others only lend.
+    /// The nodes that run machines, all alike; the other nodes only lend.
     pub fn busy_nodes(self) -> [NodeId; 2] {
         [NodeId(3), NodeId(4)]
     }
 
-    /// The nodes from node 1 on. `seed` shifts the machines' starts by up to two seconds and their speeds by up to
-    /// three percent, as no two runs of a real program are alike.
+    /// The nodes from node 1 on. `seed` shifts the machines' starts by up to 2 s and the programs'
+    /// speeds by up to 3 %, as no two runs of a real program are alike.
     pub(super) fn nodes(self, demands: &Demands, seed: u64) -> Vec<NodePlan> {
         let nodes = if self == Scenario::Churn { 6 } else { 4 };
         let mut random = SplitMix::new(seed);
@@ -108,7 +108,7 @@ impl Scenario {
         (1..=nodes).map(plan).collect()
     }
 
-    /// What happens, in order of time.
+    /// The events, in order of time.
     pub(super) fn events(self) -> Vec<Event> {
         match self {
             Scenario::Churn => vec![
@@ -183,7 +183,7 @@ enum Program {
 }
 
 impl Program {
-    /// What it does, a second of work taking `pace` seconds.
+    /// The phases of the program, where a second of work takes `pace` seconds.
     fn phases(self, demands: &Demands, pace: f64) -> Vec<Phase> {
         let recorded = match self {
             Program::InMemory => &demands.in_memory,
@@ -201,7 +201,7 @@ impl Program {
     }
 }
 
-/// Made up, for machines that take turns.
+/// Invented phases for machines that take turns.
 fn burst(pace: f64) -> Vec<Phase> {
     let work = |work_s: f64, mib: u64, touches_per_s| Phase::Work {
         work_s: work_s * pace,

@@ -1,6 +1,6 @@
-//! What every eviction order must keep to, and what the default one promises: a loop bigger than
-//! memory costs what it must and little more, a scan does not wash out a working set, and a new
-//! phase takes over from an old one.
+//! Tests the rules for every eviction order, and the promises of the default one.
+//! With the default, a loop larger than memory costs little more than it must. A scan does not wash
+//! out a working set, and a new phase takes over from an old one.
 
 use hecaton_policy::evict::{self, Installed, MAX_BYTES_PER_PAGE};
 use hecaton_policy::replay::{Outcome, Program, replay, trace::Reference};
@@ -117,7 +117,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// An order gives back exactly the pages that are in it, each once, and ends empty.
+    /// An order returns exactly the pages that are in it, each once, and ends empty.
     #[test]
     fn victims_are_resident_pages_each_once(steps in prop::collection::vec(any_step(), 0..3000)) {
         for mut order in evict::all(200) {
@@ -170,7 +170,7 @@ proptest! {
     }
 }
 
-/// A program that maps and unmaps the same memory for ever makes no order grow.
+/// No order grows when a program maps and unmaps the same memory for ever.
 #[test]
 fn memory_stays_bounded_under_unmapping() {
     let capacity = 10_000;

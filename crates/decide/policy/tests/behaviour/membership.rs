@@ -1,9 +1,9 @@
 //! All orders of events in small clusters: no page has two owners, and nobody waits for ever.
 //!
 //! From a cluster that has formed, every choice is tried of: which message arrives next, who sends
-//! statistics, which pages the manager has moved, who uses its pages, leaves, crashes, starts again, joins again or is given
-//! up by mistake, as often as a budget allows. States that were seen before are not explored
-//! again.
+//! statistics, which pages the manager has moved, who uses its pages, leaves, crashes, starts
+//! again, joins again or is given up by mistake, as often as a budget allows. States that were seen
+//! before are not explored again.
 
 use hecaton_policy::cluster::grants::Forward;
 use hecaton_policy::cluster::member::{Member, Phase};
@@ -139,8 +139,8 @@ impl World {
         self.nodes.iter().filter_map(|(&id, member)| Some((id, member.as_ref()?)))
     }
 
-    /// What happens sooner or later: messages arrive, statistics are sent, room is made, and the manager gives up
-    /// who is down.
+    /// What happens sooner or later: messages arrive, statistics are sent, room is made, and the
+    /// manager gives up who is down.
     fn inevitable(&self) -> Vec<World> {
         let mut next: Vec<World> = self.links.keys().map(|&link| self.deliver(link)).collect();
         for (id, member) in self.up() {
@@ -320,7 +320,8 @@ fn next_life_free(spend: &mut impl FnMut(fn(&mut Budget) -> &mut u8, World), mut
     spend(|budget| &mut budget.joins, world);
 }
 
-/// Moves that are explored. `HECATON_EXPLORE=N` adds N to each test's: one more takes about ten times as long.
+/// Moves that are explored. `HECATON_EXPLORE=N` adds N to each test's: one more takes about ten
+/// times as long.
 fn with_more_moves(budget: Budget) -> Budget {
     let more = std::env::var("HECATON_EXPLORE").ok().and_then(|more| more.parse::<u8>().ok());
     Budget { moves: budget.moves + more.unwrap_or(0), ..budget }

@@ -1,12 +1,12 @@
-//! What prefetching promises: it finds sequential, strided, interleaved and backward streams in
-//! each thread, follows them with few faults, and leaves random access alone.
+//! Tests which access patterns prefetching follows.
+//! The prefetcher finds sequential, strided, interleaved and backward streams in each thread,
+//! follows them with few faults, and leaves random access alone.
 
 use hecaton_policy::prefetch::{Limits, PROBE_INTERVAL, Prefetcher, Window};
 use proptest::prelude::*;
 use std::collections::{HashSet, VecDeque};
 
-/// A pager in which nothing is resident at the start and nothing is ever evicted, except that
-/// staging holds only so many triggers.
+/// A pager that starts with nothing resident and evicts only triggers, beyond `STAGED_TRIGGERS`.
 struct Pager {
     prefetcher: Prefetcher,
     mapped: HashSet<u64>,
@@ -71,7 +71,7 @@ fn a_sequential_walk_takes_a_fault_or_two() {
         assert!(pager.faults <= 3, "stride {stride}: {} faults", pager.faults);
         let counters = pager.prefetcher.counters();
         assert!(counters.hits > 19_000 && counters.waste == 0, "{counters:?}");
-        // 8 doubles to 256 soon: from then on one cheap fault per 256 pages.
+        // The window soon doubles from 8 to 256 pages: then one cheap fault per 256 pages.
         assert!(counters.windows < 100, "{counters:?}");
     }
 }
@@ -178,7 +178,7 @@ fn no_room_and_off_mean_no_windows() {
 }
 
 proptest! {
-    /// Whatever happens, windows are well-formed, the room for open windows is kept, and the
+    /// With any faults, windows are well-formed, open windows keep within `ahead_pages`, and the
     /// counters add up.
     #[test]
     fn limits_hold_under_any_faults(
@@ -189,7 +189,7 @@ proptest! {
         let mut prefetcher = Prefetcher::new(Limits { window_pages, ahead_pages });
         let mut open: Vec<Window> = Vec::new();
         for (thread, page, follow) in faults {
-            // Now and then an open window is hit, or dies.
+            // Sometimes an open window is hit, or dies.
             let window = if follow && !open.is_empty() {
                 let window = open.swap_remove(page as usize % open.len());
                 if page % 2 == 0 {

@@ -7,8 +7,8 @@ use hecaton_policy::cluster::targets::{
 };
 use proptest::prelude::*;
 
-/// One consumer in one period: part of its target that it uses (in percent, beyond it too), puts, failures,
-/// gets.
+/// One consumer in one period: part of its target that it uses (in percent, beyond it too), puts,
+/// failures, gets.
 type Period = (u64, u64, u64, u64);
 
 fn any_periods() -> impl Strategy<Value = Vec<Vec<Period>>> {
@@ -30,7 +30,8 @@ fn statistics(id: usize, target: Option<u64>, period: Period) -> ConsumerStatist
     }
 }
 
-/// Runs the policy on the periods; after each calls `check` with the targets before, the consumers and the decision.
+/// Runs the policy on the periods; after each calls `check` with the targets before, the consumers
+/// and the decision.
 fn drive(
     policy: Policy,
     totals: impl Fn(usize) -> u64,
@@ -185,7 +186,8 @@ proptest! {
         }
         let mut fair = Vec::new();
         share::max_min(total, &vec![0; needs.len()], &needs, &mut fair);
-        // Headroom above the needs and the minimum of the others may be kept from a share; so may a band.
+        // Headroom above the needs and the minimum of the others may be kept from a share; so may a
+        // band.
         let kept = OURS.minimum_pages * needs.len() as u64 + total / 10;
         for (at, fair) in fair.iter().enumerate() {
             let has = targets[at].unwrap().min(needs[at]);
@@ -261,8 +263,8 @@ fn a_growing_consumer_is_met_before_it_fails() {
     }
 }
 
-/// The first period in which pages are taken back from a consumer that has all of the node's, reads a hundredth of
-/// them in each, and finds no room for `failing` puts, while another has nothing.
+/// The first period in which pages are taken back from a consumer that has all of the node's, reads
+/// a hundredth of them in each, and finds no room for `failing` puts, while another has nothing.
 fn first_taken_back(failing: u64) -> Option<u64> {
     let total = 100_000;
     let mut level = FirstLevel::new(Policy::Anticipating(OURS));

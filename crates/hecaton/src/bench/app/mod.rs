@@ -37,8 +37,8 @@ pub(crate) struct Args {
     /// Percentages of a program's memory that may be local.
     #[arg(long, value_delimiter = ',', default_value = "75,50,25", value_parser = clap::value_parser!(u8).range(5..=95))]
     local: Vec<u8>,
-    /// Only these programs: mbw, sort, redis, quicksort, and quicksorts-1, -2, -4 and -8, so many at a time,
-    /// each of an eighth of the memory.
+    /// Only these programs: mbw, sort, redis, quicksort, and quicksorts-1, -2, -4 and -8, so many
+    /// at a time, each of an eighth of the memory.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these methods: hecaton, hecaton-mirror, hecaton-swap, disk, zram, nbdkit.

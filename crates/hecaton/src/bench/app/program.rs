@@ -160,8 +160,8 @@ fn sum_of(mut stream: impl std::io::Read) -> anyhow::Result<u64> {
 }
 
 /// Lines of 64 to 960 random characters, as records in logs are: with shorter ones sort spends its
-/// time on comparing, each a random access to two of them. Afterwards the file is in the page cache, so that reading
-/// it costs every setup the same and is accounted to none.
+/// time on comparing, each a random access to two of them. Afterwards the file is in the page
+/// cache, so that reading it costs every setup the same and is accounted to none.
 pub(super) fn write_lines(path: &Path, bytes: u64) -> anyhow::Result<()> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;

@@ -2,7 +2,8 @@
 //!
 //! redis-benchmark itself writes one and the same value to every key, which any compressing peer
 //! would make vanish. The keys are therefore filled with values of their own beforehand, under the
-//! names that redis-benchmark asks for, and the benchmark reads them. A sample is compared at the end.
+//! names that redis-benchmark asks for, and the benchmark reads them. A sample is compared at the
+//! end.
 
 use super::{
     program::{Finished, Outcome, Program, failure},

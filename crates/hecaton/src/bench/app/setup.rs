@@ -1,4 +1,4 @@
-//! What a program's memory is made of in one run.
+//! Sets up the memory of a program for one run.
 
 use super::swap::{Kind, Swap};
 use crate::bench::world::cluster::{Cluster, PoolMemory};
@@ -7,13 +7,13 @@ use crate::cgroup::Cgroup;
 use anyhow::ensure;
 use std::{ffi::OsStr, path::Path, process::Command, time::Duration};
 
-/// How memory beyond the limit is had.
+/// How a program gets memory beyond its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Method {
     Hecaton,
-    /// The same, with two copies of what is in the pool.
+    /// Hecaton, with two copies of each page in the pool.
     HecatonMirrored,
-    /// The same pool, to which the kernel swaps.
+    /// The kernel swaps to the same pool.
     HecatonSwap,
     Swap(Kind),
 }
@@ -38,7 +38,7 @@ impl Method {
     }
 }
 
-/// The surroundings of one run, in place until it goes out of scope.
+/// The setup of one run, in place until it goes out of scope.
 pub(in crate::bench) enum Setup<'a> {
     /// All memory local and no limit.
     Local,
@@ -47,13 +47,13 @@ pub(in crate::bench) enum Setup<'a> {
         local: u64,
         pool: PoolMemory,
     },
-    /// `hecaton run` makes the group and the swap.
+    /// `hecaton run` creates the cgroup and the swap.
     HecatonSwap {
         cluster: &'a Cluster,
         local: u64,
         swap: u64,
     },
-    /// The group before the swap: it must be empty before the device can go.
+    /// Drops the cgroup before the swap: the group must be empty before the device can go.
     Limited {
         cgroup: Cgroup,
         swap: Box<Swap>,
@@ -73,7 +73,7 @@ impl Setup<'_> {
         Ok(Self::Limited { cgroup: Cgroup::new(&name, limit)?, swap })
     }
 
-    /// `program` in these surroundings, ready for its arguments.
+    /// A command for `program` in this setup, ready for its arguments.
     pub(in crate::bench) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match self {
             Self::Local => Command::new(program),
@@ -93,16 +93,16 @@ impl Setup<'_> {
     }
 }
 
-/// How long the swap of a run may take to be gone: all of it is read back first.
+/// Removing the swap of a run takes long, because the kernel reads all of it back first.
 const SWAP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether programs can be given swap here at all.
+/// Fails unless programs can be given swap here.
 pub(super) fn check_swap() -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "swap devices need root");
     super::swap::check_none()
 }
 
-/// Waits until the swap of the run before is gone: what keeps it outlives a program that was given up.
+/// Waits until the previous run's swap is gone: its holder outlives a program that was given up.
 pub(super) fn wait_for_no_swap() -> anyhow::Result<()> {
     eventually(SWAP_PATIENCE, super::swap::check_none)
 }

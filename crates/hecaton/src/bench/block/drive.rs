@@ -1,8 +1,9 @@
-//! The client of drives over vhost-user: a machine monitor and its guest's driver in one, with one queue.
-//! fio's is built with a library that few systems have, and so both servers are asked by this one.
+//! The client of drives over vhost-user: a machine monitor and its guest's driver in one, with one
+//! queue. fio's is built with a library that few systems have, and so both servers are asked by
+//! this one.
 //!
-//! As in a guest, requests are described in memory that the server has, too; it is kicked where it wants to
-//! be, and its answers are taken until there are none before it is asked to call.
+//! As in a guest, requests are described in memory that the server has, too; it is kicked where it
+//! wants to be, and its answers are taken until there are none before it is asked to call.
 
 use super::RAMP_S;
 use super::fio::{Measured, Workload};

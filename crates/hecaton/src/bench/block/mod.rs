@@ -1,8 +1,9 @@
 //! `bench block`: a volume beside servers that have their data in their own memory.
 //!
-//! fio is the client of all over NBD, and a driver of this bench's own of those that are drives over vhost-user.
-//! Within a round each workload goes to every server in turn, each round beginning with another one; ratios are
-//! taken within a round and a front, so that what the machine does meanwhile is in both sides of them.
+//! fio is the client of all over NBD, and a driver of this bench's own of those that are drives
+//! over vhost-user. Within a round each workload goes to every server in turn, each round beginning
+//! with another one; ratios are taken within a round and a front, so that what the machine does
+//! meanwhile is in both sides of them.
 
 mod drive;
 mod fio;
@@ -118,7 +119,8 @@ struct WorkloadReport {
     workload: &'static str,
     block_bytes: u64,
     depth: u32,
-    /// Processor time of both ends for so many bytes of one plain TCP stream: what one hop takes at least.
+    /// Processor time of both ends for so many bytes of one plain TCP stream: what one hop takes at
+    /// least.
     hop_cpu_us: f64,
     servers: Vec<ServerReport>,
 }
@@ -133,7 +135,8 @@ struct ServerReport {
     p99_us: Spread,
     /// Processor time of the whole machine for each request, the client's included.
     cpu_us: Spread,
-    /// Requests of hecaton in a second to those of this server, of each round and over the same front.
+    /// Requests of hecaton in a second to those of this server, of each round and over the same
+    /// front.
     hecaton_ratio: Option<Spread>,
     /// What hecaton's median request takes longer than this server's, in plain round trips.
     hecaton_round_trips_more: Option<f64>,

@@ -1,9 +1,9 @@
-//! What a manager's process takes for thousands of nodes that say each second how they are, over connections of their
-//! own with mutual TLS, as the nodes' own code makes them.
+//! Measures a manager's cost and latency with thousands of nodes.
 //!
-//! The nodes are threads of this process, each of which speaks for many, one after the other; the manager is a process,
-//! and what is told of it is what the kernel says that it took. That does not grow with what else the machine does;
-//! latencies do, and with what the nodes take themselves.
+//! Each node sends a heartbeat every second, by the nodes' own code, over its own connection with
+//! mutual TLS. Each thread of this process acts for many nodes in turn. The manager is a separate
+//! process, and the kernel's accounting of that process gives its cost. Other load on the machine
+//! does not raise this cost; it raises the latencies, as does the work of the nodes.
 
 use crate::bench::Place;
 use crate::bench::control::reporter::{Reporter, name};
@@ -25,16 +25,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Threads that the nodes share, and so heartbeats that are under way at a time.
+/// Threads that the nodes share; also the most heartbeats in flight at a time.
 const SPEAKERS: usize = 32;
 
-/// What a speaker's thread may take of stack.
+/// Stack size of a speaker's thread.
 const STACK_BYTES: usize = 1 << 20;
 
-/// How long certificates are good for: longer than any bench takes.
+/// Validity of the certificates: longer than any bench takes.
 const DAYS: u32 = 2;
 
-/// Seconds in which all nodes are to have heard of each other.
+/// Limit in seconds until all nodes know each other.
 const MOST_PASSES: u32 = 600;
 
 /// Arguments of `hecaton bench manager`.
@@ -59,21 +59,21 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What was measured, of the manager's process.
+/// Figures of the manager's process and of its answers.
 #[derive(Serialize)]
 struct Figures {
     nodes: u32,
     consumers: u64,
-    /// Until all nodes had joined, each by a connection of its own, and knew each other.
+    /// Time until every node has joined over its own connection and all know each other.
     join_s: f64,
     join_processor_s: f64,
-    /// Since then.
+    /// Measured time, after all nodes have joined.
     seconds: f64,
     heartbeats: u64,
-    /// Those that were not answered in two seconds, or not at all.
+    /// Heartbeats with an error, or without an answer within 2 s.
     failed: u64,
     processor_s: f64,
-    /// From sending one to having read its answer.
+    /// From sending a heartbeat to having read its answer.
     latency: Percentiles,
     resident_bytes: u64,
     peak_bytes: u64,
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the manager says when it is ready.
+/// The line that the manager prints when it is ready.
 #[derive(Deserialize)]
 struct Ready {
     manager: String,
@@ -112,7 +112,7 @@ fn measure(args: &Args, dir: &Path) -> anyhow::Result<Figures> {
         .arg(dir.join("state"));
     command.arg("--tls-dir").arg(issue("manager", Role::Manager)?.dir);
     let mut manager = Guarded::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
-    // Without that line it has told the reason itself.
+    // A manager that does not print this line has reported the reason already.
     let ready = manager.lines()?.next()?.context("the manager does not come up")?;
     let Ready { manager: url } = serde_json::from_str(&ready)?;
     let mut nodes = Vec::new();
@@ -129,7 +129,7 @@ fn measure(args: &Args, dir: &Path) -> anyhow::Result<Figures> {
     let began = Instant::now();
     let mut pass = speak(&mut nodes, Pace::AtOnce, 1)?;
     let mut passes = 0;
-    // Until all are let in, and nobody hears of anybody any more.
+    // Until no heartbeat fails and no answer lists further donors.
     while pass.news > 0 || pass.failed > 0 {
         passes += 1;
         anyhow::ensure!(
@@ -159,7 +159,7 @@ fn measure(args: &Args, dir: &Path) -> anyhow::Result<Figures> {
     })
 }
 
-/// A node, and its way to the manager.
+/// A simulated node and its link to the manager.
 struct Node {
     link: ManagerLink,
     reporter: Reporter,
@@ -169,15 +169,15 @@ struct Node {
 enum Pace {
     /// As fast as the manager answers.
     AtOnce,
-    /// Each node once a second, one after the other.
+    /// Once a second for each node; a thread spreads its nodes over the second.
     EachSecond,
 }
 
-/// What came of heartbeats.
+/// Results of a series of heartbeats.
 struct Spoken {
     latencies: Latencies,
     failed: u64,
-    /// Donors that nodes heard of.
+    /// Donors that the answers list.
     news: usize,
 }
 
@@ -187,7 +187,7 @@ impl Spoken {
     }
 }
 
-/// Has each node say so often how it is.
+/// Sends `times` heartbeats of each node.
 fn speak(nodes: &mut [Node], pace: Pace, times: u32) -> anyhow::Result<Spoken> {
     let each = nodes.len().div_ceil(SPEAKERS);
     let began = Instant::now();
@@ -201,7 +201,7 @@ fn speak(nodes: &mut [Node], pace: Pace, times: u32) -> anyhow::Result<Spoken> {
         joined.collect::<anyhow::Result<_>>()
     })?;
     if pace == Pace::EachSecond {
-        // The last of them have spoken before its end.
+        // The last nodes report before the last second ends.
         let end = began + Duration::from_secs(times.into());
         thread::sleep(end.saturating_duration_since(Instant::now()));
     }

@@ -1,7 +1,8 @@
-//! What deciding costs in a large cluster: statistics in, targets and grants out, all nodes in one process; and
-//! what a manager does in a second for as many nodes as it takes.
+//! Measures the cost of policy decisions in a large cluster.
 //!
-//! The yardstick is one pass over the same statistics, the least that any decision needs.
+//! All nodes are in one process: statistics go in, targets and grants come out. The yardstick is
+//! one pass over the same statistics, the least that any decision needs. [`heartbeats`] measures
+//! one second of a manager's work for as many nodes as a manager takes.
 
 mod heartbeats;
 
@@ -20,7 +21,7 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Other nodes that each node has memory of.
+/// Number of other nodes that each node borrows from.
 const LENDERS: u32 = 4;
 
 /// Arguments of `hecaton bench policy`.
@@ -71,7 +72,7 @@ struct Figures {
     /// Resident memory of the manager's state, and of the first levels of all nodes together.
     manager_bytes: u64,
     anticipating_memory_bytes: u64,
-    /// The manager, by its registry and with what nodes tell for people, too.
+    /// The manager with its registry and its overview for people.
     heartbeats: heartbeats::Figures,
 }
 
@@ -269,7 +270,7 @@ fn consumer(node: u32, at: u32, of: u32) -> ConsumerStatistics {
     }
 }
 
-/// One second of a consumer: it grows or shrinks, one in eight fails, one in four is idle.
+/// One second of a consumer: its size changes, one in eight has failed puts, one in four is idle.
 fn happen(consumer: &mut ConsumerStatistics, random: &mut Random) {
     let mood = random.below(8);
     let target = consumer.target_pages.unwrap_or(0);
@@ -280,8 +281,7 @@ fn happen(consumer: &mut ConsumerStatistics, random: &mut Random) {
         (consumer.used_pages + random.below(8192)).saturating_sub(4096).min(target);
 }
 
-/// What a node reports that has its own memory less what it lent, and some of others'. Half of the nodes are in
-/// need.
+/// Holdings of a node that lent some memory and borrowed some; about half of the nodes are in need.
 fn holdings(count: u32, node: NodeId, random: &mut Random) -> Holdings {
     let lent = HOME_PAGES / 8;
     let at = |step: u32| NodeId((node.0 - 1 + step * (count / 8).max(1)) % count + 1);
@@ -327,7 +327,7 @@ fn resident_bytes() -> anyhow::Result<u64> {
     kib.map(|kib| kib << 10).context("/proc/self/status has no VmRSS")
 }
 
-/// Numbers that are the same in each run (Marsaglia's xorshift).
+/// Pseudo-random numbers, the same in each run (Marsaglia's xorshift).
 struct Random(u64);
 
 impl Random {

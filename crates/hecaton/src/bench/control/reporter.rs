@@ -1,7 +1,8 @@
-//! Nodes of a large cluster that are not there: what each says of itself every second, to a manager that is measured.
+//! Nodes of a large cluster that are not there: what each says of itself every second, to a manager
+//! that is measured.
 //!
-//! They say that they have acted upon what they were told, as real ones do, and remember nothing else of it: what
-//! thousands of them know of each other is not the manager's memory.
+//! They say that they have acted upon what they were told, as real ones do, and remember nothing
+//! else of it: what thousands of them know of each other is not the manager's memory.
 
 use hecaton_donor::{Snapshot, SpaceSnapshot};
 use hecaton_memory::{Epoch, SpaceId, pages_to_bytes};
@@ -23,7 +24,8 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// The node `at` of so many, with so many consumers, which have half of their memory at the next one.
+    /// The node `at` of so many, with so many consumers, which have half of their memory at the
+    /// next one.
     pub(crate) fn new(at: u32, of: u32, consumers: u32) -> Reporter {
         let name = name(at);
         let pages = HOME_PAGES;

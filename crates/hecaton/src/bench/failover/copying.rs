@@ -1,5 +1,5 @@
-//! How fast copies are made between donors: anew after a loss, or elsewhere when a donor drains; and
-//! what that costs the faults of the program whose pages they are.
+//! How fast copies are made between donors: anew after a loss, or elsewhere when a donor drains;
+//! and what that costs the faults of the program whose pages they are.
 
 use super::{Site, steady::Steady};
 use crate::bench::world::interrupt;
@@ -47,8 +47,8 @@ pub(super) struct Copying {
     pub(super) aim_fault_ratio: f64,
 }
 
-/// A donor drains, and one is lost with its memory where there are hosts that can be lost, while copying for
-/// the program is limited so.
+/// A donor drains, and one is lost with its memory where there are hosts that can be lost, while
+/// copying for the program is limited so.
 pub(super) fn at_limit(
     site: &mut Site,
     (pages, limit): (u64, Size),

@@ -1,5 +1,5 @@
-//! What a second copy of each page, encryption, and an erasure code cost faults: those of `bench fault`, on one
-//! kind of pool memory and on another in turns.
+//! Measures what a second copy of each page, encryption and an erasure code add to faults.
+//! The faults are those of `bench fault`, on the kinds of pool memory in turns.
 
 use crate::bench::fault;
 use crate::bench::measure::stats::Spread;
@@ -10,10 +10,10 @@ use hecaton_memory::{Size, pages_for_bytes};
 use serde::Serialize;
 use std::{net::SocketAddr, path::Path};
 
-/// How often each is measured.
+/// Measurements of each kind of pool memory.
 const ROUNDS: usize = 3;
 
-/// Medians of the rounds; each value in them is a median, too.
+/// Medians over the rounds; each round's value is itself a median.
 #[derive(Serialize)]
 pub(super) struct Mirroring {
     rounds: usize,
@@ -24,19 +24,19 @@ pub(super) struct Mirroring {
     two_evicting_fault_p50_us: f64,
     evicting_fault_ratio: f64,
     aim_ratio: f64,
-    /// With one copy.
+    /// Encrypted memory, with one copy.
     encrypted_fault_p50_us: f64,
     encrypted_evicting_fault_p50_us: f64,
-    /// To one copy that is not encrypted.
+    /// Ratio to one copy that is not encrypted.
     encrypted_fault_ratio: f64,
     encrypted_evicting_fault_ratio: f64,
-    /// Of memory that is coded, 4+2, and of the same in two copies, at six donors of an embedded cluster.
+    /// Memory coded 4+2, and the same memory in two copies, at six donors of an embedded cluster.
     coded_fault_p50_us: f64,
     uncoded_fault_p50_us: f64,
     coded_fault_ratio: f64,
 }
 
-/// What is measured.
+/// Parameters of the measurement.
 pub(super) struct Faults {
     pages: u64,
     samples: u64,
@@ -50,7 +50,7 @@ impl Faults {
         Self { pages, samples: (pages / 2).min(20_000), rounds }
     }
 
-    /// On that cluster, but for what is coded: that is on one of its own, in `dir`.
+    /// Measures on `cluster`. Coded memory is measured on a cluster of its own, in `dir`.
     pub(super) fn measure(
         &self,
         cluster: &Cluster,
@@ -91,10 +91,10 @@ impl Faults {
         })
     }
 
-    /// Of coded memory, and of the same in two copies.
+    /// Medians in microseconds for coded memory, and for the same memory in two copies.
     fn coded(&self, dir: &Path) -> anyhow::Result<(f64, f64)> {
         let Self { pages, samples, rounds } = *self;
-        // Two copies of region and ballast.
+        // Enough for two copies of the region and the ballast.
         let bytes = hecaton_memory::pages_to_bytes(pages) * 6;
         let cluster = Cluster::start(CODE_DONORS, bytes, &dir.join("coded"))?;
         let wire = crate::bench::measure::wire::serve()?;

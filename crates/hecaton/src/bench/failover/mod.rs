@@ -4,8 +4,9 @@
 //! stopped and cut off one after the other. What counts is the longest of its accesses, beside the
 //! longest of as long a time without a failure.
 //!
-//! Each node is on a host of its own, a network namespace, where the machine allows that. Elsewhere an
-//! embedded cluster takes their place: no host can be cut off then, and none can lose its memory.
+//! Each node is on a host of its own, a network namespace, where the machine allows that. Elsewhere
+//! an embedded cluster takes their place: no host can be cut off then, and none can lose its
+//! memory.
 
 mod copying;
 mod failing;
@@ -41,12 +42,12 @@ pub(crate) struct Args {
     /// Memory of the program; half of it may be local.
     #[arg(long, default_value = "512M")]
     size: Size,
-    /// Limits of copying to compare, in bytes a second: what `--copying` of `hecaton run` takes. One
-    /// that is never reached shows what donors can do.
+    /// Limits of copying to compare, in bytes a second: what `--copying` of `hecaton run` takes.
+    /// One that is never reached shows what donors can do.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_value = "950M,1T")]
     copying: Vec<Size>,
-    /// What the link of each host carries each way, in Gbit/s; without it, as much as this machine can
-    /// copy.
+    /// What the link of each host carries each way, in Gbit/s; without it, as much as this machine
+    /// can copy.
     #[arg(long, value_name = "GBITS", value_parser = clap::value_parser!(u16).range(1..=1000))]
     link: Option<u16>,
     #[command(flatten)]

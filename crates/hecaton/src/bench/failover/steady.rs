@@ -1,5 +1,5 @@
-//! The program whose faults are measured: it touches random pages of memory that has two copies, and
-//! tells how long that took.
+//! The program whose faults are measured: it touches random pages of memory that has two copies,
+//! and tells how long that took.
 
 use crate::bench::program::steady::{Ready, Window};
 use crate::bench::world::cluster::{Cluster, PoolMemory};
@@ -16,7 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long an access may take before the program counts as stuck: longer than a donor is waited for.
+/// How long an access may take before the program counts as stuck: longer than a donor is waited
+/// for.
 const STUCK: Duration = Duration::from_secs(90);
 
 /// How long copies may take to be made anew.
@@ -30,8 +31,8 @@ pub(super) struct Steady {
 }
 
 impl Steady {
-    /// Starts it with so many pages, and half of that local, for which so many bytes a second are copied at
-    /// most; it is filled, and all copies are there.
+    /// Starts it with so many pages, and half of that local, for which so many bytes a second are
+    /// copied at most; it is filled, and all copies are there.
     pub(super) fn start(cluster: &Cluster, pages: u64, copying: Size) -> anyhow::Result<Self> {
         let pool = PoolMemory::CopiedAt(copying);
         let mut command = cluster.run_own(pages_to_bytes(pages / 2), pool, "steady");

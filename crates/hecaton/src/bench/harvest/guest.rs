@@ -1,4 +1,5 @@
-//! A harvest VM of the bench: a machine with a virtio-mem device, its monitor, and the port to the manager inside.
+//! A harvest VM of the bench: a machine with a virtio-mem device, its monitor, and the port to the
+//! manager inside.
 
 use super::{BLOCK, Sizes, loads::Load, ways::Way};
 use crate::bench::machine::kit::Kit;
@@ -245,7 +246,8 @@ while kill -0 $pid 2>/dev/null; do sleep 0.1; done",
         Ok(())
     }
 
-    /// Tells the manager how much memory the device will have in the end. The number of that notice.
+    /// Tells the manager how much memory the device will have in the end. The number of that
+    /// notice.
     pub(super) fn announce(&mut self, target: u64) -> anyhow::Result<u64> {
         self.notices += 1;
         let message = HostMessage::Target {

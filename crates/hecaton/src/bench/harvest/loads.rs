@@ -1,4 +1,4 @@
-//! What the guests do meanwhile: nothing, as in figure 6 of the paper, and the loads of its figure 7.
+//! Defines the guests' loads: idle, as in figure 6 of the paper, and those of its figure 7.
 
 use super::guest::Guest;
 use crate::bench::machine::program_in_guest;
@@ -29,11 +29,11 @@ pub(super) enum Load {
 }
 
 impl Load {
-    /// Those of which the guests are up at the same time.
+    /// Groups of loads whose guests run at the same time.
     pub(super) const TOGETHER: [&[Self]; 4] =
         [&[Self::Idle, Self::IdleUnzeroed], &[Self::Busy], &[Self::FullSmall], &[Self::FullHuge]];
 
-    /// The name of its guest, and of its files.
+    /// Names the guest with this load, and its files.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -44,7 +44,7 @@ impl Load {
         }
     }
 
-    /// What the guest's kernel is told.
+    /// Arguments of this load for the guest's kernel.
     pub(super) const fn kernel(self) -> &'static str {
         match self {
             Self::IdleUnzeroed => "init_on_alloc=0",
@@ -60,7 +60,7 @@ impl Load {
         }
     }
 
-    /// The command by which the manager tells the application, if there is one.
+    /// Shell script by which the manager tells an application its limit, or one that does nothing.
     pub(super) const fn hook(self) -> &'static str {
         match self.pages() {
             Some(_) => {
@@ -72,12 +72,12 @@ while read -r held </tmp/application/held && [ $held -gt $HECATON_LIMIT_BYTES ];
         }
     }
 
-    /// Begins.
+    /// Starts the load in the guest.
     pub(super) fn start(self, guest: &mut Guest<'_>) -> anyhow::Result<()> {
         let program = match (self, self.pages()) {
             (_, Some(pages)) => {
                 let pages = if pages == Pages::Huge { "huge" } else { "small" };
-                // Whoever has to go for want of memory, it is this one.
+                // When memory runs out, the OOM killer must choose this process.
                 format!(
                     "mkdir -p /tmp/application; echo 1000 >/proc/self/oom_score_adj; exec {} bench \
                      program application --dir /tmp/application --pages {pages}",
@@ -91,7 +91,7 @@ while read -r held </tmp/application/held && [ $held -gt $HECATON_LIMIT_BYTES ];
         guest.shell(&script).map(drop)
     }
 
-    /// Whether the guest's kernel has killed what was started, for want of memory. That it ended by itself is an error.
+    /// Whether the guest's OOM killer has killed the load. A load that ended otherwise is an error.
     pub(super) fn was_killed(self, guest: &mut Guest<'_>) -> anyhow::Result<bool> {
         if matches!(self, Self::Idle | Self::IdleUnzeroed) {
             return Ok(false);
@@ -105,7 +105,7 @@ echo dead; dmesg -c | grep 'Out of memory'; tail -n 2 /tmp/load.log",
         Ok(true)
     }
 
-    /// Waits until the application, if there is one, has what the manager has granted it: all but `reserve` bytes.
+    /// Waits until the application, if any, holds the manager's grant: all but `reserve` bytes.
     pub(super) fn wait_full(self, guest: &mut Guest<'_>, reserve: u64) -> anyhow::Result<()> {
         if self.pages().is_none() {
             return Ok(());

@@ -1,12 +1,12 @@
-//! `bench harvest`: how fast harvest VMs give their memory back, by the figures 6 and 7 of "Memory-Harvesting VMs in
-//! Cloud Platforms" (2022, section 6.2).
+//! `bench harvest`: how fast harvest VMs give their memory back, by the figures 6 and 7 of
+//! "Memory-Harvesting VMs in Cloud Platforms" (2022, section 6.2).
 //!
-//! What is compared are ways of asking the same guest in the same round, in turns, and what counts is how many times as fast
-//! as stock settings they are. Guests are emulated (TCG): their processors are slow, and what they do with memory
-//! weighs more than it would under KVM.
+//! What is compared are ways of asking the same guest in the same round, in turns, and what counts
+//! is how many times as fast as stock settings they are. Guests are emulated (TCG): their
+//! processors are slow, and what they do with memory weighs more than it would under KVM.
 //!
-//! The host's part is played by the bench itself, with nothing else that an agent does between two looks: no
-//! broker, no buffer, nobody who waits.
+//! The host's part is played by the bench itself, with nothing else that an agent does between two
+//! looks: no broker, no buffer, nobody who waits.
 
 mod arrivals;
 mod fragmentation;
@@ -52,7 +52,8 @@ pub(crate) struct Args {
     /// Only under these loads, of one guest.
     #[arg(long, value_enum, value_delimiter = ',')]
     load: Vec<Load>,
-    /// Seconds after which a guest that has not given all is given up; what it gave until then counts.
+    /// Seconds after which a guest that has not given all is given up; what it gave until then
+    /// counts.
     #[arg(long, default_value_t = 60)]
     limit_s: u64,
     /// Seconds that an hour of arrivals is replayed in, for each host and each buffer.
@@ -103,7 +104,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// A guest keeps a third of what it can harvest, so that an application can be full and has somewhere to go.
+    /// A guest keeps a third of what it can harvest, so that an application can be full and has
+    /// somewhere to go.
     fn of(reclaim: u64, batch: u64) -> anyhow::Result<Self> {
         let (reclaim, batch) = (reclaim / BLOCK * BLOCK, batch / BLOCK * BLOCK);
         ensure!(reclaim >= LEAST, "--reclaim is to be {} at least", Size(LEAST));

@@ -12,8 +12,8 @@ pub(super) struct Turn {
     pub(super) way: Way,
 }
 
-/// All ways with all guests in each round; each round begins with another one, so that none is always the first
-/// after whatever the machine did.
+/// All ways with all guests in each round; each round begins with another one, so that none is
+/// always the first after whatever the machine did.
 pub(super) fn turns(rounds: usize, guests: usize) -> Vec<Turn> {
     let all: Vec<_> =
         Way::ALL.into_iter().flat_map(|way| (0..guests).map(move |guest| (guest, way))).collect();
@@ -62,14 +62,15 @@ pub(super) struct Result {
     /// Against stock settings in the same round, with the first of the guests that are up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) to_stock: Option<Spread>,
-    /// Of a guest that is told: against the same without a word, in the same round and with the same guest. What the paper calls
-    /// proactive and reactive.
+    /// Of a guest that is told: against the same without a word, in the same round and with the
+    /// same guest. What the paper calls proactive and reactive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) to_reactive: Option<Spread>,
     /// Seconds of it that the host waits for a guest that it has told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ready_s: Option<Spread>,
-    /// Times that it was measured; of these, that it had not given all in time, and that its application was killed.
+    /// Times that it was measured; of these, that it had not given all in time, and that its
+    /// application was killed.
     pub(super) measured: usize,
     pub(super) given_up: usize,
     pub(super) killed: usize,

@@ -1,4 +1,5 @@
-//! Figures 6 and 7 of the paper: how fast one guest gives its memory back, in all ways and under all loads.
+//! Figures 6 and 7 of the paper: how fast one guest gives its memory back, in all ways and under
+//! all loads.
 
 use super::{
     Bench,

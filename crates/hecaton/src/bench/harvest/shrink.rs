@@ -1,4 +1,4 @@
-//! What the host does to have memory back, until it has it.
+//! Reclaims guest memory as the host does, until done or out of time.
 
 use super::{
     guest::{Guest, TICK},
@@ -12,37 +12,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the manager in the guest may take to be ready; the agent waits no longer either.
+/// Limit for the manager in the guest to be ready; the agent waits no longer either.
 const READY: Duration = Duration::from_secs(2);
 
-/// How much, and how.
+/// The amount to reclaim, and the way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish {
     pub(super) way: Way,
-    /// What the device is to have in the end, in bytes.
+    /// Size of the device in the end, in bytes.
     pub(super) target: u64,
-    /// What is asked for at once, in ways that have batches.
+    /// Bytes of one request, in ways that have batches.
     pub(super) batch: u64,
-    /// When it is given up.
+    /// Time after which the shrink is given up.
     pub(super) limit: Duration,
 }
 
-/// How often a guest is asked once more at the most.
+/// Minimum time between two reminders to a guest.
 const BETWEEN_REMINDERS: Duration = Duration::from_secs(1);
 
-/// What the guest was told, and has not answered.
+/// A notice that the guest has not answered yet.
 struct Told {
-    /// With this number.
+    /// Number of the notice.
     id: u64,
-    /// The least that the device can have already, as the guest has said, in bytes.
+    /// Size in bytes that the device can shrink to already, as the guest has said.
     least: u64,
-    /// Since when it has its time.
+    /// Start of the guest's time limit.
     since: Instant,
-    /// When it was last asked for what it had not given; none before it has had its time.
+    /// Last request for memory that the guest has not given; none before its time is up.
     overdue: Option<Instant>,
 }
 
-/// One that is under way.
+/// A shrink in progress.
 pub(super) struct Shrink {
     wish: Wish,
     before: u64,
@@ -62,7 +62,7 @@ impl Shrink {
         Ok(Self { wish, before, begun, told, ready_seconds: None, requested: None, given: None })
     }
 
-    /// Goes on; what was given, once all is, or it is given up.
+    /// Continues the shrink. Returns what the guest gave, once it gave all or is given up.
     pub(super) fn step(&mut self, guest: &mut Guest<'_>) -> anyhow::Result<Option<Given>> {
         if self.given.is_some() {
             return Ok(self.given);
@@ -96,7 +96,7 @@ impl Shrink {
         Ok(self.given)
     }
 
-    /// What the guest says of its being ready. As the agent does it, one that gives late is asked once more.
+    /// Handles the guest's messages about being ready. Like the agent, it reminds a late guest.
     fn hear(&mut self, guest: &mut Guest<'_>) -> anyhow::Result<()> {
         while let Some(message) = guest.hear()? {
             let Some(told) = &mut self.told else { continue };
@@ -122,7 +122,7 @@ impl Shrink {
         Ok(())
     }
 
-    /// As the agent does it: at once what the guest has given, the rest when it is ready or has had its time.
+    /// Like the agent, asks at once for what the guest gave, else when it is ready or time is up.
     fn may_ask_for(&mut self, bytes: u64) -> bool {
         let Some(told) = &mut self.told else { return true };
         if told.overdue.is_some() {
@@ -138,7 +138,7 @@ impl Shrink {
     }
 }
 
-/// Has several guests give at the same time, each in its own way; what each has given.
+/// Shrinks several guests at the same time, each by `wish`. Returns what each gave.
 pub(super) fn shrink(guests: &mut [&mut Guest<'_>], wish: Wish) -> anyhow::Result<Vec<Given>> {
     let begin = |guest: &mut &mut Guest<'_>| Shrink::begin(guest, wish);
     let mut shrinks = guests.iter_mut().map(begin).collect::<anyhow::Result<Vec<_>>>()?;

@@ -1,4 +1,5 @@
-//! Several guests that give at the same time (section 6.2 of the paper: four give four times as much).
+//! Several guests that give at the same time (section 6.2 of the paper: four give four times as
+//! much).
 
 use super::{
     Bench,

@@ -1,4 +1,5 @@
-//! The ways in which a host can have its memory back: what figure 6 of the paper compares, and its notification.
+//! The ways in which a host can have its memory back: what figure 6 of the paper compares, and its
+//! notification.
 
 use serde::Serialize;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! What guests are made of: a kernel, an archive of programs, and QEMU, as `scripts/guest.sh` builds
-//! them.
+//! Finds the parts of guests, and builds QEMU's command lines.
+//! The parts are a kernel, an archive of programs and QEMU, as `scripts/guest.sh` builds them.
 
 use super::overlay;
 use crate::bench::world::process::{require, tool};
@@ -21,20 +21,20 @@ pub(in crate::bench) struct KitArgs {
     guest: Option<PathBuf>,
 }
 
-/// The parts, found and ready.
+/// The parts of a guest, found and ready.
 pub(in crate::bench) struct Kit {
     kernel: PathBuf,
     initramfs: PathBuf,
     qemu: PathBuf,
     /// Arguments that this QEMU needs.
     own: Vec<OsString>,
-    /// What QEMU says that it is.
+    /// The first line of QEMU's `--version`.
     pub(in crate::bench) version: String,
 }
 
 impl Kit {
-    /// Where the arguments say, else where `scripts/guest.sh` leaves it beside a build; the archive for the guests goes
-    /// to `scratch`.
+    /// Looks where the arguments say, else where `scripts/guest.sh` puts the guest beside a build.
+    /// Writes the archive for the guests to `scratch`.
     pub(in crate::bench) fn find(args: &KitArgs, scratch: &Path) -> anyhow::Result<Self> {
         ensure!(cfg!(target_arch = "x86_64"), "the guest is one for x86-64, and this host is not");
         let dir = match &args.guest {
@@ -69,7 +69,7 @@ impl Kit {
         Ok(Self { kernel, initramfs, qemu, own, version })
     }
 
-    /// QEMU and its arguments, for a machine that is there and never begins; without its memory.
+    /// QEMU and its arguments for a machine that exists but never runs, without those for memory.
     pub(in crate::bench) fn paused(&self) -> Vec<OsString> {
         let mut words = vec![self.qemu.clone().into_os_string()];
         words.extend(self.own.iter().cloned());
@@ -78,8 +78,9 @@ impl Kit {
         words
     }
 
-    /// QEMU and its arguments, for a guest whose kernel speaks into the file `console`, and whose standard
-    /// input and output are the bench's. The kernel is told these words, too. Without `memory` others say how much it has.
+    /// QEMU and its arguments for a guest whose kernel logs to the file `console`. Standard input
+    /// and output are the bench's. The kernel also gets the arguments `kernel`. Without `memory`,
+    /// other arguments set how much memory the guest has.
     pub(in crate::bench) fn command_line(
         &self,
         memory: Option<u64>,
@@ -104,8 +105,7 @@ impl Kit {
         words.extend(["-serial".into(), console_file, "-serial".into(), "stdio".into()]);
         words.extend(["-kernel".into(), self.kernel.clone().into()]);
         words.extend(["-initrd".into(), self.initramfs.clone().into()]);
-        // A kernel's check of the timer fails now and then where a processor is emulated on a busy
-        // host.
+        // The kernel's timer check sometimes fails on an emulated processor of a busy host.
         let script = base64(script.as_bytes());
         let line =
             format!("console=ttyS0 quiet no_timer_check panic=-1 {kernel} hecaton.script={script}");
@@ -114,7 +114,7 @@ impl Kit {
     }
 }
 
-/// `target/guest`, of the directory that this executable was built in.
+/// `target/guest` of the build directory of this executable.
 fn beside_the_build() -> anyhow::Result<PathBuf> {
     let program = crate::bench::world::cluster::this_program()?;
     let target = program.ancestors().nth(2).context("this executable is in no directory")?;

@@ -39,7 +39,8 @@ pub(in crate::bench) enum Memory<'a> {
     Pool { cluster: &'a Cluster, local: u64 },
     /// As plain, and QEMU and the guest's kernel are told more.
     Told { qemu: Vec<OsString>, kernel: String },
-    /// What these words say that QEMU is put behind, as `hecaton vm create` does; the guest's kernel is told more.
+    /// What these words say that QEMU is put behind, as `hecaton vm create` does; the guest's
+    /// kernel is told more.
     Created { launcher: Vec<OsString>, kernel: String },
 }
 

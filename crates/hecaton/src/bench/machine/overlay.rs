@@ -1,9 +1,9 @@
-//! What is put into the guest beside what `scripts/guest.sh` has built: this executable, which does
-//! there what the bench asks for, and the libraries that it needs.
+//! Adds this executable and its libraries to the guest that `scripts/guest.sh` built.
 //!
-//! The kernel unpacks one archive after the other, the first one compressed and this one not. The guest's
-//! own libraries stay as they are: the executable is started by its own loader with its own
-//! directory of libraries.
+//! In the guest, the executable carries out the bench's requests. The kernel unpacks one archive
+//! after the other: the first one is compressed, the added one is not. The guest's own libraries
+//! stay unchanged, because the executable starts through its own loader with its own library
+//! directory.
 
 use crate::bench::world::cluster::this_program;
 use crate::bench::world::process::tool;
@@ -14,18 +14,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Where it all is in the guest.
+/// Directory of the added files in the guest.
 const DIR: &str = "hecaton";
 
 /// The loader's name in the guest.
 const LOADER: &str = "ld.so";
 
-/// The words that start this executable in the guest.
+/// The command that starts this executable in the guest.
 pub(in crate::bench) fn program() -> String {
     format!("/{DIR}/{LOADER} --library-path /{DIR} /{DIR}/hecaton")
 }
 
-/// Writes the guest's archive to `to`, with what is added to it.
+/// Writes the guest's archive to `to`, with the added files.
 pub(in crate::bench) fn write(initramfs: &Path, to: &Path) -> anyhow::Result<()> {
     let base = fs::read(initramfs)
         .with_context(|| format!("cannot read the guest's {}", initramfs.display()))?;
@@ -61,8 +61,8 @@ struct Library {
     path: PathBuf,
 }
 
-/// What `ldd` says: `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)`, and the loader by its path
-/// alone. The vDSO has no file.
+/// Parses lines of `ldd`: `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)`, and the path alone
+/// for the loader. The vDSO has no file.
 fn libraries(ldd: &str) -> Vec<Library> {
     let library = |line: &str| {
         let line = line.trim();
@@ -73,8 +73,8 @@ fn libraries(ldd: &str) -> Vec<Library> {
     ldd.lines().filter_map(library).collect()
 }
 
-/// An executable without what the kernel never loads: symbols and debugging information are most of
-/// a file, and would be memory of the guest.
+/// Cuts off the parts of an executable that the kernel never loads. Symbols and debugging
+/// information are most of the file, and would occupy memory of the guest.
 fn loadable(elf: &[u8]) -> anyhow::Result<Vec<u8>> {
     const SEGMENT_OFFSET: usize = 8;
     const SEGMENT_FILE_SIZE: usize = 32;
@@ -95,13 +95,13 @@ fn loadable(elf: &[u8]) -> anyhow::Result<Vec<u8>> {
         end = end.max(segment_end);
     }
     let mut loaded = elf.get(..end).context("this executable is cut off")?.to_vec();
-    // Where the section headers were, how many, and which of them names the others.
+    // Clears the section headers' offset, count and name index: these headers are cut off.
     loaded[40..48].fill(0);
     loaded[60..64].fill(0);
     Ok(loaded)
 }
 
-/// An archive in cpio's "newc" format (kernel: Documentation/driver-api/early-userspace/buffer-format.rst).
+/// A cpio archive, "newc" (kernel: Documentation/driver-api/early-userspace/buffer-format.rst).
 struct Archive<W> {
     to: W,
     written: usize,
@@ -123,8 +123,8 @@ impl<W: Write> Archive<W> {
         self.files += 1;
         let length = u32::try_from(contents.len()).map_err(io::Error::other)?;
         let name_length = u32::try_from(name.len() + 1).map_err(io::Error::other)?;
-        // Inode, mode, user, group, links, time, length, device twice, their device twice, length of
-        // the name, checksum.
+        // Inode, mode, user, group, links, time, length, device (major, minor), number of a device
+        // node (major, minor), length of the name, checksum.
         let fields = [self.files, mode, 0, 0, 1, 0, length, 0, 0, 0, 0, name_length, 0];
         let fields: String = fields.iter().map(|field| format!("{field:08x}")).collect();
         self.put(format!("070701{fields}{name}\0").as_bytes())?;
@@ -164,7 +164,7 @@ mod tests {
         let mut mode = fs::metadata(&path).unwrap().permissions();
         std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
         fs::set_permissions(&path, mode).unwrap();
-        // Other tests fork while the file is open for writing, so through the loader, which only reads.
+        // Other tests fork while the file is open for writing. The loader runs it; it only reads.
         let libraries = libraries(&tool("ldd", &[path.to_str().unwrap()]).unwrap());
         let loader = libraries.iter().find(|library| library.name == LOADER).unwrap();
         let listed = Command::new(&loader.path).arg(&path).arg("--list").output().unwrap();

@@ -1,4 +1,4 @@
-//! What is measured beside plain pool memory, to say what it costs.
+//! Measures encryption and TLS beside plain pool memory, to show their cost.
 
 use crate::bench::Common;
 use crate::bench::world::certified::Certified;
@@ -17,7 +17,7 @@ pub(crate) struct Beside {
     tls: bool,
 }
 
-/// What was measured with each.
+/// Results for each kind of pool memory.
 pub(crate) struct Measured<T> {
     pub(crate) plain: T,
     pub(crate) encrypted: Option<T>,
@@ -25,8 +25,8 @@ pub(crate) struct Measured<T> {
 }
 
 impl Beside {
-    /// Measures on a cluster that lends at least `bytes`, with its files in `dir`, and on another one for TLS.
-    /// `measure` is told what to call it, in words that follow others.
+    /// Measures on a cluster that lends at least `bytes`, with its files in `dir`, and on another
+    /// cluster for TLS. `measure` receives the kind's name as a suffix for messages.
     pub(crate) fn measure<T>(
         &self,
         common: &Common,
@@ -41,7 +41,7 @@ impl Beside {
         let plain = measure(&cluster, PoolMemory::Plain, "")?;
         let encrypted = self.encrypt.then(|| measure(&cluster, PoolMemory::Encrypted, ENCRYPTED));
         let encrypted = encrypted.transpose()?;
-        // One at a time: what is idle takes processors, too.
+        // One cluster at a time: an idle one takes processor time, too.
         drop(cluster);
         let tls = self.tls.then(|| {
             let certified = Certified::start(DONORS, bytes, &dir.join("certified"))?;
@@ -55,14 +55,14 @@ const ENCRYPTED: &str = ", encrypted";
 const TLS: &str = ", over TLS";
 
 impl<T> Measured<T> {
-    /// Each, with the words for it.
+    /// Each result, with the kind's name as a suffix.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&T, &'static str)> {
         let beside = [(&self.encrypted, ENCRYPTED), (&self.tls, TLS)];
         let beside = beside.into_iter().filter_map(|(of, how)| Some((of.as_ref()?, how)));
         [(&self.plain, "")].into_iter().chain(beside)
     }
 
-    /// Of those beside plain memory: something that is said of both.
+    /// Compares the encrypted result and the TLS result with the plain one.
     pub(crate) fn compare<'a, U>(
         &'a self,
         compare: impl Fn(&'a T, &'a T) -> U,

@@ -1,8 +1,8 @@
-//! As much of the Redis protocol as the benches need: keys filled with values of their own, and read
-//! again.
+//! As much of the Redis protocol as the benches need: keys filled with values of their own, and
+//! read again.
 //!
-//! redis-benchmark writes one and the same value to every key, which any compressing peer would make
-//! vanish, and compares nothing. The keys have the names that it asks for.
+//! redis-benchmark writes one and the same value to every key, which any compressing peer would
+//! make vanish, and compares nothing. The keys have the names that it asks for.
 
 use crate::bench::measure::region::noise;
 use crate::bench::world::interrupt;
@@ -100,8 +100,8 @@ impl Client {
         Ok(true)
     }
 
-    /// Reads random keys of a range, `count` of them in pipelined batches, and looks at the beginning of
-    /// each value.
+    /// Reads random keys of a range, `count` of them in pipelined batches, and looks at the
+    /// beginning of each value.
     pub(crate) fn query(
         &mut self,
         keys: Range<u64>,

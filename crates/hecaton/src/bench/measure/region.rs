@@ -20,8 +20,8 @@ impl Region {
         let bytes = pages_to_bytes(pages) as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // By libc, as an allocator does: what is mapped past it is found a tenth of a second later, and
-        // a small region is filled by then.
+        // By libc, as an allocator does: what is mapped past it is found a tenth of a second later,
+        // and a small region is filled by then.
         //
         // SAFETY: the kernel chooses the place, so no existing mapping is touched.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
@@ -37,7 +37,8 @@ impl Region {
     pub(crate) fn advise_huge(&self, is_huge: bool) -> anyhow::Result<()> {
         let advice = if is_huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
         let bytes = pages_to_bytes(self.pages) as usize;
-        // SAFETY: the range is this region's own mapping, and the advice does not change what is in it.
+        // SAFETY: the range is this region's own mapping, and the advice does not change what is in
+        // it.
         let result = unsafe { libc::madvise(self.start.as_ptr().cast(), bytes, advice) };
         if result != 0 {
             let error = std::io::Error::last_os_error();

@@ -1,10 +1,10 @@
-//! What is said about a series of measurements: median, spread, percentiles.
+//! Summarizes a series of measurements: median, spread, percentiles.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The median of some rounds beside the smallest and the largest.
+/// Median, smallest and largest value of some rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -13,7 +13,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Nothing without a measurement. Of an even number, the median is the mean of the middle two.
+    /// `None` without values. With an even number, the median is the mean of the middle two.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -51,7 +51,7 @@ impl Latencies {
         self.0.saturating_record(latency.as_nanos() as u64);
     }
 
-    /// Takes in what another one has.
+    /// Adds the latencies of `other`.
     pub(crate) fn add(&mut self, other: &Self) {
         self.0.add(&other.0).expect("their bounds are the same");
     }

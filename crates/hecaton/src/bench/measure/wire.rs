@@ -1,7 +1,8 @@
 //! The plain TCP that paging is compared with: no protocol of ours, no threads beside the two ends.
 //!
 //! A request is 16 bytes: how many bytes the answer has, and from which processor it is to come.
-//! With 4096 bytes that is the ping-pong of `bench fault`, with a gigabyte the stream of `bench stream`.
+//! With 4096 bytes that is the ping-pong of `bench fault`, with a gigabyte the stream of `bench
+//! stream`.
 //!
 //! Where the two ends run decides about a round trip: two threads that take turns on one processor
 //! wake each other in a microsecond or two, while waking a thread on another, sleeping processor

@@ -1,8 +1,8 @@
-//! What `bench vm` and `bench harvest` have do their bidding within a guest: one request a line on the standard input, one
-//! answer a line on the standard output, both JSON.
+//! Carries out requests of `bench vm` and `bench harvest` within a guest.
 //!
-//! All times are taken here, by the guest's clock and from the guest's processor: what a fault costs is
-//! what the instruction that faults costs, with everything that the hypervisor adds.
+//! Requests arrive on standard input and answers leave on standard output, one line of JSON each.
+//! All times are taken here, by the guest's clock on the guest's processor: the cost of a fault is
+//! that of the instruction that faults, with everything that the hypervisor adds.
 
 use crate::bench::measure::redis_client::Client;
 use crate::bench::measure::region::{Region, noise};
@@ -27,77 +27,77 @@ use std::{
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// What is asked.
+/// A request of the bench.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::bench) enum Request {
     /// Run this in a shell. Answered with [`Answer::Said`].
     Shell(String),
-    /// How much memory could be used. Answered with [`Answer::Available`].
+    /// Report the available memory. Answered with [`Answer::Available`].
     Available,
-    /// Let go of the region, if there is one, and fill one of so many pages.
+    /// Release the region, if any, and fill a new one of `pages` pages.
     Fill { pages: u64 },
-    /// Touch so many pages of the region in random order, each once, every odd one to write.
+    /// Touch `samples` untouched pages of the region in random order; write to those that are odd.
     /// Answered with [`Answer::Touched`].
     Touch { samples: u64 },
-    /// Write to random pages of other memory in so many threads, until [`Request::Calm`].
+    /// Write to random ones of `pages` other pages in `threads` threads, until [`Request::Calm`].
     Storm { pages: u64, threads: u32 },
     /// End the storm. Answered with [`Answer::Stormed`].
     Calm,
-    /// Start a Redis server and set so many keys.
+    /// Start a Redis server and set this number of keys.
     Keys(u64),
-    /// Read so many random ones of these keys. Answered with [`Answer::Queried`].
+    /// Read `count` random keys of the range `keys`. Answered with [`Answer::Queried`].
     Query { keys: Range<u64>, count: u64 },
-    /// Compare a sample of all keys with what was set.
+    /// Compare a sample of all keys with the values that were set.
     Compare,
 }
 
-/// What came of it.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::bench) enum Answer {
-    /// This was done.
+    /// The request was carried out.
     Done,
-    /// It did not work, and why.
+    /// The request failed, for this reason.
     Failed(String),
     /// The shell's output.
     Said(String),
-    /// Bytes.
+    /// Available memory, in bytes.
     Available(u64),
     /// How long the accesses took.
     Touched(Touched),
-    /// Pages that a storm has written to, and for how long.
+    /// Page writes of a storm, and how long it lasted.
     Stormed { pages: u64, seconds: f64 },
     /// How long the queries took.
     Queried { seconds: f64 },
 }
 
-/// What [`Request::Touch`] has measured.
+/// Measurements of [`Request::Touch`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) struct Touched {
-    /// First accesses to a page since the region was filled, as far as they took [`FAULT_AT_LEAST`].
+    /// First accesses to a page since the region was filled that took at least [`FAULT_AT_LEAST`].
     pub(in crate::bench) faulted: Percentiles,
-    /// The same pages again at once: what measuring costs, and an access that does not fault.
+    /// Accesses right after those: the cost of measuring, and of an access without a fault.
     pub(in crate::bench) again: Percentiles,
 }
 
-/// No fault is as short: to wake a pager and to be woken takes longer. No access without one is as
-/// long, unless it is interrupted. A guest cannot see which of its pages are at a donor; the pager, which
-/// counts its faults, says how many they were.
+/// Every fault takes longer: a pager must wake, and then wake the guest. An access without a fault
+/// is shorter, unless it is interrupted. A guest cannot see which of its pages are at a donor; the
+/// pager counts the faults and reports how many they were.
 const FAULT_AT_LEAST: Duration = Duration::from_micros(3);
 
-/// Where Redis listens in the guest.
+/// The port on which Redis listens in the guest.
 const REDIS_PORT: u16 = 6379;
 
-/// Emulated, it starts slowly.
+/// Redis starts slowly on an emulated processor.
 const REDIS_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What setting all keys may take.
+/// Limit for setting all keys.
 const FILL_PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) fn run() -> anyhow::Result<()> {
     let mut guest = Guest::default();
-    // Says that from now on it listens.
+    // Tells the bench that requests are accepted from now on.
     println!("{}", serde_json::to_string(&Answer::Done)?);
     for line in std::io::stdin().lock().lines() {
         let answer = match serde_json::from_str(&line?) {
@@ -122,7 +122,7 @@ struct Guest {
 struct Filled {
     region: Region,
     pages: u64,
-    /// Those that were not touched yet, in the order in which they will be.
+    /// Pages that were not touched yet; the last one is touched next.
     untouched: Vec<u32>,
 }
 
@@ -237,7 +237,7 @@ impl Filled {
     }
 }
 
-/// Threads that write to random pages for as long as they are let.
+/// Threads that write to random pages until `over` is set.
 struct Storm {
     threads: Vec<JoinHandle<anyhow::Result<()>>>,
     over: Arc<AtomicBool>,
@@ -246,7 +246,7 @@ struct Storm {
 }
 
 impl Storm {
-    /// Once the memory has been filled.
+    /// Starts the threads, and returns when all have filled their memory.
     fn start(pages: u64, threads: u32) -> anyhow::Result<Self> {
         let share = pages / u64::from(threads.max(1));
         ensure!(share > 0, "{pages} pages are too few for {threads} threads");

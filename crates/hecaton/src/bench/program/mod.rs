@@ -1,8 +1,8 @@
 //! The programs that the benches run on pool memory, as hidden subcommands of `hecaton bench`.
 //!
 //! They are ordinary programs to the pager: dynamically linked, with no knowledge of Hecaton. That
-//! they live in this executable is so that an installed `hecaton` can measure without further files.
-//! A program reports as one line of JSON on its standard output.
+//! they live in this executable is so that an installed `hecaton` can measure without further
+//! files. A program reports as one line of JSON on its standard output.
 
 pub(super) mod application;
 pub(super) mod guest;

@@ -1,8 +1,8 @@
-//! Who has each page of this machine's memory: a process, others, or nobody. As figure 9 of "Memory-Harvesting VMs in Cloud
-//! Platforms" (2022) shows it.
+//! Finds each memory page's owner on this machine: a process, others, or none.
+//! Figure 9 of "Memory-Harvesting VMs in Cloud Platforms" (2022) shows the same.
 //!
-//! The kernel tells of each page (`/proc/kpageflags`) and of each process's pages (`/proc/PID/pagemap`), to root only. Between
-//! the two looks pages may change hands; a process that rests has none that do.
+//! The kernel describes each page (`/proc/kpageflags`) and a process's pages (`/proc/PID/pagemap`)
+//! to root only. Between the two reads pages may change owners, except those of a resting process.
 
 use anyhow::{Context as _, ensure};
 use hecaton_memory::PAGE_SIZE;
@@ -17,21 +17,21 @@ pub(crate) struct Args {
     pid: u32,
 }
 
-/// Pages that are there, from `first` on.
+/// Consecutive pages of memory, from `first` on.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(in crate::bench) struct Stretch {
     /// The number of the first page.
     pub(in crate::bench) first: u64,
-    /// [`Owner`]s of two pages in each digit (hexadecimal), the first one in its upper half.
+    /// Hexadecimal digits with the [`Owner`]s of two pages each, the first in the upper half.
     pub(in crate::bench) owners: String,
 }
 
-/// Who has a page.
+/// The owner of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::bench) enum Owner {
-    /// It is not the machine's (any more).
+    /// The page is not, or no longer, the machine's.
     Gone,
-    /// Nobody.
+    /// The page has no owner.
     Free,
     /// The process.
     Process,
@@ -49,7 +49,7 @@ const BUDDY: u64 = 1 << 10;
 const NO_PAGE: u64 = 1 << 20;
 const OFFLINE: u64 = 1 << 23;
 
-/// Of an entry of `/proc/PID/pagemap`.
+/// Bits of an entry of `/proc/PID/pagemap`.
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
@@ -77,14 +77,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Vec<Stretch>> {
         .collect()
 }
 
-/// The pages that a process has, in order.
+/// Page frame numbers of a process, sorted.
 fn frames(pid: u32) -> anyhow::Result<Vec<u64>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))
         .with_context(|| format!("process {pid}"))?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
     let mut frames = Vec::new();
     for line in maps.lines() {
-        // The kernel's own, beyond what can be mapped.
+        // A page of the kernel, beyond the addresses that can be mapped.
         if line.ends_with("[vsyscall]") {
             continue;
         }
@@ -100,7 +100,7 @@ fn frames(pid: u32) -> anyhow::Result<Vec<u64>> {
     Ok(frames)
 }
 
-/// Where there is memory, in pages; ends of it that are parts of a page are left out.
+/// Ranges of memory in pages, without partial pages at the ends.
 fn memory(iomem: &str) -> Vec<Range<u64>> {
     let page = PAGE_SIZE as u64;
     let ranges = iomem.lines().filter_map(|line| {
@@ -117,7 +117,7 @@ fn hexadecimal(range: &str) -> Option<Range<u64>> {
     Some(number(start)?..number(end)?)
 }
 
-/// Entries of eight bytes each, of a file of the kernel's.
+/// Reads entries of eight bytes each from a file of the kernel.
 fn entries(file: &File, range: Range<u64>, mut each: impl FnMut(u64, u64)) -> anyhow::Result<()> {
     let mut at = range.start;
     while at < range.end {
@@ -153,7 +153,7 @@ fn digits(owners: &[Owner]) -> String {
 }
 
 impl Stretch {
-    /// The pages again. Of an odd number there is one more, which is gone.
+    /// Decodes the owners. For an odd number of pages, adds one [`Owner::Gone`].
     pub(in crate::bench) fn pages(&self) -> anyhow::Result<Vec<Owner>> {
         let digit = |digit: char| digit.to_digit(16).context("owners are hexadecimal digits");
         let digits = self.owners.chars().map(digit).collect::<anyhow::Result<Vec<u32>>>()?;
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(owner(BUDDY, false), Owner::Free);
         assert_eq!(owner(1 << 5, true), Owner::Process);
         assert_eq!(owner(1 << 5, false), Owner::Other);
-        // Was freed between the two looks.
+        // The page was freed between the two reads.
         assert_eq!(owner(BUDDY, true), Owner::Free);
         assert_eq!(owner(NO_PAGE, true), Owner::Gone);
         assert_eq!(owner(OFFLINE | BUDDY, false), Owner::Gone);
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn this_process_has_pages() {
         let frames = frames(std::process::id()).unwrap();
-        // Whoever is not root is shown zeros.
+        // The kernel shows zeros to users other than root.
         assert!(frames.len() > 100 && frames.is_sorted());
     }
 }

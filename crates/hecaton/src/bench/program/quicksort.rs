@@ -15,7 +15,8 @@ pub(crate) struct Args {
     count: usize,
 }
 
-/// Both parts' times, and the most memory that was resident; the order and the sum of the result are checked.
+/// Both parts' times, and the most memory that was resident; the order and the sum of the result
+/// are checked.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Report {
     fill_s: f64,

@@ -1,5 +1,5 @@
-//! Several quicksorts at a time, each in a process of its own (MemX, figure 7), and how long each took: those that share
-//! a client's memory are to have fair shares of it.
+//! Several quicksorts at a time, each in a process of its own (MemX, figure 7), and how long each
+//! took: those that share a client's memory are to have fair shares of it.
 
 use super::quicksort;
 use crate::bench::world::cluster::this_program;

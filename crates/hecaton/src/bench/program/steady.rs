@@ -1,8 +1,8 @@
 //! Touches random pages without end, and tells on request how long the accesses since the last
 //! request took.
 //!
-//! Every odd page is written and the others are read, so that faults wait for donors, for room, and for
-//! the writes that make room: whatever may hold up a program.
+//! Every odd page is written and the others are read, so that faults wait for donors, for room, and
+//! for the writes that make room: whatever may hold up a program.
 
 use super::touch::stamp;
 use crate::bench::measure::region::{Region, Residency, noise};

@@ -1,8 +1,9 @@
 //! Figure 7 of the Hecatonchire paper: mbw in a guest whose memory is all local, which is
 //! overprovisioned and swaps to a disk, and which has a third of its memory at donors.
 //!
-//! Two sizes, of the same local memory. One is half as large again as what is local, as the paper's: each
-//! copy moves what does not fit. The other fits: once it is warm, nothing should be moved.
+//! Two sizes, of the same local memory. One is half as large again as what is local, as the
+//! paper's: each copy moves what does not fit. The other fits: once it is warm, nothing should be
+//! moved.
 
 use super::{
     Bench,
@@ -18,7 +19,8 @@ use anyhow::Context as _;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Copies in one run of mbw; the first is not counted, since it finds pages that were given up since.
+/// Copies in one run of mbw; the first is not counted, since it finds pages that were given up
+/// since.
 const COPIES: usize = 6;
 
 /// Rounds that are not counted.
@@ -29,7 +31,8 @@ const WARM_UP: usize = 2;
 pub(super) struct Copying {
     memory_bytes: u64,
     local_bytes: u64,
-    /// Memory that the hypervisor takes for itself, which the overprovisioned guest's limit has on top.
+    /// Memory that the hypervisor takes for itself, which the overprovisioned guest's limit has on
+    /// top.
     hypervisor_bytes: u64,
     sizes: Vec<Size>,
     /// Why there is no overprovisioned guest.
@@ -43,8 +46,8 @@ struct Size {
     /// Both arrays.
     bytes: u64,
     local: Speed,
-    /// All local too, in a memory file of small pages, as guests with a pool have it: what the guest with
-    /// remote memory loses against this, it loses to paging.
+    /// All local too, in a memory file of small pages, as guests with a pool have it: what the
+    /// guest with remote memory loses against this, it loses to paging.
     local_in_file: Speed,
     overprovisioned: Option<Speed>,
     remote: Speed,

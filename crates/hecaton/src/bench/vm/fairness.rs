@@ -1,7 +1,8 @@
 //! Whether a guest whose memory is asked for now and then is served while another one storms.
 //!
 //! A storm keeps processors busy too: of guest, pager and donors. So that the processors are not
-//! taken for the paging, there is a run beside the same guest doing the same on memory that is all local.
+//! taken for the paging, there is a run beside the same guest doing the same on memory that is all
+//! local.
 
 use super::{
     Bench,
@@ -28,7 +29,8 @@ const THREADS: u32 = 2;
 pub(super) struct Fairness {
     guest: Neighbours,
     program: Neighbours,
-    /// Pages in a second that the storming guest wrote to with its memory local, and with it remote.
+    /// Pages in a second that the storming guest wrote to with its memory local, and with it
+    /// remote.
     busy_pages_per_s: f64,
     storm_pages_per_s: f64,
     /// What was moved for the storm; the donors' part in it includes the quiet ones'.

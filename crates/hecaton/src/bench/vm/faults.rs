@@ -1,4 +1,4 @@
-//! What a fault costs a guest's processor, beside what it costs a program on the same host.
+//! Compares a fault's cost in a guest with that in a program on the same host.
 
 use super::{
     Bench,
@@ -14,25 +14,25 @@ use hecaton_memory::pages_for_bytes;
 use hecaton_pager::MIN_LOCAL_BYTES;
 use serde::Serialize;
 
-/// What faults cost.
+/// Costs of faults.
 #[derive(Serialize)]
 pub(super) struct Faults {
-    /// First touches in random order of pages that are at donors, while nothing is evicted.
+    /// First touches of pages at donors, in random order, while nothing is evicted.
     guest: Percentiles,
-    /// The same, while room must be made for each, and half of what must go is dirty.
+    /// The same touches while each one needs an eviction; half of the evicted pages are dirty.
     guest_evicting: Percentiles,
-    /// Touches of pages that are there: what the guest's clock and the loop cost.
+    /// Touches of resident pages: the cost of the guest's clock and of the loop.
     guest_again: Percentiles,
-    /// Touches, and faults that the pager had meanwhile; the guest's kernel has some of them.
+    /// Touches, and the pager's faults meanwhile; the guest's kernel causes some of the faults.
     guest_touches: u64,
     guest_pager_faults: u64,
     guest_evicting_touches: u64,
     guest_evicting_pager_faults: u64,
     /// A program's faults on the same cluster, nothing evicting, as in `bench fault`.
     program: Percentiles,
-    /// A plain TCP round trip in between those.
+    /// Plain TCP round trips between the program's faults.
     tcp_rtt: Percentiles,
-    /// Of medians.
+    /// Ratio of medians.
     guest_to_program: f64,
     moved: Usage,
 }
@@ -75,7 +75,7 @@ pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Faults> {
     })
 }
 
-/// Has the guest fill a region, sends nearly all of the guest to the donors, and gives it room again.
+/// Has the guest fill a region, evicts nearly all its memory to donors, and sets its limit again.
 pub(super) fn fill_and_drive_out(
     machine: &mut Machine<'_>,
     pages: u64,

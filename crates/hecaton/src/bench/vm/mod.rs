@@ -1,11 +1,12 @@
 //! `bench vm`: virtual machines on pool memory beside plain memory and disk swap.
 //!
-//! The memory figures of the Hecatonchire paper (2014, section 4) with the same guest in one run, and what it
-//! does not have: the latency of a fault, and what one guest's storm costs another. What is compared is
-//! alive at the same time and takes turns, so that whatever else the machine does meets all alike.
+//! The memory figures of the Hecatonchire paper (2014, section 4) with the same guest in one run,
+//! and what it does not have: the latency of a fault, and what one guest's storm costs another.
+//! What is compared is alive at the same time and takes turns, so that whatever else the machine
+//! does meets all alike.
 //!
-//! Guests are emulated (TCG): their processors are slow, and so a given amount of paging weighs less
-//! beside their work than it would under KVM.
+//! Guests are emulated (TCG): their processors are slow, and so a given amount of paging weighs
+//! less beside their work than it would under KVM.
 
 mod copying;
 mod fairness;
@@ -126,8 +127,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rounds > 0, "--rounds 0 would measure nothing");
     let scratch = common.scratch()?;
     let kit = Kit::find(&args.kit, scratch.path())?;
-    // At most four guests at a time have their memory in one of them, and what they had may still be on
-    // its way back.
+    // At most four guests at a time have their memory in one of them, and what they had may still
+    // be on its way back.
     let start = |name: &str, donors| Cluster::start(donors, memory * 4, &scratch.path().join(name));
     let (one_donor, two_donors) = (start("one", 1)?, start("two", 2)?);
     let bench = Bench {

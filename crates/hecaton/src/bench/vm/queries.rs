@@ -1,8 +1,8 @@
-//! Table 2 of the Hecatonchire paper: a database in the guest's memory, with different parts of that
-//! memory at one donor and at two.
+//! Table 2 of the Hecatonchire paper: a database in the guest's memory, with different parts of
+//! that memory at one donor and at two.
 //!
-//! A query set reads random keys. The table's figure is for a set whose keys fit into what is
-//! local in every case, beside it stands a set over all keys, where most of what is asked for is remote.
+//! A query set reads random keys. The table's figure is for a set whose keys fit into what is local
+//! in every case, beside it stands a set over all keys, where most of what is asked for is remote.
 
 use super::Bench;
 use crate::bench::machine::{Machine, Memory};
@@ -72,8 +72,8 @@ pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Queries> {
         machines.push(bench.start(&name, memory, Memory::Pool { cluster, local })?);
     }
     machines.iter_mut().try_for_each(Machine::wait_up)?;
-    // The database with room to spare for the guest, and a part of it that is small beside a quarter of
-    // the memory.
+    // The database with room to spare for the guest, and a part of it that is small beside a
+    // quarter of the memory.
     let keys = machines[0].available_bytes()? / 10 * 6 / KEY_BYTES;
     let hot = memory / 24 / KEY_BYTES;
     let mib = |keys: u64| (keys * KEY_BYTES) >> 20;

@@ -1,5 +1,5 @@
-//! What a machine's paging took: processor time of its pager and of the donors, and bytes over the
-//! wire.
+//! Measures the cost of a machine's paging.
+//! The cost is processor time of the machine's pager and of the donors, and bytes over the wire.
 
 use crate::bench::world::cluster::Cluster;
 use anyhow::Context as _;
@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Ticks of `/proc/PID/stat` in a second; Linux shows them so on every machine.
+/// Ticks a second in `/proc/PID/stat`; Linux shows the same number on every machine.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A pager tells its node once a second what it has counted.
+/// A pager reports its counters to its node once a second.
 const STATS_ARE_KNOWN_AFTER: Duration = Duration::from_millis(1300);
 
 /// Totals since everything was started.
@@ -28,7 +28,7 @@ pub(super) struct Totals {
     faults: u64,
 }
 
-/// What was used between two moments.
+/// Usage between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Usage {
     pub(super) seconds: f64,
@@ -42,7 +42,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Processor seconds of the pager and of the donors for each gigabyte (10⁹ bytes) moved, in or out.
+    /// Processor seconds of the pager and of the donors for each GB (10⁹ bytes) moved, in or out.
     fn per_gigabyte(&self) -> Option<(f64, f64)> {
         let gigabytes = (self.bytes_in + self.bytes_out) as f64 / 1e9;
         (gigabytes > 0.0).then(|| (self.pager_s / gigabytes, self.donors_s / gigabytes))
@@ -90,7 +90,7 @@ impl fmt::Display for Usage {
 }
 
 impl Totals {
-    /// As of now; waits until what was counted is known.
+    /// Totals as of now. Waits until the node knows the pager's counters.
     pub(super) fn now(cluster: &Cluster, machine: &str) -> anyhow::Result<Self> {
         std::thread::sleep(STATS_ARE_KNOWN_AFTER);
         let report = cluster.node()?.status()?;
@@ -123,19 +123,19 @@ impl Totals {
     }
 }
 
-/// Processor time of a process, of its threads that have ended too; none if it is gone.
+/// Processor seconds of a process, ended threads included; 0 if the process no longer exists.
 fn processor_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     ticks(&stat).unwrap_or(0) as f64 / TICKS_PER_SECOND
 }
 
-/// `utime` and `stime`. The name in front of them is in brackets and may have any character.
+/// The sum of `utime` and `stime`. The name in brackets before them may contain any character.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// Memory that a hypervisor takes for itself: all that it has resident but its largest mapping,
+/// Bytes that a hypervisor takes for itself: its resident memory without the largest mapping,
 /// which is the guest's RAM.
 pub(super) fn own_bytes(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/smaps");

@@ -1,5 +1,6 @@
-//! A cluster with certificates, all of it on this machine: a manager, a node that borrows, and nodes that lend, which
-//! know each other by an authority of the bench's own. `hecaton dev` has one node, which borrows from itself.
+//! A cluster with certificates, all of it on this machine: a manager, a node that borrows, and
+//! nodes that lend, which know each other by an authority of the bench's own. `hecaton dev` has one
+//! node, which borrows from itself.
 
 use crate::bench::world::cluster::{Cluster, share, this_program};
 use crate::bench::world::process::Guarded;
@@ -34,7 +35,8 @@ struct Ready {
 }
 
 impl Certified {
-    /// One with so many nodes that lend at least `bytes` between them, and all of its files in `dir`.
+    /// One with so many nodes that lend at least `bytes` between them, and all of its files in
+    /// `dir`.
     pub(crate) fn start(donors: u32, bytes: u64, dir: &Path) -> anyhow::Result<Self> {
         let hecaton = this_program()?;
         let authority = Authority::init(&dir.join("pki"))?;

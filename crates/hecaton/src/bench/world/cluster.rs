@@ -45,8 +45,8 @@ pub(crate) const CODE: &str = "4+2";
 /// Donors that it takes.
 pub(crate) const CODE_DONORS: u32 = 6;
 
-/// Seconds until memory is cold. What is read for half of that is kept in copies again: more than the
-/// faults take that are measured.
+/// Seconds until memory is cold. What is read for half of that is kept in copies again: more than
+/// the faults take that are measured.
 const COLD_AFTER_S: u64 = 20;
 
 /// How long it may take until all of a program's memory is coded.

@@ -1,4 +1,5 @@
-//! The kernel's memory blocks (`/sys/devices/system/memory`): which of them virtio-mem has added, which are offline.
+//! The kernel's memory blocks (`/sys/devices/system/memory`): which of them virtio-mem has added,
+//! which are offline.
 //!
 //! Only blocks of the movable zone are taken: in others there are pages that cannot be moved away.
 
@@ -11,10 +12,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long blocks that are readied together may take to go offline. The kernel itself would try for ever, and keep the driver waiting.
+/// How long blocks that are readied together may take to go offline. The kernel itself would try
+/// for ever, and keep the driver waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the kernel calls memory of virtio-mem devices.
+/// The kernel's name, in `/proc/iomem`, for memory of virtio-mem devices.
 const NAME: &str = "System RAM (virtio_mem)";
 
 /// Those of the kernel.
@@ -57,7 +59,7 @@ impl Blocks {
         let ranges = text.lines().filter_map(range);
         let block = self.block_bytes;
         let blocks = ranges.flat_map(|range| (range.start() / block)..=(range.end() / block));
-        // Whoever may not read it is shown zeros.
+        // To unprivileged readers the kernel shows addresses of zero.
         self.plugged = blocks.filter(|number| *number > 0).collect();
         self.readied.retain(|number| self.plugged.contains(number));
         Ok(())
@@ -71,8 +73,8 @@ impl Blocks {
         self.readied.len() as u64 * self.block_bytes
     }
 
-    /// Takes so many more offline; false if there is none to take. The lowest: the driver gives the highest ones first, and the
-    /// two do not meet. They are fewer if one does not go.
+    /// Takes so many more offline; false if there is none to take. The lowest: the driver gives the
+    /// highest ones first, and the two do not meet. They are fewer if one does not go.
     pub(super) fn ready(&mut self, count: u64, ending: &Ending) -> bool {
         let is_other = |block: &u64| !self.readied.contains(block) && !self.kept.contains(block);
         let is_movable = |block: &u64| {
@@ -84,15 +86,15 @@ impl Blocks {
         if found.is_empty() {
             return false;
         }
-        // A program of its own: only a signal ends the kernel's trying. One for all: to start it takes as long as an
-        // empty block does.
+        // A program of its own: only a signal ends the kernel's trying. One for all: to start it
+        // takes as long as an empty block does.
         let mut command = Command::new("sh");
         command.args(["-c", "for state; do echo offline >\"$state\" || exit; done", "sh"]);
         command.args(found.iter().map(|block| self.path(*block, "state")));
         let begun = Instant::now();
         let result = run_program(&mut command, PATIENCE, ending);
-        // Whoever was killed, or refused, may have been when the kernel was done with a block already; and the driver may
-        // have taken some meanwhile.
+        // The kernel may have taken blocks offline before it refused one, or before the program was
+        // killed. The driver may have taken some meanwhile.
         let (went, others): (Vec<u64>, Vec<u64>) =
             found.into_iter().partition(|block| self.is_offline(*block));
         tracing::debug!(tried = count, blocks = went.len(), took = ?begun.elapsed(), "memory is readied");
@@ -134,7 +136,7 @@ impl Blocks {
     }
 }
 
-/// Of a line such as `  140000000-1bfffffff : System RAM (virtio_mem)`.
+/// Parses a line such as `  140000000-1bfffffff : System RAM (virtio_mem)`.
 fn range(line: &str) -> Option<RangeInclusive<u64>> {
     let (range, name) = line.trim().split_once(" : ")?;
     let (start, end) = range.split_once('-').filter(|_| name == NAME)?;

@@ -1,10 +1,12 @@
-//! Pre-reclamation: once the host asks for memory, the guest readies more of it in the background, and takes it back into
-//! use when the host has been silent for a while ("Memory-Harvesting VMs in Cloud Platforms", 2022, section 4.4).
+//! Pre-reclamation: once the host asks for memory, the guest readies more of it in the background,
+//! and takes it back into use when the host has been silent for a while ("Memory-Harvesting VMs in
+//! Cloud Platforms", 2022, section 4.4).
 //!
-//! Memory is readied by taking whole memory blocks offline: the kernel moves what is in them elsewhere, and virtio-mem's
-//! driver gives offline blocks back first, without another look at their pages. Two other ways were tried, and are worse:
-//! free huge pages (`nr_hugepages`) have to be let go again before they can be unplugged, and the driver then does all its
-//! work anew; compaction makes room, and holds it for nobody. `docs/harvesting.md` has the figures.
+//! Memory is readied by taking whole memory blocks offline: the kernel moves what is in them
+//! elsewhere, and virtio-mem's driver gives offline blocks back first, without another look at
+//! their pages. Two other ways were tried, and are worse: free huge pages (`nr_hugepages`) have to
+//! be let go again before they can be unplugged, and the driver then does all its work anew;
+//! compaction makes room, and holds it for nobody. `docs/harvesting.md` has the figures.
 //!
 //! A thread of its own does it, since a block that is in use takes its time.
 
@@ -22,20 +24,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether the host has asked: it takes hundreds of MiB in a second, of which every tenth that is not
-/// readied is one that it works for itself.
+/// How often it is looked whether the host has asked: it takes hundreds of MiB in a second, of
+/// which every tenth that is not readied is one that it works for itself.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the governor knows, for those who ready memory.
+/// The governor's input to the thread that readies memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Owed {
-    /// What the host has announced that it will take still; none if it has announced nothing.
+    /// Bytes that the host has announced and not taken yet; `None` without an announcement.
     pub(crate) announced_bytes: Option<u64>,
-    /// What is to be left free, in bytes.
+    /// Bytes that must stay free.
     pub(crate) free_bytes: u64,
 }
 
-/// What the thread and the manager's share.
+/// State shared by the thread that readies memory and the manager's thread.
 #[derive(Debug, Default)]
 struct Shared {
     owed: Owed,
@@ -46,7 +48,7 @@ struct Shared {
     is_done: bool,
 }
 
-/// What is shared, and who waits for it to change.
+/// The shared state, and the condition variable that signals its changes.
 #[derive(Debug, Default)]
 struct Common {
     shared: Mutex<Shared>,
@@ -87,7 +89,8 @@ impl PreReclaimer {
         Ok(PreReclaimer { common, ending, last: Memory::default(), thread: Some(thread) })
     }
 
-    /// The memory with what is readied: it is the guest's still, and free. Beside it, what is readied, in bytes.
+    /// The memory with what is readied: it is the guest's still, and free. Beside it, what is
+    /// readied, in bytes.
     pub(crate) fn with_readied(
         &mut self,
         read: impl FnOnce() -> io::Result<Memory>,
@@ -96,7 +99,7 @@ impl PreReclaimer {
         let mut memory = read()?;
         memory.total_bytes += shared.readied_bytes;
         memory.available_bytes += shared.readied_bytes;
-        // What seems to have come or gone in this moment are those blocks.
+        // A difference of at most the uncertain bytes comes from blocks in transition.
         let differs = self.last.total_bytes.abs_diff(memory.total_bytes);
         if differs <= shared.uncertain_bytes {
             memory.available_bytes =
@@ -107,7 +110,7 @@ impl PreReclaimer {
         Ok((memory, shared.readied_bytes))
     }
 
-    /// What the host is about to take.
+    /// Sets the bytes that the host will take and the bytes that must stay free.
     pub(crate) fn owes(&self, owed: Owed) {
         let mut shared = self.common.lock();
         // As the host takes, less is owed: what was done for it is done still.
@@ -153,15 +156,16 @@ fn work(ahead_bytes: u64, root: PathBuf, common: &Common, ending: &Ending) {
         Ok(blocks) => blocks,
         Err(error) => return tracing::warn!(%error, "no memory can be readied beforehand"),
     };
-    // What a manager that was killed has left.
+    // A manager that was killed may have left blocks offline.
     give_back_all(&mut blocks, common);
     while !ending.is_set() {
-        // Memory as it is at this moment: what the driver gives it asks nobody for, and blocks that are readied are gone at once.
+        // Memory as it is at this moment: what the driver gives it asks nobody for, and blocks that
+        // are readied are gone at once.
         let looked = blocks.look().and_then(|()| kernel_memory());
         let step = match looked {
             Ok(memory) => {
                 let mut shared = common.lock();
-                // What the driver has given to the host is readied no more.
+                // Blocks that the driver has given to the host no longer count as readied.
                 shared.readied_bytes = blocks.readied_bytes();
                 let view = View {
                     total_bytes: memory.total_bytes + shared.readied_bytes,

@@ -14,19 +14,20 @@ const AT_ONCE: u64 = 4;
 /// The memory as it is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View {
-    /// What the kernel has, and what is readied. It shrinks while a block is on its way to the host already.
+    /// Bytes that the kernel has, plus readied bytes. Shrinks as soon as a block is on its way to
+    /// the host.
     pub(super) total_bytes: u64,
-    /// What of it is readied.
+    /// Readied part of `total_bytes`.
     pub(super) readied_bytes: u64,
-    /// What memory is readied in.
+    /// Size of one memory block, in bytes.
     pub(super) block_bytes: u64,
-    /// What the host has said that it will take still.
+    /// Bytes that the host has announced and not taken yet; `None` without an announcement.
     pub(super) announced_bytes: Option<u64>,
-    /// What is available and need not be left free, in bytes, without what is readied.
+    /// Available bytes beyond those that must stay free, without the readied ones.
     pub(super) spare_bytes: u64,
 }
 
-/// What is to be done.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// So many more blocks are to be readied.
@@ -37,7 +38,7 @@ pub(super) enum Step {
     Rest,
 }
 
-/// What is remembered: when the host has asked.
+/// Decides the steps, and remembers when the host last asked.
 #[derive(Debug)]
 pub(super) struct Plan {
     ahead_bytes: u64,
@@ -51,7 +52,7 @@ impl Plan {
         Plan { ahead_bytes, last: None, asked_at: None }
     }
 
-    /// What is to be done now.
+    /// Decides the next step.
     pub(super) fn step(&mut self, view: &View, now: Duration) -> Step {
         let owes = view.announced_bytes.is_some_and(|bytes| bytes > 0);
         if let Some((total_bytes, announced_bytes)) = self.last {
@@ -73,12 +74,13 @@ impl Plan {
         if !is_asked || view.announced_bytes == Some(0) {
             return if view.readied_bytes > 0 { Step::GiveBack } else { Step::Rest };
         }
-        // Whoever says what it takes in all, needs no more than that.
+        // A host that announces how much it takes needs no more than that.
         let most = view.announced_bytes.map_or(self.ahead_bytes, |bytes| {
             bytes.next_multiple_of(view.block_bytes).min(self.ahead_bytes)
         });
         let fit = most.saturating_sub(view.readied_bytes) / view.block_bytes;
-        // Without a word before, applications have given nothing yet, and the driver takes at the same time.
+        // Without a word before, applications have given nothing yet, and the driver takes at the
+        // same time.
         let left = view.block_bytes * u64::from(!owes);
         let spare = view.spare_bytes.saturating_sub(left) / view.block_bytes;
         match fit.min(spare).min(AT_ONCE) {

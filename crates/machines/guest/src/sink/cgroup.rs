@@ -1,6 +1,7 @@
 //! A control group: `memory.high` of cgroup version 2.
 //!
-//! `memory.high` and not `memory.max`: above it the kernel takes pages back and slows the group down, and kills nobody.
+//! `memory.high` and not `memory.max`: above it the kernel takes pages back and slows the group
+//! down, and kills nobody.
 
 use super::{Progress, Sink, SinkError};
 use crate::governor::Order;

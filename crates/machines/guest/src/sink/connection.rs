@@ -1,5 +1,5 @@
-//! A connection to an application that is asked line by line. Made anew for each round: an application that was started
-//! again in between is no special case.
+//! A connection to an application that is asked line by line. Made anew for each round: an
+//! application that was started again in between is no special case.
 
 use super::SinkError;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! A Java virtual machine: a hint to its heap, by `jcmd`.
 //!
-//! `SoftMaxHeapSize` is the one size of the heap that can be changed while it runs. It is a hint: ZGC and Shenandoah keep
-//! the heap below it as long as they can, G1 does so in late versions only. So a full collection is asked for too when
-//! the heap is to shrink, after which all of them give memory back. How much is left is not asked: the order has settled when
-//! the collection has ended.
+//! `SoftMaxHeapSize` is the one size of the heap that can be changed while it runs. It is a hint:
+//! ZGC and Shenandoah keep the heap below it as long as they can, G1 does so in late versions only.
+//! So a full collection is asked for too when the heap is to shrink, after which all of them give
+//! memory back. How much is left is not asked: the order has settled when the collection has ended.
 
 use super::program::run;
 use super::{Ending, Progress, Sink, SinkError};

@@ -1,8 +1,8 @@
 //! memcached: `cache_memlimit`, live, and its pages given back one by one.
 //!
-//! A lower limit alone gives nothing back: memcached keeps the pages that it has. Each has to be moved out of its slab class
-//! (`slabs reassign -1 0`: any class that has one to spare, to the pool of free pages), from where it is freed while
-//! there are more than the limit allows.
+//! A lower limit alone gives nothing back: memcached keeps the pages that it has. Each has to be
+//! moved out of its slab class (`slabs reassign -1 0`: any class that has one to spare, to the pool
+//! of free pages), from where it is freed while there are more than the limit allows.
 
 use super::connection::{Address, Connection};
 use super::{Progress, Sink, SinkError};

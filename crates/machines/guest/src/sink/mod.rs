@@ -25,11 +25,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One way to tell an application. Every call ends within seconds, whatever the application does.
 pub(crate) trait Sink: Send {
-    /// Tells it, and says how far it is. Called again until it has settled, with the same order or a later
-    /// one.
+    /// Tells it, and says how far it is. Called again until it has settled, with the same order or
+    /// a later one.
     fn tell(&mut self, order: &Order) -> Result<Progress, SinkError>;
 
-    /// Called now and then with an order that has settled: an application that was started again has forgotten its limit.
+    /// Called now and then with an order that has settled: an application that was started again
+    /// has forgotten its limit.
     fn keep(&mut self, order: &Order) -> Result<(), SinkError>;
 }
 
@@ -43,7 +44,7 @@ pub(crate) enum Progress {
 }
 
 impl Progress {
-    /// Of one that has this much and may have that much.
+    /// Progress of an application that uses `used_bytes` and may use `limit_bytes`.
     fn of(used_bytes: u64, limit_bytes: u64) -> Progress {
         if used_bytes <= limit_bytes { Progress::Settled } else { Progress::Draining }
     }

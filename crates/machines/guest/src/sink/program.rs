@@ -15,8 +15,8 @@ const POLL: Duration = Duration::from_millis(5);
 /// Most of what a program says that is read.
 const MAX_OUTPUT_BYTES: u64 = 16 << 10;
 
-/// Runs a program; what it has said on both its outputs. It is killed with all that it has started, as far as that is in its
-/// process group, when its time is up or the manager ends.
+/// Runs a program; what it has said on both its outputs. It is killed with all that it has started,
+/// as far as that is in its process group, when its time is up or the manager ends.
 pub(crate) fn run(
     command: &mut Command,
     patience: Duration,
@@ -24,7 +24,8 @@ pub(crate) fn run(
 ) -> Result<String, SinkError> {
     let program = command.get_program().to_string_lossy().into_owned();
     let failed = |source| SinkError::Start { program: program.clone(), source };
-    // A memory file, and no pipe: nobody has to read while it runs, nor waits for what it leaves behind.
+    // A memory file, and no pipe: nobody has to read while it runs, nor waits for what it leaves
+    // behind.
     let mut output: File =
         rustix::fs::memfd_create("hecaton-output", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|errno| failed(errno.into()))?

@@ -1,6 +1,7 @@
 //! Redis, and what speaks its protocol: `CONFIG SET maxmemory`, live.
 //!
-//! Four commands with flat answers are written out here: a client library would bring more code than all of the manager.
+//! Four commands with flat answers are written out here: a client library would bring more code
+//! than all of the manager.
 
 use super::connection::{Address, Connection};
 use super::{Progress, Sink, SinkError};
@@ -14,7 +15,7 @@ const MAX_BULK_BYTES: usize = 1 << 20;
 /// One Redis server.
 pub(crate) struct Redis {
     pub(crate) address: Address,
-    /// Of Redis 6 and later, if it is not the default one.
+    /// User name, from Redis 6 on; `None` for the default user.
     pub(crate) user: Option<String>,
     /// A file with the password alone, read anew for each connection.
     pub(crate) password_file: Option<PathBuf>,
@@ -57,7 +58,8 @@ impl Sink for Redis {
             return Err(SinkError::DropsNothing { used_bytes, limit_bytes });
         }
         if progress == Progress::Settled && order.reason != Reason::Grow {
-            // What it has freed its allocator keeps for a while; the guest is to have it now.
+            // Redis's allocator keeps freed memory for a while; the purge returns it to the guest
+            // now.
             ask(&mut connection, "MEMORY PURGE", &["MEMORY", "PURGE"])?;
         }
         Ok(progress)
@@ -68,7 +70,7 @@ impl Sink for Redis {
     }
 }
 
-/// What Redis holds against its maxmemory.
+/// Bytes that Redis counts against its `maxmemory`.
 fn counted_bytes(info: &str) -> Option<u64> {
     let used: u64 = field(info, "used_memory")?.parse().ok()?;
     let not_counted = field(info, "mem_not_counted_for_evict").and_then(|text| text.parse().ok());

@@ -1,4 +1,5 @@
-//! The governor against hosts that say anything at any time, and applications that do or do not as they are told.
+//! The governor against hosts that say anything at any time, and applications that do or do not as
+//! they are told.
 
 use hecaton_guest::{
     Action, ApplicationStatus, Bounds, Governor, Memory, Order, Reason, Settings, limits,
@@ -49,7 +50,8 @@ impl Run {
         self.step()
     }
 
-    /// All that was told, with each application doing as it is told at once, until it comes to rest.
+    /// All that was told, with each application doing as it is told at once, until it comes to
+    /// rest.
     fn settle(&mut self) -> Vec<(usize, Order)> {
         let mut told = Vec::new();
         loop {
@@ -395,7 +397,8 @@ proptest! {
             }
             check(&mut run, next_id)?;
         }
-        // Nobody says anything any more: what is in force is answered within everybody's time and once more.
+        // Nobody says anything any more: what is in force is answered within everybody's time and
+        // once more.
         let within = PATIENCE * u32::try_from(count + 2).unwrap();
         let until = run.now + within;
         while run.now < until {
@@ -404,8 +407,9 @@ proptest! {
         }
         let state = run.governor.state(0, &kinds, run.now);
         prop_assert!(state.target.is_none_or(|target| target.is_answered));
-        // And then there is nothing more to do, once all is taken from them that can be, if too little is available
-        // and none of them ever says that it has given anything, or all of it is theirs again.
+        // And then there is nothing more to do, once all is taken from them that can be, if too
+        // little is available and none of them ever says that it has given anything, or all of it
+        // is theirs again.
         run.now += Duration::from_secs(3600);
         let shares = bounds.iter().map(|one| one.max_bytes - one.min_bytes).sum::<u64>();
         let orders = shares.div_ceil(64 << 20) + 2 * count as u64;

@@ -135,7 +135,7 @@ fn fill(stream: &mut BufReader<UnixStream>, count: usize, command: impl Fn(usize
     }
 }
 
-/// What a server says to a line that is answered in several, the last of which is like this.
+/// Sends a command, and returns the lines of its answer up to the one that `is_last` accepts.
 fn ask(
     stream: &mut BufReader<UnixStream>,
     command: &str,

@@ -112,7 +112,8 @@ impl<'a> Edits<'a> {
         self.change(start..end, String::new());
     }
 
-    /// Takes an element out of another one, which is left without an end tag if nothing else is in it.
+    /// Takes an element out of another one, which is left without an end tag if nothing else is in
+    /// it.
     pub(super) fn remove_from(&mut self, parent: Node<'_, '_>, node: Node<'_, '_>) {
         let is_blank = |other: Node<'_, '_>| {
             other == node || other.is_text() && other.text().unwrap_or_default().trim().is_empty()

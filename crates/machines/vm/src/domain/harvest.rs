@@ -1,8 +1,9 @@
 //! A libvirt domain as the host's agent counts it: one that runs, or is about to.
 //!
-//! A domain is a harvest VM if its metadata say so (`hecaton vm libvirt --harvest` writes it) and it has what one needs: a
-//! virtio-mem device, and its memory in memfds, by which the host sees what is really in memory. How much it has as long as it
-//! runs, and how much it may have, are the domain's own words: what it begins with, and the device's size. Any other is a regular VM with all that it may have.
+//! A domain is a harvest VM if its metadata say so, it has a virtio-mem device, and its memory is
+//! in memfds. `hecaton vm libvirt --harvest` writes the metadata. By the memfds the host sees how
+//! much is resident. The domain states its own sizes: the bytes that it begins with and keeps, and
+//! the size of the device. Any other domain is a regular VM that counts with its maximum.
 
 use super::edits::Edits;
 use super::{DomainError, Note, back_memory, child, elements, parse, write_note};
@@ -12,7 +13,7 @@ use crate::memory_device::MemoryDevice;
 use roxmltree::Node;
 use std::path::PathBuf;
 
-/// Ours, in the metadata of a harvest VM. Of libvirt's own wish, one element for each namespace.
+/// Our namespace in the metadata of a harvest VM. libvirt wants one element for each namespace.
 const NAMESPACE: &str = "urn:hecaton:harvest:1";
 
 /// Address space that QEMU may lose to put the device where a memory block begins.
@@ -27,18 +28,19 @@ pub struct Domain {
     pub uuid: String,
     /// The one NUMA node of the host that all of its memory is bound to, if it is.
     pub host_node: Option<u32>,
-    /// What it has as long as it runs, in bytes.
+    /// Bytes that the domain has as long as it runs.
     pub base_bytes: u64,
-    /// Of a harvest VM.
+    /// How a harvest VM grows; `None` for a regular VM.
     pub harvest: Option<Growing>,
-    /// Why it is none though it is to be one.
+    /// Why a domain that is marked as a harvest VM does not qualify.
     pub unfit: Option<String>,
 }
 
 /// How a domain grows and shrinks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Growing {
-    /// Its virtio-mem device. The id is libvirt's alias for it, empty as long as the domain is not started.
+    /// Its virtio-mem device. The id is libvirt's alias for it, empty as long as the domain is not
+    /// started.
     pub device: MemoryDevice,
     /// Where the port of the manager inside it listens, if it has one.
     pub guest_port: Option<PathBuf>,
@@ -59,7 +61,7 @@ impl Domain {
         let name = text("name").ok_or_else(|| missing("name"))?.to_owned();
         let uuid = text("uuid").map(str::trim).filter(|text| is_uuid(text));
         let uuid = uuid.ok_or_else(|| missing("uuid"))?.to_owned();
-        // What devices can have is in it.
+        // `<memory>` includes the maximum of the devices.
         let all_bytes = child(domain, "memory").and_then(bytes).ok_or_else(|| missing("memory"))?;
         let host_node = host_node(domain);
         let (harvest, unfit) = match find_mark(domain) {
@@ -136,7 +138,7 @@ fn host_node(domain: Node<'_, '_>) -> Option<u32> {
     memory.attribute("nodeset").filter(|_| is_strict)?.trim().parse().ok()
 }
 
-/// What an element's text and unit say; libvirt writes KiB, people anything.
+/// Reads an element's text and unit as bytes. libvirt writes KiB, people write any unit.
 fn bytes(node: Node<'_, '_>) -> Option<u64> {
     let number: u64 = node.text()?.trim().parse().ok()?;
     let unit = match node.attribute("unit").unwrap_or("KiB") {
@@ -154,8 +156,8 @@ fn bytes(node: Node<'_, '_>) -> Option<u64> {
     number.checked_mul(unit)
 }
 
-/// Makes a domain a harvest VM that begins with `min_bytes` and may grow to `max_bytes`; one that was made one before
-/// is changed back first.
+/// Makes a domain a harvest VM that begins with `min_bytes` and may grow to `max_bytes`; one that
+/// was made one before is changed back first.
 pub fn make(xml: &str, min_bytes: u64, max_bytes: u64) -> Result<String, DomainError> {
     let xml = match restore(xml) {
         Ok(plain) => plain,
@@ -232,7 +234,8 @@ pub fn make(xml: &str, min_bytes: u64, max_bytes: u64) -> Result<String, DomainE
     Ok(edits.apply())
 }
 
-/// Changes a domain back. What libvirt has put in of its own accord, for what it was given, stays: a controller, and addresses.
+/// Changes a domain back. Elements that libvirt added itself to complete ours stay: a controller,
+/// and addresses.
 pub fn restore(xml: &str) -> Result<String, DomainError> {
     let document = parse(xml)?;
     let domain = document.root_element();
@@ -282,7 +285,7 @@ fn mark_text() -> String {
     format!("<hecaton:vm xmlns:hecaton=\"{NAMESPACE}\"/>")
 }
 
-/// What is left to be done in the guest, for people.
+/// Setting that the guest still needs, in words for people.
 pub const ADVICE: &str = "its kernel needs memhp_default_state=online_movable on its command line, or it cannot give back what it has beyond \
      its minimum";
 

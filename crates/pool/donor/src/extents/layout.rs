@@ -50,10 +50,11 @@ pub(crate) mod space {
     pub(crate) const LEASE_MS: usize = 3;
     pub(crate) const NAME_BYTES: usize = 4;
     pub(crate) const NAME: usize = 5;
-    /// The node that it belongs to, in two words; the first is 0 as long as that is nobody, and is written last.
+    /// The node that it belongs to, in two words; the first is 0 as long as that is nobody, and is
+    /// written last.
     pub(crate) const OWNER: usize = 13;
-    /// The space that has the owner. A process of an earlier version, which knew no owners, may have given the slot
-    /// to another space since.
+    /// The space that has the owner. A process of an earlier version, which knew no owners, may
+    /// have given the slot to another space since.
     pub(crate) const OWNED: usize = 15;
     pub(crate) const WORDS: usize = 16;
 }

@@ -3,12 +3,12 @@
 //! The ledger is a memfd beside the arena's. A supervisor that holds both can give them to the next
 //! process after this one was killed at any instruction; nothing that was answered is lost then.
 //!
-//! Crash consistency rests on one rule: a record counts while its first word is set, its other
-//! words are written before and that word is cleared before them, all with atomic stores in program
-//! order. What changes in place (a fence, a lease, the next number) is one word; the owner
-//! is three, of which the first counts by itself in the same way. So every record is the old one or the new one; but
-//! for a space that passes from one owner to another, which may be found without one. Then who fences it next has it, and
-//! of the two the later epoch stays.
+//! Crash consistency rests on one rule: a record counts while its first word is set. Its other
+//! words are stored before that word is set and after it is cleared, with atomic stores in program
+//! order. A fence, a lease and the next number are one word each and change in place. An owner is
+//! three words, of which one counts in the same way. So a record is the old or the new one, with
+//! one exception: a space that passes between owners may be found without one. Then it belongs to
+//! the node that fences it next, and the later of the two epochs stays.
 //!
 //! A page that was being overwritten at that moment may be half new. Its write was not answered, so
 //! that the borrower sends it again; until then the sum betrays it.
@@ -36,12 +36,12 @@ pub enum LedgerError {
     /// It is not a ledger, or one of another build.
     #[error("the file handed over is no ledger of this version")]
     Foreign,
-    /// What stands in it cannot be.
+    /// A value in the ledger is impossible.
     #[error("the ledger handed over is damaged: its {0} cannot be")]
     Damaged(&'static str),
 }
 
-/// What a predecessor left in its ledger.
+/// Records that a predecessor left in its ledger.
 #[derive(Debug)]
 pub(crate) struct Records {
     pub(crate) zones: Vec<Zone>,
@@ -136,9 +136,9 @@ impl Ledger {
         self.get(header::BOOT)
     }
 
-    /// Enters a space, or changes its owner, its fence and its lease. The name stays as it was first
-    /// entered: it is more than one word. A new owner is there before its fence is, with which the one before it could
-    /// say nothing more.
+    /// Enters a space, or changes its owner, fence and lease. The name stays as first entered: it
+    /// is more than one word. A new owner is stored before its fence, which shuts out the earlier
+    /// owner.
     pub(crate) fn put_space(&mut self, record: &SpaceRecord) {
         if let Some(slot) = self.spaces.find(record.space) {
             let at = self.layout.space(slot);
@@ -435,7 +435,7 @@ mod tests {
         again.put_space(&entered);
         let (again, records) = reopen(&again).unwrap();
         assert_eq!(records.spaces, [entered.clone()]);
-        // It has changed the fence, of which the owner is none the less, and then put another space in its place.
+        // A changed fence keeps the owner; another space in the slot has none.
         let at = again.layout.space(0);
         again.set(at + space::FENCE, 77);
         let (again, records) = reopen(&again).unwrap();
@@ -545,7 +545,7 @@ mod tests {
         fn every_prefix_of_the_stores_is_whole(steps in prop::collection::vec(step(), 1..16)) {
             let mut ledger = ledger();
             let (mut model, mut next) = (State::default(), 1);
-            // What had been stored when each step was done, and what the records were then.
+            // The number of stores after each step, and the records at that moment.
             let mut done = vec![(ledger.stores.borrow().len(), model.clone())];
             for step in steps {
                 match step {

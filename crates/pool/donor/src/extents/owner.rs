@@ -1,16 +1,16 @@
-//! Whose a space is, where nodes have certificates.
+//! Decides which nodes may use a space, where nodes have certificates.
 //!
-//! A space belongs to the node that has fenced it here first, for as long as it is known. All other nodes are refused,
-//! whatever epoch they come with, but for those that the owner has admitted: they may read, since copies
-//! go from donor to donor. Without certificates nobody can be told from anybody, and no space is anyone's.
+//! A space belongs to the node that fenced it here first, while the donor knows the space. Other
+//! nodes are refused, whatever their epoch. Nodes that the owner admitted may read, since copies go
+//! from donor to donor. Without certificates nodes look alike, and no space has an owner.
 //!
-//! A space passes to another node by its owner's will alone: the owner names the heir, and the heir's Fence, of a
-//! higher epoch, makes the space its own. In between it is the owner's as before, so that an heir that never comes
-//! takes nothing.
+//! A space changes owner only by the owner's will. The owner names a successor, whose Fence with a
+//! higher epoch makes the successor the owner. Until that Fence the owner keeps the space, so that
+//! an absent successor takes nothing.
 //!
-//! Fencing makes the owner, and not connecting or allocating: every borrower fences before anything else, by itself, in
-//! each of its lives. So a donor that has taken a space over from a predecessor that knew no owners knows it as soon
-//! as the borrower is back, and donors, which connect to each other to copy, never become one.
+//! Fencing makes the owner, not connecting or allocating: each borrower fences unasked, before any
+//! other request, in every incarnation. So a donor whose predecessor knew no owners learns them
+//! when the borrowers return. Donors, which connect to each other to copy, never become owners.
 
 use hecaton_memory::Epoch;
 use hecaton_transport::protocol::{OWNERS_SINCE, Refusal};
@@ -20,13 +20,13 @@ use std::collections::HashSet;
 /// Most nodes that an owner may admit: as many as a cluster has.
 const MAX_ADMITTED: usize = 1024;
 
-/// A node's name as it is kept: 128 bits of its SHA-256, of which the lowest is always set. They have room in a
-/// space's record in the ledger, where a name has none.
+/// Digest of a node's name: 128 bits of its SHA-256, the lowest bit always set. It fits in a
+/// space's record in the ledger; a name does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeDigest([u64; 2]);
 
 impl NodeDigest {
-    /// That of a node's name.
+    /// Digests a node's name.
     pub fn of(name: &str) -> NodeDigest {
         let digest = digest(&SHA256, name.as_bytes());
         let words = digest.as_ref().as_chunks::<8>().0;
@@ -34,30 +34,30 @@ impl NodeDigest {
         NodeDigest([u64::from_le_bytes(*first) | 1, u64::from_le_bytes(*second)])
     }
 
-    /// As it stands in memory. The first word is not zero.
+    /// Words as they are stored. The first one is not zero.
     pub(crate) fn words(self) -> [u64; 2] {
         self.0
     }
 
-    /// What stands in memory, if anything does.
+    /// Reads stored words; `None` if the first one is zero.
     pub(crate) fn from_words(words: [u64; 2]) -> Option<NodeDigest> {
         (words[0] != 0).then_some(NodeDigest(words))
     }
 }
 
-/// Whose a space is, and who else may read it.
+/// Owner, successor and readers of a space.
 #[derive(Debug)]
 pub(crate) struct Ownership {
     owner: Option<NodeDigest>,
-    /// Who may take it over.
+    /// Node that may take the space over.
     heir: Option<NodeDigest>,
     readers: Readers,
 }
 
-/// Who may read beside the owner.
+/// Nodes that may read besides the owner.
 #[derive(Debug)]
 enum Readers {
-    /// The owner speaks a version in which nobody is admitted, and has copies made all the same.
+    /// The owner's version cannot admit nodes, but the owner still has copies made.
     Everybody,
     Admitted(HashSet<NodeDigest>),
 }
@@ -67,8 +67,8 @@ impl Ownership {
         Ownership { owner, heir: None, readers: Readers::Admitted(HashSet::new()) }
     }
 
-    /// A node that [`Ownership::check_successor`] lets pass has fenced the space, and speaks that version. Whether the
-    /// space has become its own by that.
+    /// Records the Fence of a node that passed [`Ownership::check_successor`] and speaks `version`.
+    /// Returns whether the node has become the new owner.
     pub(crate) fn fenced(&mut self, node: NodeDigest, version: u16) -> bool {
         let is_new = self.owner != Some(node);
         if is_new {
@@ -76,7 +76,7 @@ impl Ownership {
         }
         match self.readers {
             _ if version < OWNERS_SINCE => self.readers = Readers::Everybody,
-            // Those that were admitted before there was an owner, anybody can have admitted.
+            // A new owner starts without readers: before it, any node could have admitted some.
             Readers::Admitted(_) if !is_new => {}
             Readers::Admitted(_) | Readers::Everybody => {
                 self.readers = Readers::Admitted(HashSet::new());
@@ -86,7 +86,7 @@ impl Ownership {
         is_new
     }
 
-    /// Refuses all other nodes than the owner.
+    /// Refuses every node but the owner; passes if either is unknown.
     pub(crate) fn check(&self, node: Option<NodeDigest>) -> Result<(), Refusal> {
         match node.zip(self.owner) {
             Some((node, owner)) if node != owner => Err(Refusal::OtherNode),
@@ -94,8 +94,8 @@ impl Ownership {
         }
     }
 
-    /// Refuses who may not fence the space with that epoch, where it stands at `fence`: all but the owner, and its heir
-    /// who comes later than it.
+    /// Refuses a Fence with `epoch` where the space stands at `fence`. Only the owner passes, and
+    /// its successor with a higher epoch.
     pub(crate) fn check_successor(
         &self,
         node: Option<NodeDigest>,
@@ -110,7 +110,7 @@ impl Ownership {
         }
     }
 
-    /// Refuses nodes that may not even read.
+    /// Refuses nodes that may not read.
     pub(crate) fn check_reader(&self, node: Option<NodeDigest>) -> Result<(), Refusal> {
         let may_read = |node: NodeDigest| match &self.readers {
             Readers::Everybody => true,
@@ -122,7 +122,7 @@ impl Ownership {
         }
     }
 
-    /// Names who may take it over, and nobody else.
+    /// Names the only node that may take the space over.
     pub(crate) fn bequeath(&mut self, heir: NodeDigest) {
         self.heir = Some(heir).filter(|heir| self.owner.is_some_and(|owner| owner != *heir));
     }

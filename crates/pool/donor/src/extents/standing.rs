@@ -1,26 +1,26 @@
 //! How much of its segment an extent has.
 //!
 //! An extent is whole or is being filled. One that is whole bears the generation of its segment's
-//! group: the highest that a write, a discard or a confirmation has brought. A borrower that leaves a member out
-//! raises the generation of the others with the next write, and whoever takes the space over later
-//! tells by it which extents missed something.
+//! group: the highest that a write, a discard or a confirmation has brought. A borrower that leaves
+//! a member out raises the generation of the others with the next write, and whoever takes the
+//! space over later tells by it which extents missed something.
 //!
 //! While an extent is being filled from another one, the borrower's own writes and discards come in
-//! too, and are newer than whatever the other extent has. Written pages are known by their sums; the
-//! pages that were discarded are remembered here, or a fill that was read before a discard and stored
-//! after it would bring them back.
+//! too, and are newer than whatever the other extent has. Written pages are known by their sums;
+//! the pages that were discarded are remembered here, or a fill that was read before a discard and
+//! stored after it would bring them back.
 
 use hecaton_memory::Generation;
 use hecaton_memory::words::SharedWords;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a write or a discard makes of an extent's generation.
+/// Generation of an extent after a write or a discard.
 pub fn after_write(known: Generation, brought: Generation) -> Generation {
     if known == Generation::FILLING { known } else { known.max(brought) }
 }
 
-/// What a confirmation makes of an extent's generation.
+/// Generation of an extent after a confirmation.
 pub fn after_confirm(known: Generation, brought: Generation) -> Generation {
     known.max(brought)
 }
@@ -36,12 +36,12 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Of an extent that a predecessor gave out.
+    /// Standing of an extent that a predecessor gave out.
     pub(crate) fn restored(words: Arc<SharedWords>, at: usize) -> Standing {
         Standing { words, at, discarded: None }
     }
 
-    /// Of an extent of so many pages that is given out now.
+    /// Standing of an extent of `pages` pages that is given out now.
     pub(crate) fn fresh(words: Arc<SharedWords>, at: usize, pages: u64) -> Standing {
         let mut standing = Standing::restored(words, at);
         if standing.generation() == Generation::FILLING {

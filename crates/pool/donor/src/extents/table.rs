@@ -1,21 +1,21 @@
-//! Who has what of a donor's memory: the state machine behind every control request.
+//! Tracks which space holds which extents: the state machine behind every control request.
 //!
-//! Pure: time comes in as milliseconds since any fixed moment, and what is to be done to the memory
-//! goes out as values. The donor drives it under a lock, and the cluster simulation drives the same
-//! code from a seed. Maps are ordered, so that one seed always gives one run.
+//! Pure: time comes in as milliseconds since any fixed moment, and actions on the memory go out as
+//! values. The donor drives it under a lock, and the cluster simulation drives the same code from a
+//! seed. Maps are ordered, so that one seed always gives one run.
 //!
-//! An extent's life: *lent* by [`Table::allocate`] → *leaving* when it was freed or its lease ran
-//! out: nobody may use it any more, but its pages are not free yet, because a read may still be
-//! sending them and the host has not got the memory back → gone, with [`Table::reclaimed`].
+//! States of an extent: *lent* by [`Table::allocate`], *leaving* once freed or once its lease ran
+//! out, gone with [`Table::reclaimed`]. No borrower may use a leaving extent, but its pages are not
+//! free yet: a read may still send them, and the host has not got the memory back.
 //!
 //! Invariants ([`Table::assert_consistent`] checks them):
 //! 1. Extents that are lent or leaving do not overlap, and their pages are exactly those that the
 //!    allocators count as lent.
 //! 2. A space has at most one extent for each member of each segment.
-//! 3. An id is never given twice, and ids rise.
-//! 4. Nothing is lent above the limit. What was lent before the limit was lowered is wanted back.
-//!    What is parked is lent.
-//! 5. The fence of a space never falls while the space is known, and it is known while it has an
+//! 3. Ids rise and are never reused.
+//! 4. No extent is lent above the limit. Extents lent before the limit was lowered are recalled.
+//!    Parked extents are lent.
+//! 5. The fence of a space never falls while the space is known. A space is known while it has an
 //!    extent or a connection, and for [`FENCE_KEPT_MS`] after its lease if it was ever fenced.
 
 mod extent;
@@ -35,11 +35,11 @@ use parked::Parked;
 use recall::Asked;
 use std::collections::BTreeMap;
 
-/// The shortest lease. What a borrower asks for below is raised to it: a lease must outlast a pause
-/// of the borrower's host that is no failure.
+/// Shortest lease; shorter requests are raised to it. A lease must outlast a pause of the
+/// borrower's host that is no failure.
 pub const MIN_LEASE_MS: u64 = 1_000;
 
-/// The longest lease: memory of a borrower that died must come back some time.
+/// Longest lease: the memory of a dead borrower must come back eventually.
 pub const MAX_LEASE_MS: u64 = 24 * 3_600_000;
 
 /// How long a fence is remembered after the space's lease, so that a borrower that was cut off
@@ -57,60 +57,60 @@ pub struct TableLimits {
     pub min_order: u8,
 }
 
-/// Refuses what comes with an older epoch than the space's fence. The one place that compares them.
+/// Refuses an epoch older than the space's fence. Only this function does so.
 pub fn check_epoch(fence: Epoch, epoch: Epoch) -> Result<(), Refusal> {
     if epoch < fence { Err(Refusal::StaleEpoch(fence)) } else { Ok(()) }
 }
 
-/// What is known of a space.
+/// Record of a space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceRecord {
     /// The space.
     pub space: SpaceId,
     /// The oldest epoch that is served.
     pub fence: Epoch,
-    /// How long its extents stay without a sign of life.
+    /// Milliseconds that its extents stay without a sign of life.
     pub lease_ms: u64,
-    /// Its consumer's name, for people.
+    /// Name of its consumer, for people.
     pub consumer: String,
-    /// The node that it belongs to, where nodes have certificates and it was fenced.
+    /// Owning node, where nodes have certificates and the space was fenced.
     pub owner: Option<NodeDigest>,
 }
 
-/// A space and what it has, for reports.
+/// A space and its use of memory, for reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpaceUse {
-    /// What is known of it.
+    /// Record of the space.
     pub record: SpaceRecord,
     /// Extents lent to it.
     pub extents: usize,
     /// Pages in them.
     pub pages: u64,
-    /// Extents that are wanted back.
+    /// Extents that are recalled.
     pub recalled: u64,
-    /// When it was last heard of.
+    /// Time of the last sign of life, in milliseconds.
     pub heard_ms: u64,
 }
 
-/// The extent that an allocation is answered with.
+/// Extent that answers an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocated {
-    /// It was carved now.
+    /// A new extent.
     Fresh(LentExtent),
-    /// The space had it already.
+    /// An extent that the space already had.
     Held(LentExtent),
 }
 
 /// A record that contradicts the others or the memory's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// An extent on pages that are another's, or that do not exist.
+    /// An extent on pages of another extent, or on pages that do not exist.
     #[error("extent {0} lies on pages that are not free")]
     Overlap(ExtentId),
     /// An extent of a space that is not recorded.
     #[error("extent {0} belongs to space {1}, of which nothing is known")]
     UnknownSpace(ExtentId, SpaceId),
-    /// Two extents with one number, or for one member of one segment, or a number not given yet.
+    /// Two extents with one id or for one member of one segment, or an id not given yet.
     #[error("extent {0} cannot be: its number or its place in the space is another's")]
     Impossible(ExtentId),
 }
@@ -121,12 +121,12 @@ pub struct Table {
     limits: TableLimits,
     pages: FreePages,
     spaces: BTreeMap<SpaceId, Space>,
-    /// Extents that are nobody's, and whose pages are not free yet.
+    /// Extents that no space has, and whose pages are not free yet.
     leaving: BTreeMap<ExtentId, LentExtent>,
     lent: usize,
     lent_pages: u64,
     parked: Parked,
-    /// Most pages that are lent from now on.
+    /// Most pages that may be lent from now on.
     limit_pages: u64,
     next: ExtentId,
 }
@@ -145,7 +145,7 @@ struct Space {
 }
 
 impl Table {
-    /// A table of memory that is all free.
+    /// Creates a table in which all memory is free.
     pub fn new(zones: &[Zone], limits: TableLimits) -> Table {
         Table {
             limits,
@@ -160,8 +160,8 @@ impl Table {
         }
     }
 
-    /// The table of a predecessor, from its records. Every space counts as heard of now: while no
-    /// donor was there, nobody could be heard.
+    /// Restores a predecessor's table from its records. Every space counts as heard of now: without
+    /// a donor, no borrower could be heard.
     pub fn restore(
         zones: &[Zone],
         limits: TableLimits,
@@ -193,7 +193,7 @@ impl Table {
         Ok(table)
     }
 
-    /// A borrower connects. The lease is the space's from now on.
+    /// Connects a borrower, whose lease becomes the space's.
     pub fn hello(
         &mut self,
         space: SpaceId,
@@ -219,7 +219,7 @@ impl Table {
         Ok(())
     }
 
-    /// A node connects that may read a space of another one. It has no say over the lease.
+    /// Connects a node that may only read another node's space. The lease stays as it is.
     pub fn visit(&mut self, space: SpaceId, epoch: Epoch) -> Result<(), Refusal> {
         let known = self.spaces.get_mut(&space).ok_or(Refusal::NoSuchExtent)?;
         check_epoch(known.fence, epoch)?;
@@ -227,8 +227,8 @@ impl Table {
         Ok(())
     }
 
-    /// The space belongs to that node from now on, and has the lease that it asks for: before, anybody may
-    /// have said another one.
+    /// Makes `owner` the space's owner and sets the lease that it asks for. Before, any node may
+    /// have set another one.
     pub fn own(&mut self, space: SpaceId, owner: NodeDigest, lease_ms: u64) {
         if let Some(known) = self.spaces.get_mut(&space) {
             known.owner = Some(owner);
@@ -236,14 +236,14 @@ impl Table {
         }
     }
 
-    /// A connection of the space has ended. Its extents stay until their lease runs out.
+    /// Closes a connection of the space. Its extents stay until their lease runs out.
     pub fn bye(&mut self, space: SpaceId) {
         if let Some(known) = self.spaces.get_mut(&space) {
             known.connections -= 1;
         }
     }
 
-    /// An extent for one member of one segment: a new one, or the one that is there.
+    /// Lends an extent for one member of one segment, or returns the existing one.
     pub fn allocate(
         &mut self,
         space: SpaceId,
@@ -279,7 +279,7 @@ impl Table {
         Ok(Allocated::Fresh(lent))
     }
 
-    /// An extent goes back; it is *leaving* until [`Table::reclaimed`].
+    /// Frees an extent; it is *leaving* until [`Table::reclaimed`].
     pub fn free(
         &mut self,
         space: SpaceId,
@@ -299,7 +299,7 @@ impl Table {
         Ok(lent)
     }
 
-    /// All extents of the space go back; they are *leaving* until [`Table::reclaimed`].
+    /// Frees all extents of the space; they are *leaving* until [`Table::reclaimed`].
     pub fn free_all(
         &mut self,
         space: SpaceId,
@@ -310,7 +310,7 @@ impl Table {
         Ok(self.take_all(space, now_ms))
     }
 
-    /// The space's extents by rising id, from `from` on, at most `most` of them.
+    /// Lists the space's extents by rising id, starting at `from`, at most `most` of them.
     pub fn list(
         &mut self,
         space: SpaceId,
@@ -323,18 +323,18 @@ impl Table {
         Ok(known.extents.range(from..).take(most).map(|(_, lent)| *lent))
     }
 
-    /// Makes `epoch` the oldest that is served for the space.
+    /// Makes `epoch` the oldest epoch that is served for the space.
     pub fn fence(&mut self, space: SpaceId, epoch: Epoch, now_ms: u64) -> Result<(), Refusal> {
         admit(&mut self.spaces, space, epoch, now_ms)?.fence = epoch;
         Ok(())
     }
 
-    /// A sign of life.
+    /// Records a sign of life.
     pub fn renew(&mut self, space: SpaceId, epoch: Epoch, now_ms: u64) -> Result<(), Refusal> {
         admit(&mut self.spaces, space, epoch, now_ms).map(drop)
     }
 
-    /// Where the pages of an extent are, for a request that reads, writes or discards some.
+    /// Finds the pages of an extent, for a request that reads, writes or discards some.
     pub fn locate(
         &mut self,
         space: SpaceId,
@@ -346,14 +346,14 @@ impl Table {
         known.extents.get(&extent).copied().ok_or(Refusal::NoSuchExtent)
     }
 
-    /// Requests of the space were served up to that moment without asking this table.
+    /// Records that requests of the space were served until `at_ms` without this table.
     pub fn heard(&mut self, space: SpaceId, at_ms: u64) {
         if let Some(known) = self.spaces.get_mut(&space) {
             known.heard_ms = known.heard_ms.max(at_ms);
         }
     }
 
-    /// Spaces that have extents and whose lease has run out.
+    /// Spaces with extents whose lease has run out.
     pub fn due(&self, now_ms: u64) -> Vec<SpaceId> {
         let is_due = |space: &Space| !space.extents.is_empty() && space.is_silent(now_ms);
         self.spaces.iter().filter(|(_, space)| is_due(space)).map(|(&id, _)| id).collect()
@@ -368,7 +368,7 @@ impl Table {
         }
     }
 
-    /// Forgets the spaces of which nothing is left to know, and says which.
+    /// Forgets idle spaces whose lease, and fence time if fenced, have passed; returns their ids.
     pub fn forget(&mut self, now_ms: u64) -> Vec<SpaceId> {
         let forgotten = |space: &Space| {
             let kept_ms = if space.fence == Epoch(0) { 0 } else { FENCE_KEPT_MS };
@@ -382,7 +382,7 @@ impl Table {
         gone
     }
 
-    /// Nobody uses the extent's pages any more, and they hold nothing: they are free.
+    /// Frees the pages of a leaving extent, which are unused and empty by now.
     ///
     /// # Panics
     /// If the extent is not leaving.
@@ -391,12 +391,12 @@ impl Table {
         self.pages.give_back(lent.first_page, lent.order);
     }
 
-    /// What is known of a space.
+    /// Record of a space, if it is known.
     pub fn space(&self, space: SpaceId) -> Option<SpaceRecord> {
         self.spaces.get(&space).map(|known| known.record(space))
     }
 
-    /// All spaces and what they have.
+    /// All spaces and their use of memory.
     pub fn spaces(&self) -> impl Iterator<Item = SpaceUse> {
         self.spaces.iter().map(|(&id, space)| SpaceUse {
             record: space.record(id),
@@ -412,17 +412,17 @@ impl Table {
         self.spaces.values().flat_map(|space| space.extents.values())
     }
 
-    /// The number that the next extent will have.
+    /// Id of the next extent.
     pub fn next_extent(&self) -> ExtentId {
         self.next
     }
 
-    /// Pages that could be lent.
+    /// Free pages.
     pub fn free_pages(&self) -> u64 {
         self.pages.count()
     }
 
-    /// The zones, and how many pages of each could be lent.
+    /// The zones, each with its number of free pages.
     pub fn zones(&self) -> impl Iterator<Item = (Zone, u64)> {
         self.pages.zones()
     }
@@ -435,7 +435,7 @@ impl Table {
     /// Checks the invariants. For tests and simulations: it looks at every extent.
     ///
     /// # Panics
-    /// If one does not hold.
+    /// If an invariant does not hold.
     pub fn assert_consistent(&self) {
         let mut taken: Vec<_> = self.extents().chain(self.leaving.values()).collect();
         taken.sort_by_key(|lent| lent.first_page);
@@ -512,7 +512,7 @@ impl Space {
     }
 }
 
-/// The space, if the epoch may act on it; that is a sign of life.
+/// Returns the space if the epoch may act on it, and records a sign of life.
 fn admit(
     spaces: &mut BTreeMap<SpaceId, Space>,
     space: SpaceId,

@@ -18,7 +18,7 @@ impl<'a> Bits<'a> {
         word.load(Ordering::Acquire) & bit != 0
     }
 
-    /// What was stored before counts for whoever sees the bit.
+    /// A thread that sees the bit also sees all stores before this call.
     pub(crate) fn set(self, page: u64) {
         let (word, bit) = self.word_of(page);
         // Mostly it is set already, and 64 pages share the word.

@@ -1,13 +1,14 @@
-//! Copies pages from another donor's extent: how a group gets a new member, and how a member's damaged
-//! pages are mended, without the borrower's host carrying them.
+//! Copies pages from another donor's extent: how a group gets a new member, and how a member's
+//! damaged pages are mended, without the borrower's host carrying them.
 //!
-//! The other donor is asked as a borrower asks it, for the space and with the epoch of the connection
-//! that the fill came over, so that a borrower that has been replaced cannot have anything copied. Where nodes have
-//! certificates this donor shows its own node's, which the borrower has had admitted there ([`Request::Admit`]).
+//! The other donor is asked as a borrower asks it, for the space and with the epoch of the
+//! connection that the fill came over, so that a borrower that has been replaced cannot have
+//! anything copied. Where nodes have certificates this donor shows its own node's, which the
+//! borrower has had admitted there ([`Request::Admit`]).
 //!
-//! A page that does not match its sum is asked for once more. If it does not match then either, it is
-//! stored as it came, with the sum that it should have: the borrower will see that it is damaged,
-//! which the other extent's copy is as well.
+//! A page that does not match its sum is asked for once more. If it does not match then either, it
+//! is stored as it came, with the sum that it should have: the borrower will see that it is
+//! damaged, which the other extent's copy is as well.
 
 use hecaton_memory::{PAGE_SIZE, PageSum, page_sum};
 use hecaton_transport::client::{Connection, ConnectionError, Event, Options};
@@ -26,7 +27,7 @@ type Store<'a> = dyn FnMut(u32, &[PageSum], &[u8]) -> Result<(), Refusal> + 'a;
 /// How long the other donor may be silent.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Who asks another donor, and what is shown to it.
+/// Identity that this donor shows to another donor.
 pub(crate) struct Introduction {
     /// As the borrower that wants the copy.
     pub(crate) hello: Hello,
@@ -42,8 +43,9 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Connects to the donor of an extent, as the space that the introduction names. Which node it is of, the
-    /// borrower does not say: it is known by the number of its life, which only a donor and its borrowers know.
+    /// Connects to the donor of an extent, as the space that the introduction names. Which node it
+    /// is of, the borrower does not say: it is known by the number of its life, which only a donor
+    /// and its borrowers know.
     fn open(source: &FillSource, introduction: &Introduction) -> Result<Source, ConnectionError> {
         let options = Options { connect: PATIENCE, ..Options::default() };
         let tls = introduction.credentials.clone();
@@ -82,7 +84,7 @@ impl Source {
                     outcome = sink(tag as u32 + from as u32, sums, data);
                 }
                 Event::Refused(_) => outcome = Err(Refusal::NoSource),
-                // What comes after a failure. Nothing else is asked for.
+                // Pages that come after a failure; no other answers are asked for.
                 _ => {}
             })?;
             outcome.map_err(Interrupted::Refused)?;
@@ -163,7 +165,8 @@ pub(crate) fn read_each(
     })
 }
 
-/// Does something with a connection to the source, and keeps the connection if it may be used again.
+/// Does something with a connection to the source, and keeps the connection if it may be used
+/// again.
 fn with_source(
     kept: &mut Option<Source>,
     source: &FillSource,

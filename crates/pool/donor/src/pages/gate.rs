@@ -1,27 +1,27 @@
-//! What a page request must pass: one gate for each space.
+//! Checks node, epoch and extent of each page request of a space.
 //!
-//! Every request for pages asks three things: is the space that node's, is the connection's epoch still served, and
-//! where is the extent? The table knows, but behind the one lock of all connections. The gate holds the same
-//! answers for one space behind a lock of its own, which requests take shared and only a change of
-//! the space's extents or fence takes alone. Borrowers do not meet each other here at all, and the
-//! threads of one borrower meet at one atomic counter.
+//! Every page request asks three questions: does the space belong to the node, does the donor still
+//! serve the connection's epoch, and where is the extent? The table knows, but behind the one lock
+//! of all connections. The gate holds the same answers for one space behind its own lock. Requests
+//! take this lock shared; only a change of the space's extents, fence or owner takes it alone.
+//! Borrowers do not contend with each other here, and the threads of one borrower contend for one
+//! atomic counter.
 //!
-//! Two dangers, and what stands against each:
+//! Two dangers, and the protection against each:
 //!
-//! - *A write that lands late*: after a fence was answered, or in an extent that was freed and given
-//!   to another space. A write holds the gate shared from the check until its last byte is in the
-//!   arena ([`Gate::enter`]), and both a fence and a free must have the gate alone. Verifying the
-//!   checksums comes before that, and no socket is touched in between: the lock is held for a copy.
-//! - *A read that sends another space's pages.* A read may sit in its socket for seconds, so that it
-//!   cannot hold the gate. It holds the extent
-//!   ([`Pinned`](crate::lender::Pinned)): a freed extent's pages go back to the
-//!   allocator only when the last of its reads is done.
+//! - *A write that lands late*: after the donor answered a fence, or in an extent that was freed
+//!   and given to another space. A write holds the gate shared from the check until its last byte
+//!   is in the arena ([`Gate::enter`]); a fence and a free must hold the gate alone. Checksums are
+//!   verified before, and no socket is touched in between: the lock is held for a copy.
+//! - *A read that sends another space's pages*: a read may sit in its socket for seconds, so it
+//!   cannot hold the gate. It holds the extent ([`Pinned`](crate::lender::Pinned)): a freed
+//!   extent's pages return to the allocator only when its last read is done.
 //!
-//! Alternatives that were rejected: a cache in each connection with a generation to compare leaves
-//! the time between comparison and copy open; epoch-based reclamation would make fences and frees
-//! wait for all connections instead of one space's.
+//! Rejected: a cache in each connection with a generation to compare leaves the time between
+//! comparison and copy open. Epoch-based reclamation would make fences and frees wait for all
+//! connections instead of one space's.
 //!
-//! Invariant: gates change only under the table's lock, together with it. Order of locks: table,
+//! Invariant: gates change only under the table's lock, together with the table. Lock order: table,
 //! gate, [`Extent::contents`].
 
 use crate::extents::owner::{NodeDigest, Ownership};
@@ -40,11 +40,11 @@ pub(crate) struct Gate {
     open: RwLock<Open>,
     /// When the last request passed, in milliseconds of the donor's clock.
     heard_ms: AtomicU64,
-    /// How many of the space's extents are wanted back, for answers that do not ask the table.
+    /// Recalled extents of the space, for answers that do not ask the table.
     pub(crate) recalled: AtomicU32,
 }
 
-/// What the gate lets through.
+/// State against which the gate checks requests.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) fence: Epoch,
@@ -52,12 +52,12 @@ pub(crate) struct Open {
     pub(crate) extents: HashMap<ExtentId, Arc<View>>,
 }
 
-/// An extent, as those have it who came to it in a certain time. Where its pages are may change while
-/// it is read. Then the gate has another view from there on, and when nobody has the one before any
-/// more, nobody can be reading what was at the old place.
+/// An extent as its readers of one period hold it. The place of its pages may change during a read.
+/// The gate then hands out a new view. Once no reader holds the old view, no read of the old place
+/// is in progress.
 ///
-/// It costs readers nothing, who hold the extent anyhow. A count of readers would, and a lock that they
-/// hold would be held for as long as they sit in their sockets.
+/// Readers hold the extent anyhow, so a view costs them nothing. A count of readers would cost
+/// them, and a lock would be held for as long as readers sit in their sockets.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(crate) extent: Arc<Extent>,
@@ -71,14 +71,14 @@ impl Deref for View {
     }
 }
 
-/// An extent in use. The last one to let go of it reclaims its pages.
+/// An extent in use. Its last holder reclaims its pages.
 #[derive(Debug)]
 pub(crate) struct Extent {
     pub(crate) lent: LentExtent,
     pub(crate) standing: Standing,
-    /// Writes take it shared, a discard alone: else a discard that has forgotten a page's sum and
-    /// is about to punch its memory would take a write's contents in between, and not its sum. A
-    /// fill takes it alone too, from its look at a page to the store.
+    /// Writes take it shared, a discard alone. Otherwise a write between a discard's erasure of a
+    /// sum and its punch of the memory would lose its contents but not its sum. A fill takes it
+    /// alone too, from its look at a page to the store.
     pub(crate) contents: RwLock<()>,
     pub(crate) parking: Parking,
 }
@@ -98,8 +98,8 @@ impl Gate {
         Gate { open, heard_ms, recalled: AtomicU32::new(0) }
     }
 
-    /// Passes a request. While the guard lives, no extent of the space goes, no fence rises, and the space
-    /// does not become another node's.
+    /// Checks a request. While the guard lives, no extent of the space is freed, its fence does not
+    /// rise, and its owner does not change.
     pub(crate) fn enter(
         &self,
         (node, epoch): (Option<NodeDigest>, Epoch),
@@ -110,7 +110,7 @@ impl Gate {
         self.pass(open, epoch, now_ms)
     }
 
-    /// The same for a request that reads pages. Of one that only may read, it is no sign of life of the space's owner.
+    /// Checks a read. A read by a node that may only read is no sign of life of the owner.
     pub(crate) fn enter_to_read(
         &self,
         (node, epoch): (Option<NodeDigest>, Epoch),
@@ -132,7 +132,7 @@ impl Gate {
         now_ms: u64,
     ) -> Result<RwLockReadGuard<'a, Open>, Refusal> {
         check_epoch(open.fence, epoch)?;
-        // A hot space's threads would else pass this word from core to core on every request.
+        // Otherwise every request of a hot space would move this word from core to core.
         const GRAIN_MS: u64 = 64;
         if now_ms >= self.heard_ms.load(Ordering::Relaxed) + GRAIN_MS {
             self.heard_ms.fetch_max(now_ms, Ordering::Relaxed);
@@ -140,17 +140,17 @@ impl Gate {
         Ok(open)
     }
 
-    /// What the gate lets through, for who is no borrower.
+    /// Locks the gate shared without a check, for callers other than borrowers.
     pub(crate) fn look(&self) -> RwLockReadGuard<'_, Open> {
         self.open.read().expect("no thread panics in a gate")
     }
 
-    /// Changes what the gate lets through, when all who are inside have left.
+    /// Locks the gate alone, once all requests inside have left.
     pub(crate) fn change(&self) -> RwLockWriteGuard<'_, Open> {
         self.open.write().expect("no thread panics in a gate")
     }
 
-    /// When the last request passed, give or take a tenth of a second.
+    /// Time of the last request that passed, to within 0.1 s.
     pub(crate) fn heard_ms(&self) -> u64 {
         self.heard_ms.load(Ordering::Relaxed)
     }

@@ -7,8 +7,8 @@
 //! because one page in four billion has that sum by chance. Pages without the bit are never read
 //! from the arena: that would commit them.
 //!
-//! No locks: a sum and its bit are words. Who may store, forget and read at the same time is
-//! settled by [`gate`](crate::pages::gate).
+//! No locks: a sum and its bit are words. The [`gate`](crate::pages::gate) settles which stores,
+//! erasures and reads may happen at the same time.
 
 use crate::extents::layout::Layout;
 use crate::pages::bits::Bits;

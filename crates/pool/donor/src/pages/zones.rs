@@ -32,7 +32,7 @@ pub enum ZoneError {
         node: u32,
         /// All its memory.
         has: Size,
-        /// What was asked for.
+        /// Memory that was asked for.
         wanted: Size,
     },
 }
@@ -59,7 +59,7 @@ pub(crate) fn plan(
         let share = u64::try_from(share).unwrap_or(pages) / ZONE_PAGES * ZONE_PAGES;
         zones.push(Zone { pages: share, node: Some(node.node) });
     }
-    // What rounding left over goes to the last node, whose zone needs no aligned end.
+    // The last node gets the remainder of the rounding: its zone needs no aligned end.
     let planned: u64 = zones.iter().map(|zone| zone.pages).sum();
     if let Some(last) = zones.last_mut() {
         last.pages += pages - planned;

@@ -1,19 +1,19 @@
 //! Brings extents from a donor's memory to its file, and back.
 //!
-//! One thread, and the only one that writes to the file or sets a page's "parked" bit. What to move is
-//! decided by [`hecaton_policy::parking`]. A move must not lose a page to a crash, a failing disk or
-//! a write that comes in between, and nobody may wait for it:
+//! One thread does this, and it alone writes to the file and sets a page's "parked" bit.
+//! [`hecaton_policy::parking`] decides the moves. A move must not lose a page to a crash, a failing
+//! disk or a concurrent write, and no request may wait for it:
 //!
-//! - *To the file*: pages are copied out, a few at a time, and noted as *saved*; whoever changes one
-//!   takes the note away. They are written and brought to the disk without any lock. Then those that
-//!   still are noted become *parked*: from here on they are read from the file. Until the last
+//! - *To the file*: pages are copied out, a few at a time, and noted as *saved*; whoever changes
+//!   one takes the note away. They are written and brought to the disk without any lock. Then those
+//!   that still are noted become *parked*: from here on they are read from the file. Until the last
 //!   of that, a failure or a kill leaves everything where it was, in memory.
-//! - *To memory*: pages are read without any lock, and those that still are parked by then are stored
-//!   and are parked no longer.
+//! - *To memory*: pages are read without any lock, and those that still are parked by then are
+//!   stored and are parked no longer.
 //!
-//! What was left behind, memory or room in the file, is given up only when nobody can be reading
-//! it: when all who came to the extent before the change have gone (see
-//! [`View`](crate::pages::gate::View)). Other extents are moved meanwhile.
+//! Memory or file room that an extent leaves behind is given up only when no read can be using it.
+//! That is when all readers from before the change have gone (see
+//! [`View`](crate::pages::gate::View)). Other extents move meanwhile.
 
 use crate::lender::{Lender, Pinned};
 use crate::pages::bits::runs;
@@ -51,7 +51,7 @@ pub(crate) struct Candidate {
     pub(crate) stray_pages: u64,
 }
 
-/// What the keeper decides by.
+/// Input for the keeper's decisions.
 pub(crate) struct Survey {
     pub(crate) seen: Seen,
     pub(crate) candidates: Vec<Candidate>,
@@ -66,10 +66,10 @@ pub(crate) struct Keeper<'a> {
     unreadable: HashMap<ExtentId, u64>,
 }
 
-/// An extent that has moved, as those saw it who came before.
+/// A moved extent, with the view that its earlier readers hold.
 struct Leaving<'a> {
     before: Pinned<'a>,
-    /// What is left behind.
+    /// The place that its pages have left.
     behind: Behind,
 }
 
@@ -119,7 +119,7 @@ impl<'a> Keeper<'a> {
             let is_it = |leaving: &Leaving<'_>| leaving.extent() == candidate.extent;
             self.leaving.iter().any(is_it)
         };
-        // Who came before the last move may be reading either place.
+        // Readers from before the last move may still use either place.
         candidates
             .retain(|candidate| !of(candidate) && !self.unreadable.contains_key(&candidate.extent));
         let going = self.leaving.iter().filter(|leaving| leaving.behind == Behind::AllMemory);
@@ -154,7 +154,7 @@ impl<'a> Keeper<'a> {
             view.parking.changed(0..view.lent.count());
             view.parking.is_parked.store(was_parked, Ordering::Relaxed);
             self.park.has_failed(&error, self.lender.now_ms());
-            // Of no use, and the disk may be full of it.
+            // The saved pages are of no use, and the disk may be full of them.
             self.tidy(pages);
             return false;
         }
@@ -193,7 +193,8 @@ impl<'a> Keeper<'a> {
         self.park.file.sync(pages)
     }
 
-    /// What was saved is read from the file from now on, if nobody has changed it.
+    /// Marks pages as parked if they were saved and not changed since: reads now use the file.
+    /// Returns how many.
     fn mark(&self, view: &View) -> u64 {
         let pages = view.lent.pages();
         let saving = view.parking.saving(view.lent.count());
@@ -247,7 +248,7 @@ impl<'a> Keeper<'a> {
         true
     }
 
-    /// What an extent has left behind goes when nobody reads it any more.
+    /// Gives up the place that the pages have left, once its last reader is gone.
     fn leave_behind(&mut self, pinned: Pinned<'a>, behind: Behind) {
         if self.lender.renew_view(&pinned) {
             self.leaving.push(Leaving { before: pinned, behind });

@@ -1,13 +1,12 @@
 //! Where a page of a donor that parks is: in memory, or in the file.
 //!
-//! Of each page that was written a bit in the ledger says whether the file has it or the arena.
-//! Only the [`keeper`](crate::parking::keeper) sets it, when the page is on the disk, and
-//! everything else clears it: a page that is written is in memory again, whatever the file has, and
-//! so no request but a read waits for the disk. The bit outlives the process with the ledger, as
-//! the file does.
+//! For each written page, a bit in the ledger says whether the file or the arena has it. Only the
+//! [`keeper`](crate::parking::keeper) sets the bit, once the page is on the disk; everything else
+//! clears it. A write puts its page in memory, whatever the file has, so only reads wait for the
+//! disk. The bit outlives the process with the ledger, as the file does.
 //!
-//! No lock is held while the disk is at work. What keeps a page in the place where a read found it is
-//! the read's hold on the extent: see [`View`](crate::pages::gate::View).
+//! No lock is held while the disk is at work. A read holds its extent, and so keeps a page in the
+//! place where it found it: see [`View`](crate::pages::gate::View).
 
 use crate::extents::layout::Layout;
 use crate::pages::bits::{Bits, words_for};
@@ -22,17 +21,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tracing::warn;
 
-/// More pages of parked extents than that in memory again, and who writes such pages waits a little.
+/// More pages of parked extents than that in memory again, and who writes such pages waits a
+/// little.
 const MANY_STRAYS: u64 = (64 << 20) / PAGE_SIZE as u64;
 
-/// How long a write waits at most for the keeper to catch up. Shorter than a donor may be silent before
-/// borrowers do without it.
+/// How long a write waits at most for the keeper to catch up. Shorter than a donor may be silent
+/// before borrowers do without it.
 const WRITE_WAIT: Duration = Duration::from_millis(50);
 
 /// How long the keeper leaves a file alone that has failed.
 const TROUBLE_MS: u64 = 10_000;
 
-/// What parks pages of a donor.
+/// Parked pages of a donor, and the state of its file.
 pub(crate) struct Park {
     pub(crate) file: ParkFile,
     words: Arc<SharedWords>,
@@ -74,7 +74,7 @@ struct Counts {
     unreadable: AtomicU64,
 }
 
-/// What parking has to know of an extent.
+/// Parking state of one extent.
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
     /// It counts as in the file, but for what was written since.
@@ -157,15 +157,16 @@ impl Park {
         }
     }
 
-    /// What the pages hold is of no use any more.
+    /// Forgets the contents of pages.
     pub(crate) fn forget(&self, pages: Range<u64>) {
         if self.parked().clear(pages) {
             self.is_untidy.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Reads parked pages that follow one another, with the sums that they should have. One that the
-    /// disk does not give comes as something that does not have its sum, as if it had gone bad in memory.
+    /// Reads parked pages that follow one another, with the sums that they should have. One that
+    /// the disk does not give comes as something that does not have its sum, as if it had gone bad
+    /// in memory.
     pub(crate) fn read(&self, first: u64, sums: &[PageSum], pages: &mut [[u8; PAGE_SIZE]]) {
         self.counts.read.fetch_add(pages.len() as u64, Ordering::Relaxed);
         if self.file.read(first, pages).is_ok() {

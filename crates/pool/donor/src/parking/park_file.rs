@@ -1,9 +1,9 @@
 //! The file that a donor parks pages in.
 //!
-//! It has no name: whoever holds the descriptor holds the pages, as with the arena's memfd, and when
-//! the last holder is gone so is the file, whatever ended them. A page stands at the same place in it
-//! as in the arena, so that nothing needs to be known to find it; the file is sparse, and takes only
-//! what is parked.
+//! It has no name: whoever holds the descriptor holds the pages, as with the arena's memfd, and
+//! when the last holder is gone so is the file, whatever ended them. A page stands at the same
+//! place in it as in the arena, so that nothing needs to be known to find it; the file is sparse,
+//! and takes only what is parked.
 //!
 //! Written pages are on the disk when [`ParkFile::sync`] returns. That is not for power failures,
 //! which take all that was lent anyhow. Until then the pages are in the page cache, so nothing was
@@ -54,14 +54,14 @@ pub enum ParkError {
     Create {
         /// The directory.
         dir: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
     /// Huge pages cannot be given back one by one.
     #[error("memory in huge pages cannot be parked: lend base pages, or do not park")]
     HugePages,
-    /// What was handed over is no file for this.
+    /// The file that was handed over cannot hold the parked pages.
     #[error("the file handed over with the parked pages is not the one that they are in")]
     Foreign,
 }
@@ -99,7 +99,7 @@ impl ParkFile {
         }
         let file = ParkFile::of(fd, pages);
         (0..file_pages).for_each(|page| file.note(page));
-        // What the predecessor had written and not counted as parked yet, or not any more.
+        // The predecessor had written these pages, but not yet parked them, or no longer.
         for run in runs(0..file_pages, |page| !kept.get(page)) {
             file.punch(run);
         }
@@ -130,7 +130,7 @@ impl ParkFile {
         self.file.write_all_at(pages.as_flattened(), pages_to_bytes(first))
     }
 
-    /// What was written is on the disk, and no longer in the page cache.
+    /// Brings written pages to the disk, and drops them from the page cache.
     pub(crate) fn sync(&self, pages: Range<u64>) -> io::Result<()> {
         self.file.sync_data()?;
         let bytes = NonZeroU64::new(pages_to_bytes(pages.end - pages.start));
@@ -139,8 +139,8 @@ impl ParkFile {
         Ok(())
     }
 
-    /// Gives the room of pages back, if they take any. What a file system without holes keeps is used
-    /// again by the next page that is parked there.
+    /// Gives the room of pages back, if they take any. A file system without holes keeps the room,
+    /// for the next page that is parked there.
     pub(crate) fn punch(&self, pages: Range<u64>) {
         let blocks = Bits(&self.blocks);
         for run in runs(pages, |page| blocks.get(page)) {

@@ -16,9 +16,9 @@ fn all_pages() -> Vec<u32> {
     (0..MAX_PAGES as u32).collect()
 }
 
-/// One extent's worth of memory goes from hand to hand. Its owner writes and reads it from several
-/// connections without pause, also while it is being freed; whoever has it next must see nothing
-/// but zeros and what it wrote itself, and the one before must never see the next one's pages.
+/// One extent's worth of memory goes from owner to owner. Each owner writes and reads it from
+/// several connections without pause, also during the free. The next owner must see only zeros and
+/// its own writes. The owner before must never see the next one's pages.
 #[test]
 fn memory_that_changes_hands_takes_no_late_write_and_gives_no_late_read() {
     let (donor, serving) = start(1 << ORDER);
@@ -81,8 +81,8 @@ fn memory_that_changes_hands_takes_no_late_write_and_gives_no_late_read() {
 }
 
 /// A borrower asks for more than its socket takes and then receives nothing. The read that sits in
-/// the donor's socket holds the memory, though the extent is freed: nobody gets it until the read is
-/// through.
+/// the donor's socket holds the memory, though the extent is freed: nobody gets it until the read
+/// is through.
 #[test]
 fn memory_is_not_lent_while_a_read_of_it_is_being_sent() {
     const READS: u64 = 60;

@@ -1,4 +1,4 @@
-//! What borrowers get from a donor over real sockets, and what it refuses them.
+//! Tests over real sockets which requests a donor serves and refuses.
 
 use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, DonorError, StopHandle, listen, prometheus_text, run};
@@ -50,7 +50,7 @@ fn pages_never_written_are_zeros_and_take_no_memory() {
     let all: Vec<u32> = (0..256).collect();
     assert!(borrower.pages(extent, &all).iter().all(|page| *page == [0; PAGE_SIZE]));
     assert_eq!(donor.snapshot().committed_bytes, 0);
-    // Counted once the answer is sent, which the borrower may have before.
+    // The donor counts after it sends the answer, so the borrower may have the pages earlier.
     wait_until("the pages read are counted", || donor.snapshot().counters.zero_pages_read >= 256);
     assert_eq!(donor.snapshot().counters.zero_pages_read, 256);
     borrower.write(extent, &[7], &[page(7)]);
@@ -241,7 +241,7 @@ fn a_borrower_that_falls_silent_loses_its_extents() {
 #[test]
 fn reading_keeps_a_lease() {
     let (donor, serving) = start(64);
-    // The test may be held up for as long as the lease between two reads.
+    // The lease must exceed any delay of the test between two reads.
     let lease = Duration::from_secs(3);
     let mut borrower = Borrower::with_lease(serving.address(), 1, 1, lease);
     let mut silent = Borrower::with_lease(serving.address(), 2, 1, lease);

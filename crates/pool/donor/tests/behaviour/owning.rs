@@ -1,4 +1,4 @@
-//! Whose a space is, where nodes have certificates: the node's that has fenced it first, and nobody else's.
+//! Tests space ownership with certificates: only the first node that fences is the owner.
 
 use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, Serving, listen};
@@ -30,7 +30,7 @@ impl Pki {
         }
     }
 
-    /// A donor of that node.
+    /// Starts a donor on the node.
     fn lend(&self, node: &str) -> (Donor, Serving) {
         let config = self.config(node);
         let donor = Donor::open(&config, None).unwrap();
@@ -38,7 +38,7 @@ impl Pki {
         (donor, serving)
     }
 
-    /// That node says this to the donor.
+    /// Connects to the donor as the node, with this hello.
     fn open(&self, node: &str, to: SocketAddr, hello: &Hello) -> Result<Borrower, ConnectionError> {
         let credentials = self.0.credentials(node, Role::Node);
         let tls = Some(Tls { credentials, node: None });
@@ -50,7 +50,7 @@ impl Pki {
         self.open(node, to, &hello(SPACE, 1, LONG_LEASE)).unwrap()
     }
 
-    /// As a borrower comes: it fences first.
+    /// Connects as a borrower does: its first request is a fence.
     fn borrow(&self, node: &str, to: SocketAddr, hello: &Hello) -> Borrower {
         let mut borrower = self.open(node, to, hello).unwrap();
         borrower.done(Request::Fence);
@@ -61,7 +61,7 @@ impl Pki {
         self.borrow("a", to, &hello(SPACE, 1, LONG_LEASE))
     }
 
-    /// The next process in that donor's place.
+    /// Replaces the donor by the next process, which takes over its descriptors.
     fn replace(&self, node: &str, (donor, serving): (Donor, Serving)) -> (Donor, Serving) {
         let fds = donor.fds().unwrap();
         serving.stop();
@@ -72,7 +72,7 @@ impl Pki {
         (donor, serving)
     }
 
-    /// The node is refused as it connects, in whatever epoch.
+    /// Asserts that the donor refuses the node's connection at a low and a high epoch.
     fn assert_stranger(&self, node: &str, to: SocketAddr) {
         for epoch in [1, 99] {
             let short = hello(SPACE, epoch, Duration::from_secs(1));
@@ -83,13 +83,13 @@ impl Pki {
     }
 }
 
-/// What a borrower says that knows no owners.
+/// Hello of a borrower whose version knows no owners.
 fn earlier(epoch: u64) -> Hello {
     let versions = (OWNERS_SINCE - 1, OWNERS_SINCE - 1);
     Hello { versions, ..hello(SPACE, epoch, LONG_LEASE) }
 }
 
-/// An extent at that donor to be filled with another one, and the request that does.
+/// Allocates an extent to fill from `from`, and returns the request that fills it.
 fn to_fill(own: &mut Borrower, from: (SocketAddr, &Borrower, ExtentId)) -> Request<'static> {
     let generation = Generation::FILLING;
     let allocate = Request::Allocate { segment: 0, member: 0, order: ORDER, generation };
@@ -99,7 +99,7 @@ fn to_fill(own: &mut Borrower, from: (SocketAddr, &Borrower, ExtentId)) -> Reque
     Request::Fill { extent, first: 0, count: 64, source }
 }
 
-/// Refused, whatever it asks for.
+/// Asserts that the donor refuses every request but reads.
 fn assert_powerless(stranger: &mut Borrower, extent: ExtentId) {
     let generation = Generation(9);
     let source = FillSource { address: ([127, 0, 0, 1], 1).into(), boot: 1, extent };
@@ -130,9 +130,9 @@ fn another_node_that_knows_a_spaces_id_is_refused() {
     let pki = Pki::new();
     let (donor, serving) = pki.lend("one");
     let at = serving.address();
-    // Who only connects does not become the owner by that.
+    // Connecting alone does not make a node the owner.
     let mut early = pki.connect("b", at);
-    // Nor is it admitted by having admitted itself.
+    // Admitting itself before there is an owner does not make it a reader.
     early.done(Request::Admit { node: "b" });
     let mut own = pki.own(at);
     let extent = own.allocate(0, ORDER);
@@ -148,11 +148,11 @@ fn another_node_that_knows_a_spaces_id_is_refused() {
     let lease_ms = LONG_LEASE.as_millis() as u64;
     assert_eq!(counted.spaces[0].lease_ms, lease_ms, "no stranger shortens it");
     assert_eq!(own.pages(extent, &[3]), [page(3)]);
-    // The name counts: it has a new certificate each time that it connects here.
+    // Ownership goes by the node's name: each connection here has a new certificate.
     let mut again = pki.own(at);
     assert_eq!(again.pages(extent, &[3]), [page(3)]);
     assert_eq!(again.allocate(1, ORDER), ExtentId(extent.0 + 1));
-    // Of another space's extents the first owner is no owner.
+    // The owner of one space does not own the extents of another space.
     let mut other = pki.borrow("b", at, &hello(SPACE + 1, 1, LONG_LEASE));
     let others = other.allocate(0, ORDER);
     assert_eq!(again.refused(Request::Free { extent: others }), Refusal::NoSuchExtent);
@@ -183,7 +183,7 @@ fn a_space_passes_to_the_node_that_its_owner_names() {
     assert_eq!(own.write(extent, &[3], &[page(3)]), Outcome::Done);
     own.done(Request::Bequeath { node: "b" });
     pki.assert_stranger("c", at);
-    // The epoch is the owner's: whoever has it, has not been given the space.
+    // The epoch is the owner's: a successor with the same epoch does not get the space.
     let mut early = pki.connect("b", at);
     for request in [Request::Fence, Request::FreeAll, Request::Bequeath { node: "c" }] {
         assert_eq!(early.refused(request), Refusal::OtherNode, "{request:?}");
@@ -193,7 +193,7 @@ fn a_space_passes_to_the_node_that_its_owner_names() {
     let mut heir = pki.borrow("b", at, &hello(SPACE, 2, LONG_LEASE));
     assert_eq!(heir.pages(extent, &[3, 4]), [page(3), page(4)]);
     assert_eq!(heir.write(extent, &[3], &[page(33)]), Outcome::Done);
-    // Whatever the one before it still sends.
+    // The donor refuses all that the previous owner still sends.
     assert_eq!(own.write(extent, &[3], &[page(5)]), Outcome::Refused(Refusal::OtherNode));
     for request in [Request::FreeAll, Request::Renew, Request::Bequeath { node: "a" }] {
         assert_eq!(own.refused(request), Refusal::OtherNode, "{request:?}");
@@ -265,12 +265,12 @@ fn a_donor_copies_from_another_one_once_the_owner_has_admitted_it() {
     at_two.done(fill);
     let Request::Fill { extent: to, .. } = fill else { unreachable!() };
     assert_eq!(at_two.pages(to, &[3, 4]), [page(3), page(4)]);
-    // To read is all that it may.
+    // The admitted donor may read, and nothing else.
     let mut reader = pki.connect("two", one.address());
     assert_eq!(reader.pages(from, &[3]), [page(3)]);
     assert_powerless(&mut reader, from);
     pki.assert_stranger("three", one.address());
-    // The owner is none of those whom another donor reads for.
+    // The owner is not limited to reads: it may still free all extents.
     pki.own(one.address()).done(Request::FreeAll);
 }
 
@@ -286,7 +286,7 @@ fn a_borrower_that_knows_no_owners_has_copies_made_and_its_successor_admits() {
     assert_eq!(at_one.write(from, &[3], &[page(3)]), Outcome::Done);
     let fill = to_fill(&mut at_two, (at, &at_one, from));
     at_two.done(fill);
-    // All nodes may read for its sake, and nothing else.
+    // For its copies every node may read, and do nothing else.
     let mut reader = pki.connect("b", at);
     assert_eq!(reader.pages(from, &[3]), [page(3)]);
     assert_powerless(&mut reader, from);

@@ -39,7 +39,8 @@ fn committed_pages(donor: &Donor) -> u64 {
     donor.snapshot().committed_bytes / PAGE_SIZE as u64
 }
 
-/// Waits until so many extents are in the file and the others, with all of their pages written, in memory.
+/// Waits until so many extents are in the file and the others, with all of their pages written, in
+/// memory.
 fn parked(donor: &Donor, in_file: u64, in_memory: u64) {
     wait_until(&format!("{in_file} extents are parked"), || {
         park(donor).parked_pages == in_file * EXTENT_PAGES
@@ -177,7 +178,7 @@ fn no_more_is_parked_than_may_be() {
     let held: Vec<_> = (0..5).map(|segment| written(&mut borrower, segment)).collect();
     donor.set_limit(extents(1));
     parked(&donor, 2, 3);
-    // What was parked may be written, and goes back to the room that it had.
+    // Parked pages may be written, and return to the room that they had.
     for (extent, number) in held.iter().zip(10..) {
         write_all(&mut borrower, *extent, number);
     }
@@ -226,8 +227,8 @@ fn states(borrower: &mut Borrower, extent: ExtentId) -> Vec<PageState> {
     }
 }
 
-/// A disk that loses pages loses them by name: what it does not give, or gives wrong, does not match its
-/// sum, and is mended from another copy.
+/// A disk that loses pages loses them by name: what it does not give, or gives wrong, does not
+/// match its sum, and is mended from another copy.
 #[test]
 fn what_the_disk_has_lost_is_seen_and_mended() {
     let (donor, serving) = start_parking(&parking(16 * EXTENT_PAGES));
@@ -297,8 +298,8 @@ fn a_directory_that_takes_no_file_is_said_before_anything_is_lent() {
     assert!(Donor::open(&huge, None).is_err());
 }
 
-/// A borrower asks for more than its socket takes and then receives nothing. What is being sent to it
-/// stays where it is until it is through, and nobody else waits for that.
+/// A borrower asks for more than its socket takes and then receives nothing. Pages that are being
+/// sent stay in place until they are sent, and no other borrower waits for that.
 #[test]
 fn memory_is_not_given_back_while_a_read_of_it_is_being_sent() {
     const READS: u64 = 200;
@@ -358,7 +359,7 @@ fn nothing_is_mixed_up_while_extents_move() {
                         let (at, number) = (round % 4, (space * 1000 + round as u64) * 7);
                         write_all(&mut borrower, held[at], number);
                         let other = (at + 1) % 4;
-                        // Who reads while the pages move finds them whole.
+                        // Reads find pages whole while they move.
                         let read = borrower.pages(held[other], &all_pages());
                         let expected = match round {
                             0..3 => other as u64,

@@ -1,4 +1,5 @@
-//! A donor that lends less than it has lent asks for what is above its limit, and serves it meanwhile.
+//! A donor that lends less than it has lent asks for what is above its limit, and serves it
+//! meanwhile.
 
 use crate::common::*;
 use hecaton_donor::{Donor, DonorConfig, listen};
@@ -99,7 +100,7 @@ fn a_host_that_is_short_of_memory_gets_some_back() {
     host_has(KEEP_FREE + 4096);
     held[..3].iter().for_each(|extent| borrower.done(Request::Free { extent: *extent }));
     assert_eq!((recalled(&mut borrower), borrower.load().free_pages), (0, 1));
-    // What it is told counts if it is less, and what its host can do without if that is.
+    // The lower of two limits counts: the told one, or the one that leaves the host enough.
     donor.set_limit(extents(4));
     assert_eq!(recalled(&mut borrower), 1);
     donor.set_limit(extents(15));
@@ -113,7 +114,7 @@ fn a_host_that_is_short_of_memory_gets_some_back() {
     let donor = Donor::open(&config, Some(fds)).unwrap();
     let _serving = donor.serve(listen(config.listen).unwrap()).unwrap();
     assert_eq!(donor.snapshot().host_limit_bytes, Some(5 * extent_bytes));
-    // Who cannot see goes on as before.
+    // A donor that cannot read the host's memory lends as before.
     std::fs::remove_file(&meminfo).unwrap();
     let donor = Donor::open(&config, None).unwrap();
     let _serving = donor.serve(listen(config.listen).unwrap()).unwrap();

@@ -89,7 +89,8 @@ fn donor_process() {
     let [arena, ledger, park] = paths.split(' ').collect::<Vec<_>>()[..] else { panic!() };
     let fds = DonorFds { arena: open(arena), ledger: open(ledger), park: Some(open(park)) };
     let donor = Donor::open(&child_config(), Some(fds)).unwrap();
-    // What the borrowers have is above it now, now below, so that pages go to the file and come back.
+    // The limit is now above, now below the borrowers' extents, so that pages go to the file and
+    // come back.
     let limits = [None, Some(Size(0)), Some(Size(6 * u64::from(PAGES) * PAGE_SIZE as u64))];
     let limited = donor.clone();
     std::thread::spawn(move || {
@@ -113,8 +114,9 @@ fn child_config() -> DonorConfig {
     DonorConfig { park: Some(park), ..config(CHILD_PAGES) }
 }
 
-/// Borrowers allocate, write, discard and free without pause, while extents go to a file and come back,
-/// and the donor is killed in the middle of it, again and again. Whatever was answered must be so afterwards.
+/// Borrowers allocate, write, discard and free without pause, while extents go to a file and come
+/// back, and the donor is killed in the middle of it, again and again. Whatever was answered must
+/// be so afterwards.
 #[test]
 fn killed_at_any_moment_loses_nothing_answered() {
     let supervisor = Donor::open(&child_config(), None).unwrap();
@@ -163,7 +165,7 @@ fn killed_at_any_moment_loses_nothing_answered() {
     }
 }
 
-/// What a borrower was answered.
+/// The answers that a borrower got.
 #[derive(Default)]
 struct Known {
     /// By segment.
@@ -210,7 +212,7 @@ impl Known {
     ) -> u64 {
         let mut borrower = Borrower::connect(address, space, 1);
         self.verify(&mut borrower);
-        // What is undecided is decided now, so that it is known again.
+        // Settles the request without an answer, so that the segment's state is known again.
         if let Some(segment) = self.open.take() {
             let request =
                 Request::Allocate { segment, member: 0, order: 6, generation: Generation(1) };

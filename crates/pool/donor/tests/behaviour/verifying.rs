@@ -103,7 +103,7 @@ fn a_damaged_page_is_mended_from_the_same_contents_and_from_nothing_else() {
     assert_eq!(sound, [true, true, false, false, true, true, true, true]);
     let read = here.borrower.read(here.extent, &[1]).unwrap();
     assert_eq!(read, [(page(1), true)]);
-    // What is sound is not overwritten, whatever the other one has.
+    // A sound page is not overwritten, whatever the other donor has.
     here.write(2, page(78));
     here.borrower.done(here.repair_from(2, 1, there.source()));
     assert_eq!(here.borrower.pages(here.extent, &[2]), [page(78)]);

@@ -1,14 +1,15 @@
 //! The erasure code of cold memory: which segments stand together, and the arithmetic.
 //!
-//! A *stripe* is so many segments that follow each other, and *parities* of the same size, which are
-//! held as further segments are, under numbers that no page has. Any `data` of these *shards* give all the others (Reed and
-//! Solomon, 1960, over GF(2^8)). The code goes by rows: page *r* of each parity follows from the
-//! pages *r* of the segments, so that one page is got back from as many others as a stripe has
-//! segments. The segments themselves stay as they were: a read goes to one donor, as without the code.
+//! A *stripe* is some consecutive segments and their *parities* of the same size. Parities are held
+//! like further segments, under numbers that no page has. Any `data` of these *shards* give all the
+//! others (Reed and Solomon, 1960, over GF(2^8)). The code goes by rows: page *r* of each parity
+//! follows from the pages *r* of the segments. So one page is decoded from as many others as a
+//! stripe has segments. The segments themselves stay unchanged: a read goes to one donor, as
+//! without the code.
 //!
-//! The alternative, to cut each segment into shards, would code 16 MiB at a time instead of some such
-//! segments together, but all of it had to be moved to be coded, and members of a group would be of
-//! several sizes.
+//! The rejected alternative cuts each segment into shards. It codes 16 MiB at a time instead of
+//! several such segments together. But it has to move all data to code it, and members of a group
+//! have several sizes.
 
 use crate::SpaceError;
 use reed_solomon_erasure::galois_8::ReedSolomon;
@@ -59,7 +60,8 @@ impl Code {
         self.data() + self.parity()
     }
 
-    /// The stripe that a segment or parity is of, and which of its shards it is: parities come last.
+    /// The stripe that a segment or parity is of, and which of its shards it is: parities come
+    /// last.
     pub fn shard_of(self, segment: u64) -> (u64, usize) {
         match segment.checked_sub(FIRST_PARITY) {
             None => (segment / self.data() as u64, (segment % self.data() as u64) as usize),
@@ -142,9 +144,9 @@ pub struct Coder {
 }
 
 impl Coder {
-    /// Works out those of a stripe's shards that are `wanted` from those that are there, which must be
-    /// as many as the stripe has segments, and of equal length. Shards that are neither wanted nor there are left out. False
-    /// if there are too few.
+    /// Works out those of a stripe's shards that are `wanted` from those that are there, which must
+    /// be as many as the stripe has segments, and of equal length. Shards that are neither wanted
+    /// nor there are left out. False if there are too few.
     pub fn complete(&self, shards: &mut [Option<Vec<u8>>], wanted: &[usize]) -> bool {
         let data = self.code.data_shard_count();
         let is_wanted_parity = wanted.iter().any(|shard| *shard >= data);
@@ -197,8 +199,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whichever shards are lost, up to as many as there are parities, are what they were; one more,
-        /// and nothing is made up.
+        /// Whichever shards are lost, up to as many as there are parities, are what they were; one
+        /// more, and nothing is made up.
         #[test]
         fn as_many_shards_as_there_are_parities_may_be_lost(
             data in 2u8..=MAX_DATA,

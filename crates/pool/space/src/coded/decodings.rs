@@ -1,15 +1,14 @@
-//! The pages of other shards that have come for reads whose own donor does not answer, until they are
-//! enough.
+//! Collects pages of other shards for reads whose own donor does not answer, until these suffice.
 //!
-//! Memory is taken for them, unlike on the way of other reads: this is the path after a failure. What a
-//! lane may have under way bounds how much.
+//! Unlike other reads, decodings allocate memory: this is the path after a failure. The lane's
+//! limit on requests in flight bounds the amount.
 
 use crate::coded::code::{Code, Coder};
 use crate::lane::requests::Decoded;
 use hecaton_memory::{PAGE_SIZE, PageSum, page_sum};
 use std::collections::BTreeMap;
 
-/// What has come for the decodings of one lane.
+/// Pages received for the decodings of one lane.
 pub(crate) struct Decodings {
     coder: Option<Coder>,
     /// By decoding, and shard.
@@ -17,7 +16,7 @@ pub(crate) struct Decodings {
 }
 
 impl Decodings {
-    /// Of a space with that code.
+    /// No pages yet, for a space with this code.
     pub(crate) fn new(code: Option<Code>) -> Decodings {
         Decodings { coder: code.map(Code::coder), pages: BTreeMap::new() }
     }

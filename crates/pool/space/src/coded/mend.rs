@@ -1,5 +1,5 @@
-//! Does what [`row`](crate::row) decides: has the pages of coded stripes compared with their parities, and
-//! writes again those that have gone bad.
+//! Does what [`row`](crate::row) decides: has the pages of coded stripes compared with their
+//! parities, and writes again those that have gone bad.
 
 use crate::coded::code;
 use crate::coded::row::{RowPage, Rows, Said, settle, wrong_rows};
@@ -14,7 +14,7 @@ use hecaton_transport::protocol::{Refusal, Request};
 use std::sync::PoisonError;
 use tracing::{debug, error, info, warn};
 
-/// What of a stripe is looked at.
+/// Checks that an inspection of a stripe makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
     /// Whether the segments' pages are what they were.
@@ -23,7 +23,7 @@ pub(crate) enum Compared {
     All,
 }
 
-/// What an inspection of rows has come to.
+/// Result of an inspection of rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowReport {
     /// Pages that donors have read, some of them twice.
@@ -75,9 +75,9 @@ impl Space {
         Ok(())
     }
 
-    /// Mends what has gone bad in a stripe that is warming, and in the copies that were made of it: when it is
-    /// plain, there is nothing more to work it out from. As far as the donors answer: a stripe that is to be
-    /// written cannot wait for those that do not.
+    /// Mends what has gone bad in a stripe that is warming, and in the copies that were made of it:
+    /// when it is plain, there is nothing more to work it out from. As far as the donors answer: a
+    /// stripe that is to be written cannot wait for those that do not.
     pub(crate) fn mend_before_thaw(&self, stripe: u64, known: Known<'_>) {
         let (mut first, mut repaired) = (0, 0);
         loop {
@@ -93,7 +93,7 @@ impl Space {
         }
         let Some(code) = self.config().cold.map(|cold| cold.code) else { return };
         for segment in code.segments_of(stripe).filter(|at| *at < self.config().segments()) {
-            // What the copies' own sums tell was copied with them.
+            // Copies took their sums from the keepers, so these sums tell which pages are damaged.
             self.compare(segment, None);
         }
     }
@@ -113,11 +113,10 @@ impl Space {
 
     /// Reads a row, and writes again those of its pages that are not what they were.
     ///
-    /// The stripe is kept coded meanwhile, so that what is written here comes after nothing that
-    /// the owner writes: it cannot write before the stripe has been thawed. A request that was given up may still
-    /// be under way after that; but it went over the connection over which [`Space::thaw`] asks
-    /// whether the page's extent is there, and a donor answers nothing on a new one before it has ended the one
-    /// before.
+    /// The stripe stays coded meanwhile. The owner cannot write before the stripe is thawed, so no
+    /// repair overwrites a newer write. A request that was given up may still be in flight after
+    /// that. But it uses the connection over which [`Space::thaw`] asks whether the page's extent
+    /// exists. A donor answers nothing on a new connection before it has ended the previous one.
     fn mend_row(
         &self,
         rows: &Rows,
@@ -153,7 +152,7 @@ impl Space {
             if found.data == *right && found.sum == sum {
                 continue;
             }
-            // What is zeros without an extent is part of the code as such.
+            // Zeros without an extent are part of the code, too.
             let Some(place) = place else { continue };
             self.write_of_shard(rows, (segment, place), page, (right, sum))?;
             report.repaired += 1;

@@ -18,7 +18,7 @@ use std::sync::PoisonError;
 use std::time::Duration;
 use tracing::{error, info, warn};
 
-/// Who keeps what a successor must know of coded stripes, and knows what is stored.
+/// Records coded stripes for a successor, and knows the sums of stored pages.
 pub trait Record: Send + Sync {
     /// The stripe is coded, or is not any more. Returns when a successor would be told of it
     /// ([`Space::adopt`]).
@@ -28,16 +28,16 @@ pub trait Record: Send + Sync {
     fn sum_of(&self, page: PageNo) -> Option<PageSum>;
 }
 
-/// How often it is looked what has gone cold, or is read.
+/// Longest time between two checks which segments are cold, and which stripes are read.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What was seen of a space's use.
+/// Observed use of a space.
 #[derive(Default)]
 pub(crate) struct Temperature {
     looked: Duration,
     /// How much each coded stripe is read.
     readings: BTreeMap<u64, Reading>,
-    /// When it was last tried to code a stripe: what came of nothing is not tried again at once.
+    /// Time of the last attempt to code each stripe: a failed attempt is not repeated at once.
     tried: BTreeMap<u64, Duration>,
 }
 
@@ -48,7 +48,8 @@ struct ShardPages {
 }
 
 impl Space {
-    /// From here on what has gone cold is coded, by [`Space::tend`], if the space has a code. To be called once.
+    /// From here on what has gone cold is coded, by [`Space::tend`], if the space has a code. To be
+    /// called once.
     pub fn code_what_is_cold(&self, record: Box<dyn Record>) {
         let _ = self.record.set(record);
     }
@@ -79,8 +80,8 @@ impl Space {
         });
         for stripe in stripes {
             temperature.tried.insert(stripe, now);
-            // Published when the map is let go, and only then can it be known that no write is under
-            // way.
+            // Published when the map is let go, and only then can it be known that no write is
+            // under way.
             let is_frozen = self.map().freeze(stripe);
             let mut segments = cold.code.segments_of(stripe).filter_map(activity);
             if is_frozen && segments.any(|activity| activity.is_written()) {
@@ -163,8 +164,8 @@ impl Space {
         Ok(Some(worked_out))
     }
 
-    /// Works out one page of each target, from whichever sources have it sound. If they are too few, the
-    /// page is lost, and zeros stand for it: whoever reads it knows another sum.
+    /// Works out one page of each target, from whichever sources have it sound. If they are too
+    /// few, the page is lost, and zeros stand for it: whoever reads it knows another sum.
     fn work_out_row(
         &self,
         rebuild: &Rebuild,
@@ -266,15 +267,16 @@ impl Space {
         Ok(true)
     }
 
-    /// A stripe has copies again, and may be written, if all of them are there. A copy that has gone unheard is
-    /// worked out once more: only the parities can do that, and they go with this.
+    /// A stripe has copies again, and may be written, if all of them are there. A copy that has
+    /// gone unheard is worked out once more: only the parities can do that, and they go with this.
     pub(crate) fn thaw(&self, stripe: u64) -> Result<bool, SpaceError> {
         let Some(record) = self.record.get() else { return Ok(false) };
         if self.map().ready_to_thaw(stripe).is_none() {
             return Ok(false);
         }
         self.mend_before_thaw(stripe, &|page| record.sum_of(page));
-        // From here on pages of the stripe are not mended: what is written afterwards would be undone.
+        // From here on pages of the stripe are not mended: what is written afterwards would be
+        // undone.
         let _no_mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
         let ready = self.map().ready_to_thaw(stripe);
         let Some(copies) = ready else { return Ok(false) };

@@ -1,19 +1,19 @@
-//! Looks whether the pages of a coded stripe still belong together.
+//! Checks whether the pages of a coded stripe still belong together.
 //!
-//! What is coded has one extent for each segment, so that there is no copy to compare it with; what it is
-//! compared with is the code. Pages with the same number in the shards of a stripe are a *row*: the
-//! parities' pages follow from those of the segments. Decisions only, as in [`scrub`](crate::scrub):
+//! A coded segment has one extent, so no copy exists to compare it with. It is compared with the
+//! code instead. Pages with the same number in the shards of a stripe are a *row*: the parities'
+//! pages follow from those of the segments. Decisions only, as in [`scrub`](crate::scrub):
 //!
-//! - Donors are asked for the states of a run of pages, and for their signatures, on which the code can be
-//!   computed ([`hecaton_memory::page_signature`]); no page moves. [`wrong_rows`] says in which rows a page does not
-//!   match the sum that its donor keeps, or the one that its owner knows, or the signatures do not
-//!   agree with the code.
-//! - The pages of such a row are read, and [`settle`] finds what they must have been: the row of the code that agrees
-//!   with all that the owner knows, and with as many of the pages as any does. Pages that differ from it are
-//!   written again, where they are.
+//! - Donors are asked for the states of a run of pages, and for their signatures, on which the code
+//!   can be computed ([`hecaton_memory::page_signature`]); no page moves. [`wrong_rows`] says in
+//!   which rows a page does not match the sum that its donor keeps, or the one that its owner
+//!   knows, or the signatures do not agree with the code.
+//! - The pages of such a row are read, and [`settle`] finds what they must have been: the row of
+//!   the code that agrees with all that the owner knows, and with as many of the pages as any does.
+//!   Pages that differ from it are written again, where they are.
 //!
-//! Nothing is written to a stripe while it is coded, so that no answer is out of date by a write; and
-//! before a page is written again, the caller makes sure that the stripe does not cease to be coded meanwhile
+//! No write reaches a stripe while it is coded, so no write makes an answer out of date. Before a
+//! page is written again, the caller makes sure that the stripe stays coded meanwhile
 //! ([`Map::is_still`]).
 
 use crate::coded::code::{self, Code, Coder};
@@ -24,7 +24,8 @@ use crate::map::group::Place;
 use hecaton_memory::{Generation, PageSignature, PageSum, ZERO_PAGE_SUM, page_sum};
 use hecaton_transport::protocol::PageState;
 
-/// How far a round has come. Stripes that are warming have copies soon, and are compared when they are.
+/// How far a round has come. Stripes that are warming have copies soon, and are compared when they
+/// are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
     stripe: u64,
@@ -32,11 +33,11 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// The next rows to inspect, so many at most. `None` at the end of a round; the next one begins after
-    /// that.
+    /// The next rows to inspect, so many at most. `None` at the end of a round; the next one begins
+    /// after that.
     ///
-    /// Stripes with a shard that cannot be asked for are passed over: they are to be mended otherwise
-    /// first.
+    /// Stripes with a shard that cannot be asked for are passed over: they are to be mended
+    /// otherwise first.
     pub fn next(&mut self, map: &Map, most: u32) -> Option<Rows> {
         loop {
             let Some(stripe) = map.coded().find(|stripe| *stripe >= self.stripe) else {
@@ -72,15 +73,16 @@ pub struct Rows {
 }
 
 impl Map {
-    /// So many rows of a stripe from one on, at most. None, if there are none, if the stripe is not coded, or if not
-    /// all of its shards are there.
+    /// So many rows of a stripe from one on, at most. None, if there are none, if the stripe is not
+    /// coded, or if not all of its shards are there.
     pub fn rows(&self, stripe: u64, first: u32, most: u32) -> Option<Rows> {
         let all = self.all_rows(stripe)?;
         let count = all.count.saturating_sub(first).min(most);
         (count > 0).then_some(Rows { first, count, ..all })
     }
 
-    /// Whether the stripe has been coded all the time since these rows were named, in the same places.
+    /// Whether the stripe has been coded all the time since these rows were named, in the same
+    /// places.
     pub fn is_still(&self, rows: &Rows) -> bool {
         self.all_rows(rows.stripe)
             .is_some_and(|all| all.generation == rows.generation && all.shards == rows.shards)
@@ -110,24 +112,25 @@ impl Map {
     }
 }
 
-/// What the donor of a shard says of its pages.
+/// Answer of one shard's donor about its pages.
 #[derive(Clone, Debug)]
 pub struct Said {
-    /// What has become of each page.
+    /// State of each page.
     pub states: Vec<PageState>,
-    /// The signature of each page, as it is; none of any shard, if they are not to be compared.
+    /// Signature of each page as it is. If any shard has none, signatures are not compared.
     pub signatures: Vec<PageSignature>,
 }
 
 impl Said {
-    /// Of so many pages that are zeros.
+    /// Answer for `pages` pages of zeros.
     pub fn nothing(pages: u32) -> Said {
         let pages = pages as usize;
         Said { states: vec![PageState::Unwritten; pages], signatures: vec![[0; 8]; pages] }
     }
 }
 
-/// The rows, by their page, that have something wrong in them. `said` is in the order of the shards.
+/// The rows, by their page, that have something wrong in them. `said` is in the order of the
+/// shards.
 ///
 /// `known` is asked for segments' pages: the sum of what is stored, if that is certain.
 pub fn wrong_rows(
@@ -185,7 +188,7 @@ pub struct RowPage {
     pub data: Vec<u8>,
     /// The sum that came with it.
     pub sum: PageSum,
-    /// What its owner knows its sum to be.
+    /// Its sum, as far as the owner knows it.
     pub known: Option<PageSum>,
 }
 
@@ -196,8 +199,8 @@ impl RowPage {
     }
 }
 
-/// What the pages of a row must have been, in the order of the shards. None, if no row of the code has as many of
-/// these pages as it takes to tell, and all that is known.
+/// Finds the right pages of a row, in the order of the shards. None if no row of the code has
+/// enough of these pages and agrees with every known sum.
 pub fn settle(code: Code, coder: &Coder, pages: &[RowPage]) -> Option<Vec<Vec<u8>>> {
     let candidates: Vec<usize> = (0..pages.len()).filter(|at| pages[*at].may_be_right()).collect();
     let mut best: Option<(usize, Vec<Vec<u8>>)> = None;
@@ -309,8 +312,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// As many pages as there are parities may go bad, whether their sums tell or not. Of more, nothing is
-        /// made up.
+        /// As many pages as there are parities may go bad, whether their sums tell or not. If more
+        /// go bad, no page is invented.
         #[test]
         fn a_row_is_what_it_was(
             (data, parity) in (2u8..=5, 1u8..=3),
@@ -331,14 +334,14 @@ mod tests {
             if bad.len() <= code.parity() {
                 prop_assert_eq!(settled.as_ref(), Some(&whole));
             }
-            // What is known is never replaced by something else.
+            // No known page is ever replaced by another.
             for (was, is) in whole.iter().zip(settled.iter().flatten()).take(code.data()) {
                 prop_assert_eq!(was, is);
             }
         }
 
-        /// A page that nobody names any more goes bad with its sum: the others tell, if there are enough; and
-        /// if there are not, the parity follows it.
+        /// A page that nobody names any more goes bad with its sum: the others tell, if there are
+        /// enough; and if there are not, the parity follows it.
         #[test]
         fn of_what_nobody_knows_the_most_agree(parity in 1u8..=3, seed in 0..1000u64, at in 0..4usize) {
             let code = Code::new(4, parity).unwrap();

@@ -1,23 +1,23 @@
 //! Stripes: segments that have gone cold, kept in one extent each, with parities for all of them.
 //!
-//! Decisions only. A stripe is *plain*, as long as nothing is known of it here: its segments are held
-//! in copies. It becomes
+//! Decisions only. A stripe is *plain* as long as this module knows nothing of it: its segments are
+//! held in copies. It becomes
 //!
-//! - *coding* when all its segments have been left alone for long ([`Map::freeze`]). Its parities are
-//!   entered as groups without members, and [`upkeep`](crate::upkeep) finds donors for them and has
-//!   them worked out from one copy of each segment, the *keepers*, which are at different donors. A
+//! - *coding* when all its segments have been left alone for long ([`Map::freeze`]). Its parities
+//!   are entered as groups without members. [`upkeep`](crate::upkeep) finds donors for them, and
+//!   has them made from one copy of each segment, the *keepers*, which are at different donors. A
 //!   write makes the stripe plain again at once ([`Map::allow_write`]).
-//! - *coded* when all parities are whole and the keepers have been told the generation that belongs to
-//!   them ([`Map::commit`]). Then the owner of the space records that the stripe is coded, with that
-//!   generation, and only after that the other copies are freed ([`Map::recorded`]). Nothing is written
-//!   to a coded stripe. What has lost its last member follows from the rest, and is worked out anew.
-//! - *warming* when it is to be written, or is read a lot. Its segments get copies again, made from the
-//!   keepers; then the owner records that it is not coded any more, and the stripe is plain
+//! - *coded* when all parities are whole and the keepers know the parities' generation
+//!   ([`Map::commit`]). Then the owner of the space records that the stripe is coded, with that
+//!   generation. Only after that the other copies are freed ([`Map::recorded`]). No write reaches a
+//!   coded stripe. A shard without members is decoded from the others.
+//! - *warming* when it is to be written, or is read a lot. Its segments get copies again, made from
+//!   the keepers. Then the owner records that the stripe is not coded, and it is plain
 //!   ([`Map::thaw`]).
 //!
-//! So the record tells a successor which of the two is complete. Without one, parities are strays and every copy counts
-//! that has what was acknowledged; with one, only extents of that generation do, which are the
-//! keepers, the parities, and what was made from them.
+//! So the record tells a successor which form is complete. Without it, parities are strays, and
+//! every copy counts that has what was acknowledged. With it, only extents of its generation count:
+//! keepers, parities, and shards made from them.
 
 use crate::coded::code::{self, Code};
 use crate::map::group::{DonorIndex, Form, Group, Place};
@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 pub(crate) struct Stripe {
     pub(crate) state: State,
-    /// That of the parities, and of the segments' members as long as it is coded.
+    /// Generation of the parities and, while the stripe is coded, of the segments' members.
     pub(crate) generation: Generation,
     /// While it is coding: the copy of each segment that parities are made from.
     keepers: Vec<(u64, Place)>,
@@ -46,12 +46,12 @@ pub(crate) enum State {
     Warming,
 }
 
-/// What is recorded of a stripe that is coded.
+/// Record of a coded stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coded {
-    /// Extents of an earlier one are not part of it.
+    /// Extents of an earlier generation are not part of the stripe.
     pub generation: Generation,
-    /// Which of its segments are not zeros, a bit each, the first one lowest.
+    /// One bit per segment, the first one lowest: set unless the segment is zeros.
     pub held: u8,
 }
 
@@ -73,10 +73,9 @@ pub struct Rebuild {
     pub stripe: u64,
     /// Whether parities are made, which only the keepers' pages are good for.
     pub is_coding: bool,
-    /// What is to be filled: which shard, of which number, where.
+    /// Shards to fill: index in the stripe, segment number, place.
     pub targets: Vec<(usize, u64, Place)>,
-    /// From what: which shard, of which number, and where it is read; nowhere if it is zeros. At least as
-    /// many as the stripe has segments.
+    /// Shards to read, likewise; at least as many as the stripe has segments. Zeros have no place.
     pub sources: Vec<(usize, u64, Option<Place>)>,
 }
 
@@ -103,7 +102,7 @@ impl Map {
             for (shard, segment) in code.shards_of(stripe).enumerate() {
                 let pages = match self.segments.get(&segment) {
                     Some(Segment::Missing(expected)) => expected.pages,
-                    // What nobody reads may be part of the code, too.
+                    // A segment without stored pages may be part of the code, too.
                     _ if code::is_parity(segment) || held & 1 << shard != 0 => 0,
                     _ => continue,
                 };
@@ -167,8 +166,8 @@ impl Map {
         }
     }
 
-    /// Since when a group is at risk, with so few members. A parity that is being made for the first
-    /// time puts nothing at risk.
+    /// Whether the group has too few whole members. A parity that is being made for the first time
+    /// puts nothing at risk.
     pub(crate) fn is_at_risk(&self, segment: u64, group: &Group) -> bool {
         let is_new = code::is_parity(segment) && self.state_of(segment) == Some(State::Coding);
         // A coded segment that gets its copies back lacks nothing as long as it has one.
@@ -179,9 +178,9 @@ impl Map {
         !is_new && group.whole().count() < needed
     }
 
-    /// The donors that a further member of the group is to be apart from: no two shards of a stripe are
-    /// at one donor. Copies of a stripe that is warming need not be apart from other segments' copies; nor,
-    /// if that is all that can be done, what is worked out anew so that it may get some.
+    /// The donors that a further member of the group must avoid: no two shards of a stripe are at
+    /// one donor. Copies of a warming stripe need not avoid other segments' copies. With
+    /// `is_pressed`, a decoded segment of that stripe need not either, so that it may get copies.
     pub(crate) fn apart_from(
         &self,
         segment: u64,
@@ -231,8 +230,8 @@ impl Map {
         stripes
     }
 
-    /// The copies to make parities from, at different donors, if the stripe can be coded: each of its
-    /// segments has all its copies or none, it saves room, and there are donors for the parities.
+    /// The copies to make parities from, at different donors. None unless each segment has all its
+    /// copies or none, coding saves room, and donors exist for the parities.
     fn keepers_of(&self, stripe: u64) -> Option<Vec<(u64, Place)>> {
         let code = self.code()?;
         if self.stripes.contains_key(&stripe) || !self.unlisted.is_empty() {
@@ -267,8 +266,8 @@ impl Map {
         Some(keepers)
     }
 
-    /// The parities of a stripe are to be made. From here on a write is seen by [`Map::allow_write`];
-    /// one that is under way already is for the caller to notice. False if the stripe cannot be coded.
+    /// Begins to make the parities of a stripe. False if it cannot be coded. [`Map::allow_write`]
+    /// sees every later write; the caller must check for writes already in flight.
     pub fn freeze(&mut self, stripe: u64) -> bool {
         let Some(keepers) = self.keepers_of(stripe) else { return false };
         let generation = self.fresh_generation();
@@ -286,8 +285,8 @@ impl Map {
         true
     }
 
-    /// A segment is going to be written, discarded from or freed. False if it is part of a stripe that has
-    /// to be made plain first, which is seen to from here on.
+    /// Announces a write, discard or free of a segment. False if the segment's stripe must become
+    /// plain first, which this call starts.
     pub fn allow_write(&mut self, segment: u64) -> bool {
         let Some((stripe, known)) = self.stripe_of(segment) else { return true };
         match known.state {
@@ -302,7 +301,7 @@ impl Map {
         }
     }
 
-    /// Nothing comes of the coding of a stripe, because it is being written, or has gone bad.
+    /// Cancels the coding of a stripe, because it is being written, or has gone bad.
     pub fn give_up_coding(&mut self, stripe: u64) {
         if self.stripes.get(&stripe).is_some_and(|known| known.state == State::Coding) {
             self.thaw(stripe);
@@ -343,8 +342,8 @@ impl Map {
         }
     }
 
-    /// Whether every parity is made, and which keepers are to be told the stripe's generation before
-    /// [`Map::commit`].
+    /// The stripe's generation and keepers, once every parity is made. The caller tells the keepers
+    /// that generation before [`Map::commit`].
     pub fn ready_to_commit(&self, stripe: u64) -> Option<(Generation, Vec<(u64, Place)>)> {
         let known = self.stripes.get(&stripe).filter(|known| known.state == State::Coding)?;
         let is_whole =
@@ -353,8 +352,8 @@ impl Map {
         is_ready.then(|| (known.generation, known.keepers.clone()))
     }
 
-    /// The stripe is coded, if nothing has come in between since [`Map::ready_to_commit`]. The caller
-    /// records it, and tells [`Map::recorded`].
+    /// Makes the stripe coded, if it is still ready with the generation of
+    /// [`Map::ready_to_commit`]. The caller records it, and calls [`Map::recorded`].
     #[must_use]
     pub fn commit(&mut self, stripe: u64, generation: Generation) -> Option<Coded> {
         let code = self.code()?;
@@ -390,11 +389,11 @@ impl Map {
         self.state_of(segment) == Some(State::Warming)
     }
 
-    /// Whether every segment of a stripe that is warming has its copies, or as many as there is room for, and
-    /// which those are, but for those whose donors are away: whoever writes does not wait for them, and each
-    /// segment has another one. The caller asks each whether it is there: one whose donor died unheard can be
-    /// worked out as long as there are parities. Then it records that the stripe is not coded any more, and calls
-    /// [`Map::thaw`].
+    /// The reachable copies of a warming stripe, once each segment has all copies that donors have
+    /// room for. No write waits for copies at unreachable donors: each segment has another one. The
+    /// caller asks each donor whether its copy exists: if a donor died unnoticed, its copy can be
+    /// decoded as long as parities exist. Then the caller records that the stripe is not coded, and
+    /// calls [`Map::thaw`].
     pub fn ready_to_thaw(&self, stripe: u64) -> Option<Vec<(u64, Place)>> {
         let is_warming = self.stripes.get(&stripe).is_some_and(|s| s.state == State::Warming);
         let code = self.code().filter(|_| is_warming)?;
@@ -432,7 +431,7 @@ impl Map {
         }
         for segment in code.segments_of(stripe) {
             let Some(mut held) = self.holding(segment) else { continue };
-            // What writes bring is newer than what the code was made of.
+            // Later writes need a newer generation than the code.
             held.group.generation = self.fresh_generation();
             let is_degraded = held.group.whole().count() < usize::from(self.shape.copies);
             held.degraded_since = is_degraded.then_some(held.degraded_since.unwrap_or(self.now));
@@ -441,8 +440,9 @@ impl Map {
         }
     }
 
-    /// A member of a group has left. Of a stripe that has lost too much, what has no member is lost, and
-    /// the rest is to be held in copies again; one that is coding does so without its keepers not.
+    /// Reviews a stripe after a member of a group has left. If too many shards are lost, segments
+    /// without a whole member are lost, and the rest gets copies again. Coding ends if a keeper is
+    /// gone.
     pub(crate) fn review(&mut self, segment: u64, lost_with: DonorIndex) {
         let (Some(code), Some((stripe, known))) = (self.code(), self.stripe_of(segment)) else {
             return;
@@ -456,7 +456,7 @@ impl Map {
             }
             return;
         }
-        // Whether what has no member can be worked out depends on the others.
+        // Whether a shard without members can be decoded depends on the others.
         self.changed.extend(code.shards_of(stripe).filter(|s| self.segments.contains_key(s)));
         if self.known_shards(stripe) >= code.data() || !self.unlisted.is_empty() {
             return;
@@ -515,8 +515,8 @@ impl Map {
         is_coded.then(|| Shards { wanted, needed: code.data(), all: all.collect() })
     }
 
-    /// What is to be worked out of a stripe, and from what. None, if there is nothing to fill, or not
-    /// enough to fill it from.
+    /// The shards of a stripe to make, and their sources. None if no shard needs filling, or if the
+    /// sources do not suffice.
     pub fn rebuild(&self, stripe: u64) -> Option<Rebuild> {
         let (code, known) = (self.code()?, self.stripes.get(&stripe)?);
         let is_coding = known.state == State::Coding;
@@ -556,8 +556,8 @@ impl Map {
             || code.parities_of(stripe).all(|parity| !self.donors_with(parity).is_empty())
     }
 
-    /// A parity of a stripe that is coding has nowhere to go, or what is to be moved has none apart from
-    /// the stripe's other shards: copies are less particular. True if that changes anything.
+    /// Returns to copies if a parity or a misplaced shard finds no donor apart from other shards.
+    /// Copies have more choice. True if that changes anything.
     pub(crate) fn yields(&mut self, segment: u64, is_misplaced: bool) -> bool {
         let Some((stripe, known)) = self.stripe_of(segment) else { return false };
         match known.state {
@@ -568,7 +568,7 @@ impl Map {
         true
     }
 
-    /// What comes next for the stripe of a group that needs nothing itself: to be coded, or plain.
+    /// The next step of the stripe of a group that needs nothing itself: to become coded, or plain.
     pub(crate) fn next_of_stripe(&self, segment: u64) -> Option<crate::copies::upkeep::Step> {
         let (stripe, _) = self.stripe_of(segment)?;
         if self.ready_to_commit(stripe).is_some() {
@@ -601,8 +601,8 @@ impl Map {
     }
 }
 
-/// One place of each, no two at one donor, if there is such a choice: an augmenting path for each segment
-/// in turn (Kuhn, 1955).
+/// One place of each segment, no two at one donor, if such a choice exists: an augmenting path for
+/// each segment in turn (Kuhn, 1955).
 fn at_different_donors(copies: &[(u64, Vec<Place>)]) -> Option<Vec<(u64, Place)>> {
     fn find(
         at: usize,

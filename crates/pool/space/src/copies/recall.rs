@@ -10,10 +10,10 @@ use crate::map::{Holding, Map};
 use std::cmp::Reverse;
 
 impl Map {
-    /// Chooses as many segments of each donor as it wants back by now. They are chosen anew each time:
-    /// those that are on their way first, then those that have not been found unable to leave for
-    /// longest, a copy that is not filled yet before others, and the segments with most copies
-    /// before others, which are the safest.
+    /// Chooses as many segments of each donor as it wants back by now. Each call chooses anew.
+    /// First come segments that are on their way, then those never or least recently found unable
+    /// to leave. Copies that are not filled yet come before others. Segments with most copies come
+    /// before others: they are the safest.
     pub(crate) fn follow_recalls(&mut self) {
         let wants_some = |donor: &crate::map::Donor| donor.load.recalled > 0;
         let before = std::mem::take(&mut self.leaving);
@@ -21,7 +21,7 @@ impl Map {
             return;
         }
         for donor in (0..self.donors().len() as u32).map(DonorIndex) {
-            // What is at the donor and in no group is on its way back already.
+            // An extent of the donor in no group is on its way back already.
             let recalled = self.donor(donor).load.recalled as usize;
             let wanted = recalled.saturating_sub(self.strays_of(donor).len());
             if wanted == 0 {
@@ -45,8 +45,8 @@ impl Map {
         }
     }
 
-    /// A copy that its donor wants back, though nobody has room for it, and another copy of the same
-    /// segment that stays.
+    /// A copy that its donor wants back, though nobody has room for it, and another copy of the
+    /// same segment that stays.
     pub(crate) fn dispensable(&self, segment: u64, group: &Group) -> Option<(Place, Place)> {
         let mut leaving = group.whole().filter(|p| self.leaving.contains(&(p.donor, segment)));
         leaving.find_map(|from| {

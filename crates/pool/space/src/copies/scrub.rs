@@ -1,21 +1,20 @@
-//! Looks whether the copies of a segment still are what was stored.
+//! Checks whether the copies of a segment still are what was stored.
 //!
-//! Memory that nobody reads goes bad unseen, and a second copy is of no use when it is found to be bad
-//! with the first. So each member of a group is asked, run by run, for the state of its pages. Its
-//! donor computes their sums anew, so that no page moves.
+//! Memory that nobody reads goes bad unseen, and a second copy does not help if both are bad. So
+//! each member of a group is asked, run by run, for the state of its pages. Its donor computes
+//! their sums anew, so no page moves.
 //!
-//! Decisions only: [`Inspection`] says whom to ask next and is told the answers. Three things may be
-//! found.
+//! Decisions only: [`Inspection`] says whom to ask next, and is told the answers. It finds:
 //!
-//! - *A page that does not match the sum that its donor keeps for it.* Its donor mends it from a member
-//!   whose page matches the same sum. It looks once more before it stores, and keeps writes away
-//!   meanwhile, so that nothing new is ever overwritten.
-//! - *A page that matches its sum and is not what was stored*: a sum that has gone bad, or a write that
-//!   was lost. Only the owner of the pages can tell. Mostly a write is under way; so a member is wrong
-//!   only if the owner knew one and the same sum before and after it was asked once more, and another
-//!   member has it. A member that is wrong is given up as one that has missed a write is, and made
-//!   anew; but not before the one that stays was seen to be right from end to end.
-//! - *A page that is right nowhere.* It is lost, and whoever reads it is told so by its sum.
+//! - *A page that does not match its donor's sum for it.* Its donor repairs it from a member whose
+//!   page matches the same sum. The donor checks again before it stores, and blocks writes
+//!   meanwhile, so no newer page is overwritten.
+//! - *A page that matches its sum and is not what was stored*: the sum has gone bad, or a write was
+//!   lost. Only the owner of the pages can tell. Mostly a write is in flight. So a member is wrong
+//!   only if the owner knew the same sum before and after the second question, and another member
+//!   has it. A wrong member is removed and made anew, like one that missed a write. But first, the
+//!   member that stays must prove right from end to end.
+//! - *A page that is right nowhere.* It is lost. Its sum tells whoever reads it.
 
 use crate::map::Map;
 use crate::map::group::{DonorIndex, MAX_MEMBERS, Place};
@@ -25,8 +24,7 @@ use hecaton_transport::protocol::PageState;
 /// Most pages of a run that are asked about once more. The rest is left to the next round.
 const MAX_SUSPECTS: usize = 256;
 
-/// What the owner of the pages knows: the sum of what is stored for a page, if that is certain and no
-/// write of it is under way.
+/// Knowledge of the pages' owner: the sum of a stored page, if certain and no write is in flight.
 pub type Known<'a> = &'a dyn Fn(PageNo) -> Option<PageSum>;
 
 /// How far a round has come.
@@ -37,11 +35,10 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// The next run to inspect, of so many pages at most. `None` at the end of a round; the next
-    /// one begins after that.
+    /// The next run to inspect, of at most `run_pages` pages. `None` at the end of a round; the
+    /// next one begins after that.
     ///
-    /// Segments that have no two whole members which can be asked are passed over: there is nothing to
-    /// compare.
+    /// Skips segments that have no two whole members at reachable donors: nothing can be compared.
     pub fn next(&mut self, map: &Map, run_pages: u32) -> Option<Run> {
         loop {
             let Some((segment, members, is_all)) = map.next_to_compare(self.segment) else {
@@ -83,13 +80,13 @@ pub struct Run {
     pub members: Vec<Place>,
     /// Whether there are no other whole members, whose donors cannot be asked at present.
     pub is_all: bool,
-    /// One that is asked before all others, and is enough if it has all pages sound.
+    /// Member to ask before all others; it suffices if it has all pages sound.
     pub heir: Option<Place>,
 }
 
 impl Run {
-    /// As it is compared before a member leaves: nothing is right in that one alone if one that stays has
-    /// everything sound.
+    /// The run as compared before a member leaves. If a staying member has all pages sound, the
+    /// leaving one has nothing unique.
     pub fn before_leaving(self, leaving: Place) -> Run {
         let heir = self.members.iter().copied().find(|place| *place != leaving);
         Run { heir, ..self }
@@ -97,8 +94,8 @@ impl Run {
 }
 
 impl Map {
-    /// The next segment that has several whole members whose donors can be asked, those members, and
-    /// whether there are no others.
+    /// The next segment with several whole members at reachable donors, these members, and whether
+    /// they are all of its whole members.
     fn next_to_compare(&self, from: u64) -> Option<(u64, Vec<Place>, bool)> {
         self.holdings_from(from).find_map(|(segment, held)| {
             let can_be_asked = |place: &Place| self.donor(place.donor).reachable;
@@ -117,8 +114,8 @@ impl Map {
         (found == segment && count > 0).then_some(run)
     }
 
-    /// What of a report stands, now that the inspection is over. A member that has left the group
-    /// meanwhile has got no writes since, and one that has come was not asked.
+    /// The part of a report that still holds when the inspection is over. A member that has left
+    /// the group meanwhile got no writes since, and a new member was not asked.
     pub fn uphold(&self, inspection: &Inspection, report: Report) -> Report {
         let group = self.holding(inspection.segment()).map(|held| held.group);
         let whole: Vec<Place> = group.iter().flat_map(|group| group.whole()).collect();
@@ -133,10 +130,10 @@ impl Map {
     }
 }
 
-/// What is to be done next.
+/// Next step of an inspection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Ask for the state of a run of pages, and tell [`Inspection::verified`] or [`Inspection::failed`].
+    /// Ask for the states of a run, then call [`Inspection::verified`] or [`Inspection::failed`].
     Verify {
         /// The member.
         place: Place,
@@ -145,7 +142,7 @@ pub enum Ask {
         /// Pages in the run.
         count: u32,
     },
-    /// Have damaged pages mended, and tell [`Inspection::mended`] or [`Inspection::failed`].
+    /// Have damaged pages repaired, then call [`Inspection::mended`] or [`Inspection::failed`].
     Repair {
         /// The member that has them.
         to: Place,
@@ -160,18 +157,18 @@ pub enum Ask {
     Over(Report),
 }
 
-/// What an inspection has come to.
+/// Result of an inspection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Pages that were looked at, at all members together.
     pub pages: u64,
     /// Pages that were found damaged, at all members together.
     pub damaged: u64,
-    /// Of them, pages that are sound again.
+    /// Damaged pages that are sound again.
     pub repaired: u64,
     /// Pages of the run that no member has as they were stored.
     pub lost: u64,
-    /// A member that has something else than what was stored. It is to be given up.
+    /// A member that has something else than what was stored. It must be given up.
     pub wrong: Option<Place>,
     /// A member did not answer, or would not.
     pub is_cut_short: bool,
@@ -232,7 +229,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Of a run of a space whose segments have so many pages.
+    /// Begins to inspect a run. `segment_pages` is the size of a segment, in pages.
     pub fn new(run: Run, segment_pages: u64, zero_sum: PageSum) -> Inspection {
         let (heard, report) = (Vec::with_capacity(MAX_MEMBERS), Report::default());
         Inspection { run, segment_pages, zero_sum, stage: Stage::Comparing, heard, report }
@@ -243,7 +240,7 @@ impl Inspection {
         self.run.segment
     }
 
-    /// What to do next.
+    /// Next step; `known` asks the pages' owner.
     pub fn next(&mut self, known: Known<'_>) -> Ask {
         loop {
             match &self.stage {
@@ -402,7 +399,7 @@ impl Inspection {
             }
             let at = (page - first) as usize;
             let right = self.heard.iter().find(|(_, states)| self.is_right(states[at], before));
-            // What is damaged can be mended in the next round.
+            // A page that is only damaged can be repaired in the next round.
             let wrong = self.heard.iter().find(|(_, states)| {
                 !self.is_right(states[at], before) && states[at] != PageState::Damaged(before)
             });
@@ -418,8 +415,8 @@ impl Inspection {
         }
     }
 
-    /// Asks the member that is to stay for its next pages; nothing more to ask when it has them all
-    /// right, or was found to have not.
+    /// Asks the staying member for its next pages. None once all of them are right, or one is
+    /// wrong.
     fn trust(&mut self, known: Known<'_>) -> Option<Ask> {
         let run = self.run.segment * self.segment_pages;
         let Stage::Trusting { wrong, heir, mut from, before } =
@@ -430,7 +427,7 @@ impl Inspection {
         if let Some((_, states)) = self.heard.pop() {
             for ((at, state), before) in (from..).zip(states).zip(before) {
                 let is_certain = before.is_some() && known(run + u64::from(at)) == before;
-                // What the other one has wrong may be all that is left of this.
+                // The accused member may have the only right copy of this page, so it stays.
                 if is_certain && before.is_some_and(|sum| !self.is_right(state, sum)) {
                     return None;
                 }
@@ -570,7 +567,7 @@ mod tests {
             members.0.remove(&2);
         });
         assert_eq!(report, Report { pages: 4, ..Report::default() });
-        // Who stays is mended, from the one that leaves if need be.
+        // A member that stays is repaired, from the leaving one if necessary.
         let mut members = Members::new(&[damaged, damaged, ALIKE]);
         let report = members.inspect_run(leaving(2), NOTHING, |_, _| {});
         assert_eq!((report.damaged, report.repaired), (2, 2));

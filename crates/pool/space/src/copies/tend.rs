@@ -22,7 +22,7 @@ const SEGMENTS_AT_A_TIME: usize = 64;
 /// compared, or stored by another donor.
 const AT_A_TIME: usize = 3;
 
-/// Whoever makes copies waits most of the time, and has no deep calls.
+/// The threads that copy wait most of the time, and make no deep calls.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Pages that one request copies: 4 MiB, some milliseconds, which is how long the bandwidth may be
@@ -32,27 +32,28 @@ const FILL_PAGES: u32 = MAX_FILL / 4;
 /// How often each donor is heard at least by who keeps a space.
 const LOOK_AROUND: Duration = Duration::from_secs(3);
 
-/// How often it is looked whether copies are missing.
+/// Interval between checks for missing copies.
 const UPKEEP: Duration = Duration::from_millis(250);
 
-/// What copying between donors for a consumer may take of their networks, in bytes a second, if nothing
-/// else is said: four fifths of what 10 Gbit/s carry, so that faults find the link free.
+/// Default limit of copying between donors for a consumer, in bytes a second. It is four fifths of
+/// 10 Gbit/s, so that faults find the link free.
 pub const COPYING_BYTES_PER_S: u64 = 950 << 20;
 
 impl Space {
-    /// Renews the space's leases until `is_over` says so. Work for a thread of its own: a donor that
-    /// says nothing is waited for, and copies are to be made meanwhile.
+    /// Renews the space's leases until `is_over` says so. Work for a thread of its own: a donor
+    /// that says nothing is waited for, and copies are to be made meanwhile.
     pub fn keep_leases(&self, is_over: &dyn Fn() -> bool) {
         let renewal = self.renew_interval().min(LOOK_AROUND);
         while !is_over() {
             std::thread::sleep(renewal);
-            // Donors that come, that come back, or that want their memory back are noticed here too.
+            // Donors that come, that come back, or that want their memory back are noticed here
+            // too.
             self.renew();
         }
     }
 
-    /// Makes copies that are missing, and moves those that are in the wrong place, until `is_over` says
-    /// so, copying so many bytes a second at most. Work for a thread of its own.
+    /// Makes copies that are missing, and moves those that are in the wrong place, until `is_over`
+    /// says so, copying so many bytes a second at most. Work for a thread of its own.
     pub fn keep_copies(&self, bytes_per_s: u64, is_over: &dyn Fn() -> bool) {
         while !is_over() {
             if !self.tend(UPKEEP, bytes_per_s) {
@@ -97,8 +98,8 @@ impl Space {
             joined.fold(did, |did, other| did | other.unwrap_or_else(|panic| resume_unwind(panic)))
         });
         if did {
-            // The map is let go before the list of donors is looked at: who enters new donors takes the
-            // two in the other order.
+            // The map is let go before the list of donors is looked at: who enters new donors takes
+            // the two in the other order.
             let count = self.map().donors().len() as u32;
             for donor in (0..count).map(|at| self.donor(DonorIndex(at))) {
                 let has_strays = {
@@ -113,8 +114,8 @@ impl Space {
         did
     }
 
-    /// Segments in the order in which they are tended, those of one stripe together: what is done for one
-    /// changes the others.
+    /// Segments in the order in which they are tended, those of one stripe together: what is done
+    /// for one changes the others.
     fn together(&self, segments: Vec<u64>) -> Vec<Vec<u64>> {
         let Some(cold) = self.config().cold else {
             return segments.into_iter().map(|segment| vec![segment]).collect();
@@ -200,8 +201,8 @@ impl Space {
         }
     }
 
-    /// Whether a member's donor answers and still has the extent. It may have died since it was heard
-    /// last, or have been away for longer than its lease.
+    /// Whether a member's donor answers and still has the extent. It may have died since it was
+    /// heard last, or have been away for longer than its lease.
     pub(crate) fn is_there(&self, segment: u64, place: Place) -> Result<bool, SpaceError> {
         let donor = self.donor(place.donor);
         let request = Request::Read { extent: place.extent, pages: &[0] };
@@ -232,7 +233,8 @@ impl Space {
                     self.map().silent(from.donor);
                     return Ok(false);
                 }
-                // Its process was replaced while the copy was made: begun anew, with another extent.
+                // Its process was replaced while the copy was made: begun anew, with another
+                // extent.
                 Outcome::Refused(Refusal::NotFilling | Refusal::NoSuchExtent) => {
                     return Ok(self.desert(segment, to));
                 }
@@ -250,8 +252,8 @@ impl Space {
         Ok(is_whole)
     }
 
-    /// Has the donor of one member let that of another one read there, where they can be told apart: a
-    /// donor shows its own node's certificate, and the space is this one's.
+    /// Has the donor of one member let that of another one read there, where they can be told
+    /// apart: a donor shows its own node's certificate, and the space is this one's.
     pub(crate) fn admit(&self, segment: u64, at: Place, reader: Place) -> Result<(), SpaceError> {
         if self.config().credentials.is_none() {
             return Ok(());

@@ -1,68 +1,68 @@
-//! What is to be done for groups that have too few copies, or copies in the wrong place.
+//! Plans repairs of groups with missing or misplaced copies.
 //!
-//! Decisions only. There is one procedure for all of it: a rebuild after a loss, a move to donors
-//! that were named, a donor that drains, or that recalls some. A new member joins the group and gets all writes from then on;
-//! it is filled from a whole member, donor to donor; then it is whole, and a member too many leaves,
-//! after the copies were compared: what is right in that one alone would go with it.
-//! At no moment are there fewer whole members than before, unless a donor wants one back for which
-//! nobody has room.
+//! Decisions only: [`Space::tend`](crate::Space::tend) executes them, one step after the other. One
+//! procedure serves a rebuild after a loss, a move to named donors, a drain and a recall:
 //!
-//! [`Space::tend`](crate::Space::tend) does what is decided here, one step after the other.
+//! 1. A new member joins the group and gets all writes from then on.
+//! 2. A whole member fills it, donor to donor. Then it is whole too.
+//! 3. The copies are compared: a page that is right only in a surplus member would go with it.
+//! 4. The surplus member leaves. The number of whole members never falls, unless a donor recalls a
+//!    copy for which no donor has room.
 
 use crate::map::Map;
 use crate::map::group::{DonorIndex, Group, MAX_MEMBERS, Place};
 use std::time::Duration;
 
-/// Segments of which is remembered that they were compared: more than are tended at a time.
+/// Compared segments to remember: more than are repaired concurrently.
 const COMPARED: usize = 16;
 
-/// What a group needs next.
+/// The next step that a group needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Ask the donor for an extent to be filled; tell [`Map::join`] or [`Map::no_join`].
+    /// Ask the donor for an extent to fill; then call [`Map::join`] or [`Map::no_join`].
     Join(DonorIndex),
-    /// Fill the one from the other, confirm it, and tell [`Map::filled`].
+    /// Fill `to` from `from`, confirm `to`, and call [`Map::filled`].
     Fill {
         /// The member that is not whole.
         to: Place,
-        /// One that is.
+        /// A whole member.
         from: Place,
     },
-    /// One is to go: compare all pages of those whose donors can be asked, as a scrub does
-    /// ([`Run::before_leaving`](crate::scrub::Run::before_leaving)), and tell [`Map::compared`] or
+    /// A member must leave. Compare all pages of the members with reachable donors, as a scrub does
+    /// ([`Run::before_leaving`](crate::scrub::Run::before_leaving)). Then call [`Map::compared`] or
     /// [`Map::put_off`].
     Compare {
-        /// The group as it is.
+        /// The current group.
         group: Group,
-        /// Who is to go.
+        /// The member that leaves.
         leaving: Place,
     },
-    /// Nobody has room for a copy that is wanted back: ask whether another one is there, and tell
-    /// [`Map::desert`], or [`Map::gone`] of that one.
+    /// No donor has room for a recalled copy. Ask whether `kept` exists: if so, call
+    /// [`Map::desert`] for `from`, else [`Map::gone`] for `kept`.
     Leave {
-        /// The copy to do without.
+        /// The recalled copy.
         from: Place,
-        /// One that stays.
+        /// A copy that stays.
         kept: Place,
     },
-    /// Work out what [`Map::rebuild`] says of this stripe, confirm it, and tell [`Map::filled`].
+    /// Compute the shards that [`Map::rebuild`] names, confirm them, and call [`Map::filled`].
     Rebuild(u64),
-    /// Confirm what [`Map::ready_to_commit`] names of this stripe; then [`Map::commit`], record it, and
-    /// tell [`Map::recorded`].
+    /// Confirm the copies that [`Map::ready_to_commit`] names for this stripe. Then call
+    /// [`Map::commit`], record the stripe, and call [`Map::recorded`].
     Commit(u64),
-    /// Ask whether what [`Map::ready_to_thaw`] names of this stripe is there; then record that it is not coded
-    /// any more, and tell [`Map::thaw`].
+    /// Ask whether the copies that [`Map::ready_to_thaw`] names for this stripe exist. Then record
+    /// that the stripe is not coded any more, and call [`Map::thaw`].
     Thaw(u64),
-    /// Nothing can be done at present.
+    /// No step is possible at present.
     Wait,
-    /// Nothing: the group is as it should be, or there is none.
+    /// No step is needed: the group is as it should be, or no group exists.
     Nothing,
 }
 
 impl Map {
-    /// Segments whose groups need something, at most so many: those that have been at risk for
-    /// longest first, then those that only are in the wrong place. Those for which nothing could be
-    /// done come after all others, or they might keep them from their turn for ever.
+    /// Returns at most `most` segments whose groups need a step: longest degraded first, then those
+    /// only misplaced. Segments for which no step was possible come last; otherwise they could
+    /// starve the others.
     pub fn segments_to_tend(&mut self, most: usize) -> Vec<u64> {
         self.turn += 1;
         self.follow_recalls();
@@ -76,7 +76,7 @@ impl Map {
         segments
     }
 
-    /// What a segment's group needs next. `tried` are the donors that have declined.
+    /// Returns the next step of a segment's group. `tried` are the donors that have declined.
     pub fn next_step(&mut self, segment: u64, tried: &[DonorIndex]) -> Step {
         let step = self.decide(segment, tried);
         match step {
@@ -100,7 +100,7 @@ impl Map {
             let filling = group.members().iter().find(|member| !member.is_whole);
             if let Some(to) = filling.map(|member| member.place) {
                 if !self.may_hold(segment, to.donor) || !self.donor(to.donor).reachable {
-                    // It is being drained itself, or has gone before it was of any use.
+                    // The donor may not hold it any more, or became unreachable during the fill.
                     let _ = self.desert(segment, to);
                     continue;
                 }
@@ -124,7 +124,7 @@ impl Map {
             }
             if well_placed >= copies {
                 return match self.next_of_stripe(segment) {
-                    // If it cannot be done now, because somebody is away, it is tried again.
+                    // A step that an unreachable donor prevents now is retried later.
                     Some(step) => step,
                     None if self.is_warming(segment) => Step::Wait,
                     None => {
@@ -137,7 +137,7 @@ impl Map {
                 return Step::Wait;
             }
             if self.is_out_of_reach(segment, &held) {
-                // Its donor may still tell of it.
+                // The donor of a missing copy may still report it.
                 return Step::Wait;
             }
             for is_pressed in [false, true] {
@@ -156,17 +156,17 @@ impl Map {
                 Some((from, kept)) => return Step::Leave { from, kept },
                 None => {}
             }
-            // A stripe that warms is plain when its segments have as many copies as there is room for.
+            // A warming stripe can thaw once its segments have all copies that there is room for.
             self.waited.insert(segment, self.turn);
             return self.next_of_stripe(segment).unwrap_or(Step::Wait);
         }
     }
 
-    /// For a member that no other can be copied to.
+    /// Step for a member that no reachable whole member can fill.
     fn rebuild_step(&self, segment: u64) -> Step {
         let Some(code) = self.code() else { return Step::Wait };
         let stripe = code.shard_of(segment).0;
-        // All parities are made in one go.
+        // All parities are computed together.
         let is_time = self.has_places_for_parities(segment);
         match self.rebuild(stripe).filter(|_| is_time) {
             Some(_) => Step::Rebuild(stripe),
@@ -174,8 +174,8 @@ impl Map {
         }
     }
 
-    /// Whether a page may be right in the copy that is to go, and gone bad in those that stay. A copy
-    /// is as good as the one that it was made from, and no better.
+    /// Whether a page may be right in the copy that leaves and damaged in the copies that stay. A
+    /// copy is as good as its source, and no better.
     fn is_to_be_compared(&self, segment: u64, group: &Group, leaving: Place) -> bool {
         let can_be_asked = |place: &Place| self.donor(place.donor).reachable;
         let mut others = group.whole().filter(|place| *place != leaving);
@@ -183,8 +183,8 @@ impl Map {
         can_be_asked(&leaving) && others.any(|place| can_be_asked(&place)) && !is_compared
     }
 
-    /// The copies of the segment were compared, and mended where another had a page right, while its
-    /// group was this.
+    /// Records that the segment's copies were compared while it had this group, and that damaged
+    /// pages were repaired from copies that had them right.
     pub fn compared(&mut self, segment: u64, group: Group) {
         self.compared.retain(|(other, _)| *other != segment);
         self.compared.push_back((segment, group));
@@ -193,12 +193,12 @@ impl Map {
         }
     }
 
-    /// What the segment needs cannot be done now: others have their turn first.
+    /// Puts the segment after all others, because its step is not possible now.
     pub fn put_off(&mut self, segment: u64) {
         self.waited.insert(segment, self.turn);
     }
 
-    /// The donor has given an extent to be filled. False if there is no use for it any more.
+    /// Adds the extent that the donor gave to be filled. False if it is of no use any more.
     pub fn join(&mut self, segment: u64, place: Place) -> bool {
         if self.strays_of(place.donor).contains(&segment) {
             return false;
@@ -206,12 +206,12 @@ impl Map {
         self.joined(segment, place)
     }
 
-    /// The donor has given no extent to be filled.
+    /// Records that the donor gave no extent to fill.
     pub fn no_join(&mut self, segment: u64, donor: DonorIndex, why: crate::map::Declined) {
         self.note_declined(segment, donor, why);
     }
 
-    /// How many segments wait for something.
+    /// Number of segments that need a step.
     pub fn untended(&self) -> u64 {
         self.unsettled.len() as u64
     }
@@ -219,7 +219,7 @@ impl Map {
 
 #[cfg(test)]
 impl Map {
-    /// What a segment's group needs once its copies are compared, which it must need first.
+    /// Returns the step after the comparison; panics if the next step is no comparison.
     pub(crate) fn step_after_comparing(&mut self, segment: u64, tried: &[DonorIndex]) -> Step {
         match self.next_step(segment, tried) {
             Step::Compare { group, .. } => self.compared(segment, group),

@@ -15,11 +15,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
 
-/// Pages of a segment that one call of [`Space::scrub`] compares: 4 MiB at each member, which its donor
-/// reads in about a millisecond.
+/// Pages of a segment that one call of [`Space::scrub`] compares: 4 MiB at each member, which its
+/// donor reads in about a millisecond.
 pub(crate) const RUN_PAGES: u32 = 1024;
 
-/// Most runs that wait to be compared out of turn. What is beyond waits for its turn.
+/// Most runs that wait to be compared out of turn. Further runs wait for their regular turn.
 const MAX_SUSPECTS: usize = 64;
 
 /// How far the scrub has come, and what it has found.
@@ -31,7 +31,7 @@ pub(crate) struct Scrub {
     found: Mutex<Found>,
 }
 
-/// First what has copies, then what is coded.
+/// Position in a round: first segments with copies, then coded stripes.
 #[derive(Default)]
 struct Round {
     copies: Cursor,
@@ -39,7 +39,7 @@ struct Round {
     has_seen_copies: bool,
 }
 
-/// What is to be inspected next.
+/// Next part to inspect.
 enum Part {
     Copies(Run),
     Rows(Rows),
@@ -105,14 +105,15 @@ const BETWEEN_ROUNDS: Duration = Duration::from_secs(1);
 /// How soon pages are looked at that came back wrong.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How fast copies are compared, in bytes a second, if nothing else is said: 1 GiB in two copies once a
-/// minute.
+/// How fast copies are compared, in bytes a second, if nothing else is said: 1 GiB in two copies
+/// once a minute.
 pub const SCRUB_BYTES_PER_S: u64 = 32 << 20;
 
 impl Space {
-    /// Has the copies of all pages compared, over and over, until `is_over` says so; donors read so many
-    /// bytes a second for it at most, all of them together, but for a few MiB. With 0 only what came back
-    /// wrong is compared. Work for a thread of its own; [`Space::scrub`] says what `known` is.
+    /// Has the copies of all pages compared, over and over, until `is_over` says so; donors read so
+    /// many bytes a second for it at most, all of them together, but for a few MiB. With 0 only
+    /// what came back wrong is compared. Work for a thread of its own; [`Space::scrub`] says what
+    /// `known` is.
     pub fn keep_scrubbed(&self, known: Known<'_>, bytes_per_s: u64, is_over: &dyn Fn() -> bool) {
         let mut due = Instant::now();
         while !is_over() {
@@ -130,15 +131,15 @@ impl Space {
         }
     }
 
-    /// Compares one run of pages, 4 MiB, between the members of its group, or the shards of its stripe
-    /// with its parities, and has pages mended that
-    /// have gone bad at one of them. To be called again and again by a thread that may wait, as often
-    /// as the bandwidth allows. Donors read their memory; no page crosses the network but those that are
-    /// mended. Says how many bytes donors have read; `None` when there is no run left: a round is over,
-    /// and the next call begins another.
+    /// Compares one run of pages, 4 MiB, between the members of its group, or the shards of its
+    /// stripe with its parities, and has pages mended that have gone bad at one of them. To be
+    /// called again and again by a thread that may wait, as often as the bandwidth allows. Donors
+    /// read their memory; no page crosses the network but those that are mended. Says how many
+    /// bytes donors have read; `None` when there is no run left: a round is over, and the next call
+    /// begins another.
     ///
-    /// `known` says what the caller knows to be stored for a page, if that is certain: acknowledged,
-    /// and not being written or discarded.
+    /// `known` says what the caller knows to be stored for a page, if that is certain:
+    /// acknowledged, and not being written or discarded.
     pub fn scrub(&self, known: Known<'_>) -> Option<u64> {
         if self.is_fenced() {
             return None;
@@ -156,8 +157,9 @@ impl Space {
         Some(pages * PAGE_SIZE as u64)
     }
 
-    /// Compares all pages of a segment, and has mended what is right in one of its copies; as far as it
-    /// takes if it is done because one of them leaves. False if somebody could not be asked.
+    /// Compares all pages of a segment, and repairs pages that are right in one of its copies. With
+    /// `leaving`, it compares only what must be safe before that member leaves. False if a donor
+    /// could not be asked.
     pub(crate) fn compare(&self, segment: u64, leaving: Option<Place>) -> bool {
         let pages = self.segment_pages() as u32;
         let mut first = 0;
@@ -169,7 +171,7 @@ impl Space {
                 Some(leaving) => run.before_leaving(leaving),
                 None => run,
             };
-            // What the copies' own sums tell is enough: who is wrong otherwise is for the scrub to find.
+            // The copies' own sums suffice here. The scrub finds members that are wrong otherwise.
             if self.inspect(run, &|_| None).is_cut_short {
                 return false;
             }
@@ -177,8 +179,8 @@ impl Space {
         true
     }
 
-    /// A page came from a donor, and was not what its reader knows to be stored: its copies are to be
-    /// compared out of turn.
+    /// A page came from a donor, and was not what its reader knows to be stored: its copies are to
+    /// be compared out of turn.
     pub fn suspect(&self, page: PageNo) {
         let segment = self.segment_of(page);
         let within = (page - segment * self.segment_pages()) as u32;

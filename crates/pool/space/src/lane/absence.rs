@@ -2,8 +2,8 @@
 //!
 //! Decisions only. A request that has not been answered for the space's patience fails, and its
 //! owner asks again: the donor may be back. When such failures have followed each other for long
-//! enough, with no answer to any request in between, the donor is taken for gone, and waiting for it
-//! for pointless.
+//! enough, with no answer to any request in between, the donor is taken for gone, and waiting for
+//! it for pointless.
 //!
 //! Judged by page requests alone: a donor whose connections come up and that answers none (behind a
 //! network that drops large packets, say) is of no more use than one that is silent.

@@ -12,7 +12,7 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     left_out: Duration,
-    /// What the lane saw last. What it noted with that must not lie ahead of it.
+    /// The lane's time at its last look. Times that it noted then must not lie ahead of its clock.
     seen: Duration,
 }
 

@@ -1,67 +1,66 @@
-//! What one thread has under way at each of its donors, and what becomes of it when a connection
-//! breaks.
+//! Tracks a lane's in-flight requests per donor and decides which are resent or fail.
 //!
-//! A flight is one request at one donor. What the owner of a lane asks for may need several:
+//! A flight is one request at one donor. An operation of the lane's owner may need several: see
 //! [`requests`](crate::requests).
 //!
-//! Decisions only, like [`map`](crate::map); the clock comes in as a duration since any fixed
+//! Decisions only, like [`map`](crate::map); the time comes in as a duration since any fixed
 //! moment. The rules:
 //!
-//! - A *read* changes nothing, so that it is simply sent again on the next connection, from the
-//!   first page that is still missing, as long as the donor's life is the one that gave the extent.
-//! - A *write* is not kept (its pages were handed to the kernel without a copy), so that it cannot
-//!   be sent again from here. Its failure is reported only once the next connection is welcomed:
-//!   the donor has then ended the earlier one, and nothing of the write can land any more. Before
-//!   that, the caller's second attempt could be overtaken by the first.
-//! - What has waited for longer than the patience fails as unreachable.
-//! - A connection whose oldest request has had no answer for longer than the stall limit is given
-//!   up like one that broke.
+//! - A *read* changes nothing. It is resent on the next connection if one breaks, from the first
+//!   page that is still missing, as long as the donor is in the incarnation that gave the extent.
+//! - A *write* is not kept: its pages were handed to the kernel without a copy, so it cannot be
+//!   resent from here. It fails only once the donor welcomes the next connection. By then the donor
+//!   has ended the earlier connection, and nothing of the write can land any more. An earlier
+//!   report would let the first attempt land after the caller's second one.
+//! - A request that waits for longer than the patience fails as unreachable.
+//! - A connection whose oldest request has no answer for longer than the stall limit is treated as
+//!   broken.
 
 use crate::map::group::{DonorIndex, Place};
 use hecaton_transport::protocol::Refusal;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Most requests that a lane has under way.
+/// Maximum of in-flight requests of a lane.
 pub const MAX_REQUESTS: usize = 1024;
 
-/// Most pages that those may name together: 16 MiB.
+/// Maximum of pages that these requests name together: 16 MiB.
 pub const MAX_PAGES_UNDER_WAY: usize = 4096;
 
-/// Pauses between attempts to connect: none after a connection that worked, then doubling.
+/// Back-off between attempts to connect: none after a working connection, then doubling.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// After so long without an attempt a lane forgets that its last one failed: the donor may be back.
-/// A lane that remembered it would give up the copies of a healthy donor with its next write.
+/// Without an attempt for this long, a lane forgets that its last one failed: the donor may be
+/// back. Otherwise the lane's next write would give up the copies of a healthy donor.
 const FORGOTTEN: Duration = LONGEST_PAUSE;
 
-/// A request's place in its lane, while it is under way.
+/// Index of an in-flight request in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(pub u32);
 
-/// How long things may take.
+/// Time limits of a lane.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// From when a request made its last progress until it fails.
+    /// From a request's last progress until the request fails.
     pub patience: Duration,
-    /// From when a request was sent, or a connection begun, until the connection is given up.
+    /// From the send of a request, or the start of a connection, until the connection is closed.
     pub stall: Duration,
 }
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The extent is gone, and the segment with it.
+    /// The extent is lost, and the segment too if it has no other copy.
     Lost,
     /// The donor has not answered in time.
     Unreachable,
-    /// A write was under way when its connection broke. It will not land any more; whether it has
-    /// is not known.
+    /// The connection broke during a write. The write will not land any more, but may have landed
+    /// before.
     Interrupted,
     /// The space has another owner.
     Fenced,
-    /// The donor will not do it.
+    /// The donor refused the request.
     Refused(Refusal),
 }
 
@@ -72,22 +71,22 @@ pub struct Failure {
     pub slot: Slot,
     /// The caller's token.
     pub token: u64,
-    /// Where in the request's list of pages the failure begins; what stands before was delivered.
+    /// Index in the request's pages where the failure begins; earlier pages were delivered.
     pub from: usize,
     /// The segment.
     pub segment: u64,
-    /// Where it was asked for.
+    /// The extent that was asked.
     pub place: Place,
-    /// Why.
+    /// Why the request failed.
     pub cause: Cause,
 }
 
-/// A read that is to be sent.
+/// A read to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToSend<'a> {
     /// The request.
     pub slot: Slot,
-    /// Where to.
+    /// The extent to read from.
     pub place: Place,
     /// The pages of the extent that are still missing.
     pub pages: &'a [u32],
@@ -115,7 +114,7 @@ struct Flight {
     entered: Duration,
     /// Last sign of progress.
     since: Duration,
-    /// Nobody wants to hear of it any more. It stays in its place until its answer has come.
+    /// The caller wants no report. The slot stays taken until the answer or a broken connection.
     abandoned: bool,
 }
 
@@ -126,42 +125,42 @@ enum State {
     Open { begun: Duration, boot: u64 },
 }
 
-/// What a donor's connection is good for, for an extent of a certain life of the donor.
+/// Whether a donor's connection serves an extent that one incarnation of the donor gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Nothing yet: it is not open.
+    /// The connection is not open.
     NotOpen,
-    /// It leads to the life that gave the extent.
+    /// It leads to the incarnation that gave the extent.
     Good,
-    /// It leads to another life, and was begun before the extent was asked for: the life may be an
-    /// earlier one. To be given up; the next connection will tell.
+    /// It leads to another incarnation, maybe an earlier one: it began before the extent was asked
+    /// for. The caller must close it; the next connection will tell.
     Stale,
-    /// It leads to a later life: the extent is gone.
+    /// It leads to a later incarnation: the extent is lost.
     Lost,
 }
 
 #[derive(Debug)]
 struct LinkState {
     state: State,
-    /// Attempts in a row that brought no welcome.
+    /// Consecutive attempts without a welcome.
     attempts: u32,
     /// A connection has broken or could not be made, and none has been welcomed since.
     broken: bool,
-    /// Reads to be sent, in the order asked.
+    /// Reads to send, in the order asked.
     waiting: VecDeque<Slot>,
-    /// Sent on the open connection, in that order, with the time.
+    /// Requests sent on the open connection, oldest first, with the time of sending.
     sent: VecDeque<(Slot, Duration)>,
-    /// Writes of an earlier connection, whose end is not certain yet.
+    /// Writes of a broken connection that may still land.
     unsettled: Vec<Slot>,
 }
 
 impl LinkState {
-    /// Whether something waits for a connection.
+    /// Whether a request waits for a connection.
     fn is_wanted(&self) -> bool {
         !self.waiting.is_empty() || !self.unsettled.is_empty()
     }
 
-    /// Begins a connection. One was allowed from `not_before` on.
+    /// Begins a connection, which was allowed from `not_before` on.
     fn open(&mut self, not_before: Duration, now: Duration) {
         if now >= not_before + FORGOTTEN {
             self.broken = false;
@@ -171,7 +170,7 @@ impl LinkState {
     }
 }
 
-/// Everything that one lane has under way.
+/// All in-flight requests of one lane.
 #[derive(Debug)]
 pub struct Flights {
     limits: Limits,
@@ -183,7 +182,7 @@ pub struct Flights {
 }
 
 impl Flights {
-    /// A lane with nothing under way.
+    /// A lane without requests.
     pub fn new(limits: Limits) -> Flights {
         Flights {
             limits,
@@ -195,24 +194,24 @@ impl Flights {
         }
     }
 
-    /// Requests whose end has not been reported.
+    /// Number of requests whose outcome has not been reported.
     pub fn len(&self) -> usize {
         self.flights.len() - self.free.len() + self.failures.len()
     }
 
-    /// Whether nothing is under way.
+    /// Whether all outcomes have been reported.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether [`Flights::tick`] has anything to watch: requests, or a connection that is not welcomed
-    /// yet, which a write may be waiting for that is not entered before.
+    /// Whether [`Flights::tick`] has anything to watch: requests, or a connection without a
+    /// welcome. A write that is not entered yet may wait for that connection.
     pub fn needs_clock(&self) -> bool {
         let is_opening = |link: &LinkState| matches!(link.state, State::Opening { .. });
         !self.is_empty() || self.links.iter().any(is_opening)
     }
 
-    /// Whether a request of so many pages may be entered.
+    /// Whether a request of `pages` pages may be entered.
     pub fn has_room(&self, pages: usize) -> bool {
         self.len() < MAX_REQUESTS && self.pages_under_way + pages <= MAX_PAGES_UNDER_WAY
     }
@@ -232,7 +231,7 @@ impl Flights {
         slot
     }
 
-    /// Enters a write of so many pages, which the caller sends right now on the open connection.
+    /// Enters a write of `page_count` pages, which the caller sends now on the open connection.
     pub fn write(
         &mut self,
         token: u64,
@@ -252,7 +251,7 @@ impl Flights {
         self.leave(slot);
     }
 
-    /// What the donor's connection is good for, for an extent that was known at that time.
+    /// State of the donor's connection for an extent that was known at `known_at`.
     pub fn link_for(&self, place: Place, known_at: Duration) -> Link {
         match self.links.get(place.donor.0 as usize).map(|link| link.state) {
             Some(State::Open { boot, .. }) if boot == place.boot => Link::Good,
@@ -262,7 +261,7 @@ impl Flights {
         }
     }
 
-    /// The read that is to go to the donor next. Those whose extent is gone fail here. There is none
+    /// The next read to send to the donor. Reads whose extent is lost fail here. Returns `None`
     /// while the connection is stale: see [`Flights::is_stale`].
     pub fn next_to_send(&mut self, donor: DonorIndex) -> Option<ToSend<'_>> {
         loop {
@@ -282,8 +281,8 @@ impl Flights {
         }
     }
 
-    /// Whether the donor's connection is to be given up, because the read that waits for it was
-    /// meant for another life of the donor.
+    /// Whether the caller must close the donor's connection, because the read that waits for it is
+    /// for another incarnation of the donor.
     pub fn is_stale(&self, donor: DonorIndex) -> bool {
         let front = self.links.get(donor.0 as usize).and_then(|link| link.waiting.front());
         front.is_some_and(|slot| {
@@ -292,7 +291,7 @@ impl Flights {
         })
     }
 
-    /// The read that [`Flights::next_to_send`] named is on its way.
+    /// Records that the read that [`Flights::next_to_send`] named was sent.
     pub fn sent(&mut self, donor: DonorIndex, now: Duration) {
         if let Some(slot) = self.link(donor).waiting.pop_front() {
             let flight = &mut self.flights[slot.0 as usize];
@@ -301,8 +300,8 @@ impl Flights {
         }
     }
 
-    /// Pages of a read have come: so many, `from` being where they begin in what was sent last.
-    /// Returns the token, and where they begin in the caller's list; `None` if the read was abandoned.
+    /// Records that `count` pages of a read arrived, starting at `from` of the pages sent last.
+    /// Returns the token and their start in the caller's list; `None` if the read was abandoned.
     pub fn pages(
         &mut self,
         slot: Slot,
@@ -322,7 +321,7 @@ impl Flights {
         told
     }
 
-    /// A write is stored. Returns its token; `None` if it was abandoned.
+    /// Records that a write is stored. Returns its token; `None` if it was abandoned.
     pub fn written(&mut self, slot: Slot) -> Option<u64> {
         let flight = &self.flights[slot.0 as usize];
         let told = (!flight.abandoned).then_some(flight.token);
@@ -330,21 +329,21 @@ impl Flights {
         told
     }
 
-    /// A request takes the place of another one that nothing has come of, and is not waited for any
-    /// longer than that.
+    /// Lets a request inherit the wait of `other`, which it replaces and which had no answer: the
+    /// request must not wait for longer.
     pub fn waits_as_long_as(&mut self, slot: Slot, other: Slot) {
         let since = self.flights[other.0 as usize].since;
         let flight = &mut self.flights[slot.0 as usize];
         flight.since = flight.since.min(since);
     }
 
-    /// A request is part of what is waited for since then.
+    /// Counts the wait of a request from `since`, because it is part of an older wait.
     pub fn waits_since(&mut self, slot: Slot, since: Duration) {
         let flight = &mut self.flights[slot.0 as usize];
         flight.since = flight.since.min(since);
     }
 
-    /// Nobody wants to hear of the request any more. It is not begun if it has not been, nor repeated.
+    /// Drops the report of a request. An unsent request is not sent, and none is resent.
     pub fn abandon(&mut self, slot: Slot) {
         let donor = self.flights[slot.0 as usize].place.donor;
         let link = self.link(donor);
@@ -358,23 +357,23 @@ impl Flights {
         }
     }
 
-    /// As [`Flights::abandon`], of a request that may have failed already without its owner knowing: then
-    /// the slot may be another's by now.
+    /// Like [`Flights::abandon`], for a request that may have failed already without its owner
+    /// knowing. Its slot may then belong to another request.
     pub fn abandon_if_of(&mut self, slot: Slot, token: u64) {
         if self.flights[slot.0 as usize].token == token {
             self.abandon(slot);
         }
     }
 
-    /// Whether a donor cannot be counted on: its connection is broken, or has been waited for longer
-    /// than `failover`.
+    /// Whether a donor cannot be counted on: its connection is broken, or has been silent for
+    /// `failover` or longer.
     pub fn is_down(&self, donor: DonorIndex, now: Duration, failover: Duration) -> bool {
         let Some(link) = self.links.get(donor.0 as usize) else { return false };
         link.broken || self.waited_since(link).is_some_and(|since| since + failover <= now)
     }
 
-    /// Whether it is worth asking a donor: it may be down only because nobody has wanted a connection
-    /// since the last one broke.
+    /// Whether asking a donor is worthwhile: it may be down only because no request has needed a
+    /// connection since the last one broke.
     pub fn may_answer(&self, donor: DonorIndex, now: Duration, failover: Duration) -> bool {
         let Some(link) = self.links.get(donor.0 as usize) else { return true };
         match link.state {
@@ -385,7 +384,7 @@ impl Flights {
         }
     }
 
-    /// Donors whose connection has been waited for longer than `failover`.
+    /// Donors whose connection has been silent for `failover` or longer.
     pub fn silent(&self, now: Duration, failover: Duration) -> Vec<DonorIndex> {
         let is_silent =
             |link: &LinkState| self.waited_since(link).is_some_and(|since| since + failover <= now);
@@ -393,7 +392,7 @@ impl Flights {
         links.map(|(index, _)| DonorIndex(index as u32)).collect()
     }
 
-    /// Since when something is expected of a donor, and nothing has come.
+    /// Since when a donor owes an answer or a welcome, without progress.
     fn waited_since(&self, link: &LinkState) -> Option<Duration> {
         match link.state {
             State::Opening { begun } => Some(begun),
@@ -406,26 +405,26 @@ impl Flights {
         }
     }
 
-    /// Requests that a donor has to answer, or that wait to be sent to it.
+    /// Number of requests that a donor must answer, or that wait to be sent to it.
     pub fn queue_at(&self, donor: DonorIndex) -> usize {
         let link = self.links.get(donor.0 as usize);
         link.map_or(0, |link| link.waiting.len() + link.sent.len() + link.unsettled.len())
     }
 
-    /// A request was refused.
+    /// Records that a request was refused, and fails it.
     pub fn refused(&mut self, slot: Slot, refusal: Refusal) {
         self.unsend(slot);
         let cause = match refusal {
             Refusal::StaleEpoch(_) => Cause::Fenced,
             Refusal::NoSuchExtent => Cause::Lost,
-            // Turned over on the way, and none of it stored: as good as a broken connection.
+            // A bit flipped on the way and nothing was stored: treat it as a broken connection.
             Refusal::Corrupt(_) => Cause::Interrupted,
             other => Cause::Refused(other),
         };
         self.fail(slot, cause);
     }
 
-    /// Donors to which a connection is to be begun now: something waits for them.
+    /// Returns the donors to connect to now, because requests wait for them.
     pub fn to_connect(&mut self, now: Duration) -> Vec<DonorIndex> {
         let mut donors = Vec::new();
         for (index, link) in self.links.iter_mut().enumerate() {
@@ -440,8 +439,8 @@ impl Flights {
         donors
     }
 
-    /// As [`Flights::to_connect`], for one donor, whether something waits for it or not: true when a
-    /// connection is to be begun now.
+    /// Like [`Flights::to_connect`] for one donor, even if no request waits for it. True if the
+    /// caller must begin a connection now.
     pub fn begin_connect(&mut self, donor: DonorIndex, now: Duration) -> bool {
         let link = self.link(donor);
         match link.state {
@@ -453,7 +452,7 @@ impl Flights {
         }
     }
 
-    /// The donor has welcomed a connection.
+    /// Records a donor's welcome, and fails the writes of its earlier connection.
     pub fn opened(&mut self, donor: DonorIndex, boot: u64) {
         let link = self.link(donor);
         if let State::Opening { begun } = link.state {
@@ -467,7 +466,7 @@ impl Flights {
         }
     }
 
-    /// The connection broke, or could not be made.
+    /// Records that a connection broke or could not be made.
     pub fn broke(&mut self, donor: DonorIndex, now: Duration) {
         let link = self.link(donor);
         let pause = match link.state {
@@ -490,7 +489,7 @@ impl Flights {
         }
     }
 
-    /// The donor refuses the connection because of the space's epoch.
+    /// Fails all waiting requests: a donor refused the connection because of the space's epoch.
     pub fn fenced(&mut self) {
         for index in 0..self.links.len() {
             let link = &mut self.links[index];
@@ -500,8 +499,8 @@ impl Flights {
         }
     }
 
-    /// Fails what has waited too long, and names the donors whose connection is to be given up: the
-    /// caller closes those and tells [`Flights::broke`].
+    /// Fails requests that have waited too long. Returns the donors with stalled connections: the
+    /// caller closes these and calls [`Flights::broke`].
     pub fn tick(&mut self, now: Duration) -> Vec<DonorIndex> {
         let mut stalled = Vec::new();
         for index in 0..self.links.len() {
@@ -521,8 +520,7 @@ impl Flights {
         stalled
     }
 
-    /// The next moment at which [`Flights::to_connect`] would name a donor that it does not name
-    /// yet, if there is one.
+    /// The next moment at which [`Flights::to_connect`] names another donor, if one will be named.
     pub fn next_attempt(&self) -> Option<Duration> {
         let wanted = self.links.iter().filter(|link| link.is_wanted());
         let paused = wanted.filter_map(|link| match link.state {
@@ -532,7 +530,7 @@ impl Flights {
         paused.min()
     }
 
-    /// A failure to report, if there is one.
+    /// Takes the next failure to report, if any.
     pub fn next_failure(&mut self) -> Option<Failure> {
         self.failures.pop_front()
     }
@@ -591,7 +589,7 @@ impl Flights {
         slot
     }
 
-    /// The request is answered in full. Answers come in order, so that it is the oldest one sent.
+    /// Ends a fully answered request. Answers come in order, so it is the oldest one sent.
     fn settle(&mut self, slot: Slot) {
         let donor = self.flights[slot.0 as usize].place.donor;
         let front = self.link(donor).sent.pop_front();

@@ -1,10 +1,10 @@
 //! One thread's way to the donors: its own connections, its own requests, no lock shared with
 //! another thread's.
 //!
-//! Everything that a lane waits for makes one of its descriptors readable: an answer, the end of
-//! an attempt to connect, or the timer, which stands for pauses, stalls and whatever else is due
-//! without a packet. The timer is set while something is under way, at most once a second, so that a
-//! page request pays for no clock and no timer call of its own.
+//! Everything that a lane waits for makes one of its descriptors readable: an answer, the end of an
+//! attempt to connect, or the timer. The timer stands for all that is due without a packet, such as
+//! pauses and stalls. It is set while requests are in flight, at most once a second. So a page
+//! request pays for no clock and no timer call of its own.
 
 mod absence;
 mod clock;
@@ -42,7 +42,7 @@ const WRITE_WAIT: Duration = Duration::from_millis(20);
 /// Between two attempts to send what a donor's socket has not taken.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 
-/// What has become of a request.
+/// Result of a request.
 #[derive(Debug)]
 pub enum Completion<'a> {
     /// Some of the pages of a read. They come in order; those with the last page end the request.
@@ -51,8 +51,8 @@ pub enum Completion<'a> {
         token: u64,
         /// Where in the request's list of pages these begin.
         from: usize,
-        /// The donor that has sent them, [`DonorIndex::UNKNOWN`] if they were worked out from several
-        /// others' pages; none for pages that were never written.
+        /// The donor that has sent the pages; none if they were never written.
+        /// [`DonorIndex::UNKNOWN`] if they were decoded from several others' pages.
         giver: Option<DonorIndex>,
         /// The sums that the donor keeps for them, one each. Verifying is up to the caller, who has
         /// the sums that it once computed itself; a page that does not match is for
@@ -111,16 +111,16 @@ struct DonorLink {
     connection: Option<Connection>,
     /// When it was begun, by the space's clock.
     begun: Duration,
-    /// What the donor wanted back when the map was last told: anything, everything.
+    /// Whether the donor wanted back some memory, and all of it, when the map was last told.
     wants: (bool, bool),
 }
 
 /// One thread's handle to a [`Space`].
 ///
-/// A lane may be moved to another thread but not shared. Every request that was accepted ends in
-/// exactly one of [`Completion::Written`], [`Completion::Failed`], or the [`Completion::Read`] with
-/// its last page, handed to the sink of [`Lane::progress`]; a request that was refused with an error
-/// ends in nothing.
+/// A lane may be moved to another thread but not shared. Every accepted request ends in exactly one
+/// of [`Completion::Written`], [`Completion::Failed`], or the [`Completion::Read`] with its last
+/// page. The sink of [`Lane::progress`] gets it. A request that was refused with an error ends in
+/// nothing.
 pub struct Lane {
     space: Arc<Space>,
     requests: Requests,
@@ -184,8 +184,8 @@ impl Lane {
         self.read_avoiding(token, pages, &[])
     }
 
-    /// As [`Lane::read`], from other donors than those that have sent the pages wrong; from them, too,
-    /// if there are no others.
+    /// As [`Lane::read`], but prefers other donors than those in `avoid`, which have sent wrong
+    /// pages. It asks these if no others exist.
     pub fn read_avoiding(
         &mut self,
         token: u64,
@@ -201,14 +201,14 @@ impl Lane {
         Ok(())
     }
 
-    /// As [`Lane::read`], but the donor is asked with the next [`Lane::send`] only: of reads in a row, many
-    /// go to it at once.
+    /// As [`Lane::read`], but asks the donor only with the next [`Lane::send`]: so many reads in a
+    /// row go to it at once.
     pub fn read_later(&mut self, token: u64, pages: &[PageNo]) -> Result<(), SpaceError> {
         let now = self.look();
         self.enter_read(token, pages, &[], now).map(drop)
     }
 
-    /// Asks donors for what is to be read.
+    /// Sends the reads and writes that wait for this call.
     pub fn send(&mut self) {
         let now = self.look();
         self.flush_all(now);
@@ -245,7 +245,7 @@ impl Lane {
         Ok(donor)
     }
 
-    /// What is due when reads were entered, and sent as far as they can be.
+    /// Follows up reads that were entered: connects where needed, and wakes the caller for ends.
     fn read_entered(&mut self, now: Duration) {
         self.connect_where_needed(now);
         if self.requests.has_ends() {
@@ -254,11 +254,11 @@ impl Lane {
         }
     }
 
-    /// Stores some different pages of one segment, at most [`MAX_PAGES`]: `data` is their contents,
-    /// in the same order, in any number of pieces, and `sums` their checksums. The contents are
-    /// handed to the kernel before this returns, but the pages must be kept until
-    /// [`Completion::Written`]: a write that fails is not tried again from here, and its pages are to
-    /// be written again before they are read from the pool.
+    /// Stores some different pages of one segment, at most [`MAX_PAGES`]. `data` is their contents,
+    /// in the same order, in any number of pieces; `sums` are their checksums. The kernel has the
+    /// contents when this returns, but the pages must be kept until [`Completion::Written`]. A
+    /// failed write is not retried here: its pages must be written again before they are read from
+    /// the pool.
     ///
     /// Waits while the segment's extents are taken, and while a donor's connection is not there or
     /// has no room: for the space's patience at most, or, where another donor gets a copy, for its
@@ -291,9 +291,9 @@ impl Lane {
         Ok(())
     }
 
-    /// As [`Lane::write`], but never waits, and need not send before the next [`Lane::send`]; false, and nothing is
-    /// done, if it would have to wait: as long as a donor's connection is not there, has no room, or
-    /// protects what it carries.
+    /// As [`Lane::write`], but never waits, and need not send before the next [`Lane::send`].
+    /// False, and nothing is done, if it had to wait: a donor's connection is missing, has no room,
+    /// or protects its data.
     ///
     /// # Panics
     /// If there are other sums or other bytes than pages.
@@ -365,8 +365,8 @@ impl Lane {
         true
     }
 
-    /// Sends a write to all members of its group. Who cannot be reached is given up; an error says that
-    /// none could be.
+    /// Sends a write to all members of its group. Gives up members that cannot be reached. An error
+    /// says that none could be.
     fn send_write(
         &mut self,
         writing: &Writing,
@@ -492,8 +492,8 @@ impl Lane {
         self.requests.len() + self.zeros.len() + self.stash.len()
     }
 
-    /// Moves everything on, and hands what is complete to `sink`. Without `wait` it returns at once;
-    /// with it, when something has come, or the time has passed.
+    /// Advances all requests, and hands completions to `sink`. Without `wait` it returns at once,
+    /// otherwise with the first completion, or when the time has passed.
     pub fn progress(&mut self, wait: Option<Duration>, sink: &mut dyn FnMut(Completion<'_>)) {
         let deadline = wait.map(|wait| self.space.now() + wait);
         loop {
@@ -536,7 +536,7 @@ impl Lane {
         }
         handed_over |= heard;
         let mut groups = &*self.space;
-        // What has failed at one donor was asked of another: of one that a segment moved to, too.
+        // Requests that failed at one donor go to others, even to one that a segment moved to.
         if self.requests.settle(&mut groups, now) {
             self.flush_all(now);
             self.connect_where_needed(now);
@@ -608,8 +608,8 @@ impl Lane {
                 let load = connection.load();
                 let boot = connection.welcome().map(|welcome| welcome.boot);
                 let link = &mut self.links[donor.0 as usize];
-                // That a donor wants memory back is heard with the next page from it, and not only when
-                // the upkeep asks.
+                // A page from a donor, and not only its answer to the upkeep, tells whether it
+                // wants memory back.
                 let wants = (load.recalled > 0, load.draining);
                 let is_news = !was_open || link.wants != wants;
                 if let Some(boot) = boot.filter(|_| is_news) {
@@ -632,14 +632,14 @@ impl Lane {
         handed_over
     }
 
-    /// Sends the reads that wait for a donor, as far as the window allows, and what its connection holds.
+    /// Sends the reads that wait for a donor, within its window, and what its connection holds.
     fn flush(&mut self, donor: DonorIndex, now: Duration) {
         let held = self.hold_reads(donor, now);
         let Some(connection) = self.connection(donor) else { return };
         if let Err(error) = held.and_then(|()| connection.release()) {
             return self.broke(donor, &error, now);
         }
-        // What was received while sending makes no descriptor readable any more, nor does room in a socket.
+        // Data received while sending makes no descriptor readable, nor does room in a socket.
         let soon = match (connection.has_undelivered(), connection.has_held()) {
             (true, _) => Some(now),
             (false, true) => Some(now + SEND_PAUSE),
@@ -694,7 +694,7 @@ impl Lane {
         let hello = self.space.hello(link.lane);
         let mut options = self.space.config().connection;
         if self.copies > 1 {
-            // Who takes nothing of what is sent is as silent as who does not answer.
+            // A donor that takes no data is as silent as one that does not answer.
             options.stall = options.stall.min(self.space.config().failover);
         }
         match Connection::start(to, &hello, &options) {
@@ -712,7 +712,7 @@ impl Lane {
         }
     }
 
-    /// The connection is over. What it carried is sent again on the next one, or fails.
+    /// The connection is over. Its requests are sent again on the next one, or fail.
     fn broke(&mut self, donor: DonorIndex, error: &ConnectionError, now: Duration) {
         let name = &self.space.donor(donor).name;
         debug!(donor = name, %error, "connection lost");
@@ -729,7 +729,7 @@ impl Lane {
         self.connect_where_needed(now);
     }
 
-    /// What waits for the donor goes to others that have the same pages.
+    /// Moves requests that wait for the donor to others that have the same pages.
     fn fail_over(&mut self, donor: DonorIndex, now: Duration) {
         if self.copies > 1 {
             let mut groups = &*self.space;
@@ -744,7 +744,7 @@ impl Lane {
         }
     }
 
-    /// What is due by the clock.
+    /// Does everything that is due by the clock.
     fn tick(&mut self, now: Duration) {
         let config = self.space.config();
         let (stall, failover) = (config.connection.answer, config.failover);
@@ -841,7 +841,7 @@ impl Lane {
         let (token, from) = (decoded.token, decoded.from);
         match self.decodings.complete(decoding, &decoded) {
             Some((mut data, sums)) => {
-                // Of several donors, none of which can be named if the pages are wrong.
+                // Several donors sent the pages: none can be named if they are wrong.
                 let giver = Some(DonorIndex::UNKNOWN);
                 sink(Completion::Read { token, from, giver, sums: &sums, data: &mut data });
             }

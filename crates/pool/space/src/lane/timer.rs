@@ -36,7 +36,7 @@ impl Timer {
         let setting = Itimerspec { it_interval: Timespec::default(), it_value: timespec(after) };
         match timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &setting) {
             Ok(_) => self.due = Some(at),
-            // What it was set to stands.
+            // The previous setting stays in force.
             Err(error) => {
                 tracing::error!(error = %io::Error::from(error), "cannot set a lane's timer");
             }

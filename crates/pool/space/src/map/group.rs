@@ -5,11 +5,11 @@
 //! only once it was filled from a whole one.
 //!
 //! Whenever a member leaves, the group's generation rises, and the next write brings it to those
-//! that stay. A member that missed a write thus has a lower one than those that did not, which is how
-//! a successor of the borrower tells them apart.
+//! that stay. A member that missed a write thus has a lower one than those that did not, which is
+//! how a successor of the borrower tells them apart.
 //!
-//! A group that is part of a coded stripe ([`stripe`](crate::stripe)) has one member, and may be left
-//! without any: its pages follow from the rest of the stripe.
+//! A group that is part of a coded stripe ([`stripe`](crate::stripe)) has one member, and may be
+//! left without any: its pages follow from the rest of the stripe.
 
 use hecaton_memory::{ExtentId, Generation};
 
@@ -48,25 +48,25 @@ pub struct Member {
     pub is_whole: bool,
 }
 
-/// What a group is part of.
+/// State of the stripe that a group is part of, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Form {
-    /// Nothing else: its members are copies, and are written to.
+    /// No stripe: the members are copies, and are written to.
     #[default]
     Copies,
-    /// A stripe whose parities are being made. A write puts an end to that.
+    /// A stripe whose parities are being made. A write cancels that.
     Coding,
-    /// A stripe that is coded. It is not written to; and what has no whole member left follows from the
-    /// rest of the stripe.
+    /// A coded stripe. It is not written to. A shard without a whole member is decoded from the
+    /// rest.
     Coded,
 }
 
 /// The extents of one segment. No two are at one donor.
 #[derive(Clone, Copy)]
 pub struct Group {
-    /// What writes bring to the members.
+    /// Generation that writes bring to the members.
     pub generation: Generation,
-    /// What it is part of.
+    /// State of its stripe.
     pub form: Form,
     members: [Member; MAX_MEMBERS],
     count: u8,

@@ -1,8 +1,8 @@
 //! A space passes to a process of another node.
 //!
-//! Its owner names that node to all donors, and goes on as before. The heir comes as a successor on the same node
-//! does ([`Space::adopt`]): with a higher epoch, which fences what its predecessor still sends. How far it has got, the
-//! predecessor sees by what donors answer it.
+//! Its owner names that node to all donors, and goes on as before. The heir comes as a successor on
+//! the same node does ([`Space::adopt`]): with a higher epoch, which fences what its predecessor
+//! still sends. How far it has got, the predecessor sees by what donors answer it.
 
 use crate::SpaceError;
 use crate::control::Persistence;
@@ -10,20 +10,21 @@ use crate::space::Space;
 use hecaton_transport::client::Outcome;
 use hecaton_transport::protocol::{Refusal, Request};
 
-/// Whose a space is that was to pass to another node.
+/// Owner of a space that was to pass to another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heritage {
-    /// This node's, at all donors that have some of it, and they know the heir.
+    /// This node, at all donors that have some of it, and they know the heir.
     Own,
-    /// The heir's at some donors, and this node's at others.
+    /// The heir at some donors, and this node at others.
     Passing,
-    /// The heir's.
+    /// The heir.
     Passed,
 }
 
 impl Space {
-    /// Lets a node take the space over, and nobody else. To be repeated until it has: a donor that is started again
-    /// does not know the heir any more. Fails if a donor that has some of it cannot be told.
+    /// Lets a node take the space over, and nobody else. To be repeated until it has: a donor that
+    /// is started again does not know the heir any more. Fails if a donor that has some of it
+    /// cannot be told.
     pub fn bequeath(&self, heir: &str) -> Result<Heritage, SpaceError> {
         // Where nodes have no certificates, whoever has the higher epoch may.
         let request = match self.config().credentials {

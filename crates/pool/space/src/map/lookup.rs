@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-/// What a reader needs to know of a segment.
+/// Where a segment is, as a reader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whereabouts {
     /// Nothing was ever written: its pages are zeros.
@@ -89,13 +89,13 @@ impl Lookup {
         table.entry(at).set(whereabouts);
     }
 
-    /// What is done with a segment.
+    /// Use counters of a segment.
     pub fn activity(&self, segment: u64) -> &Activity {
         let (table, at) = self.table_of(segment);
         &table.entry(at).activity
     }
 
-    /// What is done with a segment, if anything ever was.
+    /// Use counters of a segment, if its entry exists.
     pub fn known_activity(&self, segment: u64) -> Option<&Activity> {
         let (table, at) = self.table_of(segment);
         table.known(at).map(|entry| &entry.activity)
@@ -128,7 +128,7 @@ impl Table {
     }
 }
 
-/// What is done with a segment of a space that codes what is cold.
+/// Use counters of a segment, in a space that codes cold segments.
 #[derive(Debug, Default)]
 pub struct Activity {
     /// Writes and discards that may still land.
@@ -193,8 +193,8 @@ impl Entry {
                 CODING => Form::Coding,
                 _ => Form::Copies,
             };
-            // What is read while the entry changes may be half of each, two members at one donor
-            // among it; it is thrown away below.
+            // An entry that changes meanwhile may read as half of each version, even with two
+            // members at one donor. The check below discards such a result.
             let mut is_sound = true;
             for member in &self.members {
                 let standing = member.standing.load(Ordering::Relaxed);

@@ -1,16 +1,16 @@
 //! Which extents hold which segment, and whom to ask for the next one.
 //!
-//! Decisions only: what was heard, and when, comes in as arguments, what to do goes out as values. The
-//! caller serialises access, asks the donors, and tells the answers.
+//! Decisions only: events and times come in as arguments, steps go out as values. The caller
+//! serialises access, asks the donors, and tells the answers.
 //!
-//! A segment's way: it is nowhere until its first page is written; [`Map::begin`] then names a donor
-//! to ask, and [`Map::allocated`] or [`Map::declined`] tells the outcome, naming the next donor to ask
-//! until the group has all its members or nobody is left. A member leaves the group when its donor is
-//! heard to be in another life, or to hold the extent no longer, or when it has missed a write
-//! ([`Map::desert`]). A segment is lost when its last whole member is gone. It stays lost until it is
-//! freed: taking another extent for it silently would turn lost pages into zeros.
+//! A segment is nowhere until its first page is written. Then [`Map::begin`] names a donor to ask.
+//! [`Map::allocated`] or [`Map::declined`] tells the outcome, and names the next donor, until the
+//! group has all its members or no donor is left. A member leaves the group when its donor is in
+//! another life or no longer holds the extent, or after a missed write ([`Map::desert`]). A segment
+//! is lost when its last whole member is gone. It stays lost until it is freed: taking another
+//! extent silently would turn lost pages into zeros.
 //!
-//! What is missing, or in the wrong place, is put right by [`upkeep`](crate::upkeep).
+//! [`upkeep`](crate::upkeep) restores missing members, and moves misplaced ones.
 
 pub mod group;
 pub(crate) mod heritage;
@@ -28,7 +28,7 @@ use hecaton_transport::protocol::{HeldExtent, Load};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// What to do for a segment that is to be written.
+/// Next step for a segment that is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     /// Nothing: it is there.
@@ -59,7 +59,7 @@ pub enum Declined {
     Busy,
 }
 
-/// What a successor knows of a segment in which its predecessor had stored pages.
+/// Knowledge of a successor about a segment in which its predecessor had stored pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// How many pages an extent must have at least. Pages of zeros do not count: they may have been
@@ -97,16 +97,15 @@ pub(crate) struct Holding {
     pub(crate) group: Group,
     /// Since when it has fewer copies than it is to have.
     pub(crate) degraded_since: Option<Duration>,
-    /// Of a group that was found: how many pages a further copy must have. One that was only set
-    /// aside has the group's generation, too.
+    /// Pages that a further copy of a found group must have. An extent that was only set aside has
+    /// the group's generation, too.
     pub(crate) pages: u32,
-    /// Of a group that was found: the generation that a further copy must have at least, where stripes
-    /// are coded. That is told to one copy of each segment before it is recorded, so that copies which
-    /// lack nothing may have several.
+    /// Least generation of a further copy of a found group, where stripes are coded. One copy of
+    /// each segment gets it before it is recorded, so whole copies may have several generations.
     pub(crate) since: Generation,
 }
 
-/// What is known of a donor.
+/// State of a donor, as last heard.
 #[derive(Clone, Debug)]
 pub struct Donor {
     /// Its name.
@@ -115,14 +114,14 @@ pub struct Donor {
     pub site: Site,
     /// Which life of it was heard last.
     pub boot: Option<u64>,
-    /// What it said last of its room and its load.
+    /// Its room and its load, as it said last.
     pub load: Load,
     /// When that was.
     pub heard_at: Duration,
     /// Whether it answered when it was last asked.
     pub reachable: bool,
-    /// It is waited for at this moment, for longer than usual. What it has is as good as before, but
-    /// it is asked for no further extents until it is heard.
+    /// It is waited for now, for longer than usual. Its extents are as good as before, but it is
+    /// asked for no further ones until it is heard.
     pub is_overdue: bool,
     /// Extents of this space that it holds.
     pub extents: u64,
@@ -157,10 +156,9 @@ pub struct Map {
     by_name: BTreeMap<String, DonorIndex>,
     /// Donors whose extents are not known yet, though they may hold some of a predecessor's.
     pub(crate) unlisted: BTreeSet<DonorIndex>,
-    /// Donors that may hold an extent for a segment that is not in its group: set aside while they
-    /// could not be heard, or one that missed a write. A donor that is asked for a segment twice
-    /// gives the same extent again, old contents included, so that it is not asked for such a segment
-    /// before the stray is freed.
+    /// Donors that may hold an extent for a segment that is not in its group. It was set aside
+    /// while they could not be heard, or missed a write. A donor that is asked again for a segment
+    /// gives the same extent, with old contents. So it is not asked before the stray is freed.
     pub(crate) strays: BTreeSet<(DonorIndex, u64)>,
     /// Which donors the segments of each zone may be with, by name; an empty list: all.
     zones: Vec<Vec<String>>,
@@ -175,8 +173,8 @@ pub struct Map {
     pub(crate) turn: u64,
     /// Segments that leave a donor which wants some of its extents back.
     pub(crate) leaving: BTreeSet<(DonorIndex, u64)>,
-    /// The generation given last. No two groups have the same, not even those that a segment has one
-    /// after another: a stray of the earlier one is older.
+    /// The generation given last. No two groups have the same, not even groups that follow each
+    /// other in one segment: a stray of the earlier one is older.
     generation: Generation,
     /// The latest time of which the map was told.
     pub(crate) now: Duration,
@@ -250,7 +248,7 @@ impl Map {
         index
     }
 
-    /// What is known of a donor.
+    /// State of a donor, as last heard.
     pub fn donor(&self, donor: DonorIndex) -> &Donor {
         &self.donors[donor.0 as usize]
     }
@@ -270,8 +268,8 @@ impl Map {
         self.shape.segment_pages
     }
 
-    /// Says which donors the segments of each zone may be with, by name; an empty list: all. What is
-    /// elsewhere is moved.
+    /// Sets which donors may hold the segments of each zone, by name; an empty list: all. Segments
+    /// that are elsewhere move.
     pub fn set_zones(&mut self, zones: Vec<Vec<String>>) {
         self.zones = zones;
         self.look_at_all();
@@ -301,8 +299,8 @@ impl Map {
         donors
     }
 
-    /// Whether a segment may be with a donor: it is allowed in the segment's zone, and does not want
-    /// its memory back.
+    /// Whether a donor may hold a segment: the segment's zone allows it, and the donor does not
+    /// want its memory back.
     pub(crate) fn may_hold(&self, segment: u64, donor: DonorIndex) -> bool {
         let zone = self.zone_of.get(&segment).copied().unwrap_or(0);
         let known = self.donor(donor);
@@ -367,19 +365,19 @@ impl Map {
         self.donors[donor.0 as usize].is_overdue = true;
     }
 
-    /// Whether the donor has told in this life what it holds. It need not do so again: what it gives
-    /// after that is the map's own doing, strays included.
+    /// Whether the donor has listed its extents in this life. It need not do so again: all later
+    /// extents are the map's own doing, strays included.
     pub fn is_listed(&self, donor: DonorIndex, boot: u64) -> bool {
         self.donors[donor.0 as usize].listed == Some(boot)
     }
 
-    /// What a donor holds for the space, all of it: how a lost map is rebuilt. Lines that do not fit
-    /// the space are passed over. An extent of an expected segment is a member of its group if it has
-    /// not missed anything; whatever else the donor holds are strays.
+    /// Takes a donor's list of all its extents for the space, to rebuild a lost map. Skips lines
+    /// that do not fit the space. An extent of an expected segment is a member of its group if it
+    /// has not missed anything. All other extents are strays.
     ///
-    /// That is for the first list of a donor. In a later life it holds nothing of what the map knows,
-    /// but perhaps something that an earlier borrower took from it before its new life was fenced:
-    /// strays, with contents that must not be seen.
+    /// This holds for the first list of a donor. In a later life it has no extent that the map
+    /// knows. It may have some that an earlier borrower took before that life was fenced. These are
+    /// strays: their contents must not be seen.
     pub fn listed(&mut self, donor: DonorIndex, boot: u64, lines: &[HeldExtent]) {
         let is_first = self.donors[donor.0 as usize].listed.replace(boot).is_none();
         for line in lines {
@@ -408,7 +406,7 @@ impl Map {
         self.review_all();
     }
 
-    /// What becomes of a segment of which a donor tells that it has an extent, if it is a good one.
+    /// The new state of a segment, if the extent that a donor lists for it is a good one.
     fn found(&self, place: Place, line: &HeldExtent) -> Option<Holding> {
         let is_whole = line.generation != Generation::FILLING;
         match self.segments.get(&line.segment)? {
@@ -502,8 +500,8 @@ impl Map {
         self.generation
     }
 
-    /// The group of a segment that is going to be written or discarded from, if it has one. From here
-    /// on its generation is one that no predecessor can have given: what a donor tells of later is
+    /// The group of a segment that is going to be written or discarded from, if it has one. From
+    /// here on no predecessor can have given its generation: extents that donors list later are
     /// older.
     pub fn touch(&mut self, segment: u64) -> Option<Group> {
         let mut held = self.holding(segment)?;
@@ -514,8 +512,8 @@ impl Map {
         Some(held.group)
     }
 
-    /// Whether a group still is as a successor has found it: a donor that tells later of an extent as
-    /// good as its members has another copy.
+    /// Whether a group is still as a successor has found it. Then an extent listed later is another
+    /// copy, if it is as good.
     pub fn is_as_found(&self, group: Group) -> bool {
         group.generation < Generation::first(self.shape.epoch)
     }
@@ -526,8 +524,8 @@ impl Map {
     }
 
     /// The donor has given an extent for the segment. [`Map::heard`] was told of its life before.
-    /// Says what to do next: nothing, or ask another donor, for a further copy, or because the extent
-    /// is a stray that this one has told of since it was asked.
+    /// Returns the next step: nothing, or to ask another donor. It asks another one for a further
+    /// copy, or because the extent is a stray listed since.
     pub fn allocated(&mut self, segment: u64, place: Place) -> Take {
         if self.strays.contains(&(place.donor, segment)) {
             return self.declined(segment, place.donor, Declined::Full);
@@ -641,8 +639,8 @@ impl Map {
         Some(DonorIndex(chosen as u32))
     }
 
-    /// The donor says that it does not hold the extent, or it is heard to be in another life. What
-    /// was heard of other members in the meantime stands.
+    /// The donor says that it does not hold the extent, or it is heard to be in another life. Any
+    /// news of other members in the meantime stands.
     pub fn gone(&mut self, segment: u64, place: Place) {
         let Some(held) = self.holding(segment).filter(|held| held.group.contains(place)) else {
             return;
@@ -664,8 +662,8 @@ impl Map {
         self.review(segment, place.donor);
     }
 
-    /// A member has missed something that others have, or is to go: it is not read any more, and will
-    /// be freed when its donor is heard. False if it is not a member, or the only whole one.
+    /// Removes a member that has missed something, or must go. It is not read any more, and is
+    /// freed when its donor is heard. False if it is not a member, or the only whole one.
     #[must_use]
     pub fn desert(&mut self, segment: u64, place: Place) -> bool {
         let Some(held) = self.holding(segment).filter(|held| held.group.contains(place)) else {
@@ -712,7 +710,7 @@ impl Map {
             return false;
         }
         held.group.add(place, false);
-        // What an unlisted donor tells of later has not got what is written to this member.
+        // Extents that an unlisted donor lists later lack the writes to this member.
         if self.is_as_found(held.group) {
             held.group.generation = self.fresh_generation();
         }
@@ -787,8 +785,8 @@ impl Map {
         self.stripes.clear();
     }
 
-    /// Segments for which a donor may hold an extent that is none of the map's. To be asked for once
-    /// more and freed, then told to [`Map::stray_freed`].
+    /// Segments for which a donor may hold an extent unknown to the map. The caller asks for it
+    /// once more, frees it, and calls [`Map::stray_freed`].
     pub fn strays_of(&self, donor: DonorIndex) -> Vec<u64> {
         let of_donor = self.strays.range((donor, 0)..=(donor, u64::MAX));
         of_donor.map(|(_, segment)| *segment).collect()
@@ -858,7 +856,7 @@ impl Map {
 pub struct SegmentCounts {
     /// There, with all copies or some.
     pub held: u64,
-    /// Of those, with fewer copies than they are to have.
+    /// Held segments with fewer copies than they are to have.
     pub degraded: u64,
     /// Lost, or not found yet.
     pub lost: u64,
@@ -1079,7 +1077,7 @@ mod tests {
         assert_eq!(map.next_step(0, &[]), step, "until that is done");
         map.put_off(0);
         assert_eq!(whole(&map, 0).len(), 2);
-        // What was compared is another group by now.
+        // The compared group has changed by now.
         assert!(map.join(0, place(2, 8)));
         map.compared(0, compared);
         assert!(map.filled(0, place(2, 8), compared.generation));
@@ -1311,7 +1309,7 @@ mod tests {
         map.listed(a, 200, &[line(1, 3)]);
         assert!(matches!(map.whereabouts(3), Whereabouts::Lost(_)), "its contents are not ours");
         assert_eq!(map.strays_of(a), [3]);
-        // The same for one that is being asked for: an earlier borrower was faster, and has written.
+        // Likewise for one being asked for: an earlier borrower was faster, and has written.
         assert_eq!(asked(map.begin(6)), Some(a));
         assert!(hear(&mut map, a, 250, 640));
         map.listed(a, 250, &[line(9, 6)]);

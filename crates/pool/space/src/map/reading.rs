@@ -1,9 +1,10 @@
 //! A space that one process owns and others only read, each from the donors themselves.
 //!
-//! The owner says where its segments are ([`Space::segments_at`]) and has donors let the readers' nodes read
-//! ([`Space::let_read`]). A reader's space ([`Space::of_another`]) asks donors for pages and for nothing else: it
-//! fences nobody, renews nothing, takes and frees nothing, and what it is told of replaces what it has found out.
-//! How it is told, and how long it may believe that, is its user's.
+//! The owner says where its segments are ([`Space::segments_at`]) and has donors let the readers'
+//! nodes read ([`Space::let_read`]). A reader's space ([`Space::of_another`]) asks donors for pages
+//! and for nothing else: it fences nobody, renews nothing, takes and frees nothing, and what it is
+//! told of replaces what it has found out. How it is told, and how long it may believe that, is its
+//! user's.
 
 use crate::config::{Directory, SpaceConfig};
 use crate::control::Persistence;
@@ -71,8 +72,8 @@ impl Space {
         donors.iter().map(address).collect()
     }
 
-    /// Has all donors let nodes read, where nodes have certificates. How many could not be told; one that is started
-    /// again has to be told once more.
+    /// Has all donors let nodes read, where nodes have certificates. How many could not be told;
+    /// one that is started again has to be told once more.
     pub fn let_read(&self, nodes: &[String]) -> usize {
         if self.config().credentials.is_none() {
             return 0;
@@ -99,13 +100,14 @@ impl Space {
         Ok(space)
     }
 
-    /// Of another's space: its owner's epoch is this one. Whether that is news, so that lanes from before are to go.
+    /// Sets the owner's epoch of another's space. True if it is new, so that earlier lanes must go.
     pub fn set_epoch_of_another(&self, epoch: Epoch) -> bool {
         let known = self.epoch_of_another.get();
         known.is_some_and(|known| known.swap(epoch.0, Ordering::AcqRel) != epoch.0)
     }
 
-    /// Of another's space: where some segments are. A copy at a donor that the directory does not know is left out.
+    /// Sets where some segments of another's space are. Copies at donors that the directory does
+    /// not know are left out.
     pub fn place(&self, segments: &[SegmentAt]) {
         self.ask_directory(false);
         let mut map = self.map();

@@ -1,15 +1,15 @@
-//! Pages that donors can neither read nor alter: AES-256-GCM (NIST SP 800-38D), with a key that only
-//! their owner has.
+//! Pages that donors can neither read nor alter: AES-256-GCM (NIST SP 800-38D), with a key that
+//! only their owner has.
 //!
-//! A donor stores the ciphertext as it would any page; it is as long as the page, so that the protocol
-//! and all that donors do with pages (copying them to each other, above all) know nothing of it. What
-//! does not fit in, the [`Seal`], stays with the owner. So the owner can tell whether what comes back is
-//! what was sent *last* under this page's number, which a tag beside the page could not.
+//! A donor stores the ciphertext like any page. It is as long as the page, so the protocol and the
+//! donors' copying of pages know nothing of it. The [`Seal`] does not fit in, and stays with the
+//! owner. So the owner can tell whether it gets back what was sealed *last* under this page's
+//! number. A tag beside the page could not tell that.
 //!
-//! GCM fails altogether when two contents are sealed with one key and one nonce. Here a nonce is the
-//! page's number and a version, and the owner's part of the bargain is that a version is never given out
-//! twice under one key, whatever is killed when. Nonces are not random: then a key would be good for 2^32
-//! pages only, which a busy machine writes in a day.
+//! GCM fails altogether when two contents are sealed with one key and one nonce. Here a nonce is
+//! the page's number and a version. The owner must never give out a version twice under one key,
+//! even if a process is killed. Nonces are not random: then a key would be good for 2^32 pages
+//! only, which a busy machine writes in a day.
 
 pub mod table;
 
@@ -23,16 +23,16 @@ pub const KEY_BYTES: usize = 32;
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 
-/// What opens a sealed page, but for the key.
+/// Everything that opens a sealed page, except the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seal {
     /// Which of all pages ever sealed with the key it is.
     pub version: u64,
-    /// What shows that nothing was altered.
+    /// Tag that shows that nothing was altered.
     pub tag: [u8; TAG_BYTES],
 }
 
-/// What came back is not what was sealed: it was altered, or is another page, or an older version.
+/// The page is not what was sealed: it was altered, or is another page, or an older version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("what came back under page {0} is not what was last sealed there")]
 pub struct Altered(pub PageNo);
@@ -103,8 +103,9 @@ mod tests {
         (0..PAGE_SIZE).map(|at| byte ^ (at % 251) as u8).collect()
     }
 
-    /// Of the cipher's published test cases (McGrew and Viega, "The Galois/Counter Mode of Operation",
-    /// case 14): a block of zeros under a key of zeros, with page 0 and version 0 for a nonce of zeros.
+    /// A published test case of the cipher (McGrew and Viega, "The Galois/Counter Mode of
+    /// Operation", case 14). It seals a block of zeros under a key of zeros, with page 0 and
+    /// version 0 for a nonce of zeros.
     #[test]
     fn it_is_aes_256_gcm() {
         let mut contents = [0; 16];
@@ -165,8 +166,7 @@ mod tests {
     }
 
     proptest! {
-        /// What donors can do with what they have: give another page, give an older version of the same,
-        /// change bits.
+        /// Donors may give another page, give an older version of the same page, or change bits.
         #[test]
         fn nothing_else_is_taken_for_the_page(
             pages in prop::collection::vec(0..4u64, 2..24),

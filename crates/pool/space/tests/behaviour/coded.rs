@@ -1,5 +1,5 @@
-//! Cold memory that is coded, on real donors over real sockets: as many donors may be lost as there are
-//! parities, a successor finds all of it, and what is written is kept in copies again.
+//! Cold memory that is coded, on real donors over real sockets: as many donors may be lost as there
+//! are parities, a successor finds all of it, and what is written is kept in copies again.
 
 use crate::common::*;
 use hecaton_memory::{Epoch, Generation, PageSum, page_sum};
@@ -14,7 +14,7 @@ use std::time::Duration;
 const SEGMENTS: u64 = 4;
 const TURN: u64 = 3;
 
-/// What a pager would keep where its successor finds it.
+/// Record of coded stripes, as a pager keeps it for its successor.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<BTreeMap<u64, Coded>>>);
 
@@ -209,13 +209,13 @@ fn a_page_that_has_gone_bad_is_worked_out_from_others() {
     space.release().unwrap();
 }
 
-/// What a pager knows of the pages that it has stored.
+/// Sums that a pager knows of its stored pages.
 fn stored(page: u64) -> Option<PageSum> {
     let is_written = pages_of(page / SEGMENT_PAGES).contains(&page);
     is_written.then(|| page_sum(&content(page, TURN)))
 }
 
-/// Has whoever holds a shard store something else for one of its pages.
+/// Makes the donor of a shard store other contents for one of its pages.
 fn alter(donors: &[Lent], space: &Space, shard: u64, page: u32) {
     let other = content(u64::from(page), 99);
     let held = donors.iter().filter(|lent| write_past(lent, space, shard, page, &other)).count();
@@ -230,7 +230,8 @@ fn coded_pages_that_go_bad_unread_are_mended() {
     let bytes = 2 * 6 * SEGMENT_PAGES * 4096;
     assert_eq!(clean, ScrubStatus { bytes_verified: bytes, rounds: 1, ..ScrubStatus::default() });
     let parity = |at| FIRST_PARITY + at;
-    // Of the segments and of the parities; two in one row; what was zeros; and what nobody names any more.
+    // Altered pages: of segments and of parities; two in one row; zeros; and a page that nobody
+    // names any more.
     let hole = (0..SEGMENT_PAGES).find(|page| stored(*page).is_none()).unwrap() as u32;
     let altered = [(1, 5), (parity(0), 9), (2, 20), (parity(1), 20), (0, 33), (3, 33), (0, hole)];
     for (shard, page) in altered {

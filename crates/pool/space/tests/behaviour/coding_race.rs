@@ -1,9 +1,10 @@
 //! A write meets the start of coding: all orders in which the steps of the two can come.
 //!
-//! The one who writes says so, looks where the segment is without a lock, and writes to each copy. The one who
-//! codes publishes that the stripe is coding, looks whether anybody writes, makes the parity from one copy of
-//! each segment, and then does without the other copies. Whatever comes when, what was acknowledged is
-//! in all copies that count, and a parity is that of what its stripe holds.
+//! The one who writes says so, looks where the segment is without a lock, and writes to each copy.
+//! The one who codes publishes that the stripe is coding, looks whether anybody writes, makes the
+//! parity from one copy of each segment, and then does without the other copies. Whatever comes
+//! when, what was acknowledged is in all copies that count, and a parity is that of what its stripe
+//! holds.
 
 use hecaton_memory::{Epoch, ExtentId};
 use hecaton_policy::site::Site;
@@ -20,7 +21,7 @@ const STRIPE: u64 = 0;
 const OLD: u32 = 1;
 const NEW: u32 = 2;
 
-/// What one copy of one segment holds.
+/// Contents of each copy of each segment.
 type Extents = BTreeMap<(u64, DonorIndex), u32>;
 
 struct World {
@@ -55,7 +56,7 @@ impl World {
         world
     }
 
-    /// What the upkeep does before anything can be coded: it finds that nothing is missing.
+    /// Runs the upkeep, which finds that nothing is missing. Before that, nothing can be coded.
     fn settle(&mut self) {
         for segment in self.map.segments_to_tend(9) {
             assert_eq!(self.map.next_step(segment, &[]), Step::Nothing);
@@ -199,7 +200,7 @@ fn check(order: u32, world: &World, writer: &Writer) -> bool {
 #[test]
 fn a_write_that_meets_the_start_of_coding_is_in_what_is_coded_or_is_refused_or_prevents_it() {
     let steps = Writer::STEPS + Coder::STEPS;
-    // Of each order: who takes the next step.
+    // Each order is a bit set: the writer takes the steps whose bit is one.
     let orders = (0..1u32 << steps).filter(|order| order.count_ones() as usize == Writer::STEPS);
     let (mut coded, mut refused, mut prevented) = (0, 0, 0);
     for order in orders {

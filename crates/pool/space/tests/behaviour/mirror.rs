@@ -1,5 +1,5 @@
-//! Spaces with copies, on real donors over real sockets: donors die, are cut off, drain and come back,
-//! and nobody who reads or writes notices.
+//! Spaces with copies, on real donors over real sockets: donors die, are cut off, drain and come
+//! back, and nobody who reads or writes notices.
 
 use crate::common::silence::{end_silence, end_silence_after, silence, to_be_silenced};
 use crate::common::*;
@@ -149,8 +149,8 @@ fn a_read_fails_when_all_who_have_the_page_are_silent() {
     space.release().unwrap();
 }
 
-/// Nobody has wanted anything of the other donor since its connection broke, so that it is not known to
-/// be there again.
+/// Nobody has wanted anything of the other donor since its connection broke, so that it is not
+/// known to be there again.
 #[test]
 fn reads_of_a_silent_donor_go_to_one_that_was_away_before() {
     let mut donors = ["a", "b"].map(|name| Lent::start(name, 16));
@@ -430,7 +430,7 @@ fn a_successor_passes_over_the_copy_that_missed_a_write() {
     donors.iter().for_each(Lent::assert_all_comes_back);
 }
 
-/// What a pager knows of pages that it has stored.
+/// Sums that a pager knows of pages that it has stored.
 fn stored(turn: u64) -> impl Fn(u64) -> Option<PageSum> {
     move |page| some_pages().contains(&page).then(|| page_sum(&content(page, turn)))
 }
@@ -458,8 +458,8 @@ fn pages_that_go_bad_unread_are_mended() {
     space.release().unwrap();
 }
 
-/// A drain takes the copy away in which pages are right that have gone bad in the other one: they are
-/// mended before it goes, and nobody has to have looked for them.
+/// A drain takes the copy away in which pages are right that have gone bad in the other one: they
+/// are mended before it goes, and nobody has to have looked for them.
 #[test]
 fn what_is_right_only_in_a_copy_that_leaves_is_mended_first() {
     // Whichever of the two the new copy is made from.

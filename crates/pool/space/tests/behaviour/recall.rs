@@ -1,4 +1,5 @@
-//! Donors that want a part of their memory back, on real sockets: who reads and writes does not notice.
+//! Donors that want a part of their memory back, on real sockets: who reads and writes does not
+//! notice.
 
 use crate::common::*;
 use hecaton_memory::{PAGE_SIZE, Size};

@@ -1,5 +1,5 @@
-//! A space whose connections are protected: pages go to donors of the nodes that the directory names, by way of
-//! TLS, and so do copies from donor to donor.
+//! A space whose connections are protected: pages go to donors of the nodes that the directory
+//! names, by way of TLS, and so do copies from donor to donor.
 
 use crate::common::*;
 use hecaton_memory::{Epoch, Generation, Size, page_sum};
@@ -45,7 +45,7 @@ impl Pki {
     }
 }
 
-/// What there is of such a space.
+/// Stored segments of such a space.
 fn expected() -> BTreeMap<u64, Expected> {
     let generation = Generation::first(Epoch(1));
     (0..SEGMENTS).map(|segment| (segment, Expected { pages: 1, generation })).collect()
@@ -68,7 +68,7 @@ fn pages_are_stored_and_copied_from_donor_to_donor() {
         assert_written(&mut lane, &pages, 1);
         assert_reads(&mut lane, &pages, 1);
     }
-    // What it had is copied anew between the two that are left.
+    // The copies of this donor are made anew between the two that are left.
     donors[0].stop();
     segments().iter().for_each(|pages| write_until_stored(&mut lane, &pages[..10], 2));
     tend_until(&space, "whole again", is_whole);
@@ -82,7 +82,8 @@ fn pages_are_stored_and_copied_from_donor_to_donor() {
     donors[2].assert_all_comes_back();
 }
 
-/// A copy that a donor mends with another's, and one that it takes over from another, belong to the space's node.
+/// A copy that a donor mends with another's, and one that it takes over from another, belong to the
+/// space's node.
 #[test]
 fn donors_mend_and_empty_each_other() {
     let pki = Pki::new();
@@ -137,7 +138,7 @@ fn a_donor_at_which_another_node_was_first_is_passed_over() {
     assert!(donors[0].is_all_free() && !donors[1].is_all_free());
 }
 
-/// What a donor is away with, and knows of no heir, is still the first owner's.
+/// Extents at a donor that is away are still the first owner's: that donor may know no heir.
 #[test]
 fn a_space_is_passing_while_one_donor_may_hold_it_for_its_owner() {
     let pki = Pki::new();
@@ -152,8 +153,8 @@ fn a_space_is_passing_while_one_donor_may_hold_it_for_its_owner() {
     assert_eq!(space.bequeath("heir").unwrap(), Heritage::Passing);
 }
 
-/// Neither does a process of the owner that is started again take it for its own, nor one of a donor that has nothing
-/// of it and knows no heir.
+/// Neither does a process of the owner that is started again take it for its own, nor one of a
+/// donor that has nothing of it and knows no heir.
 #[test]
 fn a_space_has_passed_whoever_has_nothing_of_it() {
     let pki = Pki::new();

@@ -224,7 +224,7 @@ fn a_donor_that_stays_away_is_given_up_by_name() {
     assert!(matches!(outcome, Outcome::Failed(SpaceError::Unreachable { .. })), "{outcome:?}");
 }
 
-/// What a predecessor knows that stored one page in each of these segments.
+/// Knowledge of a predecessor that stored one page in each of these segments.
 fn one_page_of(segments: impl IntoIterator<Item = u64>) -> BTreeMap<u64, Expected> {
     let expected = Expected { pages: 1, generation: Generation::default() };
     segments.into_iter().map(|segment| (segment, expected)).collect()
@@ -260,7 +260,7 @@ fn a_successor_finds_everything_and_its_predecessor_is_fenced() {
     config.epoch = Epoch(1);
     assert!(matches!(Space::adopt(config, known, &expected), Err(SpaceError::Fenced { .. })));
     assert_reads(&mut successor, &pages[..1], 1);
-    // What should be there and is not is lost; what never was is nothing.
+    // An expected segment that no donor has is lost. One that was never written is zeros.
     let outcome = read(&mut successor, &[7 * SEGMENT_PAGES]);
     assert!(matches!(outcome, Outcome::Failed(SpaceError::Lost { segment: 7, .. })));
     assert_zeros(&mut successor, &[6 * SEGMENT_PAGES]);
@@ -370,8 +370,8 @@ fn more_than_the_window_may_be_asked_for_at_once() {
     assert_reads(&mut lane, &[SEGMENT_PAGES], 7);
 }
 
-/// Lanes through a network that cuts, drops, corrupts and delays: whatever is acknowledged is there,
-/// and whatever is read was written.
+/// Lanes through a network that cuts, drops, corrupts and delays: whatever is acknowledged is
+/// there, and whatever is read was written.
 #[test]
 fn a_bad_network_costs_time_and_nothing_else() {
     let mut interrupted = 0;

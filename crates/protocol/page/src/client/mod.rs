@@ -43,7 +43,7 @@ const LONG_BYTES: usize = 32 << 10;
 /// Bounds of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// What may be under way.
+    /// Bounds on requests in flight.
     pub window: WindowLimits,
     /// How long [`Connection::open`] waits for the donor's welcome.
     pub connect: Duration,
@@ -83,10 +83,10 @@ pub enum ConnectionError {
     /// It is to be secure, and is not.
     #[error(transparent)]
     Tls(TlsError),
-    /// What came is not the page protocol.
+    /// The received bytes are not the page protocol.
     #[error(transparent)]
     Malformed(#[from] Malformed),
-    /// What came is not the answer to what was asked.
+    /// The answer does not fit the request that is due.
     #[error(transparent)]
     Unexpected(#[from] Unexpected),
 }
@@ -101,7 +101,7 @@ impl From<TlsError> for ConnectionError {
     }
 }
 
-/// What a donor answered, as it comes in.
+/// A donor's answer, as it comes in.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// Some of the pages of a read. A read of many pages comes in several such events, in order;
@@ -119,9 +119,9 @@ pub enum Event<'a> {
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
-    /// What the donor holds for the space.
+    /// The extents that the donor holds for the space.
     Held(&'a [HeldExtent]),
-    /// What has become of the pages of a run.
+    /// The states of the pages of a run.
     Verified(&'a [PageState]),
     /// The signatures of the pages of a run.
     Signed(&'a [PageSignature]),
@@ -129,7 +129,7 @@ pub enum Event<'a> {
     Refused(Refusal),
 }
 
-/// What a donor answered, in one piece.
+/// A donor's answer, in one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The pages of a read.
@@ -143,9 +143,9 @@ pub enum Outcome {
     Done,
     /// The extent that was asked for.
     Allocated(ExtentId),
-    /// What the donor holds for the space.
+    /// The extents that the donor holds for the space.
     Held(Vec<HeldExtent>),
-    /// What has become of the pages of a run.
+    /// The states of the pages of a run.
     Verified(Vec<PageState>),
     /// The signatures of the pages of a run.
     Signed(Vec<PageSignature>),
@@ -270,7 +270,7 @@ impl Connection {
         self.welcome().is_some_and(|welcome| welcome.version < request.since())
     }
 
-    /// What the donor's latest answer said of its room and its load.
+    /// The donor's free pages and load, as of its latest answer.
     pub fn load(&self) -> Load {
         self.load
     }
@@ -292,7 +292,7 @@ impl Connection {
     }
 
     /// Sends a request. `tag` comes back with every event of its answer. `data` is the page data of
-    /// a [`Request::Write`], in any number of pieces, and is handed to the kernel before this returns.
+    /// a [`Request::Write`], in any number of pieces; the kernel has all of it on return.
     ///
     /// Waits only while the socket takes no more, [`Options::stall`] at most. Meanwhile it receives
     /// what the donor answers, because a donor that cannot get rid of its answers takes no requests
@@ -312,9 +312,9 @@ impl Connection {
         self.note(outcome)
     }
 
-    /// Enters a request as [`Connection::submit`] does, and keeps a copy of it until
-    /// [`Connection::release`] or the next one that is submitted: of short requests in a row, many are
-    /// sent by one call. A long one is sent at once with those before it, as far as the socket takes it.
+    /// Enters a request as [`Connection::submit`] does, and keeps a copy until
+    /// [`Connection::release`] or the next submitted request: one call then sends many short ones.
+    /// A long one is sent at once with those before it, as far as the socket takes it.
     ///
     /// # Panics
     /// As [`Connection::submit`].
@@ -452,7 +452,7 @@ impl Connection {
         outcome.ok_or(ConnectionError::Closed)
     }
 
-    /// Marks the connection as broken after an error, and logs what is not the protocol, or not secure.
+    /// Marks the connection as broken after an error, and logs errors of the protocol and of TLS.
     fn note(&mut self, outcome: Result<(), ConnectionError>) -> Result<(), ConnectionError> {
         if let Err(error) = &outcome {
             let peer = || sockopt_peer(&self.socket);

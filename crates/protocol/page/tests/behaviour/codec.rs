@@ -270,7 +270,7 @@ proptest! {
         }
     }
 
-    /// What no field takes must be zero: there is one way only to say a thing.
+    /// Bytes outside all fields must be zero: each greeting has exactly one encoding.
     #[test]
     fn a_changed_greeting_is_another_one_or_refused(
         name in "[a-z]{0,64}",
@@ -308,7 +308,8 @@ proptest! {
         decode_all(&bytes);
     }
 
-    /// Random bytes hardly ever get past the first checks; a good frame with a few bytes changed does.
+    /// Random bytes hardly ever get past the first checks; a good frame with a few bytes changed
+    /// does.
     #[test]
     fn damaged_frames_are_seen(
         asked in asked(),

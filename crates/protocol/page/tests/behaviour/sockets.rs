@@ -29,7 +29,7 @@ const OTHERS: SpaceId = SpaceId(2);
 struct Shelf {
     pages: Mutex<Vec<[u8; PAGE_SIZE]>>,
     open: AtomicUsize,
-    /// Who has connected last: its node, and the version that is spoken with it.
+    /// The last caller's node, and the version that is spoken with it.
     caller: Mutex<(Option<String>, u16)>,
     /// Fences that the service has begun. Each is in service until nobody else holds the gate.
     fences: AtomicUsize,
@@ -172,7 +172,7 @@ impl Network {
     }
 }
 
-/// What holds with TLS as it does without.
+/// Runs a test without TLS and with it.
 fn each_way(test: impl Fn(&Network)) {
     test(&Network::plain());
     test(&Network::secure());
@@ -316,7 +316,7 @@ fn a_full_pipe_in_both_directions_does_not_lock() {
     });
 }
 
-/// More is held than the socket takes while the donor is busy: nothing waits for it, and all of it goes, in its order.
+/// More is held than the socket takes while the donor is busy. No call waits; all goes in order.
 #[test]
 fn what_is_held_is_sent_as_it_is_taken() {
     let fixture = serve(Limits::default());

@@ -1,9 +1,9 @@
 //! Makes children without libc's `fork`, and goes on in them: a child must see memory as of the
 //! fork, or end; it must never see anything else.
 //!
-//! `bare-children PAGES HOW`: HOW is `syscall-fork`, `syscall-clone` or `clone`, which libc has a hand
-//! in; `clone3`, which must be refused; or `instruction`, which nobody sees. Between them libc's own
-//! forks, whose children must have all that the program lets them have, and no more.
+//! `bare-children PAGES HOW`: HOW is `syscall-fork`, `syscall-clone` or `clone`, which libc has a
+//! hand in; `clone3`, which must be refused; or `instruction`, which nobody sees. Between them
+//! libc's own forks, whose children must have all that the program lets them have, and no more.
 
 use hecaton_e2e::{Checked, Random, number_argument};
 use std::{
@@ -122,7 +122,8 @@ fn make(how: &str, memory: &mut Checked) -> libc::pid_t {
             let mut stack = vec![0_u8; 1 << 20];
             let flags = libc::SIGCHLD | libc::CLONE_PIDFD;
             let (end, memory) = (stack.as_mut_ptr().wrapping_add(stack.len()), &raw mut *memory);
-            // SAFETY: the stack is the child's copy of it; the kernel writes a descriptor to `number`.
+            // SAFETY: the stack is the child's copy of it; the kernel writes a descriptor to
+            // `number`.
             unsafe {
                 let entry = in_child_on_its_stack;
                 let child = libc::clone(entry, end.cast(), flags, memory.cast(), &raw mut number);

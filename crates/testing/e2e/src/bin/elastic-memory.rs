@@ -1,7 +1,9 @@
-//! A program that has as much memory as it is told to, by lines of its standard input; it says each line when it is done.
+//! A program that has as much memory as it is told to, by lines of its standard input; it says each
+//! line when it is done.
 //!
-//! `hold MIB`: so much of its own, all of it touched. `write MIB FILE`: a file, which stays in the page cache. `listen`: on the socket that
-//! `HECATON_PORT` names; told there of a size to come, it has no more of its own than that leaves.
+//! `hold MIB`: so much of its own, all of it touched. `write MIB FILE`: a file, which stays in the
+//! page cache. `listen`: on the socket that `HECATON_PORT` names; told there of a size to come, it
+//! has no more of its own than that leaves.
 
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Lines, line};
 use std::{

@@ -1,8 +1,9 @@
 //! Hands memory over as Firecracker does, byte for byte, when it restores a snapshot, and uses it.
 //!
-//! `firecracker-client SOCKET IMAGE`: the memory is as large as the image, in two regions that stand in
-//! the image in the other order. After that each line `round` on the standard input has all of it
-//! compared with what it should hold, and a part of it written; each is answered by `done`.
+//! `firecracker-client SOCKET IMAGE`: the memory is as large as the image, in two regions that
+//! stand in the image in the other order. After that each line `round` on the standard input has
+//! all of it compared with what it should hold, and a part of it written; each is answered by
+//! `done`.
 
 use anyhow::{Context as _, bail, ensure};
 use hecaton_uffd::{
@@ -37,8 +38,8 @@ fn main() -> anyhow::Result<()> {
     // SAFETY: the kernel chooses the place.
     let start =
         unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-    // SAFETY: just mapped, and until the process ends. Nobody else writes to it but the pager, and only
-    // to pages that nobody has read yet.
+    // SAFETY: just mapped, and until the process ends. Nobody else writes to it but the pager, and
+    // only to pages that nobody has read yet.
     let memory = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), len) };
     let uffd = Uffd::open().map_err(|error| anyhow::anyhow!("no userfaultfd: {error:?}"))?;
     // SAFETY: just opened.

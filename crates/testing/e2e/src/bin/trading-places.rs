@@ -1,9 +1,9 @@
-//! Memory comes to where other memory has just left, before whoever moved that is told so: one thread
-//! moves a block away, and another, which sees the hole, moves a second block into it.
+//! Memory comes to where other memory has just left, before whoever moved that is told so: one
+//! thread moves a block away, and another, which sees the hole, moves a second block into it.
 //!
 //! `trading-places MILLISECONDS [shared]`: meanwhile a third thread's memory pushes both out. Every
-//! page of the blocks has its own number, and all of them are compared again and again. `shared`: with
-//! a child that has all of it, too, and does nothing.
+//! page of the blocks has its own number, and all of them are compared again and again. `shared`:
+//! with a child that has all of it, too, and does nothing.
 
 use hecaton_e2e::number_argument;
 use std::{

@@ -1,5 +1,5 @@
-//! A borrower in the simulation: the space's map and its lanes' requests, exactly those of the crate,
-//! with simulated connections where `Space`, `Lane` and the control link have sockets.
+//! A borrower in the simulation. The space's map and its lanes' requests are those of the crate.
+//! Connections are simulated where `Space`, `Lane` and the control link have sockets.
 
 use crate::dice::Dice;
 use crate::network::{
@@ -33,7 +33,7 @@ const FILL_PAGES: u32 = 3;
 const SCRUB_PAGES: u32 = 5;
 const WINDOW: WindowLimits = WindowLimits { requests: 6, payload_bytes: 20 << 12 };
 
-/// What the workload is told.
+/// Message to the workload.
 #[derive(Debug)]
 pub(crate) enum Told {
     Shown {
@@ -71,7 +71,7 @@ pub(crate) enum Why {
     NoRoom,
 }
 
-/// What has come of the scrub.
+/// Progress of the scrub.
 #[derive(Debug)]
 pub(crate) enum Scrubbed {
     Run(u64, Report),
@@ -164,8 +164,8 @@ pub(crate) enum Job {
     },
 }
 
-/// A segment that is compared before a copy leaves, its group then, which copy that is, the next page to
-/// compare, and what is being compared.
+/// A segment that is compared before a copy leaves: its group then, that copy, the next page to
+/// compare, and the inspection in progress.
 struct Comparing {
     segment: u64,
     group: Group,
@@ -174,7 +174,7 @@ struct Comparing {
     inspection: Option<(Inspection, bool)>,
 }
 
-/// Whom an inspection asks next and for what, or what it has come to.
+/// The next question of an inspection, and the donor to ask; or the inspection's report.
 fn job_of(segment: u64, ask: Ask, for_move: bool) -> Result<(DonorIndex, Job), Report> {
     match ask {
         Ask::Verify { place, first, count } => {
@@ -199,7 +199,7 @@ struct Recoding {
     failed: bool,
 }
 
-/// What is done with a segment, as `lookup::Activity`.
+/// Use of a segment, as `lookup::Activity`.
 #[derive(Clone, Copy, Default)]
 struct Activity {
     writes: u32,
@@ -297,7 +297,7 @@ struct Write {
     pages: Vec<u32>,
     values: Vec<Value>,
     since: Duration,
-    /// What it has become, and when.
+    /// The write once it has a group, and when it got one.
     writing: Option<(Writing, Duration)>,
 }
 
@@ -306,7 +306,7 @@ struct Lane {
     links: Vec<DonorLink>,
     /// Writes that wait for an extent, a connection, or room: one at a time, as the call blocks.
     writes: VecDeque<Write>,
-    /// What has come for decodings, by shard.
+    /// Pages received for decodings, by decoding and shard.
     decodings: BTreeMap<(u64, usize), Vec<Value>>,
 }
 
@@ -316,7 +316,7 @@ pub(crate) struct Borrower {
     space: SpaceId,
     /// Where it runs.
     host: Host,
-    /// Of each donor, in the order in which the map came to know it, which one of the simulation's it is.
+    /// Number of each donor in the simulation, in the order in which the map came to know it.
     numbers: Vec<usize>,
     epoch: Epoch,
     adopted: bool,
@@ -329,13 +329,13 @@ pub(crate) struct Borrower {
     frees: BTreeMap<u64, Free>,
     /// The segment that the upkeep is at, with the donors that have declined.
     tending: Option<(u64, Vec<DonorIndex>)>,
-    /// What it compares, because a copy is to leave.
+    /// Comparison before a copy leaves.
     comparing: Option<Comparing>,
     pub(crate) repaired_for_moves: u64,
     pub(crate) copies_made: u64,
     pub(crate) copies_left: u64,
     cursor: Cursor,
-    /// What is being compared, and whether a donor is asked for it.
+    /// Inspection in progress, and whether a donor is asked for it.
     inspection: Option<(Inspection, bool)>,
     /// Segments and first pages of runs to compare out of turn.
     suspects: Vec<(u64, u32)>,
@@ -344,7 +344,7 @@ pub(crate) struct Borrower {
     code: Option<Code>,
     activity: BTreeMap<u64, Activity>,
     recoding: Option<Recoding>,
-    /// What is decided and not recorded yet: the borrower may die in between.
+    /// Decision that is not recorded yet: the borrower may die in between.
     to_record: Option<(u64, Option<Coded>)>,
     recorded: Vec<(u64, Option<Coded>)>,
     /// Segments with pages that could not be worked out.
@@ -355,7 +355,7 @@ pub(crate) struct Borrower {
     pub(crate) decoded: u64,
 }
 
-/// What a predecessor has left: what it stored, and what it recorded of coded stripes.
+/// Left by a predecessor: the stored segments, and the record of coded stripes.
 pub(crate) type Left<'a> = (&'a BTreeMap<u64, Expected>, &'a BTreeMap<u64, Coded>);
 
 /// How long a segment is left alone until it is cold.
@@ -412,7 +412,7 @@ enum End {
     Control(usize),
 }
 
-/// What nodes call that donor.
+/// Name of that donor among nodes.
 pub(crate) fn donor_name(number: usize) -> String {
     format!("donor-{number}")
 }
@@ -510,7 +510,7 @@ impl Borrower {
         &self.numbers
     }
 
-    /// What was recorded of stripes since this was asked last.
+    /// Changes of stripes recorded since the last call.
     pub(crate) fn take_recorded(&mut self) -> Vec<(u64, Option<Coded>)> {
         std::mem::take(&mut self.recorded)
     }
@@ -706,7 +706,7 @@ impl Borrower {
         self.told.push(Told::Control { token, outcome });
     }
 
-    /// What has become of a discard at one member.
+    /// Takes the result of a discard at one member.
     fn discarded(
         &mut self,
         (token, place, only): (u64, Place, bool),
@@ -849,7 +849,7 @@ impl Borrower {
             let of_page = read.iter().map(|values| values.as_ref().map(|values| values[page]));
             let sound = of_page.map(|value| Some(bytes_of(&[value.filter(|v| !is_damaged(v))?])));
             let mut row: Vec<Option<Vec<u8>>> = sound.collect();
-            // What is lost reads as something else than was stored.
+            // A lost page reads as something else than was stored.
             let is_there = coder.complete(&mut row, &wanted);
             if !is_there {
                 self.spoiled.extend(rebuild.targets.iter().map(|(_, segment, _)| *segment));
@@ -908,8 +908,8 @@ impl Borrower {
         self.suspects.push((segment, page / SCRUB_PAGES * SCRUB_PAGES));
     }
 
-    /// As `Space::scrub`, one question at a time. Says what came of a run that is over, and when a round
-    /// is over.
+    /// As `Space::scrub`, one question at a time. Returns a finished run with its report, or the
+    /// end of a round.
     pub(crate) fn scrub(
         &mut self,
         known: Known<'_>,
@@ -1031,7 +1031,7 @@ impl Borrower {
         }
     }
 
-    /// What a thread does that waits in `Lane::write`.
+    /// Does the work of a thread that waits in `Lane::write`.
     fn push_writes(&mut self, lane: usize, net: &mut Network, dice: &mut Dice) {
         while let Some(write) = self.lanes[lane].writes.front() {
             let (segment, token) = (write.segment, write.token);
@@ -1236,7 +1236,7 @@ impl Borrower {
         self.connect_where_needed(lane, net, dice);
     }
 
-    /// What is due by the clock.
+    /// Does everything that is due by the clock.
     pub(crate) fn tick(&mut self, net: &mut Network, dice: &mut Dice) {
         for lane in 0..self.lanes.len() {
             for donor in self.lanes[lane].requests.flights.tick(net.now) {

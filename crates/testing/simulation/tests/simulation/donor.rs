@@ -17,8 +17,9 @@ use std::time::Duration;
 
 pub(crate) const LEASE_MS: u64 = 4_000;
 
-/// For the bounds of the decision about a host's memory, which are made for larger pages and for hosts
-/// that are slower to change: how many bytes a page counts as, and how much faster time passes.
+/// For the bounds of the decision about a host's memory, which are made for larger pages and for
+/// hosts that are slower to change: how many bytes a page counts as, and how much faster time
+/// passes.
 const PRESSURE_BYTES: u64 = 64 << 20;
 const PRESSURE_HASTE: u64 = 60;
 
@@ -28,7 +29,7 @@ const KEEP_FREE_PAGES: u64 = 10;
 /// For how long borrowers must have given nothing before something is parked.
 const PARK_AFTER_MS: u64 = 300;
 
-/// Whose connection it is.
+/// Space and epoch of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who {
     pub(crate) space: SpaceId,
@@ -46,7 +47,7 @@ pub(crate) struct Donor {
     pub(crate) draining: bool,
     /// Pages that its host has for it and for others.
     pub(crate) host_pages: u64,
-    /// What it was told to lend at most.
+    /// Most pages that it was told to lend.
     told_pages: u64,
     pressure: Pressure,
     pages: u64,
@@ -167,7 +168,7 @@ impl Donor {
         }
     }
 
-    /// What it was told to lend at most.
+    /// Most pages that it was told to lend.
     pub(crate) fn told_pages(&self) -> u64 {
         self.told_pages
     }
@@ -274,12 +275,12 @@ impl Donor {
         }
     }
 
-    /// Whose connection it is, if it is open.
+    /// Space and epoch of a connection, if it is open.
     pub(crate) fn who(&self, conn: ConnId) -> Option<Who> {
         self.sessions.get(&conn).map(|session| session.who)
     }
 
-    /// What another donor is sent that fills an extent from one here.
+    /// Pages for another donor that fills an extent from one here.
     pub(crate) fn pages_for(
         &mut self,
         who: Who,
@@ -357,7 +358,8 @@ impl Donor {
         Ok(())
     }
 
-    /// A page of an extent goes bad, if it was written and is not bad yet; with its sum, if `wholly`.
+    /// A page of an extent goes bad, if it was written and is not bad yet; with its sum, if
+    /// `wholly`.
     pub(crate) fn decay(&mut self, extent: ExtentId, page: u32, wholly: bool) -> bool {
         let here = self.page_of(extent, page).and_then(|at| self.memory.get_mut(at));
         let Some(here) = here.filter(|here| here.value & DECAYED == 0) else { return false };
@@ -368,7 +370,7 @@ impl Donor {
         true
     }
 
-    /// What a page of an extent holds.
+    /// Contents and sum of a page of an extent.
     pub(crate) fn stored(&self, extent: ExtentId, page: u32) -> Stored {
         let at = self.page_of(extent, page);
         at.and_then(|at| self.memory.get(at)).copied().unwrap_or_default()

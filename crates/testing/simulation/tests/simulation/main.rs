@@ -1,19 +1,24 @@
-//! Spaces and their donors on a simulated network and clock, from one seed, with everything going
-//! wrong that may: messages lost, repeated, delayed, garbled; connections cut; donors that restart, hang, or
-//! are full; pages that go bad in their memory; a borrower that dies and is replaced while its last
-//! writes are still on the way; managers that die, are stopped, and do not hear each other.
+//! Simulates spaces and their donors on a network and a clock, from one seed. Everything goes wrong
+//! that may:
 //!
-//! What is tested is the space's map and its lanes' flights, the connection's window, the donor's table, the
-//! managers' election, registry and book, and the node's directory, which are the crates' own; the simulation
-//! replaces sockets, memory and time.
+//! - Messages are lost, repeated, delayed or garbled, and connections are cut.
+//! - Donors restart, hang, or are full.
+//! - Pages go bad in the donors' memory.
+//! - A borrower dies and is replaced while its last writes are in flight.
+//! - Managers die, are stopped, and do not hear each other.
 //!
-//! The promise: a read shows the value acknowledged last, or one of a write that was under way; or
-//! it fails cleanly, as lost only when an extent was really lost. No extent has two owners, and nobody is
-//! served behind a fence. What a manager has acknowledged is done, by whichever manager leads in the end. At
-//! the end everything is given back.
+//! The space's map, its lanes' flights, the connection's window and the donor's table are the
+//! crates' own. So are the managers' election, registry and book, and the node's directory. The
+//! simulation replaces sockets, memory and time.
 //!
-//! `HECATON_SEEDS=N` runs so many seeds, `HECATON_SEED=S` runs just one, `HECATON_CODED_SEED=S` just one
-//! of those in which cold memory is coded, `HECATON_WHOLE_SEED=S` just one of a whole cluster.
+//! The promise: a read shows the value acknowledged last, or that of a write in flight; or it fails
+//! cleanly. It fails as lost only when an extent was really lost. No extent has two owners, and no
+//! request is served behind a fence. A change that a manager has acknowledged takes effect,
+//! whichever manager leads in the end. At the end everything is given back.
+//!
+//! `HECATON_SEEDS=N` runs so many seeds, `HECATON_SEED=S` runs just one, `HECATON_CODED_SEED=S`
+//! just one of those in which cold memory is coded, `HECATON_WHOLE_SEED=S` just one of a whole
+//! cluster.
 
 mod borrower;
 mod cluster;
@@ -35,18 +40,24 @@ const DEFAULT_SEEDS: u64 = 2000;
 const DEFAULT_CODED_SEEDS: u64 = 1000;
 const DEFAULT_WHOLE_SEEDS: u64 = 1000;
 
-/// Those that have found something, of coded spaces: 83, a shard whose donor had not been heard yet was
-/// made anew, and what the donor then told of was freed; 1296, parities of a stripe that had lost too
-/// much were taken for zeros; 1677 and 3011, a page that had gone bad was called lost, or out of reach, though
-/// its own donor could have been asked once more; 7579, parities were let go for a last copy that had gone
-/// unheard; 12159, what had used up its decodings was called lost, though the next one would have had it, and what
-/// had gone bad at one member of a shard was not asked of another one.
+/// Seeds that have found bugs in coded spaces:
+///
+/// - 83: a shard whose donor had not been heard yet was made anew. Extents that the donor then
+///   listed were freed.
+/// - 1296: parities of a stripe that had lost too much were taken for zeros.
+/// - 1677, 3011: a bad page was called lost, or out of reach, though its own donor could have been
+///   asked once more.
+/// - 7579: parities were freed for a last copy that had gone unheard.
+/// - 12159: a page that had used up its decodings was called lost, though the next one would have
+///   had it. A page bad at one member of a shard was not asked of another one.
 const CODED_SEEDS_THAT_FOUND_BUGS: [u64; 6] = [83, 1296, 1677, 3011, 7579, 12159];
 
-/// The same of whole clusters: 1, a node that had lost what it lent lent again before it was let in, and never
-/// was; 2115, segments of a stripe that could not be made plain kept others from their turn; 5819, a
-/// manager knew a node in the life before its present one, and who recovered waited for it; 11458, a
-/// page of a stripe that could spare no shard went bad on its way, and was called lost.
+/// Seeds that have found bugs in whole clusters:
+///
+/// - 1: a node that had lost its lent memory lent again before it was let in, and never was.
+/// - 2115: segments of a stripe that could not be made plain kept others from their turn.
+/// - 5819: a manager knew a node in the life before its present one, and a recovery waited for it.
+/// - 11458: a page of a stripe that could spare no shard went bad on its way, and was called lost.
 const WHOLE_SEEDS_THAT_FOUND_BUGS: [u64; 4] = [1, 2115, 5819, 11458];
 
 #[test]
@@ -118,8 +129,8 @@ fn so_it_is_of_a_whole_cluster() {
     }
 }
 
-/// Runs all seeds, and says how many and what they have come to; none if the variable names one that
-/// is to be run alone.
+/// Runs all seeds, and says how many and what they have come to; none if the variable names one
+/// that is to be run alone.
 fn run_seeds(alone: &str, seeds: u64, world: fn(u64) -> World) -> Option<(u64, Tally)> {
     let number = |name| std::env::var(name).ok().map(|text: String| text.parse::<u64>());
     let number = |name| number(name).transpose().unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -1,8 +1,8 @@
 //! The simulated network and its clock: connections that keep their order and lose, repeat, delay
 //! and break.
 //!
-//! What a connection carried when it broke may still arrive at the donor, as it does in a kernel's
-//! buffers: that is what makes takeovers and retries dangerous.
+//! Data of a broken connection may still arrive at the donor, as from a kernel's buffers. That
+//! makes takeovers and retries dangerous.
 
 use crate::cluster::Letter;
 use crate::dice::Dice;
@@ -13,7 +13,7 @@ use hecaton_transport::protocol::{
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a page holds in the simulation. Zero is a page of zeros.
+/// Contents of a page in the simulation. Zero is a page of zeros.
 pub(crate) type Value = u64;
 
 /// The checksum of a page that holds the value.
@@ -21,7 +21,7 @@ pub(crate) fn sum_of(value: Value) -> u32 {
     (value as u32).wrapping_mul(2_654_435_761)
 }
 
-/// In values that nobody wrote: what a page holds that has gone bad in a donor's memory.
+/// Bit of values that nobody wrote: contents of pages that have gone bad in a donor's memory.
 pub(crate) const DECAYED: Value = 1 << 63;
 
 /// A page in a donor's memory, and the sum that is kept for it.
@@ -174,10 +174,10 @@ pub(crate) enum Event {
     AtBorrower(ConnId, ToBorrower),
     DonorSeesEnd(ConnId),
     BorrowerSeesEnd(ConnId),
-    /// What has come is no frame: its checksum, or that of TLS around it, is another.
+    /// The data is no frame: its checksum, or that of TLS around it, is wrong.
     DonorSeesGarbled(ConnId),
     BorrowerSeesGarbled(ConnId),
-    /// What a donor has read from another one is stored now.
+    /// Pages that a donor has read from another one are stored now.
     Filled {
         conn: ConnId,
         id: u64,
@@ -203,10 +203,10 @@ pub(crate) struct Faults {
     pub(crate) repeated: u64,
     pub(crate) cut: u64,
     pub(crate) slow: u64,
-    /// Of messages with pages, those in which one is not what was sent.
+    /// Messages with pages, in which one page is altered.
     pub(crate) damaged: u64,
-    /// Those of which anything else is not what was sent. Frames have checksums, and TCP and TLS around them and
-    /// around HTTP: whoever receives such a one closes the connection.
+    /// Those of which anything else is not what was sent. Frames have checksums, and TCP and TLS
+    /// around them and around HTTP: whoever receives such a one closes the connection.
     pub(crate) garbled: u64,
 }
 
@@ -333,8 +333,8 @@ impl Network {
         data
     }
 
-    /// Sends what is no page request. What is lost is not sent again: its sender has a patience. Of what is
-    /// garbled, who has asked hears at once.
+    /// Sends a letter. A lost letter is not sent again: its sender times out. For a garbled one,
+    /// the side that asked hears at once.
     pub(crate) fn post(&mut self, letter: Letter, dice: &mut Dice) {
         if self.is_parted(letter.from, letter.to) || dice.permille(self.faults.dropped) {
             return;

@@ -1,5 +1,5 @@
-//! One space, and what is known of it from outside: its owner and those that the owner has replaced, what
-//! they were asked for, and what each page may be read as.
+//! One space, and what is known of it from outside: its owner and those that the owner has
+//! replaced, what they were asked for, and what each page may be read as.
 
 use crate::borrower::{Borrower, Job, SEGMENT_PAGES, SEGMENTS, Scrubbed, Told, Why};
 use crate::dice::Dice;
@@ -22,7 +22,7 @@ pub(crate) struct Kind {
     pub(crate) code: Option<Code>,
 }
 
-/// What the workload has under way.
+/// Request of the workload that is in flight.
 #[derive(Clone, Debug)]
 pub(crate) enum Pending {
     Read { key: u64, segment: u64, pages: Vec<u32>, avoid: Vec<DonorIndex> },
@@ -56,7 +56,7 @@ pub(crate) struct Tenant {
     epoch: u64,
     pub(crate) copies: u8,
     pub(crate) code: Option<Code>,
-    /// What the owner has recorded of coded stripes.
+    /// The owner's record of coded stripes.
     pub(crate) recorded: BTreeMap<u64, Coded>,
     /// Whether pages go bad where they are stored.
     pub(crate) decays: bool,
@@ -434,8 +434,8 @@ impl Tenant {
                     self.to_read_again.extend(pages);
                 }
             }
-            // What an earlier owner's requests have come to is no longer anybody's business: its
-            // pages may be any of their possible values until they are read.
+            // The outcome of an earlier owner's requests does not matter: their pages may have any
+            // possible value until they are read.
             _ if !by_owner => {}
             (Pending::Write { segment, pages, values }, told) => {
                 for (page, value) in pages.iter().zip(values) {
@@ -483,9 +483,8 @@ impl Tenant {
         }
     }
 
-    /// At the end a read is repeated that failed because of pages that have gone bad: of several pages
-    /// some may have done so in too many shards, and of copies those that are to be avoided may turn out
-    /// to be the only ones.
+    /// Whether a failed read is repeated at the end, because pages have gone bad. Several pages may
+    /// be bad in too many shards. Copies to avoid may turn out to be the only ones.
     fn is_asked_again(&self, pending: &Pending) -> bool {
         let Pending::Read { pages, avoid, .. } = pending else { return false };
         let is_about_damage = pages.len() > 1 || !avoid.is_empty();

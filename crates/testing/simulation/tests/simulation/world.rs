@@ -1,5 +1,5 @@
-//! Spaces, the pool that they share, and what goes wrong with it all; and at the end, that nothing was lost
-//! that need not be, and everything is given back.
+//! Spaces, the pool that they share, and everything that goes wrong with it all. At the end,
+//! nothing is lost that need not be, and everything is given back.
 
 use crate::borrower::{Borrower, Job, SEGMENT_PAGES, SEGMENTS, Scrubbed};
 use crate::cluster::{Borrowed, Cluster};
@@ -66,8 +66,8 @@ impl World {
         World { pool, tenants: vec![tenant], cluster: None }
     }
 
-    /// Managers, nodes, and several spaces of all kinds, which want the same memory. In every fourth run the
-    /// registry is in a file, of one manager; not in those that are kept by name.
+    /// Managers, nodes, and several spaces of all kinds, which want the same memory. In every
+    /// fourth run, one manager has the registry in a file; not in the runs that are kept by name.
     pub(crate) fn whole(seed: u64) -> World {
         let mut dice = Dice::new(seed);
         let count = 2 + dice.below(2) as usize;
@@ -130,7 +130,7 @@ impl World {
                     _ => (0..1 + pool.dice.below(2)).for_each(|_| tenant.look(pool)),
                 }
             }
-            // What is coded is tried harder.
+            // While segments are coded, more goes wrong.
             self.go_wrong(if phase == 0 { 400 } else { 160 }, &active);
             for &at in &active {
                 let (pool, tenant) = (&mut self.pool, &mut self.tenants[at]);
@@ -221,8 +221,8 @@ impl World {
         }
     }
 
-    /// Another owner of a space begins. It knows whom its node knows or has known, and whom the one before it
-    /// knew, as that had handed down.
+    /// Another owner of a space begins. It knows the donors that its node knows or has known, and
+    /// those that its predecessor knew and handed down.
     fn take_over(&mut self, at: usize) {
         let tenant = &mut self.tenants[at];
         let mut known = tenant.last().numbers().to_vec();
@@ -391,7 +391,7 @@ impl World {
         if self.pool.donors[donor].table.excess_pages() == 0 {
             return;
         }
-        // What one space cannot give is asked of two others after ten seconds, and then all are asked anew.
+        // Two others are asked after ten seconds for what one cannot give; then all are asked anew.
         let patience_ms = if self.tenants.len() == 1 { 0 } else { 22_000 };
         for step in 0.. {
             let now_ms = self.pool.net.now.as_millis() as u64;
@@ -434,7 +434,7 @@ impl World {
         }
     }
 
-    /// With nothing else going on, every page that is right in one copy becomes so in all, and those
+    /// With nothing else going on, every page that is right in one copy becomes so in all. Pages
     /// that are right in none are found.
     fn compare_everything(&mut self, at: usize) {
         let (mut rounds, mut before) = (0, BTreeMap::new());
@@ -635,7 +635,7 @@ impl World {
         }
     }
 
-    /// What borrowers and donors have counted themselves.
+    /// Adds the counters of borrowers and donors.
     fn count(&mut self) {
         let tally = &mut self.pool.tally;
         for borrower in self.tenants.iter().flat_map(|tenant| &tenant.borrowers) {
@@ -662,7 +662,7 @@ impl World {
     }
 }
 
-/// What consumers have at donors, as they know it.
+/// Pages that consumers have at donors, as the consumers know.
 fn borrowed(tenants: &[Tenant]) -> Borrowed {
     let mut borrowed = Borrowed::new();
     for tenant in tenants {
@@ -680,8 +680,8 @@ fn some_code(dice: &mut Dice) -> Code {
     Code::new(data, parity).expect("a code")
 }
 
-/// Every third run on a good network, so that the faults of others are seen by themselves. In every fourth, of a good
-/// network or a bad one, messages are garbled; not in those that are kept by name.
+/// Every third run is on a good network, so that other faults show alone. In every fourth run
+/// messages are garbled, on a good network or a bad one; not in the runs that are kept by name.
 fn some_faults(seed: u64, dice: &mut Dice) -> (Faults, u64) {
     let badness = dice.below(3);
     let mut rate = |most: u64| if badness == 0 { 0 } else { dice.below(most * badness) };

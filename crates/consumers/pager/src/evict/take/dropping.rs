@@ -110,7 +110,7 @@ impl Evictor {
                 core.discard(now_at);
             }
         }
-        // What stays is protected still, which costs its next writer a fault. To lift that by
-        // address would be wrong if another page has come there by now.
+        // Pages that stay are still protected, which costs their next writer a fault. Unprotecting
+        // by address would be wrong: another page may be there by now.
     }
 }

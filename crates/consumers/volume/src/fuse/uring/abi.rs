@@ -1,8 +1,9 @@
-//! How FUSE is spoken over io_uring (include/uapi/linux/fuse.h, Linux 6.14): commands, and what the kernel and a queue
-//! show each other.
+//! How FUSE is spoken over io_uring (include/uapi/linux/fuse.h, Linux 6.14): commands, and what the
+//! kernel and a queue show each other.
 //!
-//! An entry of a queue is a piece of memory for one request at a time, and a command of io_uring that ends as the kernel
-//! has put a request there. Its answer is put there, too, and taken by the next command.
+//! An entry of a queue is a piece of memory for one request at a time, and a command of io_uring
+//! that ends as the kernel has put a request there. Its answer is put there, too, and taken by the
+//! next command.
 
 use io_uring::{opcode, squeue, types};
 use std::mem::offset_of;
@@ -13,7 +14,7 @@ pub(super) const REGISTER: u32 = 1;
 /// Gives it the answer to a request, for the next one.
 pub(super) const COMMIT_AND_FETCH: u32 = 2;
 
-/// What stands before the data of a request, and of its answer.
+/// Headers before the data of a request and of its answer (`struct fuse_uring_req_header`).
 #[repr(C)]
 pub(super) struct Headers {
     /// The header of a request, then that of its answer.
@@ -21,7 +22,7 @@ pub(super) struct Headers {
     pub(super) arguments: [u8; 128],
     pub(super) flags: u64,
     pub(super) commit_id: u64,
-    /// Of the data.
+    /// Length of the data in bytes.
     pub(super) payload_bytes: u32,
     pub(super) padding: u32,
     pub(super) reserved: u64,
@@ -37,7 +38,7 @@ pub(super) struct Place {
     pub(super) bytes: u64,
 }
 
-/// What [`REGISTER`] points to: the headers, and the data.
+/// The two memory areas that [`REGISTER`] points to: headers, then data.
 pub(super) type Places = [Place; 2];
 
 const _: () = assert!(size_of::<Places>() == 2 * size_of::<libc::iovec>());
@@ -45,7 +46,7 @@ const _: () = assert!(size_of::<Places>() == 2 * size_of::<libc::iovec>());
 /// Bytes of a command in the ring.
 const COMMAND_BYTES: usize = 80;
 
-/// What a command says.
+/// Arguments of a command (`struct fuse_uring_cmd_req`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Command {
     pub(super) queue: u16,
@@ -66,8 +67,8 @@ impl Command {
         let command = opcode::UringCmd80::new(device, REGISTER).cmd(self.bytes());
         let mut entry = command.addr(Some(places.expose_provenance() as u64)).build();
         let length = size_of::<Places>() / size_of::<Place>();
-        // The crate sets no length.
-        // SAFETY: an entry of 128 bytes is `struct io_uring_sqe` and the rest of its command, and has its length there.
+        // The crate sets no length. SAFETY: an entry of 128 bytes is `struct io_uring_sqe` and the
+        // rest of its command, and has its length there.
         unsafe { ptr::from_mut(&mut entry).cast::<u32>().byte_add(LENGTH_AT).write(length as u32) };
         entry
     }

@@ -25,14 +25,15 @@ pub(super) struct Entry<'a> {
     memory: Memory,
     mounted: &'a Mounted,
     queue: u16,
-    /// What the first command has ended with, if it has.
+    /// Result of a completed command that `wait` has not returned yet.
     came: Option<i32>,
 }
 
 impl Entry<'_> {
     /// To be made by the thread that is going to serve it.
     pub(super) fn new(mounted: &Mounted, queue: u16) -> io::Result<Entry<'_>> {
-        // The kernel writes requests to the memory when this thread waits for them, and at no other time.
+        // The kernel writes requests to the memory when this thread waits for them, and at no other
+        // time.
         let ring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(1)?;
         Ok(Entry { ring, memory: Memory::new()?, mounted, queue, came: None })
     }
@@ -107,13 +108,13 @@ impl Entry<'_> {
     }
 
     fn push(&mut self, command: &squeue::Entry128) {
-        // SAFETY: the device is open, and the memory there, until the ring is gone. Nobody has a reference to the memory
-        // while a command is under way, since that takes one to the entry.
+        // SAFETY: the device is open, and the memory there, until the ring is gone. Nobody has a
+        // reference to the memory while a command is under way, since that takes one to the entry.
         unsafe { self.ring.submission().push(command) }.expect("one command at a time");
     }
 }
 
-/// What the kernel and the entry have in common: headers, places, and then the data.
+/// Memory that the entry shares with the kernel: headers, places, and then the data.
 struct Memory(Mapping);
 
 impl Memory {
@@ -136,7 +137,8 @@ impl Memory {
 
     /// The headers and the data.
     fn parts(&mut self) -> (&mut Headers, &mut [u8]) {
-        // SAFETY: both are within the mapping, apart from each other, of plain integers, and borrowed with it.
+        // SAFETY: both are within the mapping, apart from each other, of plain integers, and
+        // borrowed with it.
         unsafe {
             let start = self.0.start();
             let payload = start.add(HEAD_BYTES);

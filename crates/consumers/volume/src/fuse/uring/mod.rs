@@ -1,12 +1,15 @@
-//! Requests through io_uring (Linux 6.14): one system call gives an answer and takes the next request.
+//! Requests through io_uring (Linux 6.14): one system call gives an answer and takes the next
+//! request.
 //!
-//! It is for those who ask for it, because the kernel keeps nothing of it for a successor: as the rings of a process that
-//! is killed end, some of their requests fail, and those that the process had are sent to nobody again, not by
-//! [`super::Mount::resend`] either. The mount is made anew then ([`super::Mount::replace`]).
+//! io_uring is opt-in, because the kernel keeps no request of a killed process for its successor.
+//! When the rings of that process end, some of their requests fail. The kernel sends the requests
+//! that the process had read to no other process, not even after [`super::Mount::resend`]. So the
+//! file is mounted anew then ([`super::Mount::replace`]).
 //!
-//! The kernel has a queue for each processor, and puts a request into that of the processor where it was made. Each
-//! queue has some entries, for one request at a time each, and here each entry has a thread, with a ring of its own. So
-//! nothing is handed from one thread to another, and a request that takes long holds up no other.
+//! The kernel has a queue for each processor, and puts a request into that of the processor where
+//! it was made. Each queue has some entries, for one request at a time each, and here each entry
+//! has a thread, with a ring of its own. So nothing is handed from one thread to another, and a
+//! request that takes long holds up no other.
 //!
 //! | module | what it is about |
 //! |---|---|
@@ -46,7 +49,8 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    /// All that can be refused is done before the kernel is told that requests are to come this way.
+    /// All that can be refused is done before the kernel is told that requests are to come this
+    /// way.
     pub(super) fn prepare(mounted: &Arc<Mounted>) -> io::Result<Queues> {
         let queues = processors(&fs::read_to_string(PROCESSORS)?)?;
         if queues > MOST_QUEUES {
@@ -79,14 +83,14 @@ impl Queues {
         }
     }
 
-    /// What each thread has to say, up to the first that has an error.
+    /// Receives one report of each thread, up to the first error.
     fn hear(&self) -> io::Result<()> {
         self.reports.iter().take(self.begin.len()).try_for_each(|said| said)
     }
 }
 
 fn work(mounted: &Mounted, queue: u16, report: &Sender<io::Result<()>>, may_begin: &Receiver<()>) {
-    // Who listens has all of them, or gives all of them up.
+    // A failed send is ignored: the receiver hears all threads, or gives all of them up.
     let say = |what| drop(report.send(what));
     let mut entry = match Entry::new(mounted, queue) {
         Ok(entry) => entry,

@@ -79,8 +79,9 @@ fn stay_on_one_processor() -> usize {
     }
 }
 
-/// What keeps io_uring from being the way of files that are to outlive the processes that serve them. If this test fails
-/// since the request comes back, they may have it.
+/// The kernel resends no io_uring request to a successor. So files that must outlive the processes
+/// that serve them do not use io_uring. If this test fails because the request comes back, they
+/// can.
 #[test]
 fn the_kernel_gives_a_successor_nothing_that_a_process_had() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,7 +114,7 @@ fn the_kernel_gives_a_successor_nothing_that_a_process_had() {
     let second = in_service(&mount, &world);
     let mut served = entries(&second);
     let looked = thread::spawn(move || fs::File::open(path).and_then(|file| file.metadata()));
-    // What was asked for before would come before.
+    // A resent request would arrive before the new ones.
     loop {
         let request = served[here].next().unwrap().unwrap();
         assert!(request.opcode != opcode::READ && request.unique != lost, "it comes back");

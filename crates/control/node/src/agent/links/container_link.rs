@@ -1,7 +1,8 @@
-//! A container, whose limit is moved: what a virtio-mem device is to a machine.
+//! Resizes a container by its memory limit, as a virtio-mem device resizes a VM.
 //!
-//! What was asked for is the limit that it is to have, what is plugged the one in force: the kernel holds the container to that. So
-//! one that has more in use than it is to have stays above what was asked for, as a guest does that gives nothing.
+//! The requested size is the limit that the container must reach. The plugged size is the limit in
+//! force, which the kernel enforces. A container that uses more than the requested size stays above
+//! it, like a guest that gives back nothing.
 
 use crate::agent::links::monitor::{Shared, Sizes};
 use hecaton_memory::cgroup::{CgroupError, Group};
@@ -10,8 +11,8 @@ use hecaton_vm::memory_device::MemoryDevice;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-/// How long nothing is taken from a container that did not come down to its limit, unless that is another one: the kernel takes away
-/// its file pages at each try.
+/// How long nothing is taken from a container that did not come down to its limit, unless that is
+/// another one: the kernel takes away its file pages at each try.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The way to it.
@@ -27,13 +28,14 @@ pub(crate) struct ContainerLink {
 }
 
 impl ContainerLink {
-    /// To one that has `base_bytes` as long as it runs, and up to `more_bytes` beyond that. It is asked for what it has until somebody
-    /// says another size.
+    /// To one that has `base_bytes` as long as it runs, and up to `more_bytes` beyond that. It is
+    /// asked for what it has until somebody says another size.
     pub(crate) fn new(group: Group, base_bytes: u64, more_bytes: u64) -> ContainerLink {
         ContainerLink { group, base_bytes, more_bytes, wanted_bytes: None, tried: None }
     }
 
-    /// Does what is to be done. The sizes that were asked for, and the device after that; none of one that has one size.
+    /// Does what is to be done. The sizes that were asked for, and the device after that; none of
+    /// one that has one size.
     pub(crate) fn visit(
         &mut self,
         desk: &Shared,
@@ -50,7 +52,8 @@ impl ContainerLink {
         Ok((sizes, Vec::from_iter((self.more_bytes > 0).then_some(device))))
     }
 
-    /// Moves the limit to `asked_bytes` beyond the minimum, or to what was asked for before, as far as it goes.
+    /// Moves the limit to `asked_bytes` beyond the minimum, or to what was asked for before, as far
+    /// as it goes.
     fn adjust(
         &mut self,
         asked_bytes: Option<u64>,
@@ -99,7 +102,7 @@ mod tests {
         Group::at(dir).expect("a group")
     }
 
-    /// What is asked for and what there is beyond the minimum, in MiB.
+    /// Requested and plugged size above the minimum, in MiB.
     fn sizes(device: MemoryDevice) -> (u64, u64) {
         (device.requested_bytes / M, device.plugged_bytes / M)
     }

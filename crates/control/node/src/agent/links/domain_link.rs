@@ -1,7 +1,8 @@
-//! A domain that is reached through libvirt.
+//! Reads and resizes a domain through libvirt.
 //!
-//! What it has it is asked for by `virsh dumpxml`, in which libvirt keeps what QEMU told it last, and not by QEMU's monitor, whose use
-//! libvirt would mark the domain for. Nothing here needs libvirt's list of domains, which stands still while one of them waits in a hook.
+//! The link reads the device's size with `virsh dumpxml`, in which libvirt keeps QEMU's last
+//! answer. It does not use QEMU's monitor, since libvirt would mark the domain as tainted. No
+//! command here needs libvirt's list of domains, which stands still while a domain waits in a hook.
 
 use crate::agent::links::monitor::{PATIENCE, Shared, Sizes};
 use crate::agent::links::reminders::Reminders;

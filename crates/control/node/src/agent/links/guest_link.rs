@@ -1,4 +1,5 @@
-//! A machine's port to the manager inside it, on a thread of its own: it waits for the guest, and nobody waits for it.
+//! A machine's port to the manager inside it, on a thread of its own: it waits for the guest, and
+//! nobody waits for it.
 
 use crate::agent::Shared as Agent;
 use crate::agent::links::notices::Notices;
@@ -27,7 +28,7 @@ pub(crate) struct GuestLink(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     socket: PathBuf,
-    /// Whose clock deadlines are on.
+    /// Start of the clock that deadlines are on.
     begun: Instant,
     agent: Arc<Agent>,
     desk: Mutex<Desk>,
@@ -42,7 +43,8 @@ struct Desk {
 }
 
 impl GuestLink {
-    /// To the machine whose port is there, or will be. The agent is woken when the guest says what is waited for.
+    /// To the machine whose port is there, or will be. The agent is woken when the guest says what
+    /// is waited for.
     pub(crate) fn start(
         socket: PathBuf,
         notices: Notices,

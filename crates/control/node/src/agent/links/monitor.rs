@@ -1,4 +1,4 @@
-//! What a machine says and is told, on a thread of its own: it waits for the machine, and nobody waits for it.
+//! Queries and commands one machine on its own thread. No other thread waits for the machine.
 
 use crate::agent::links::container_link::ContainerLink;
 use crate::agent::links::domain_link::DomainLink;
@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 /// How often a machine is asked for its sizes.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often while they change: QEMU's own event is throttled to one a second.
+/// How often while its sizes change: QEMU throttles its own event to one a second.
 const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a machine may take to answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long an answer counts.
+/// How long an answer counts as fresh.
 const FRESH: Duration = Duration::from_secs(3);
 
 /// How a machine is reached.
@@ -36,7 +36,7 @@ pub(crate) enum Link {
     Container(ContainerLink),
 }
 
-/// A machine's monitor. The thread ends with it, at the latest when the machine has had its time to answer.
+/// A machine's monitor. Its thread ends with it, or once a pending answer has come or timed out.
 #[derive(Debug)]
 pub(crate) struct MachineMonitor(Arc<Shared>);
 
@@ -47,10 +47,10 @@ pub(crate) struct Shared {
     stop: Stop,
 }
 
-/// By device: an order, and the size that the guest is to be asked for.
+/// By device: an order, and the size to request from the guest.
 pub(crate) type Sizes = BTreeMap<String, (Order, u64)>;
 
-/// What is to be done, and what is known.
+/// Pending requests to the machine, and its last answers.
 #[derive(Debug, Default)]
 struct Desk {
     /// By device; each stays until it is carried out or refused.
@@ -61,37 +61,37 @@ struct Desk {
     heard: Heard,
 }
 
-/// What a machine has said.
+/// The last answers of a machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heard {
     pub(crate) devices: Vec<MemoryDevice>,
     /// By device, the last order that was carried out or refused before the devices were listed.
     pub(crate) done: BTreeMap<String, Order>,
-    /// When it last answered.
+    /// When the machine last answered.
     at: Option<Instant>,
-    /// The last try came to nothing.
+    /// The last attempt failed.
     has_failed: bool,
 }
 
 impl Heard {
-    /// Whether it answers.
+    /// Whether the machine answers.
     pub(crate) fn is_fresh(&self) -> bool {
         !self.has_failed && self.at.is_some_and(|at| at.elapsed() < FRESH)
     }
 
-    /// Whether it ever answered.
+    /// Whether the machine ever answered.
     pub(crate) fn is_known(&self) -> bool {
         self.at.is_some()
     }
 
-    /// Whether it has answered, or is known not to.
+    /// Whether the machine ever answered, or its last attempt failed.
     pub(crate) fn is_decided(&self) -> bool {
         self.at.is_some() || self.has_failed
     }
 }
 
 impl MachineMonitor {
-    /// Of the machine that is reached so. `devices`: what is known of them already.
+    /// Starts the thread of the machine behind `link`, with the `devices` that are known already.
     pub(crate) fn start(link: Link, devices: Vec<MemoryDevice>) -> io::Result<MachineMonitor> {
         let shared = Arc::new(Shared::default());
         shared.desk().heard.devices = devices;
@@ -103,30 +103,30 @@ impl MachineMonitor {
         Ok(MachineMonitor(shared))
     }
 
-    /// What it has said so far.
+    /// The last answers of the machine.
     pub(crate) fn heard(&self) -> Heard {
         self.0.desk().heard.clone()
     }
 
-    /// Has the guest asked for a size.
+    /// Queues a size request to the guest.
     pub(crate) fn resize(&self, device: String, bytes: u64, order: Order) {
         self.0.desk().sizes.insert(device, (order, bytes));
         self.0.bell.ring();
     }
 
-    /// Has the guest asked once more for what it was asked for, as far as it has not given that.
+    /// Queues a repetition of the size requests that the guest has not met yet.
     pub(crate) fn remind(&self) {
         self.0.desk().remind = true;
         self.0.bell.ring();
     }
 
-    /// Has the guest shut down, if it likes.
+    /// Queues a shutdown request, which the guest may ignore.
     pub(crate) fn power_down(&self) {
         self.0.desk().power_down = true;
         self.0.bell.ring();
     }
 
-    /// Has QEMU end.
+    /// Queues the command that ends the machine.
     pub(crate) fn quit(&self) {
         self.0.desk().quit = true;
         self.0.bell.ring();
@@ -159,7 +159,7 @@ impl Shared {
         }
     }
 
-    /// Does what is to be done, and asks for the sizes. Whether they are about to change.
+    /// Sends pending requests, then reads the sizes. Returns whether the sizes are about to change.
     fn visit(&self, link: &mut Link) -> Result<bool, String> {
         let asked = match link {
             Link::Qmp(link) => link.visit(self).map_err(|error| error.to_string()),
@@ -170,7 +170,7 @@ impl Shared {
         let mut desk = self.desk();
         let changing = devices.iter().any(|device| device.requested_bytes != device.plugged_bytes);
         desk.heard.devices = devices;
-        // With the sizes as they are after it, and not before.
+        // Publish a finished order only together with the sizes that were read after it.
         for (device, (order, _)) in sizes {
             if desk.sizes.get(&device).is_some_and(|(latest, _)| *latest == order) {
                 desk.sizes.remove(&device);
@@ -182,37 +182,37 @@ impl Shared {
         Ok(changing || !desk.sizes.is_empty())
     }
 
-    /// Whether the guest is to shut down: said once.
+    /// Takes the pending shutdown request: true only once.
     pub(crate) fn takes_power_down(&self) -> bool {
         std::mem::take(&mut self.desk().power_down)
     }
 
-    /// Whether the machine is to end: said once.
+    /// Takes the pending command that ends the machine: true only once.
     pub(crate) fn takes_quit(&self) -> bool {
         std::mem::take(&mut self.desk().quit)
     }
 
-    /// Whether the guest is to be asked once more: said once.
+    /// Takes the pending repetition of size requests: true only once.
     pub(crate) fn takes_remind(&self) -> bool {
         std::mem::take(&mut self.desk().remind)
     }
 
-    /// The sizes that are to be asked for, by device.
+    /// The pending size requests, by device.
     pub(crate) fn sizes(&self) -> Sizes {
         self.desk().sizes.clone()
     }
 
-    /// The devices as they were when it last answered.
+    /// The devices as they were when the machine last answered.
     pub(crate) fn devices(&self) -> Vec<MemoryDevice> {
         self.desk().heard.devices.clone()
     }
 
-    /// It does not answer, or not in time.
+    /// Records that the machine did not answer, or not in time.
     pub(crate) fn has_failed(&self) {
         self.desk().heard.has_failed = true;
     }
 
-    /// Whether nobody needs the machine's answer any more.
+    /// Whether the monitor was dropped, so that no answer is needed any more.
     pub(crate) fn is_over(&self) -> bool {
         self.stop.is_set()
     }

@@ -1,31 +1,31 @@
-//! What a guest is told before its memory goes, and how long that is waited for. No I/O and no clock.
+//! Plans the notices to a guest that loses memory, and the wait. Pure: no I/O and no clock.
 
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Notice};
 use hecaton_vm::memory_device::MemoryDevice;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a guest may take to have its applications give back before the first batch is taken.
+/// Time for a guest's applications to give memory back before the agent takes the first batch.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often a guest is asked once more at the most, whatever it says.
+/// Least time between two reminders to a guest, whatever it says.
 const BETWEEN_REMINDERS: Duration = Duration::from_secs(1);
 
-/// What is so, and what the guest knows of it.
+/// The notices in force for one guest, and the answers of the guest.
 #[derive(Debug)]
 pub(crate) struct Notices {
     patience: Duration,
     announces: bool,
     last_id: u64,
-    /// What the machine has, in bytes.
+    /// The machine's size, in bytes.
     size_bytes: u64,
-    /// By device: the size that it will be asked for in the end, while it shrinks.
+    /// By device that shrinks: the final size to request, in bytes.
     targets: BTreeMap<String, u64>,
     announced: Option<Announced>,
     eviction: Option<Eviction>,
-    /// Somebody in the guest has said something, and has not left a notice without an answer since.
+    /// The guest has sent a message, and has let no notice time out since.
     listens: bool,
-    /// There is something for who was asked before it was there.
+    /// The guest has given memory late: repeat the request that came before it.
     is_to_be_reminded: bool,
     reminded_at: Option<Duration>,
 }
@@ -34,11 +34,11 @@ pub(crate) struct Notices {
 struct Announced {
     id: u64,
     target_bytes: u64,
-    /// The least size that the guest has said it can have already, in bytes.
+    /// The smallest size that the guest has offered so far, in bytes.
     least_bytes: u64,
-    /// When it is waited for no more.
+    /// End of the wait for the guest.
     until: Duration,
-    /// It has had its time: it was asked for what it had not given.
+    /// The wait has timed out: the agent requested memory that the guest had not given.
     is_overdue: bool,
     is_answered: bool,
 }
@@ -50,8 +50,8 @@ struct Eviction {
 }
 
 impl Notices {
-    /// `reclaim_patience`: how long the guest may give nothing before it is evicted. Half of it is its own.
-    /// `announces`: whether it is told of sizes at all.
+    /// `reclaim_patience`: how long the guest may give nothing before it is evicted. The wait takes
+    /// half of that at most. `announces`: whether the guest is told of sizes at all.
     pub(crate) fn new(reclaim_patience: Duration, announces: bool) -> Notices {
         Notices {
             patience: PATIENCE.min(reclaim_patience / 2),
@@ -67,12 +67,12 @@ impl Notices {
         }
     }
 
-    /// What the machine has now, `base_bytes` besides its devices.
+    /// Updates the machine's size: `base_bytes`, and the plugged sizes of its devices.
     pub(crate) fn look(&mut self, base_bytes: u64, devices: &[MemoryDevice]) {
         self.size_bytes = base_bytes + devices.iter().map(|one| one.plugged_bytes).sum::<u64>();
     }
 
-    /// A device is to shrink to `target_bytes` in the end. What the guest is to be told.
+    /// Announces that a device will shrink to `target_bytes`. Returns the message, if one is due.
     pub(crate) fn shrink(
         &mut self,
         device: &str,
@@ -94,9 +94,9 @@ impl Notices {
         if before.is_some_and(|before| before.target_bytes == target_bytes) {
             return None;
         }
-        // Who has given back for less is not waited for once more.
+        // A guest that was ready for a smaller size is not waited for again.
         let is_done = |before: Announced| before.target_bytes <= target_bytes && before.is_answered;
-        // Who is waited for already has no more time because it is to be less: what it gives is counted from then on.
+        // Another target does not extend a wait: only what the guest gives does (`may_take`).
         let is_waited_for = |before: &Announced| !before.is_answered && now < before.until;
         let until = before.filter(is_waited_for).map_or(now + self.patience, |before| before.until);
         self.announced = Some(Announced {
@@ -110,7 +110,7 @@ impl Notices {
         self.target_message()
     }
 
-    /// A device may grow: what was announced of it is void.
+    /// Voids the target of a device that may grow. Cancels the notice once no target is left.
     pub(crate) fn grow(&mut self, device: &str) -> Option<HostMessage> {
         self.targets.remove(device);
         if !self.targets.is_empty() {
@@ -119,7 +119,7 @@ impl Notices {
         self.announced.take().map(|_| HostMessage::Cancelled { what: Notice::Target })
     }
 
-    /// The machine will be killed at `deadline`.
+    /// Announces that the machine will be killed at `deadline`. Returns none if this is known.
     pub(crate) fn warn(&mut self, deadline: Duration, now: Duration) -> Option<HostMessage> {
         if self.eviction.is_some_and(|known| known.deadline == deadline) {
             return None;
@@ -128,18 +128,18 @@ impl Notices {
         self.eviction_message(now)
     }
 
-    /// It will not be after all.
+    /// Cancels the eviction.
     pub(crate) fn spare(&mut self) -> Option<HostMessage> {
         self.eviction.take().map(|_| HostMessage::Cancelled { what: Notice::Evict })
     }
 
-    /// Takes what the guest says; what it is to be told.
+    /// Records a message of the guest and returns the answers.
     pub(crate) fn hear(&mut self, message: &GuestMessage, now: Duration) -> Vec<HostMessage> {
         self.listens = true;
         let is_overdue = self.announced.is_some_and(|announced| announced.is_overdue);
         self.is_to_be_reminded |= is_overdue && self.is_awaited(message);
         match message {
-            // It may know what an agent before this one has said, too.
+            // The guest may know notices of an earlier agent: cancel each that is not in force.
             GuestMessage::Hello => {
                 let void = |what| HostMessage::Cancelled { what };
                 vec![
@@ -162,7 +162,7 @@ impl Notices {
         }
     }
 
-    /// Whether the guest says what is waited for.
+    /// Whether the message is news that the agent waits for.
     pub(crate) fn is_awaited(&self, message: &GuestMessage) -> bool {
         let Some(announced) = self.announced.filter(|announced| !announced.is_answered) else {
             return false;
@@ -180,13 +180,13 @@ impl Notices {
         self.announced.as_mut().filter(|announced| announced.id == id)
     }
 
-    /// The guest's end of the port is not there any more.
+    /// Records that the connection to the guest is lost.
     pub(crate) fn is_lost(&mut self) {
         self.listens = false;
     }
 
-    /// Whether so much may be taken that the machine has `size_bytes` after it: the guest is ready, or as far as that, or has had
-    /// its time, or nobody in it listens. Who is on the way has its time anew for what is left.
+    /// Whether the agent may shrink the machine to `size_bytes`: the guest is ready, offers it, has
+    /// timed out, or does not listen. An offer that is taken restarts the wait for the rest.
     pub(crate) fn may_take(&mut self, size_bytes: u64, now: Duration) -> bool {
         let patience = self.patience;
         let Some(announced) = &mut self.announced else { return true };
@@ -205,7 +205,7 @@ impl Notices {
         false
     }
 
-    /// Whether the guest is to be asked once more for what it was asked for before it was there.
+    /// Takes a due reminder: repeat a request that came before the guest gave the memory.
     pub(crate) fn takes_reminder(&mut self, now: Duration) -> bool {
         let is_soon = |at: Duration| now.saturating_sub(at) < BETWEEN_REMINDERS;
         if !self.is_to_be_reminded || self.reminded_at.is_some_and(is_soon) {
@@ -310,7 +310,7 @@ mod tests {
             assert!(!notices.may_take(0, S(second)));
         }
         assert!(notices.may_take(0, S(2)), "since it was told first");
-        // What comes after an answer is another matter.
+        // A target after an answer starts a new wait.
         notices.hear(&ready(2), S(3));
         notices.shrink("d0", 2, 10, &devices([8, 6]), S(4));
         assert!(!notices.may_take(0, S(5)));
@@ -332,7 +332,7 @@ mod tests {
         notices.hear(&giving(1, 21), S(2));
         assert!(notices.may_take(20, S(2)), "what was said holds");
         assert!(!notices.may_take(16, S(3)) && notices.may_take(16, S(4)), "it has had its time");
-        // Another size begins anew.
+        // Another target starts a new wait.
         notices.hear(&ready(1), S(5));
         notices.shrink("d1", 0, 10, &devices([0, 6]), S(5));
         assert!(!notices.may_take(20, S(5)));

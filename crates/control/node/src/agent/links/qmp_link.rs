@@ -19,7 +19,8 @@ pub(crate) struct QmpLink {
 }
 
 impl QmpLink {
-    /// To the machine that is this process, and listens there or will. Its virtio-mem devices are asked, or its balloon.
+    /// To the machine that is this process, and listens there or will. Its virtio-mem devices are
+    /// asked, or its balloon.
     pub(crate) fn new(socket: PathBuf, pid: u32, balloon: Option<Balloon>) -> QmpLink {
         QmpLink { socket, pid, balloon, reminders: Reminders::default(), connected: None }
     }
@@ -28,7 +29,7 @@ impl QmpLink {
     pub(crate) fn visit(&mut self, desk: &Shared) -> Result<(Sizes, Vec<MemoryDevice>), QmpError> {
         let visited = self.visit_connected(desk);
         if visited.is_err() {
-            // What it has not answered it may answer later, to nobody.
+            // The next visit connects anew, so that a late answer is not taken for another one.
             self.connected = None;
         }
         visited
@@ -76,8 +77,8 @@ impl QmpLink {
     }
 }
 
-/// Asks the guest for a size. One that is refused is said to be, and that is all; an error is that whether it was asked is not
-/// known: it is once more, which does no harm.
+/// Asks the guest for a size. One that is refused is said to be, and that is all; an error is that
+/// whether it was asked is not known: it is once more, which does no harm.
 fn ask(
     monitor: &mut Monitor,
     balloon: Option<&mut Balloon>,

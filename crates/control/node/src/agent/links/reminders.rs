@@ -1,12 +1,15 @@
-//! Guests that have stopped short of what they were asked for, and are asked once more. No I/O and no clock.
+//! Guests that have stopped short of what they were asked for, and are asked once more. No I/O and
+//! no clock.
 //!
-//! virtio-mem's driver that found nothing more to give tries again after 50 s, and then less and less often, up to five minutes. It
-//! does so at once when it is asked for another size: so it is asked for a block more than it was, and then for the same again.
+//! virtio-mem's driver that found nothing more to give tries again after 50 s, and then less and
+//! less often, up to five minutes. It does so at once when it is asked for another size: so it is
+//! asked for a block more than it was, and then for the same again.
 
 use hecaton_vm::memory_device::MemoryDevice;
 use std::collections::BTreeMap;
 
-/// By device: the size that it was asked for, and one that is a block more. What could not be said whole is said again.
+/// By device: the requested size, and the size that is one block larger. An entry stays until both
+/// requests have succeeded.
 #[derive(Debug, Default)]
 pub(crate) struct Reminders(BTreeMap<String, [u64; 2]>);
 
@@ -57,7 +60,7 @@ mod tests {
         }
     }
 
-    /// What is asked for.
+    /// The requests of `say`: device and size.
     fn said(reminders: &mut Reminders) -> Vec<(String, u64)> {
         let mut asked = Vec::new();
         let said: Result<(), ()> = reminders.say(|id, bytes| {

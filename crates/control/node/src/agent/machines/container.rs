@@ -1,7 +1,8 @@
 //! A container: all processes of a memory cgroup, whoever has started them.
 //!
-//! The group is the agent's: it makes it, moves the launcher into it before that becomes the container's program, and removes it when the last process
-//! has ended. A launcher that entered by itself would have to be root's.
+//! The group is the agent's: it makes it, moves the launcher into it before that becomes the
+//! container's program, and removes it when the last process has ended. A launcher that entered by
+//! itself would have to be root's.
 
 use crate::agent::cores::Cores;
 use crate::agent::host_memory::Held;
@@ -12,7 +13,7 @@ use rustix::fs::{Access, access};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the names of the groups begin with.
+/// Prefix of the groups' names.
 const PREFIX: &str = "hecaton-vm-";
 
 /// A container that was admitted.
@@ -24,8 +25,9 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// The directory that the group of a new one is to have; the reason if there can be none. `cores`: those of the host, if it has some of
-    /// them; where memory and cpu have one hierarchy, it has one group for both.
+    /// The directory that the group of a new one is to have; the reason if there can be none.
+    /// `cores`: those of the host, if it has some of them; where memory and cpu have one hierarchy,
+    /// it has one group for both.
     pub(crate) fn place(name: &str, cores: Option<&Cores>) -> Result<PathBuf, String> {
         let hierarchy = Hierarchy::find().map_err(|error| with_causes(&error))?;
         let alone = hierarchy.path_of(format!("{PREFIX}{name}"));
@@ -54,7 +56,8 @@ impl Container {
         Ok(path)
     }
 
-    /// The one whose group has this directory: as it is, or made now. `base_bytes`: what it has from its start.
+    /// The one whose group has this directory: as it is, or made now. `base_bytes`: what it has
+    /// from its start.
     pub(crate) fn open(path: &Path, base_bytes: u64) -> Result<Container, String> {
         let opened = || {
             let group = match Group::at(path) {
@@ -88,7 +91,7 @@ impl Container {
     }
 
     pub(crate) fn look(&mut self) {
-        // Of a group that is gone, nothing.
+        // A removed group has no charges.
         self.charged = self.group.charged().unwrap_or_default();
     }
 
@@ -96,7 +99,7 @@ impl Container {
         self.charged
     }
 
-    /// What counts against its limit, of which it has `base_bytes` as long as it runs.
+    /// The memory charged against its limit: up to `base_bytes` as the minimum, the rest above it.
     pub(crate) fn held(&self, base_bytes: u64) -> Held {
         let more_bytes = self.charged.all_bytes.saturating_sub(base_bytes);
         Held { base_bytes: self.charged.all_bytes - more_bytes, more_bytes }

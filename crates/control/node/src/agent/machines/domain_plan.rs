@@ -1,4 +1,4 @@
-//! What a domain of libvirt's is to the agent: a machine like any other. Pure.
+//! Plans a libvirt domain as a machine of the agent, like any other. Pure.
 
 use crate::agent::machines::process::ProcessId;
 use crate::agent::machines::record::{DomainRecord, Record};
@@ -6,10 +6,10 @@ use hecaton_broker::NewcomerKind;
 use hecaton_vm::create::{BLOCK_BYTES, Memory, Part};
 use hecaton_vm::domain::harvest::{Domain, Growing};
 
-/// Most bytes of a domain's name that are shown.
+/// Most bytes of a domain's name as a machine, its prefix included.
 const MAX_NAME_BYTES: usize = 64;
 
-/// How a domain is called here. No other machine can have such a name.
+/// The name of a domain as a machine. No other machine can have such a name.
 pub(crate) fn machine_name(domain: &str) -> String {
     let mut name = String::from("libvirt:");
     for character in domain.chars() {
@@ -21,8 +21,8 @@ pub(crate) fn machine_name(domain: &str) -> String {
     name
 }
 
-/// A domain that runs as this process, on a host of these nodes (their numbers and sizes); also why it is no harvest VM though it is to be
-/// one.
+/// Plans a domain that runs as `process` on a host with these nodes (number, bytes). Also returns
+/// the reason if a domain that should be a harvest VM cannot be one.
 pub(crate) fn plan(
     domain: &Domain,
     process: ProcessId,
@@ -62,7 +62,7 @@ pub(crate) fn plan(
     (record, unfit)
 }
 
-/// Memory that may be on any node, where it is not bound to one: in proportion to their sizes.
+/// Divides memory among all nodes in proportion to their sizes, unless it is bound to one node.
 fn spread(bytes: u64, host_node: Option<u32>, nodes: &[(u32, u64)]) -> Vec<Part> {
     let one = |host_node, base_bytes| Part { host_node, base_bytes, more_bytes: 0 };
     if nodes.len() < 2 {
@@ -78,7 +78,7 @@ fn spread(bytes: u64, host_node: Option<u32>, nodes: &[(u32, u64)]) -> Vec<Part>
     };
     let mut parts: Vec<Part> =
         nodes.iter().map(|(node, total)| one(Some(*node), part(*total))).collect();
-    // What the division has left over.
+    // The first node gets the remainder of the division.
     let rest = bytes - parts.iter().map(|part| part.base_bytes).sum::<u64>();
     parts[0].base_bytes += rest;
     parts

@@ -1,7 +1,9 @@
-//! Which domains of libvirt run here, on a thread of its own: it waits for libvirt, and nobody waits for it.
+//! Which domains of libvirt run here, on a thread of its own: it waits for libvirt, and nobody
+//! waits for it.
 //!
-//! libvirt does not say which process a domain is; it is the one whose command line has the domain's UUID. From then on the process
-//! tells whether the domain runs, also while libvirt says nothing.
+//! libvirt does not say which process a domain is; it is the one whose command line has the
+//! domain's UUID. From then on the process tells whether the domain runs, also while libvirt says
+//! nothing.
 
 use crate::agent::links::monitor::PATIENCE;
 use crate::agent::machines::process::ProcessId;
@@ -19,7 +21,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Most domains of a host.
 const MAX_DOMAINS: usize = 1024;
 
-/// The domains. The thread ends with it, as soon as libvirt has answered or is not waited for any more.
+/// The domains. The thread ends with it, as soon as libvirt has answered or is not waited for any
+/// more.
 #[derive(Debug)]
 pub(crate) struct Domains(Arc<Shared>);
 
@@ -87,7 +90,8 @@ impl Domains {
         self.0.desk().failure.clone()
     }
 
-    /// As long as a domain waits in one of libvirt's hooks it lists none, and each question would hold one of its threads.
+    /// As long as a domain waits in one of libvirt's hooks it lists none, and each question would
+    /// hold one of its threads.
     pub(crate) fn pause(&self, is_paused: bool) {
         if std::mem::replace(&mut self.0.desk().is_paused, is_paused) && !is_paused {
             self.0.bell.ring();
@@ -124,7 +128,8 @@ impl Shared {
         }
     }
 
-    /// Notes whether libvirt answers. That it does not any more is said once, whatever reasons follow.
+    /// Notes whether libvirt answers. That it does not any more is said once, whatever reasons
+    /// follow.
     fn answers(&self, failure: Option<String>) {
         let mut desk = self.desk();
         desk.is_decided = true;
@@ -141,7 +146,8 @@ impl Shared {
         desk.failure = failure;
     }
 
-    /// Which domains there are. Each that is new is read, and of the others one, as marks and memory may change.
+    /// Which domains there are. Each that is new is read, and of the others one, as marks and
+    /// memory may change.
     fn look(
         &self,
         unseen: &mut BTreeMap<String, u32>,
@@ -205,7 +211,8 @@ fn seen(domain: Domain) -> Result<Found, String> {
     Ok(Found { domain, process })
 }
 
-/// The process that has this UUID on its command line. Of several the latest: the others are left of a libvirt that has lost them.
+/// The process that has this UUID on its command line. If several have it, returns the latest: the
+/// others are left over from a libvirt that has lost them.
 fn process_of(uuid: &str) -> Option<ProcessId> {
     let has_uuid = |pid: &u32| {
         let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };

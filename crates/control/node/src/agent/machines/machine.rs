@@ -1,4 +1,5 @@
-//! A machine as the agent knows it: what was promised to it, what it has said, and what is in memory of it.
+//! A machine as the agent knows it: what was promised to it, what it has said, and what is in
+//! memory of it.
 
 use crate::agent::cores::CpuPlace;
 use crate::agent::host_memory::{
@@ -16,7 +17,8 @@ use hecaton_vm::memory_device::MemoryDevice;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a domain that was admitted may take to be seen after its hook has ended: libvirt starts it then, or fails to.
+/// How long a domain that was admitted may take to be seen after its hook has ended: libvirt starts
+/// it then, or fails to.
 const PROMISE: Duration = Duration::from_secs(60);
 
 /// A machine that was admitted.
@@ -25,7 +27,7 @@ pub(crate) struct Machine {
     pub(crate) record: Record,
     /// None for a domain that never changes its size.
     pub(crate) monitor: Option<MachineMonitor>,
-    /// Of a harvest VM, to the manager inside it.
+    /// Link to the manager inside a harvest VM.
     pub(crate) guest: Option<GuestLink>,
     /// By device: the size that it is asked for once the guest is ready for that.
     pub(crate) held: BTreeMap<String, (Order, u64)>,
@@ -33,9 +35,9 @@ pub(crate) struct Machine {
     pub(crate) was_found: bool,
     /// When this agent has come to know it.
     pub(crate) since: Instant,
-    /// Of a container.
+    /// Set for a container only.
     pub(crate) container: Option<Container>,
-    /// As of this look, of one that is no container.
+    /// Memory files as of this look; empty for a container.
     pub(crate) files: Vec<MemoryFile>,
     pub(crate) is_shutting_down: bool,
     /// Since when it is to be gone.
@@ -46,7 +48,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// What it has said; of one that nobody asks, nothing.
+    /// Last state from its monitor; empty for a machine without a monitor.
     fn heard(&self) -> Heard {
         self.monitor.as_ref().map(MachineMonitor::heard).unwrap_or_default()
     }
@@ -71,7 +73,8 @@ impl Machine {
         }
     }
 
-    /// What is in memory of it. A domain that keeps its size may have its memory in any way.
+    /// Its memory files and their resident bytes. A domain of fixed size may have memory of any
+    /// kind, so its resident bytes are spread over its parts.
     fn files(&self) -> Vec<MemoryFile> {
         let pid = self.record.process.pid;
         if self.is_promised() {
@@ -87,7 +90,7 @@ impl Machine {
         }
     }
 
-    /// What is in memory of each of its parts.
+    /// Resident memory of each part.
     fn held(&self) -> Vec<Held> {
         match &self.container {
             Some(container) => vec![container.held(self.record.memory.base_bytes())],
@@ -95,7 +98,8 @@ impl Machine {
         }
     }
 
-    /// What is in use on each node, as the host counts it: what a container has of files is there for anybody.
+    /// Bytes in use on each node, as the host counts them. A container's page cache does not count,
+    /// since the kernel can reclaim it for other programs.
     pub(crate) fn in_use_by_node(&self, places: Places<'_>) -> Vec<(NodeNo, u64)> {
         if let Some(container) = &self.container {
             let part = self.record.memory.parts.first();
@@ -185,8 +189,8 @@ impl Machine {
             }
             let id = Memory::device_id(number);
             let found = heard.devices.iter().find(|device| device.id == id);
-            // One that this agent has admitted begins with nothing, and with a balloon with all; one that was there may
-            // have all.
+            // One that this agent has admitted begins with nothing, and with a balloon with all;
+            // one that was there may have all.
             let may_have_all = self.was_found || self.record.memory.is_ballooned;
             let unknown = if may_have_all { part.more_bytes } else { 0 };
             let requested_bytes = found.map_or(unknown, |device| device.requested_bytes);

@@ -1,13 +1,15 @@
 //! A process that is the same one as before.
 //!
-//! A number alone names another process once its own has ended; with the moment of its start it does not. A
-//! descriptor of the process would do without that, but cannot be handed to an agent after a kill.
+//! A number alone names another process once its own has ended; with the moment of its start it
+//! does not. A descriptor of the process would do without that, but cannot be handed to an agent
+//! after a kill.
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// The field of `/proc/PID/stat`, counted from the one after the name: the start, in ticks since boot.
+/// The field of `/proc/PID/stat`, counted from the one after the name: the start, in ticks since
+/// boot.
 const STARTED: usize = 19;
 
 /// A process, by its number and its start. It stays the same when it executes another program.
@@ -43,7 +45,7 @@ impl ProcessId {
     pub(crate) fn kill(&self) {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-        // Whoever the descriptor is of stays the same from here on.
+        // From here on the descriptor refers to one process, even if that ends.
         if self.is_alive()
             && let Err(error) = pidfd_send_signal(process, Signal::KILL)
         {

@@ -1,8 +1,10 @@
-//! The directory of the machines: for each a monitor's socket, and a file that says what the machine is.
+//! The directory of the machines: for each a monitor's socket, and a file that says what the
+//! machine is.
 //!
-//! The file is written when the machine is admitted and before its launcher is told, so that what was promised is
-//! known to the next agent, also of a machine whose QEMU has not opened its monitor yet. It counts as long as the
-//! process runs that it names: the launcher, which becomes QEMU; of a container, as long as any process of its group does.
+//! The file is written when the machine is admitted and before its launcher is told, so that what
+//! was promised is known to the next agent, also of a machine whose QEMU has not opened its monitor
+//! yet. It counts as long as the process runs that it names: the launcher, which becomes QEMU; of a
+//! container, as long as any process of its group does.
 
 use crate::agent::machines::process::ProcessId;
 use crate::node_dir::{MAX_SOCKET_PATH, write_whole};
@@ -16,7 +18,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-/// What the records' names end with.
+/// Extension of the records' file names.
 const RECORD: &str = "json";
 
 /// A machine, as the file beside its monitor says.
@@ -31,19 +33,19 @@ pub(crate) struct Record {
     /// Cores that it has as long as it exists; 0 if it takes no part in their division.
     #[serde(default, skip_serializing_if = "crate::socket::message::takes_no_part")]
     pub(crate) cores: u32,
-    /// It is warned, shut down or killed for others: when it has ended, that was why, also to an agent that was not
-    /// there.
+    /// It is warned, shut down or killed for others: when it has ended, that was why, also to an
+    /// agent that was not there.
     #[serde(default)]
     pub(crate) gives_way: bool,
-    /// Of a domain of libvirt's.
+    /// Set for a libvirt domain only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) domain: Option<DomainRecord>,
-    /// Of a container, whose process is the first one: the directory of its memory cgroup.
+    /// Directory of a container's memory cgroup. `process` is then the container's first process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cgroup: Option<PathBuf>,
 }
 
-/// What makes a machine a domain of libvirt's.
+/// Facts that only a libvirt domain has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DomainRecord {
     /// libvirt's name for it that stays.
@@ -55,7 +57,8 @@ pub(crate) struct DomainRecord {
 }
 
 impl Record {
-    /// What its files' names begin with. No machine that is not libvirt's can have a name with a colon.
+    /// File name of its record without the extension. Only a domain's contains a colon, since the
+    /// name of another machine cannot.
     pub(crate) fn stem(&self) -> String {
         match &self.domain {
             Some(domain) => format!("libvirt:{}", domain.uuid),
@@ -84,7 +87,7 @@ pub enum RecordError {
     Io {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -154,7 +157,7 @@ impl Directory {
         }
     }
 
-    /// All records. What is none is named in the log and left as it is.
+    /// All records. A file that holds no valid record is logged and left in place.
     pub(crate) fn records(&self) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
         for entry in fs::read_dir(&self.path)? {

@@ -1,28 +1,33 @@
 //! Our own first level: targets that run ahead of demand, shared max-min fairly.
 //!
-//! Where the paper's TLP moves a target by P % of the node's memory after the fact, this estimates from
-//! history what each consumer *could use*, and divides the memory max-min fairly among these bids.
+//! Where the paper's TLP moves a target by P % of the node's memory after the fact, this estimates
+//! from history what each consumer *could use*, and divides the memory max-min fairly among these
+//! bids.
 //!
 //! - *Growing*: the bid is what is used, and what the smoothed growth will add in the next few
 //!   periods. So the target is there before a put fails.
-//! - *Failing*: the bid doubles in each period with failed puts, as TCP's slow start does, from what failed.
-//!   Nothing depends on a percentage that is right for one node's size and wrong for another's.
+//! - *Failing*: the bid doubles in each period with failed puts, as TCP's slow start does, from
+//!   what failed. Nothing depends on a percentage that is right for one node's size and wrong for
+//!   another's.
 //! - *Fair at any speed*: a large bid is no large share. What is contended is divided evenly, so
 //!   there is no trade-off between adaptability and fairness, which is what the paper's P trades.
-//! - *Idle*: a page that is neither stored nor read back in a long time is of no use in memory. A consumer
-//!   cannot have touched more pages than it stored and read, so what it holds beyond that is
-//!   idle, and needs no access bits. Idle pages are bid for no longer, and are taken back when somebody
-//!   else is in want: the paper's own open question (section V-C).
-//! - *In want*: who finds no room waits for its disk, and touches the less of what it holds, which would look
-//!   idle and be taken next. So with it everything has to lie still for longer, counted from when the want began.
+//! - *Idle*: a page that is neither stored nor read back in a long time is of no use in memory. A
+//!   consumer cannot have touched more pages than it stored and read, so what it holds beyond that
+//!   is idle, and needs no access bits. Idle pages are bid for no longer, and are taken back when
+//!   somebody else is in want: the paper's own open question (section V-C).
+//! - *In want*: who finds no room waits for its disk, and touches the less of what it holds, which
+//!   would look idle and be taken next. So with it everything has to lie still for longer, counted
+//!   from when the want began.
 //! - *Calm*: a bid falls slowly, and a target that would change by little is left as it is.
 //!
 //! Invariants, which the property tests hold (`tests/behaviour/targets.rs`):
 //!
 //! 1. The sum of the targets is at most what the node owns.
 //! 2. A target changes by at most [`Settings::step_permille`] of what the node owns (and at least
-//!    [`Settings::minimum_pages`] is always allowed), unless the node owns less than the targets were.
-//! 3. Everyone's target is at least the minimum, or an equal portion if that is less, within the steps of 2.
+//!    [`Settings::minimum_pages`] is always allowed), unless the node owns less than the targets
+//!    were.
+//! 3. Everyone's target is at least the minimum, or an equal portion if that is less, within the
+//!    steps of 2.
 //! 4. Under steady demand everyone comes to its max-min fair share, but for the band, within
 //!    `1000 / step_permille` periods and those in which its bid doubles: nobody starves.
 //! 5. Only idle pages are taken back, and no more than others lack.
@@ -38,7 +43,8 @@ use std::collections::HashMap;
 pub struct Settings {
     /// Periods of growth to be ahead of.
     pub lookahead_periods: u64,
-    /// Periods without use after which a page counts as idle; of a consumer in want, after six times as many.
+    /// Periods without use after which a page counts as idle; of a consumer in want, after six
+    /// times as many.
     pub idle_periods: u64,
     /// The least that a consumer's target falls to.
     pub minimum_pages: u64,
@@ -84,13 +90,14 @@ struct History {
     used_pages: u64,
     /// Pages a period, smoothed; negative while it shrinks.
     growth: i64,
-    /// Stored and read in about the last [`History::still_periods`]: no more distinct pages can have been touched.
+    /// Stored and read in about the last [`History::still_periods`]: no more distinct pages can
+    /// have been touched.
     touched_pages: u64,
     periods_failing: u32,
     /// Periods for which it still counts as in want: `idle_periods` after its last failed put.
     periods_in_want: u32,
-    /// Periods that it has been known, or in want, up to [`History::still_periods`]. Before that, nothing counts as
-    /// idle.
+    /// Periods that it has been known, or in want, up to [`History::still_periods`]. Before that,
+    /// nothing counts as idle.
     periods_known: u64,
     bid_pages: u64,
     /// The period in which it was last seen, to forget those that have gone.
@@ -140,8 +147,8 @@ impl Memory {
         }
     }
 
-    /// Idle pages beyond the targets, as many as are lacking: what others bid for and may have, and what the
-    /// manager has asked for, less what is free.
+    /// Idle pages beyond the targets, as many as are lacking: what others bid for and may have, and
+    /// what the manager has asked for, less what is free.
     fn take_back(&self, settings: &Settings, situation: &Situation<'_>, take_back: &mut [u64]) {
         let mut lacking = situation.owed_pages;
         let mut used = 0u64;
@@ -178,8 +185,8 @@ impl Memory {
         }
     }
 
-    /// Shares for the bids; what is left goes to who holds more than it bids for, so that no put fails without
-    /// need, and the rest evenly to all, for bursts that nobody foresees.
+    /// Shares for the bids; what is left goes to who holds more than it bids for, so that no put
+    /// fails without need, and the rest evenly to all, for bursts that nobody foresees.
     fn divide(&mut self, divisible: u64, consumers: &[ConsumerStatistics]) {
         let Memory { floors, bids, shares, more, .. } = self;
         share::max_min(divisible, floors, bids, shares);
@@ -198,8 +205,8 @@ impl Memory {
         }
     }
 
-    /// Turns the shares into targets: within a step of what they were, and not moved for little. Who gives
-    /// goes first: what is to be gained is scaled down to what the sum allows.
+    /// Turns the shares into targets: within a step of what they were, and not moved for little.
+    /// Who gives goes first: what is to be gained is scaled down to what the sum allows.
     fn move_towards(&mut self, settings: &Settings, situation: &Situation<'_>, minimum: u64) {
         let total = situation.total_pages;
         let step = permille(total, settings.step_permille).max(settings.minimum_pages);

@@ -52,11 +52,13 @@ pub struct Situation<'a> {
 pub struct Decision {
     /// The target of each consumer, in their order; `None`: only free memory limits it.
     pub targets: Vec<Option<u64>>,
-    /// Of each consumer, pages to spill that it has not touched for long and that others are in want of.
+    /// Of each consumer, pages to spill that it has not touched for long and that others are in
+    /// want of.
     pub take_back: Vec<u64>,
     /// Pages to ask the manager for (*Grant-Any*); 0: none.
     pub request_pages: u64,
-    /// Pages that its consumers could use at present. Unused ones beyond that can go to other nodes.
+    /// Pages that its consumers could use at present. Unused ones beyond that can go to other
+    /// nodes.
     pub wanted_pages: u64,
 }
 

@@ -1,11 +1,11 @@
 //! The first level of TLP, the paper's two-level policy (algorithm 2).
 //!
-//! A consumer with failed puts gets P % of the node's pages more; one that leaves more than a threshold of
-//! its target unused loses P % of it; when the targets overrun what the node owns, the difference is
-//! asked for and the targets are scaled down (equation 2).
+//! A consumer with failed puts gets P % of the node's pages more; one that leaves more than a
+//! threshold of its target unused loses P % of it; when the targets overrun what the node owns, the
+//! difference is asked for and the targets are scaled down (equation 2).
 //!
-//! The paper divides `ttmem / sumtgt` before it multiplies. In integers that is zero, so it is meant as a
-//! real number; here the product comes first, and is rounded down.
+//! The paper divides `ttmem / sumtgt` before it multiplies. In integers that is zero, so it is
+//! meant as a real number; here the product comes first, and is rounded down.
 
 use super::{Decision, GREEDY_REQUEST_PAGES, Situation, present_target, share};
 use serde::Serialize;
@@ -46,8 +46,8 @@ pub(super) fn decide(settings: &Settings, situation: &Situation<'_>, decision: &
     }
     let sum = targets.iter().fold(0u64, |sum, &target| sum.saturating_add(target));
     decision.request_pages = match total {
-        // P % of nothing is nothing. In the paper every node has memory of its own; one that has none asks
-        // as greedy-remote does.
+        // P % of nothing is nothing. In the paper every node has memory of its own; one that has
+        // none asks as greedy-remote does.
         0 if situation.consumers.iter().any(|one| one.puts_failed() > 0) => GREEDY_REQUEST_PAGES,
         total => sum.saturating_sub(total),
     };

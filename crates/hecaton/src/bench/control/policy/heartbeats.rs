@@ -1,6 +1,6 @@
-//! What a manager does for the heartbeats of a cluster in a second, without the network: reads them, takes them into
-//! its registry, policy included, and writes the answers.
-//! None comes, goes or falls silent.
+//! Measures a manager's work for one second of heartbeats, without the network.
+//! The manager reads them, applies them to its registry, policy included, and writes the answers.
+//! In the counted seconds no node joins, leaves or falls silent.
 
 use crate::bench::control::reporter::Reporter;
 use anyhow::Context as _;
@@ -13,35 +13,35 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Medians of the seconds, in processor time: others that use the machine are not counted.
+/// Medians of the seconds, in processor time, which excludes other load on the machine.
 #[derive(Serialize)]
 pub(super) struct Figures {
     pub(super) nodes: u32,
     pub(super) consumers: u64,
-    /// All heartbeats of a second, and all answers.
+    /// Bytes of all heartbeats of a second, and of all answers.
     pub(super) heard_bytes: usize,
     pub(super) said_bytes: usize,
     pub(super) read_s: f64,
     pub(super) registry_s: f64,
     pub(super) write_s: f64,
-    /// The look at all of it that is shown to people.
+    /// Builds and encodes the overview that people see.
     pub(super) look_s: f64,
-    /// When all nodes join at once: seconds until they know each other, all of that in these and in the worst of them, and
-    /// the bytes of the answers.
+    /// All nodes join at once: seconds until they know each other, processor time in total and in
+    /// the worst of these seconds, and bytes of the answers.
     pub(super) form_seconds: usize,
     pub(super) form_s: f64,
     pub(super) form_most_s: f64,
     pub(super) form_said_bytes: usize,
-    /// Resident memory that the registry took, and what is remembered for people.
+    /// Resident memory of the registry, and of the history that [`Watch`] keeps for people.
     pub(super) state_bytes: u64,
 }
 
-/// What passes in a second, and how long it takes.
+/// Traffic of one second, and the processor time that it takes.
 #[derive(Default)]
 struct Second {
     heard_bytes: usize,
     said_bytes: usize,
-    /// Donors that nodes heard of, and orders.
+    /// Donors and orders in the answers.
     news: usize,
     read: Duration,
     registry: Duration,
@@ -55,7 +55,7 @@ impl Second {
     }
 }
 
-/// Of so many nodes, or as many as a manager takes, with so many consumers each.
+/// Measures `nodes` nodes, at most [`MAX_NODES`], with `consumers` consumers each.
 pub(super) fn measure(nodes: u32, consumers: u32, rounds: u32) -> anyhow::Result<Figures> {
     let nodes = nodes.min(MAX_NODES as u32);
     let mut cluster: Vec<Reporter> =
@@ -78,7 +78,7 @@ pub(super) fn measure(nodes: u32, consumers: u32, rounds: u32) -> anyhow::Result
         Ok(second)
     };
     let mut formed = Vec::new();
-    // Until nobody hears of anybody any more.
+    // Until no answer contains a donor or an order.
     while formed.last().is_none_or(|second: &Second| second.news > 0) {
         formed.push(pass()?);
     }
@@ -105,7 +105,7 @@ pub(super) fn measure(nodes: u32, consumers: u32, rounds: u32) -> anyhow::Result
     })
 }
 
-/// A heartbeat, and what the manager does for it.
+/// Passes one heartbeat through the manager and adds its cost to `second`.
 fn beat(
     node: &mut Reporter,
     registry: &mut Registry,
@@ -132,7 +132,7 @@ fn beat(
     Ok(answer)
 }
 
-/// Of this thread, so far.
+/// Processor time of this thread so far.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
@@ -154,7 +154,7 @@ mod tests {
                 assert!(answer.orders.orders.is_empty(), "nothing is to be done");
             }
         }
-        // Each hears of itself and of those before it, and of the others with its next heartbeat.
+        // A node learns of itself and earlier nodes at once, of later ones with its next heartbeat.
         assert_eq!(told, [36, 28, 0, 0]);
     }
 }

@@ -1,4 +1,5 @@
-//! The host of a replay: a node with an agent that has a part of this one, and real QEMU processes on it.
+//! The host of a replay: a node with an agent that has a part of this one, and real QEMU processes
+//! on it.
 
 use crate::bench::harvest::guest::{ManagerInside, start_manager};
 use crate::bench::machine::kit::Kit;

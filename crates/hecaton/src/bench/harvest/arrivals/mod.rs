@@ -1,7 +1,9 @@
-//! How long regular VMs wait to be created while a harvest VM has what nobody needs: an hour of arrivals is replayed with buffers of several sizes, as the servers of
-//! table 2 of the paper (section 6.4) and its figure 11.
+//! How long regular VMs wait to be created while a harvest VM has what nobody needs: an hour of
+//! arrivals is replayed with buffers of several sizes, as the servers of table 2 of the paper
+//! (section 6.4) and its figure 11.
 //!
-//! Once in full size by the broker alone, for ten hosts; and once with real machines under a real agent, at a 64th of the sizes and in less time.
+//! Once in full size by the broker alone, for ten hosts; and once with real machines under a real
+//! agent, at a 64th of the sizes and in less time.
 
 mod host;
 mod model;
@@ -21,7 +23,8 @@ use std::fmt::Write as _;
 /// Sizes of the hour are so many times those of its replay.
 const SCALE: f64 = 64.0;
 
-/// GiB of the hour that nobody harvests. The last one has room for the largest arrival, and suffices.
+/// GiB of the hour that nobody harvests. The last one has room for the largest arrival, and
+/// suffices.
 const BUFFERS_GIB: [f64; 4] = [0.0, 8.0, 32.0, 64.0];
 
 /// Of these, with real machines.
@@ -30,8 +33,8 @@ const REPLAYED_GIB: [f64; 3] = [0.0, 8.0, 64.0];
 /// Hosts of the ten, with real machines.
 const HOSTS: usize = 2;
 
-/// What a harvest VM gives in a second in the model: in the paper's table 2, and about what an idle emulated guest gives in the best
-/// way ([`super::reclaim`]).
+/// What a harvest VM gives in a second in the model: in the paper's table 2, and about what an idle
+/// emulated guest gives in the best way ([`super::reclaim`]).
 const RATES: [(&str, f64); 2] = [("8.5 GB/s", 8.5e9), ("1 GiB/s", (1 << 30) as f64)];
 
 /// What came of it.

@@ -1,5 +1,5 @@
-//! The hour at full size, without guests: the broker decides as it does for the agent, and a harvest VM gives at a rate that
-//! was measured. Time is a simulated clock's.
+//! The hour at full size, without guests: the broker decides as it does for the agent, and a
+//! harvest VM gives at a rate that was measured. Time is a simulated clock's.
 
 use super::trace::{Hour, MIN_GIB, SECONDS};
 use anyhow::{bail, ensure};
@@ -35,7 +35,8 @@ pub(super) struct Outcome {
     pub(super) harvested_gib: f64,
 }
 
-/// Replays it with such a buffer; the harvest VM gives so many bytes a second, and takes them at once.
+/// Replays it with such a buffer; the harvest VM gives so many bytes a second, and takes them at
+/// once.
 pub(super) fn replay(hour: &Hour, buffer_gib: f64, rate_bytes_s: f64) -> anyhow::Result<Outcome> {
     let settings = Settings {
         buffer_bytes: whole(buffer_gib),

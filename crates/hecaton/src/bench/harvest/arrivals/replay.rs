@@ -1,4 +1,5 @@
-//! The hour with real machines, smaller and in less time: a harvest VM under a real agent, and regular VMs that come and go.
+//! The hour with real machines, smaller and in less time: a harvest VM under a real agent, and
+//! regular VMs that come and go.
 
 use super::{
     SCALE,

@@ -1,4 +1,4 @@
-//! What of QEMU's memory files the host has again, and in which pieces.
+//! Measures the holes in QEMU's memory files: what the host has back, and in which pieces.
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -11,16 +11,16 @@ use std::{
 
 const HUGE: u64 = 2 << 20;
 
-/// What is not in memory, in bytes.
+/// Bytes of the files that are not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(super) struct Holes {
     pub(super) all_bytes: u64,
-    /// What of it is in whole, aligned 2 MiB.
+    /// The part in whole, aligned pieces of 2 MiB.
     pub(super) whole_bytes: u64,
 }
 
 impl Holes {
-    /// Of all memory files of QEMU's.
+    /// Sums the holes of all memory files of the process `qemu`.
     pub(super) fn of(qemu: u32) -> anyhow::Result<Self> {
         let mut seen = Vec::new();
         let mut holes = Self::default();
@@ -60,7 +60,7 @@ impl Holes {
         Ok(())
     }
 
-    /// What has come since.
+    /// The growth since `before`.
     pub(super) fn since(self, before: Self) -> Self {
         Self {
             all_bytes: self.all_bytes.saturating_sub(before.all_bytes),
@@ -79,7 +79,7 @@ mod tests {
     fn pieces_are_whole_and_aligned() {
         let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(8 * HUGE).unwrap();
-        // One page in the first, in the third, and where the sixth begins.
+        // One page in the first piece, one in the third, and one at the start of the sixth.
         for page in [4096, 2 * HUGE + 8192, 5 * HUGE] {
             file.write_all_at(&[1], page).unwrap();
         }

@@ -1,6 +1,7 @@
-//! Whole huge pages: what of the memory that an application has let go of is in pieces that are worth something to the host, with small and
-//! with huge pages. Figure 9 of the paper (section 6.2), and what figure 9 is for: what the host has by a balloon, which gives pages, and by virtio-mem,
-//! which gives blocks.
+//! Whole huge pages: what of the memory that an application has let go of is in pieces that are
+//! worth something to the host, with small and with huge pages. Figure 9 of the paper (section
+//! 6.2), and what figure 9 is for: what the host has by a balloon, which gives pages, and by
+//! virtio-mem, which gives blocks.
 
 mod holes;
 mod picture;
@@ -29,7 +30,8 @@ use std::{
 /// How long the application may take to give back.
 const READY: Duration = Duration::from_secs(60);
 
-/// What the balloon leaves of the memory that the guest has from its start: QEMU counts no virtio-mem to what a balloon can take.
+/// What the balloon leaves of the memory that the guest has from its start: QEMU counts no
+/// virtio-mem to what a balloon can take.
 const BALLOON_LEAVES: u64 = 256 << 20;
 
 /// What came of it.

@@ -1,5 +1,5 @@
-//! A snapshot as figure 9 of the paper draws it: a point for each page, coloured by who has it, 512 pages in a line, so that a
-//! line is a huge page's size and a square of 512 lines 1 GiB.
+//! A snapshot as figure 9 of the paper draws it: a point for each page, coloured by who has it, 512
+//! pages in a line, so that a line is a huge page's size and a square of 512 lines 1 GiB.
 
 use crate::bench::program::pages::Owner;
 use std::fmt::Write as _;

@@ -1,29 +1,29 @@
-//! Who has each page of a guest's memory, at one moment, and how much of what is free is in whole pieces.
+//! Records each guest page's owner at one moment, and sums free memory in whole pieces.
 
 use crate::bench::program::pages::{Owner, Stretch};
 use serde::Serialize;
 
 const PAGE_BYTES: u64 = 4096;
-/// Of a huge page.
+/// Pages of a huge page (2 MiB).
 const HUGE: usize = 512;
-/// Of the kernel's memory block: what the largest piece is here that is given back at once, as 1 GiB in the paper.
+/// Pages of a kernel memory block (128 MiB), the largest unit given back here; 1 GiB in the paper.
 const BLOCK: usize = 64 * HUGE;
 
-/// All of it, without what lies between.
+/// Owners of all pages, without the gaps between stretches.
 pub(super) struct Snapshot {
-    /// From the number of the first page on, in whole huge pages.
+    /// First page number and owners of each stretch, padded to whole huge pages.
     stretches: Vec<(u64, Vec<Owner>)>,
 }
 
-/// What it amounts to, in bytes.
+/// Bytes by owner, and free bytes in whole pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(super) struct Sums {
     pub(super) application_bytes: u64,
     pub(super) other_bytes: u64,
     pub(super) free_bytes: u64,
-    /// What of this is in whole, aligned 2 MiB.
+    /// The part of `free_bytes` in whole, aligned 2 MiB.
     pub(super) free_in_huge_bytes: u64,
-    /// And in whole, aligned 128 MiB.
+    /// The part of `free_bytes` in whole, aligned 128 MiB.
     pub(super) free_in_blocks_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ impl Snapshot {
         Ok(Self { stretches })
     }
 
-    /// In the places of one before it: what is not there any more is gone.
+    /// This snapshot in the layout of `before`; pages that no longer exist are [`Owner::Gone`].
     pub(super) fn within(self, before: &Self) -> Self {
         let of = |number: u64| {
             let mut found = self.stretches.iter().filter_map(|(first, pages)| {
@@ -68,7 +68,7 @@ impl Snapshot {
         }
     }
 
-    /// What is free in whole, aligned pieces of so many pages.
+    /// Free bytes in whole, aligned pieces of `size` pages.
     fn free_in_pieces(&self, size: usize) -> u64 {
         let of = |(first, pages): &(u64, Vec<Owner>)| {
             let before = (*first as usize).next_multiple_of(size) - *first as usize;
@@ -79,7 +79,7 @@ impl Snapshot {
         pieces as u64 * size as u64 * PAGE_BYTES
     }
 
-    /// All pages, one after the other.
+    /// Owners of all pages, one after the other.
     pub(super) fn pages(&self) -> Vec<Owner> {
         self.stretches.iter().flat_map(|(_, pages)| pages).copied().collect()
     }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!((sums.application_bytes, sums.other_bytes), (PAGE_BYTES, PAGE_BYTES));
         assert_eq!(sums.free_in_huge_bytes, 2 * (2 << 20));
         assert_eq!(sums.free_in_blocks_bytes, 0);
-        // A block that begins in the middle of one is none.
+        // A block's worth of free pages that is not aligned is no whole block.
         let free = |first: usize, count| snapshot(&[(first as u64, vec![Owner::Free; count])]);
         assert_eq!(free(HUGE, BLOCK).sums().free_in_blocks_bytes, 0);
         assert_eq!(free(BLOCK, BLOCK).sums().free_in_blocks_bytes, 128 << 20);

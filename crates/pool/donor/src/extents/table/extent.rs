@@ -9,7 +9,7 @@ use std::ops::Range;
 pub struct LentExtent {
     /// Its number.
     pub extent: ExtentId,
-    /// Whose it is.
+    /// The space that it is lent to.
     pub space: SpaceId,
     /// The segment that it serves.
     pub segment: u64,

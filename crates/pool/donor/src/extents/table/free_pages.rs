@@ -37,8 +37,8 @@ impl FreePages {
         FreePages { zones: zones.collect() }
     }
 
-    /// Takes a run from the zone that has the most free pages, so that the nodes' memory controllers
-    /// share the load.
+    /// Takes a run from the zone that has the most free pages, so that the nodes' memory
+    /// controllers share the load.
     pub(super) fn take(&mut self, order: u8) -> Option<u64> {
         let fits = |zone: &&mut ZonePages| zone.buddy.largest_free_order() >= Some(order);
         let zone = self.zones.iter_mut().filter(fits).max_by_key(|zone| zone.buddy.free_pages())?;

@@ -1,7 +1,7 @@
 //! Which extents take no memory, because their pages are in a file.
 //!
-//! They stay lent, at their place among the donor's pages, and count towards what is above the limit:
-//! a borrower that finds room for one elsewhere is to take it there.
+//! They stay lent, at their place among the donor's pages, and count towards what is above the
+//! limit: a borrower that finds room for one elsewhere is to take it there.
 
 use super::{LentExtent, Table};
 use hecaton_memory::ExtentId;
@@ -27,8 +27,8 @@ impl Parked {
 }
 
 impl Table {
-    /// An extent's pages are in a file from now on, or in memory. One that is lent no longer is passed
-    /// over.
+    /// An extent's pages are in a file from now on, or in memory. One that is lent no longer is
+    /// passed over.
     pub fn set_parked(&mut self, lent: &LentExtent, is_parked: bool) {
         let space = self.spaces.get(&lent.space);
         if is_parked && space.is_some_and(|space| space.extents.contains_key(&lent.extent)) {

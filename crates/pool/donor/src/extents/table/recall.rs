@@ -8,11 +8,11 @@ use super::Table;
 use hecaton_memory::SpaceId;
 use hecaton_policy::recall::{Holder, shares};
 
-/// A space that has given nothing for so long counts as unable to. Longer than a large extent's copy
-/// takes.
+/// A space that has given nothing for so long counts as unable to. Longer than a large extent's
+/// copy takes.
 pub(super) const STUCK_AFTER_MS: u64 = 10_000;
 
-/// What a space is asked to give back.
+/// Recall of extents from one space.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked {
     /// How many extents.
@@ -23,8 +23,9 @@ pub(super) struct Asked {
     pub(super) first_ms: Option<u64>,
     /// When it gave one last.
     pub(super) gave_ms: u64,
-    /// It counts as unable to give, also while it is asked for nothing, until it gives some or all others
-    /// are so too. Otherwise two that cannot would be asked by turns, and a third that can never for long.
+    /// It counts as unable to give, also while it is asked for nothing, until it gives some or all
+    /// others are so too. Otherwise two that cannot would be asked by turns, and a third that can
+    /// never for long.
     pub(super) is_stuck: bool,
 }
 
@@ -95,8 +96,8 @@ impl Table {
         }
         let holders = self.spaces.values().map(|space| {
             let extents = space.extents.len() as u64;
-            // They are all as large as the space's segments. If they were not, the next review would
-            // make good what this one miscounts.
+            // They are all as large as the space's segments. If they were not, the next review
+            // would make good what this one miscounts.
             let extent_pages = space.extents.values().next().map_or(0, |lent| 1 << lent.order);
             Holder { extents, extent_pages, is_stuck: space.asked.is_stuck }
         });
@@ -167,7 +168,7 @@ mod tests {
         take(&mut table, B, 7).unwrap();
         assert_eq!(take(&mut table, B, 8), Err(Refusal::Full));
         assert_eq!(take(&mut table, A, 0), Ok(of_a[0]), "what is held is named");
-        // What has gone back and is not free yet takes room too.
+        // An extent that was freed and is not reclaimed yet takes room too.
         let leaving = table.free(A, EPOCH, of_a[0].extent, 0).unwrap();
         assert_eq!(take(&mut table, B, 8), Err(Refusal::Full));
         table.reclaimed(leaving.extent);

@@ -1,4 +1,4 @@
-//! What the table does with requests in and out of order, and any of them.
+//! Tests the extent table with requests in order, out of order and at random.
 
 use super::*;
 use proptest::prelude::*;
@@ -92,7 +92,7 @@ fn a_fence_shuts_out_older_epochs_and_only_those() {
     assert!(table.list(A, Epoch(5), ExtentId(0), 9, 2).is_err());
     assert_eq!(table.locate(A, Epoch(6), lent.extent, 2), Ok(lent));
     assert_eq!(table.locate(A, Epoch(7), lent.extent, 2), Ok(lent));
-    // Being refused is no sign of life.
+    // A refused request does not extend the lease.
     assert_eq!(table.due(2 + LEASE_MS - 1), []);
     table.renew(A, Epoch(5), 2 + LEASE_MS - 1).unwrap_err();
     assert_eq!(table.due(2 + LEASE_MS), [A]);
@@ -224,8 +224,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The invariants hold whatever is asked, an epoch below the fence changes nothing, and a
-    /// table restored from the records is the same table.
+    /// Any requests keep the invariants, and an epoch below the fence changes nothing. A table
+    /// restored from its records equals the original.
     #[test]
     fn any_requests_keep_it_consistent(steps in prop::collection::vec(step(), 0..150)) {
         let zones = [Zone { pages: 64, node: None }, Zone { pages: 23, node: None }];

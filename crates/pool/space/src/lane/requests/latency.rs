@@ -1,8 +1,9 @@
 //! How long a lane's donors take to answer: whom to read from, and when to ask another one as well.
 //!
-//! Decisions only. For each donor a running mean, and a running estimate of the 95th percentile: it
-//! goes up by 19 parts when an answer took longer and down by one when it did not, so that it rests
-//! where one answer in twenty is slower (stochastic approximation, Robbins and Monro 1951).
+//! Decisions only. For each donor it keeps a running mean and a running estimate of the 95th
+//! percentile. The estimate goes up by 19 parts after a slower answer, and down by one after any
+//! other. So it rests where one answer in twenty is slower (stochastic approximation, Robbins and
+//! Monro 1951).
 
 use crate::map::group::DonorIndex;
 use std::time::Duration;
@@ -27,7 +28,7 @@ struct Times {
     answers: u64,
 }
 
-/// What one lane knows of its donors.
+/// Response times of one lane's donors.
 #[derive(Debug, Default)]
 pub(crate) struct Latencies {
     donors: Vec<Times>,

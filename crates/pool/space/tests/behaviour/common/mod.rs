@@ -112,7 +112,7 @@ impl Lent {
 /// How long a donor may say nothing.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Of a space that takes no donor for silent because its machine is busy.
+/// Configuration of a space that takes no donor for silent because its machine is busy.
 pub(crate) fn config(pages: u64) -> SpaceConfig {
     let mut config = SpaceConfig::new(SpaceId(0x5eed), Epoch(1), "test", pages);
     config.segment_order = SEGMENT_PAGES.ilog2() as u8;
@@ -136,7 +136,7 @@ pub(crate) fn content(page: PageNo, turn: u64) -> Page {
     content
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Read(Vec<u8>),
@@ -299,8 +299,8 @@ pub(crate) fn past(lent: &Lent, space: &Space) -> (Connection, Vec<HeldExtent>) 
     (past, lines)
 }
 
-/// Has the donor store something else for a page of a segment, with its sum: as if it had forgotten a write
-/// that it has acknowledged. False if it has nothing of that segment.
+/// Has the donor store something else for a page of a segment, with its sum: as if it had forgotten
+/// a write that it has acknowledged. False if it has nothing of that segment.
 pub(crate) fn write_past(lent: &Lent, space: &Space, segment: u64, page: u32, data: &Page) -> bool {
     let (mut past, lines) = past(lent, space);
     let Some(line) = lines.iter().find(|line| line.segment == segment) else { return false };

@@ -3,7 +3,7 @@
 use hecaton_testkit::{patience, wait_for};
 use hecaton_transport::fault::{Chaos, Plan};
 
-/// What is on its way when the plan changes still passes: a byte.
+/// Data in transit when the plan changes still passes: one byte.
 pub(crate) fn to_be_silenced() -> Plan {
     Plan { grain_bytes: 1, ..Plan::default() }
 }
@@ -17,7 +17,7 @@ pub(crate) fn silence(chaos: &Chaos) {
 pub(crate) fn end_silence(chaos: &Chaos) {
     chaos.set_plan(Plan::default());
     chaos.set_deaf(false);
-    // What was sent on them is incomplete.
+    // Data sent on the connections is incomplete.
     chaos.cut_all();
 }
 

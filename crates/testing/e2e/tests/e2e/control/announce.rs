@@ -68,8 +68,8 @@ impl Hosts {
     }
 }
 
-/// Donors are found, used, and missed when they end or fall silent; one whose node has another key is
-/// never heard of.
+/// Donors are found, used, and missed when they end or fall silent; one whose node has another key
+/// is never heard of.
 pub(crate) fn finds_donors_without_a_manager() -> TestResult {
     if let Some(reason) = missing("nsenter") {
         return Ok(Outcome::Skipped(reason));

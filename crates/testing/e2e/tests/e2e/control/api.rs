@@ -1,5 +1,5 @@
-//! The manager's API under requests that a fuzzer makes from its OpenAPI description: it answers each as
-//! described, and goes on.
+//! The manager's API under requests that a fuzzer makes from its OpenAPI description: it answers
+//! each as described, and goes on.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -26,8 +26,8 @@ fn fuzzer() -> anyhow::Result<Result<PathBuf, String>> {
     Ok(if fuzzer.is_file() { Ok(fuzzer) } else { Err(reason()) })
 }
 
-/// Each operation with what fits its description and with what does not. Server-sent events do not end, and
-/// are left out.
+/// Each operation with what fits its description and with what does not. Server-sent events do not
+/// end, and are left out.
 pub(crate) fn is_as_described() -> TestResult {
     let scratch = scratch()?;
     let fuzzer = match fuzzer()? {

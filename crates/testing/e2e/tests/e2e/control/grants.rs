@@ -31,36 +31,38 @@ const POOL_PAGES: u64 = (LENDS[0] + LENDS[1]) / PAGE;
 /// About as much as the program grows by at a time.
 const REQUEST_PAGES: u64 = 1000;
 
-/// What is granted before anything is killed: more than a manager that has forgotten it could grant again before
-/// that is looked for. Less than the program would hold.
+/// What is granted before anything is killed: more than a manager that has forgotten it could grant
+/// again before that is looked for. Less than the program would hold.
 const GRANTED_PAGES: u64 = 6 * REQUEST_PAGES;
 
-/// A manager that has started anew listens to quotas for so long, in milliseconds, and a round and the heartbeats
-/// that tell of it.
+/// A manager that has started anew listens to quotas for so long, in milliseconds, and a round and
+/// the heartbeats that tell of it.
 const LISTENED_MS: u64 = 6200;
 
-/// For so long after the program has grown the manager is to be killed. Its node asks within a second, and within the
-/// next one it is answered, and so is the other.
+/// For so long after the program has grown the manager is to be killed. Its node asks within a
+/// second, and within the next one it is answered, and so is the other.
 const GRANTING: Duration = Duration::from_millis(2500);
 
 /// How long a step that is to kill may keep the test waiting: some rounds of the manager.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// What the manager writes with, and where it is killed: at the first of these system calls since the order, at the
-/// second, and so on until all is over without that. A kind is counted for itself, which tells them apart.
+/// What the manager writes with, and where it is killed: at the first of these system calls since
+/// the order, at the second, and so on until all is over without that. A kind is counted for
+/// itself, which tells them apart.
 ///
 /// - `pwrite64`, `fdatasync`: each step of the commit that an order waits for;
-/// - `writev`: the order's answer, then those to heartbeats. That is what a grant is made of: the answer to
-///   the node that asks, before or after that to the node that gives. They come twice a second, to either of the manager's two
-///   threads, so that the later ones are looked at with gaps.
+/// - `writev`: the order's answer, then those to heartbeats. That is what a grant is made of: the
+///   answer to the node that asks, before or after that to the node that gives. They come twice a
+///   second, to either of the manager's two threads, so that the later ones are looked at with
+///   gaps.
 const STEPS: [(&str, &[u64]); 3] = [
     ("pwrite64", &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
     ("fdatasync", &[1, 2, 3, 4]),
     ("writev", &[1, 2, 3, 5, 8, 30]),
 ];
 
-/// Has 4 MiB more for each line of its input, reads and writes all of it at random meanwhile, and verifies
-/// it.
+/// Has 4 MiB more for each line of its input, reads and writes all of it at random meanwhile, and
+/// verifies it.
 const PROGRAM: &str = "
 import random, select, sys
 PAGE, STEP = 4096, 1024
@@ -200,8 +202,9 @@ impl Hosts<'_> {
         Ok(())
     }
 
-    /// Waits until the manager has heard all quotas, and all that is lent is somebody's to use, once. Returns the
-    /// quotas, as nodes have them when no grant is on its way: the first has no less than it had been granted.
+    /// Waits until the manager has heard all quotas, and all that is lent is somebody's to use,
+    /// once. Returns the quotas, as nodes have them when no grant is on its way: the first has no
+    /// less than it had been granted.
     fn settled(&self, granted: u64) -> anyhow::Result<Vec<u64>> {
         self.eventually("the quotas are what is lent", |status| {
             let is_old = status["uptime_ms"].as_u64() > Some(LISTENED_MS);
@@ -267,9 +270,9 @@ fn kill_at(id: u32, call: &str, nth: u64) -> anyhow::Result<Result<Running, Stri
     Ok(Ok(tracer))
 }
 
-/// An order is taken, or not, and never forgotten once it is answered; a grant that a manager dies over is
-/// made by the next one, and what was granted before stays; nothing is anybody's twice; the program
-/// notices nothing.
+/// An order is taken, or not, and never forgotten once it is answered; a grant that a manager dies
+/// over is made by the next one, and what was granted before stays; nothing is anybody's twice; the
+/// program notices nothing.
 pub(crate) fn are_made_once_wherever_the_manager_is_killed(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["python3", "strace"]) {
         return Ok(Outcome::Skipped(reason));

@@ -1,5 +1,5 @@
-//! Several managers with their registry in etcd: one leads, and another one when that dies, sleeps, or
-//! cannot reach etcd.
+//! Several managers with their registry in etcd: one leads, and another one when that dies, sleeps,
+//! or cannot reach etcd.
 
 use crate::{
     harness::{
@@ -110,8 +110,8 @@ fn told_limit(status: &Value) -> Option<u64> {
 }
 
 /// The leader is killed, sleeps for longer than its lease, and etcd loses a member and then its
-/// majority: one manager leads at most, an order that was taken is never forgotten, nor is the policy, and
-/// a program notices nothing.
+/// majority: one manager leads at most, an order that was taken is never forgotten, nor is the
+/// policy, and a program notices nothing.
 pub(crate) fn take_turns() -> TestResult {
     if let Some(reason) = missing("etcd") {
         return Ok(Outcome::Skipped(reason));

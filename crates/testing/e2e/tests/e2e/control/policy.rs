@@ -15,8 +15,8 @@ use std::{
 
 const PAGE: u64 = 4096;
 
-/// What the node of the programs lends: an equal half is less than a program would hold, and more than
-/// it must.
+/// What the node of the programs lends: an equal half is less than a program would hold, and more
+/// than it must.
 const LENDS: &str = "112M";
 const LENDS_PAGES: u64 = (112 << 20) / PAGE;
 
@@ -161,9 +161,9 @@ fn is_respected(status: &Value) -> bool {
         && found.iter().all(|(held, target)| *held <= target + SLACK)
 }
 
-/// Two programs that hold more of the pool than their node lends come to their targets when a policy is
-/// set; the next manager has the policy, and the quotas from the nodes; the next pager hears its target; and no page
-/// of theirs is lost.
+/// Two programs that hold more of the pool than their node lends come to their targets when a
+/// policy is set; the next manager has the policy, and the quotas from the nodes; the next pager
+/// hears its target; and no page of theirs is lost.
 pub(crate) fn targets_are_kept_to(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));

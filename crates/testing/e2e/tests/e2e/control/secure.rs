@@ -1,5 +1,5 @@
-//! A cluster with certificates: programs whose pages travel by TLS, donors that are killed, and pagers; and a node
-//! that knows a space's id.
+//! A cluster with certificates: programs whose pages travel by TLS, donors that are killed, and
+//! pagers; and a node that knows a space's id.
 
 use crate::{
     harness::{
@@ -96,8 +96,8 @@ fn refuses_strangers(cluster: &Cluster, stranger: PathBuf) -> anyhow::Result<()>
     Ok(())
 }
 
-/// A pager and a donor are killed while a program runs: its pages are copied anew, from donor to donor, and all
-/// of that between nodes that know each other.
+/// A pager and a donor are killed while a program runs: its pages are copied anew, from donor to
+/// donor, and all of that between nodes that know each other.
 pub(crate) fn pages_travel_by_tls() -> TestResult {
     let scratch = scratch()?;
     let SecureManager { pki, url, manager: _manager } = secure_manager(&scratch, "warn")?;

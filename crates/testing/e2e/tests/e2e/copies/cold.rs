@@ -1,5 +1,5 @@
-//! Memory that has gone cold and is kept in an erasure code: a program reads what it has written though
-//! as many donors are away as there are parities, and its pager dies.
+//! Memory that has gone cold and is kept in an erasure code: a program reads what it has written
+//! though as many donors are away as there are parities, and its pager dies.
 
 use crate::{
     encrypted::alter,
@@ -17,8 +17,8 @@ use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// [`PROGRAM`], with a code for what has gone cold, of which there is some, and three copies of what has not:
-/// both bear the loss of two donors.
+/// [`PROGRAM`], with a code for what has gone cold, of which there is some, and three copies of
+/// what has not: both bear the loss of two donors.
 fn start(cluster: &Cluster, options: &[&str]) -> anyhow::Result<Verifier> {
     let mut command = cluster.command("run");
     command.args(["--local", "16M", "--mirror", "3", "--ec", "4+2", "--cold-after", "1"]);
@@ -53,8 +53,8 @@ fn without<R>(donors: &[u32], work: impl FnOnce() -> anyhow::Result<R>) -> anyho
     done
 }
 
-/// Two donors of six say nothing, and the pager is killed; what is coded is read all the same, and is
-/// less than copies would be.
+/// Two donors of six say nothing, and the pager is killed; what is coded is read all the same, and
+/// is less than copies would be.
 pub(crate) fn two_donors_of_six_are_away() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -73,8 +73,8 @@ pub(crate) fn two_donors_of_six_are_away() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What is coded is encrypted as well. Two donors are away, two are killed, one alters all that it has: what
-/// nobody reads is mended from the others, and after that two others may be away again.
+/// What is coded is encrypted as well. Two donors are away, two are killed, one alters all that it
+/// has: what nobody reads is mended from the others, and after that two others may be away again.
 pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -82,8 +82,8 @@ pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     let cluster = Cluster::start(6, "200M")?;
     let mut program = start(&cluster, &["--encrypt", "--scrub", "512M"])?;
     let pids = donors(&cluster)?;
-    // As much may be away as the code bears, no more: what a donor missed is made good before the next
-    // one fails.
+    // As much may be away as the code bears, no more: what a donor missed is made good before the
+    // next one fails.
     without(&pids[..2], || program.check())?;
     cluster.until_whole()?;
     pids[2..4].iter().for_each(|donor| kill_dead(*donor));

@@ -1,4 +1,5 @@
-//! `--encrypt`: what donors have of a program's memory or of a volume, and what becomes of it when they change it.
+//! `--encrypt`: what donors have of a program's memory or of a volume, and what becomes of it when
+//! they change it.
 //!
 //! The tests look into the donors' memory from outside, as whoever owns a donor's host can.
 
@@ -29,8 +30,8 @@ const PAGE: usize = 4096;
 /// In each page of the program's memory.
 const MARK: &[u8] = b"hecaton: nobody but me may read this";
 
-/// Fills so many MiB with marked pages, says so, and then checks them from end to end for each line of its input,
-/// and changes every third page.
+/// Fills so many MiB with marked pages, says so, and then checks them from end to end for each line
+/// of its input, and changes every third page.
 const PROGRAM: &str = "
 import sys
 size = int(sys.argv[1]) << 20
@@ -117,8 +118,8 @@ pub(crate) fn marked(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     Ok((pages, marked))
 }
 
-/// Whoever looks into a donor finds a program's memory there; not so with `--encrypt`, whatever becomes of
-/// its pager meanwhile.
+/// Whoever looks into a donor finds a program's memory there; not so with `--encrypt`, whatever
+/// becomes of its pager meanwhile.
 pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -167,8 +168,8 @@ pub(crate) fn alter(donor: &Value) -> anyhow::Result<u64> {
     })
 }
 
-/// What a donor changes is taken from another one, and its copies are made anew; where there is no other,
-/// the program is ended, with the reason.
+/// What a donor changes is taken from another one, and its copies are made anew; where there is no
+/// other, the program is ended, with the reason.
 pub(crate) fn donors_can_change_nothing() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -215,8 +216,8 @@ pub(crate) fn donors_can_change_nothing() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever looks into a donor finds a volume's data there; not so with `--encrypt`. What its process leaves when
-/// it is killed is there, and what donors change is an error, not data.
+/// Whoever looks into a donor finds a volume's data there; not so with `--encrypt`. What its
+/// process leaves when it is killed is there, and what donors change is an error, not data.
 pub(crate) fn donors_can_neither_read_nor_change_a_volume() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));

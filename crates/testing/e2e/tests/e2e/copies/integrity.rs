@@ -152,8 +152,8 @@ pub(crate) fn a_page_damaged_once_is_read_again(cluster: &Cluster) -> TestResult
     let output = running.output()?;
     let mut lines = BufReader::new(output).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
-    // What is damaged may be a request, or a frame's head, which costs a connection. Once more then,
-    // but never before it is known that no page was: two damages might meet in one page.
+    // What is damaged may be a request, or a frame's head, which costs a connection. Once more
+    // then, but never before it is known that no page was: two damages might meet in one page.
     until("a page is damaged", LONG, || {
         let (before, _) = beside.pages_in()?;
         beside.chaos.corrupt_next_grain();

@@ -1,6 +1,6 @@
-//! Copies at several donors, donors that are drained or want some of their memory back, and donors that
-//! are named: what programs and machines compute does not change by a byte, and nothing waits for a
-//! donor that says nothing.
+//! Copies at several donors, donors that are drained or want some of their memory back, and donors
+//! that are named: what programs and machines compute does not change by a byte, and nothing waits
+//! for a donor that says nothing.
 
 use crate::{
     harness::{
@@ -71,8 +71,8 @@ fn until_one_is_in_use(cluster: &Cluster, random: &mut Random) -> anyhow::Result
     Ok(u32::try_from(used[random.below(used.len())])?)
 }
 
-/// Each donor in turn says nothing for as long as it takes to be given up, and comes back with pages
-/// that are out of date.
+/// Each donor in turn says nothing for as long as it takes to be given up, and comes back with
+/// pages that are out of date.
 pub(crate) fn silent_donors_are_done_without() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &["--mirror", "2"]))?;
@@ -112,8 +112,8 @@ pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
     has_verified(&cluster, running, output)
 }
 
-/// Whoever drains is empty while its borrower runs, with one copy of each page or two. Encrypted pages are
-/// moved as they are, and open where they have come to.
+/// Whoever drains is empty while its borrower runs, with one copy of each page or two. Encrypted
+/// pages are moved as they are, and open where they have come to.
 pub(crate) fn a_donor_is_emptied_under_a_program() -> TestResult {
     for options in [&["--mirror", "1", "--encrypt"][..], &["--mirror", "2"]] {
         let cluster = Cluster::start(3, "400M")?;
@@ -177,8 +177,8 @@ fn cancel_recall(cluster: &Cluster, donor: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One donor after the other has half of what it has lent back while its borrower runs, and keeps to
-/// the limit when its process is killed.
+/// One donor after the other has half of what it has lent back while its borrower runs, and keeps
+/// to the limit when its process is killed.
 pub(crate) fn donors_have_memory_back_under_a_program() -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let (running, output) = spawn(verifier(&cluster, &[]))?;

@@ -1,5 +1,6 @@
-//! Donors that are to give memory back which nobody can take, and park it on their disk: programs go on
-//! with the right bytes, the hosts really have the memory, and a disk that is full loses nothing.
+//! Donors that are to give memory back which nobody can take, and park it on their disk: programs
+//! go on with the right bytes, the hosts really have the memory, and a disk that is full loses
+//! nothing.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -36,7 +37,8 @@ for turn, line in enumerate(sys.stdin, 1):
     print('checked', flush=True)
 ";
 
-/// The program, by a `hecaton run` that may have arguments. All of its memory has a place in the pool.
+/// The program, by a `hecaton run` that may have arguments. All of its memory has a place in the
+/// pool.
 fn start(cluster: &Cluster, mut command: Command) -> anyhow::Result<Verifier> {
     command.args(["--local", "16M", "--", "python3", "-c", PROGRAM]);
     let mut program = Verifier::start(&mut command).with_context(|| cluster.log_tail())?;
@@ -70,8 +72,8 @@ fn cancel(cluster: &Cluster, donor: &str) -> anyhow::Result<()> {
     ended.expect_success("hecaton node recall --cancel")
 }
 
-/// Two donors, with one copy of each page between them, are both to have all of it back. One of them is
-/// killed meanwhile.
+/// Two donors, with one copy of each page between them, are both to have all of it back. One of
+/// them is killed meanwhile.
 pub(crate) fn what_nobody_can_take_is_served_from_the_disk() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -172,8 +174,8 @@ pub(crate) fn a_full_disk_takes_nothing_away() -> TestResult {
 /// Has a node see the memory of its host as a file says.
 const ON_A_HOST_AS_SAID: &str = "mount --bind \"$0\" /proc/meminfo && exec \"$@\"";
 
-/// `--keep-free`, for a host that is short of memory because a file says so: to make one short, a good part
-/// of this machine's would have to be taken from whoever else uses it.
+/// `--keep-free`, for a host that is short of memory because a file says so: to make one short, a
+/// good part of this machine's would have to be taken from whoever else uses it.
 pub(crate) fn a_host_that_is_short_of_memory_has_it_back() -> TestResult {
     if !rustix::process::geteuid().is_root() {
         return Ok(Outcome::Skipped("mounting over /proc/meminfo takes root".to_owned()));

@@ -1,5 +1,5 @@
-//! A node that is killed with what it lent, and started again: it lends again when nobody counts on that
-//! any more, and a program with copies elsewhere notices nothing.
+//! A node that is killed with what it lent, and started again: it lends again when nobody counts on
+//! that any more, and a program with copies elsewhere notices nothing.
 
 use crate::{
     harness::{
@@ -32,8 +32,8 @@ fn node_of<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
     status["nodes"].as_array()?.iter().find(|node| node["name"] == name)
 }
 
-/// The borrower's pager finds out by itself that what was there is gone, makes its copies anew, and says so;
-/// until then the donor is kept from lending, and afterwards it lends.
+/// The borrower's pager finds out by itself that what was there is gone, makes its copies anew, and
+/// says so; until then the donor is kept from lending, and afterwards it lends.
 pub(crate) fn of_a_node_that_others_borrow_from() -> TestResult {
     let scratch = scratch()?;
     let log = log_in(&scratch)?;

@@ -320,8 +320,8 @@ pub(crate) fn of_a_node_under_a_machine(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// The same with QEMU: its guest verifies its memory while node and pager are killed, and its machine is shown
-/// and ends as if it had always been this node's.
+/// The same with QEMU: its guest verifies its memory while node and pager are killed, and its
+/// machine is shown and ends as if it had always been this node's.
 pub(crate) fn of_a_node_under_qemu(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut daemons = Daemons::start(&cluster.hecaton)?;
     let script = "stress-ng --vm 1 --vm-bytes 120M --verify --vm-method all -t 40";
@@ -346,8 +346,8 @@ pub(crate) fn of_a_node_under_qemu(cluster: &Cluster, guests: &Guests) -> TestRe
     Ok(Outcome::Passed)
 }
 
-/// The next node takes over the volumes of the one before, with their sockets and tables: clients notice
-/// nothing, and when a volume's process is killed then, another goes on.
+/// The next node takes over the volumes of the one before, with their sockets and tables: clients
+/// notice nothing, and when a volume's process is killed then, another goes on.
 pub(crate) fn of_a_node_under_a_volume(cluster: &Cluster) -> TestResult {
     if let Some(reason) = no_fio()?.or_else(|| missing("qemu-io")) {
         return Ok(Outcome::Skipped(reason));

@@ -1,4 +1,5 @@
-//! A browser without a window, driven as the WebDriver standard says, through Debian's chromedriver.
+//! A browser without a window, driven as the WebDriver standard says, through Debian's
+//! chromedriver.
 
 use crate::harness::{
     process::{Running, missing},

@@ -18,14 +18,15 @@ use std::{
     time::Duration,
 };
 
-/// Whether a consumer's or a volume's statistics were taken at this moment or later. Who serves it tells
-/// its node once a second, and the node the manager.
+/// Whether a consumer's or a volume's statistics were taken at this moment or later. Who serves it
+/// tells its node once a second, and the node the manager.
 pub(crate) fn is_since(stats: &Value, since_ms: u64) -> bool {
     stats["taken_at_ms"].as_u64() >= Some(since_ms)
 }
 
-/// How long anything may take that is not a program's own work. Shorter than a lease, so that memory
-/// which only a lease's end brings back is found missing, unless `HECATON_TEST_PATIENCE` scales it.
+/// How long anything may take that is not a program's own work. Shorter than a lease, so that
+/// memory which only a lease's end brings back is found missing, unless `HECATON_TEST_PATIENCE`
+/// scales it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(50);
 
 /// How long extents may stay away when whoever would have given them back was killed: the lease of
@@ -73,7 +74,8 @@ pub(crate) fn check_built() -> anyhow::Result<()> {
 /// What the daemons of a cluster log goes to this file of its directory.
 const LOG: &str = "log";
 
-/// A directory for a cluster. It stays until the world ends: the logs of a test that fails are in it.
+/// A directory for a cluster. It stays until the world ends: the logs of a test that fails are in
+/// it.
 pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
     // A short name: sockets are in it.
     let scratch = tempfile::Builder::new().prefix("").disable_cleanup(true).tempdir()?;
@@ -176,8 +178,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The cluster of a manager and nodes that were started one by one. Programs are started through
-    /// `node`; it and the others log to [`log_in`] the same directory.
+    /// The cluster of a manager and nodes that were started one by one. Programs are started
+    /// through `node`; it and the others log to [`log_in`] the same directory.
     pub(crate) fn of(
         url: String,
         prefix: Vec<OsString>,

@@ -1,4 +1,5 @@
-//! A program that fills its memory, compares all of it whenever it is told to by a line, and says so.
+//! A program that fills its memory, compares all of it whenever it is told to by a line, and says
+//! so.
 
 use crate::harness::process::Running;
 use anyhow::{Context as _, ensure};

@@ -1,7 +1,7 @@
 //! Waits for events, with limits that `HECATON_TEST_PATIENCE` scales.
 //!
-//! `look` returns an outer error when the event cannot come any more: the wait ends at once. Its inner
-//! error says what it saw: the wait goes on, and at the limit fails with the last of them.
+//! `look` returns an outer error when the event cannot come any more: the wait ends at once. Its
+//! inner error says what it saw: the wait goes on, and at the limit fails with the last of them.
 
 use super::world::processes;
 use anyhow::Context as _;

@@ -1,5 +1,5 @@
-//! Containers take part in what a node's agent divides: programs in memory cgroups whose limits it moves. No guest is needed but for the
-//! other version of cgroups.
+//! Containers take part in what a node's agent divides: programs in memory cgroups whose limits it
+//! moves. No guest is needed but for the other version of cgroups.
 
 use crate::{
     agent::{Host, M, adds_up},
@@ -26,7 +26,8 @@ fn name(word: &str) -> String {
     format!("{word}-{}", std::process::id())
 }
 
-/// The reason to skip if this host has no memory cgroups of a version that the tests know the place of.
+/// The reason to skip if this host has no memory cgroups of a version that the tests know the place
+/// of.
 fn lacking() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("memory cgroups take root".to_owned());
@@ -86,8 +87,9 @@ fn nothing_is_left(host: &Host<'_>, groups: &[&Path]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A container has what is free, all of its processes together, and gives file pages, and what its program has freed, to those that come; over the
-/// kill of the agent, and its own first process's end. Nobody is killed for it.
+/// A container has what is free, all of its processes together, and gives file pages, and what its
+/// program has freed, to those that come; over the kill of the agent, and its own first process's
+/// end. Nobody is killed for it.
 pub(crate) fn one_takes_what_is_free_and_gives_it(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));
@@ -152,8 +154,9 @@ pub(crate) fn one_takes_what_is_free_and_gives_it(cluster: &Cluster) -> TestResu
     Ok(Outcome::Passed)
 }
 
-/// A program that listens is told, and gives in time; one that gives nothing is killed with all of its processes when somebody waits for what it
-/// has; one whose minimum is needed is told to end before.
+/// A program that listens is told, and gives in time; one that gives nothing is killed with all of
+/// its processes when somebody waits for what it has; one whose minimum is needed is told to end
+/// before.
 pub(crate) fn one_that_cannot_give_is_evicted(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));
@@ -167,7 +170,8 @@ pub(crate) fn one_that_cannot_give_is_evicted(cluster: &Cluster) -> TestResult {
     let [stubborn, regular, obedient, large] =
         ["stubborn", "regular", "obedient", "large"].map(name);
     let options = ["--harvest", "--restart", "--min", "256M", "--max", "1G"];
-    // The first process ends at once. What a shell starts in the background has none of its input by itself.
+    // The first process ends at once. What a shell starts in the background has none of its input
+    // by itself.
     let words = ["sh", "-c", "exec 3<&0; \"$0\" <&3 & echo started", ELASTIC];
     let mut container = start(&host, &stubborn, &options, &words)?;
     container.wait_for("started")?;
@@ -281,8 +285,9 @@ pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// In a guest that has two NUMA nodes, two processors and cgroups of version 2. A machine and a container of one core each want the same
-/// processor; then they are idle, and it is about memory. In the end the agent finds a hierarchy that is as in a container's namespace.
+/// In a guest that has two NUMA nodes, two processors and cgroups of version 2. A machine and a
+/// container of one core each want the same processor; then they are idle, and it is about memory.
+/// In the end the agent finds a hierarchy that is as in a container's namespace.
 const TWO_NODES: &str = r#"
 cgroups=/sys/fs/cgroup
 mkdir -p $cgroups && mount -t cgroup2 none $cgroups || die cgroup
@@ -365,7 +370,8 @@ none_left || die left
 true
 "#;
 
-/// With cgroup version 2, on the node that is named; and with cores, of which a machine has some as well.
+/// With cgroup version 2, on the node that is named; and with cores, of which a machine has some as
+/// well.
 pub(crate) fn on_two_nodes_and_cgroup_version_2(cluster: &Cluster, guests: &Guests) -> TestResult {
     let elastic = Some(Path::new(ELASTIC));
     let mut host = numa_host::host(cluster, guests, "containers", TWO_NODES, elastic)?;

@@ -1,6 +1,8 @@
-//! A node's agent divides the cores of this host among machines: in its ledger, and by cgroups of the real kernel.
+//! A node's agent divides the cores of this host among machines: in its ledger, and by cgroups of
+//! the real kernel.
 //!
-//! No guest is needed: what a machine was promised counts from its admission, and its process is in its group from then on.
+//! No guest is needed: what a machine was promised counts from its admission, and its process is in
+//! its group from then on.
 
 use crate::{
     agent::{Host, sleeping_qemu},
@@ -55,7 +57,8 @@ fn harvest(host: &Host<'_>, name: &str, cores: &str, qemu: &Path) -> anyhow::Res
     machine(host, name, &sizes, qemu)
 }
 
-/// Waits until these are there, and those wait, each for cores. There are never more cores than there are.
+/// Waits until these are there, and those wait, each for cores. There are never more cores than
+/// there are.
 fn until(host: &Host<'_>, what: &str, there: &[&str], waiting: &[&str]) -> anyhow::Result<()> {
     host.eventually(what, PATIENCE, |status| {
         let cores = &status["cores"];
@@ -74,7 +77,8 @@ fn until(host: &Host<'_>, what: &str, there: &[&str], waiting: &[&str]) -> anyho
     })
 }
 
-/// The cgroup of the agent's machines; the reason to skip if the kernel does not let one make it. One of them has cores.
+/// The cgroup of the agent's machines; the reason to skip if the kernel does not let one make it.
+/// One of them has cores.
 fn group(host: &Host<'_>) -> anyhow::Result<Result<PathBuf, String>> {
     let status = host.status()?;
     let mut machines = status["machines"].as_array().into_iter().flatten();
@@ -86,7 +90,8 @@ fn group(host: &Host<'_>) -> anyhow::Result<Result<PathBuf, String>> {
     Ok(Ok(PathBuf::from(group)))
 }
 
-/// Whether a machine's process, and no other, is in its group, and that has the weight of this many cores.
+/// Whether a machine's process, and no other, is in its group, and that has the weight of this many
+/// cores.
 fn is_in_its_group(host: &Host<'_>, group: &Path, name: &str, cores: u64) -> anyhow::Result<()> {
     let (file, usual) = match group.join("cpu.shares").exists() {
         true => ("cpu.shares", 1024),
@@ -118,15 +123,17 @@ impl Drop for Leftover {
     }
 }
 
-/// Waits until the agent has removed its group, as it does when the last machine with cores has ended.
+/// Waits until the agent has removed its group, as it does when the last machine with cores has
+/// ended.
 fn until_gone(group: &Path) -> anyhow::Result<()> {
     wait::until("the agent has removed its cgroup", PATIENCE, || {
         Ok(if group.exists() { Err(format!("{} is left", group.display())) } else { Ok(()) })
     })
 }
 
-/// A machine has a cgroup with the weight of its cores; one that needs the cores of a harvest VM's minimum evicts it, though
-/// there is memory; one that nobody is evicted for waits until somebody leaves. The agent is killed in between.
+/// A machine has a cgroup with the weight of its cores; one that needs the cores of a harvest VM's
+/// minimum evicts it, though there is memory; one that nobody is evicted for waits until somebody
+/// leaves. The agent is killed in between.
 pub(crate) fn they_are_divided_and_the_agent_is_killed(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking()? {
         return Ok(Outcome::Skipped(reason));
@@ -226,8 +233,9 @@ fn busy_qemu(cluster: &Cluster, programs: usize) -> anyhow::Result<PathBuf> {
     Ok(fake)
 }
 
-/// On a processor that two machines of one core each want, each has as much of its time, whatever they run: not four times as much
-/// for one that runs four times as many programs. Counted is what the kernel gave, and not how long that took.
+/// On a processor that two machines of one core each want, each has as much of its time, whatever
+/// they run: not four times as much for one that runs four times as many programs. Counted is what
+/// the kernel gave, and not how long that took.
 pub(crate) fn busy_machines_share_by_weight(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking()?.or_else(|| missing_any(&["taskset", "seq"])) {
         return Ok(Outcome::Skipped(reason));

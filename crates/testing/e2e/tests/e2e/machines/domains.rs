@@ -1,5 +1,6 @@
-//! Domains of a real libvirt take part in what a node's agent divides. The libvirt is the test's own, in a mount namespace, so
-//! that the machine's own is not touched; it hangs, is killed, and is started again.
+//! Domains of a real libvirt take part in what a node's agent divides. The libvirt is the test's
+//! own, in a mount namespace, so that the machine's own is not touched; it hangs, is killed, and is
+//! started again.
 
 use crate::{
     agent::{Host, M, sleeping_qemu},
@@ -20,7 +21,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What a harvest VM and a regular one are known by, also to whom has to end them: this test's, and nobody else's.
+/// What a harvest VM and a regular one are known by, also to whom has to end them: this test's, and
+/// nobody else's.
 fn harvest() -> String {
     format!("5c1b8f0e-2f0c-4c52-9f01-{:012x}", std::process::id())
 }
@@ -188,9 +190,9 @@ fn state<'a>(status: &'a Value, name: &str) -> Option<&'a str> {
     machines.iter().find(|machine| machine["name"] == name)?["state"].as_str()
 }
 
-/// A domain that was made a harvest VM grows, gives way to a regular machine, and is shut down for the next one, while
-/// its libvirt hangs, is killed and comes back in between. Domains are started when there is room for them, or counted when they are
-/// seen.
+/// A domain that was made a harvest VM grows, gives way to a regular machine, and is shut down for
+/// the next one, while its libvirt hangs, is killed and comes back in between. Domains are started
+/// when there is room for them, or counted when they are seen.
 pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut libvirt = match Libvirtd::start(cluster)? {
         Ok(libvirt) => libvirt,

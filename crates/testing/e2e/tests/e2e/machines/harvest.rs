@@ -1,7 +1,9 @@
-//! Harvest VMs: stock QEMU whose guest grows and shrinks through virtio-mem, on each of its NUMA nodes.
+//! Harvest VMs: stock QEMU whose guest grows and shrinks through virtio-mem, on each of its NUMA
+//! nodes.
 //!
-//! The machines are emulated, and so how long things take is printed and not judged. What a guest sees of its size
-//! and what QEMU says of it change one after the other: a guest ends when it is told to, and not by what it sees.
+//! The machines are emulated, and so how long things take is printed and not judged. What a guest
+//! sees of its size and what QEMU says of it change one after the other: a guest ends when it is
+//! told to, and not by what it sees.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -51,8 +53,9 @@ const TWO_NODES: &[&str] = &[
     "virtio-mem-pci,id=vm1,memdev=more1,node=1,block-size=2M,requested-size=0",
 ];
 
-/// What is plugged is movable; `until_has NODE gt|lt MIB` waits until a node has more or less; `told` until the test
-/// says something, and is no process, for which a full guest may have no memory.
+/// What is plugged is movable; `until_has NODE gt|lt MIB` waits until a node has more or less;
+/// `told` until the test says something, and is no process, for which a full guest may have no
+/// memory.
 const PRELUDE: &str = "echo online_movable > /sys/devices/system/memory/auto_online_blocks
     has() { awk '/MemTotal/ {print int($4/1024)}' /sys/devices/system/node/node$1/meminfo; }
     until_has() { while ! [ $(has $1) -$2 $3 ]; do sleep 1; done; echo guest: node $1 has $(has $1); }
@@ -172,7 +175,8 @@ fn grows_and_shrinks(cluster: &Cluster, guests: &Guests, qemu: Qemu) -> TestResu
     // From the node that is named, and from no other.
     resize(&mut machine, &mut monitor, "vm1", 0)?;
     ensure!(device(&mut monitor, "vm0")?.plugged_bytes == 512 * M, "the other node gave as well");
-    // Not a page of it is left to be read by whoever has the memory next: the kernel gives out zeroed ones.
+    // Not a page of it is left to be read by whoever has the memory next: the kernel gives out
+    // zeroed ones.
     let files = memory_files(&monitor)?;
     ensure!(files.contains(&(384 * M, 0)), "what was given back is still in memory: {files:?}");
     machine.wait_for("guest: node 1 has")?;
@@ -198,8 +202,9 @@ pub(crate) fn debians_own_qemu(cluster: &Cluster, guests: &Guests) -> TestResult
     grows_and_shrinks(cluster, guests, Qemu::Installed)
 }
 
-/// A guest that is full cannot give what it is asked for: the sizes say so for as long as it is so, the
-/// monitor answers, and when the memory is free the guest goes on as soon as it is asked once more.
+/// A guest that is full cannot give what it is asked for: the sizes say so for as long as it is so,
+/// the monitor answers, and when the memory is free the guest goes on as soon as it is asked once
+/// more.
 pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = format!(
         "{PRELUDE} echo guest: waits
@@ -240,8 +245,8 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> 
     machine.say("")?;
     machine.wait_for("guest: empty")?;
     let emptied = Instant::now();
-    // By itself its driver tries again after 50 s, and then less and less often. Asked for another size it does at once: so the
-    // agent reminds those that have given late.
+    // By itself its driver tries again after 50 s, and then less and less often. Asked for another
+    // size it does at once: so the agent reminds those that have given late.
     for id in ["vm0", "vm1"] {
         for bytes in [2 * M, 0] {
             machine.explained(monitor.request_size(id, bytes, PATIENCE))?;
@@ -259,7 +264,8 @@ pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> 
     Ok(Outcome::Passed)
 }
 
-/// While the host takes memory, `hecaton guest` readies more of it, and uses it again when the host has been silent.
+/// While the host takes memory, `hecaton guest` readies more of it, and uses it again when the host
+/// has been silent.
 pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster, guests: &Guests) -> TestResult {
     let config = "pre-reclaim = '2G'\nreserve = '256M'\n[[application]]\nname = 'a'\nhook = { command = ['true'] }\n";
     let files = [("guest.toml", config)];
@@ -300,8 +306,8 @@ pub(crate) fn what_is_readied_is_used_again(cluster: &Cluster, guests: &Guests) 
     Ok(Outcome::Passed)
 }
 
-/// The paper's figure 5 at 1/128 of its sizes: the broker decides, and real guests give and take. No agent is
-/// there yet; the test stands in for it.
+/// The paper's figure 5 at 1/128 of its sizes: the broker decides, and real guests give and take.
+/// No agent is there yet; the test stands in for it.
 pub(crate) fn figure_5(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut figure = Figure::start(cluster, guests)?;
     figure.until("t0: it has what is unallocated but for the buffer", 256)?;
@@ -403,7 +409,8 @@ impl<'a> Figure<'a> {
         Ok(())
     }
 
-    /// Looks at the host, and does what the broker says. What the harvest VM has beyond its minimum.
+    /// Looks at the host, and does what the broker says. What the harvest VM has beyond its
+    /// minimum.
     fn step(&mut self) -> anyhow::Result<u64> {
         let node = NumaNode { total_bytes: 2048 * M, ..NumaNode::default() };
         let regular = self.regular.iter().map(|(id, (_, bytes))| Vm {

@@ -1,7 +1,8 @@
-//! The agent on a host of two NUMA nodes, which test machines rarely have. In some tests a guest is the host: its machines
-//! are real QEMUs that hold memory of both nodes and run nothing, for in an emulated guest another one takes minutes to boot.
-//! In the others this machine is the host, and its agent is shown two nodes: real guests give memory back there, and what
-//! is bound is all on the one node that there is.
+//! The agent on a host of two NUMA nodes, which test machines rarely have. In some tests a guest is
+//! the host: its machines are real QEMUs that hold memory of both nodes and run nothing, for in an
+//! emulated guest another one takes minutes to boot. In the others this machine is the host, and
+//! its agent is shown two nodes: real guests give memory back there, and what is bound is all on
+//! the one node that there is.
 
 use crate::{
     agent::{Host, adds_up, held, sleeping_qemu},
@@ -76,7 +77,8 @@ qemu="qemu-system-x86_64 -accel tcg -nodefaults -display none"
 hecaton manager --listen 127.0.0.1:7070 >/tmp/log 2>&1 &
 "#;
 
-/// Machines come, one after the other; after each the host is shown. The one that can grow has no program, and waits.
+/// Machines come, one after the other; after each the host is shown. The one that can grow has no
+/// program, and waits.
 const MACHINES: &str = r#"
 start --manage 512M --buffer 64M --numa-balance
 echo "guest: empty $(status)"
@@ -110,8 +112,8 @@ create spans regular starting --memory 300M -- idle
 hecaton host status --dir /tmp/n | grep -q "spread over NUMA nodes: 1" || die spread
 "#;
 
-/// The guest that is the host, with these programs and scripts. Its kernel line has no room for them. `program`: what the script starts besides;
-/// QEMU without it.
+/// The guest that is the host, with these programs and scripts. Its kernel line has no room for
+/// them. `program`: what the script starts besides; QEMU without it.
 pub(crate) fn host(
     cluster: &Cluster,
     guests: &Guests,
@@ -129,8 +131,9 @@ pub(crate) fn host(
     Machine::start_with_its_memory(cluster, &guests, &spec)
 }
 
-/// A machine's memory is on the node that is named, or within one wherever that can be; one for which no node is large
-/// enough spans them, and is counted. Each node keeps its part of the buffer.
+/// A machine's memory is on the node that is named, or within one wherever that can be; one for
+/// which no node is large enough spans them, and is counted. Each node keeps its part of the
+/// buffer.
 pub(crate) fn machines_stay_within_a_node(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = host(cluster, guests, "numa-host", MACHINES, None)?;
 
@@ -176,8 +179,8 @@ pub(crate) fn machines_stay_within_a_node(cluster: &Cluster, guests: &Guests) ->
     Ok(Outcome::Passed)
 }
 
-/// A volume is in what donors lend, which have 128 MiB of each node or so, and in no file; a regular VM comes that has to
-/// be on node 1, and the node is killed as that gives way.
+/// A volume is in what donors lend, which have 128 MiB of each node or so, and in no file; a
+/// regular VM comes that has to be on node 1, and the node is killed as that gives way.
 const LENDS: &str = r#"
 load ublk_drv
 lends() { start --manage 384M --buffer 32M --lend 256M; }
@@ -224,9 +227,10 @@ hecaton node drain host-numa0 --cancel --manager http://127.0.0.1:7070 || die ca
 [ "$(sum)" = "$sum" ] || die damaged
 "#;
 
-/// What a node with an agent lends is of NUMA nodes, each with a donor and a limit of its own: who comes to one of them
-/// has what that one has lent moved to the other, and not more, also when the node is killed meanwhile. The manager's
-/// orders go on working. Where the memory is, the kernel says.
+/// What a node with an agent lends is of NUMA nodes, each with a donor and a limit of its own: who
+/// comes to one of them has what that one has lent moved to the other, and not more, also when the
+/// node is killed meanwhile. The manager's orders go on working. Where the memory is, the kernel
+/// says.
 pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = host(cluster, guests, "numa-lends", LENDS, None)?;
     // What is lent and used of each node; the script has seen that it is in memory there.
@@ -250,8 +254,9 @@ pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster, guests: &Gue
     Ok(Outcome::Passed)
 }
 
-/// A host of two nodes of 768 MiB, as this one's agent sees it: in a mount namespace of its own, with files in place of
-/// the kernel's. What is bound to the second node is bound to this machine's own.
+/// A host of two nodes of 768 MiB, as this one's agent sees it: in a mount namespace of its own,
+/// with files in place of the kernel's. What is bound to the second node is bound to this machine's
+/// own.
 fn two_nodes(
     cluster: &Cluster,
     guests: &Guests,
@@ -302,8 +307,9 @@ type TwoNodes = Result<(Vec<OsString>, Vec<OsString>), String>;
 const NODES: &str = "of() { awk '/MemTotal/ {print int($4 / 1024)}' /sys/devices/system/node/node$1/meminfo; }
     while :; do now=\"$(of 0) $(of 1)\"; [ \"$now\" = \"$was\" ] || echo guest: nodes $now; was=$now; sleep 1; done";
 
-/// A harvest VM has a virtio-mem device of each node, and gives back of the one on which a regular VM comes; its guest, which
-/// has both nodes, loses memory of that one. Also over the kill of the node.
+/// A harvest VM has a virtio-mem device of each node, and gives back of the one on which a regular
+/// VM comes; its guest, which has both nodes, loses memory of that one. Also over the kill of the
+/// node.
 pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
     cluster: &Cluster,
     guests: &Guests,
@@ -316,7 +322,8 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
     let arguments = ["--harvest", "--min", "256M", "--max", "1G"];
     let mut harvest = host.machine_by(line, "harvest", &arguments, &[])?;
     host.eventually("it is admitted", GUEST_PATIENCE, |status| Ok(parts(status).is_ok()))?;
-    // Its minimum is on the node that had most, which is the guest's first. All below is in the guest's order.
+    // Its minimum is on the node that had most, which is the guest's first. All below is in the
+    // guest's order.
     let nodes = parts(&host.status()?)?.map(|(node, _)| node);
     let is =
         |host: &Host<'_>, what: &str, regular: [u64; 2], harvested: &dyn Fn([u64; 2]) -> bool| {
@@ -379,7 +386,8 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
     Ok(Outcome::Passed)
 }
 
-/// Of the harvest VM, which runs: the host's nodes in the guest's order, and what is harvested of each in MiB.
+/// Of the harvest VM, which runs: the host's nodes in the guest's order, and what is harvested of
+/// each in MiB.
 fn parts(status: &Value) -> anyhow::Result<[(usize, u64); 2]> {
     let mut machines = status["machines"].as_array().into_iter().flatten();
     let machine =
@@ -394,7 +402,8 @@ fn parts(status: &Value) -> anyhow::Result<[(usize, u64); 2]> {
     Ok([part(0)?, part(1)?])
 }
 
-/// A machine with a balloon is on the node that is named. Who comes to another one has nothing of it.
+/// A machine with a balloon is on the node that is named. Who comes to another one has nothing of
+/// it.
 pub(crate) fn a_balloon_gives_on_its_node(cluster: &Cluster, guests: &Guests) -> TestResult {
     let (before, line) =
         match two_nodes(cluster, guests, "two-nodes-balloon", "echo guest: waits; sleep 3600")? {

@@ -1,5 +1,5 @@
-//! Stock QEMU with its guest's memory in the pool: emulated (these machines cannot boot a stock guest
-//! with KVM), under loads that verify what they read.
+//! Stock QEMU with its guest's memory in the pool: emulated (these machines cannot boot a stock
+//! guest with KVM), under loads that verify what they read.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -159,8 +159,8 @@ pub(crate) fn libvirt_of_the_backports_starts_it(cluster: &Cluster, guests: &Gue
     by_libvirt(cluster, guests, Some(guests.backports_virsh()))
 }
 
-/// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`). `dir` is
-/// where its virsh is, if that is not in the path.
+/// Through a real libvirt, in this process group and a directory of its own (`qemu:///embed`).
+/// `dir` is where its virsh is, if that is not in the path.
 fn by_libvirt(cluster: &Cluster, guests: &Guests, dir: Option<PathBuf>) -> TestResult {
     let program = dir.as_ref().map_or_else(|| "virsh".into(), |dir| dir.join("virsh"));
     let path = env::var_os("PATH").unwrap_or_default();
@@ -398,8 +398,8 @@ pub(crate) fn eight_small_ones_at_once(cluster: &Cluster, guests: &Guests) -> Te
 pub(crate) fn suspended_and_resumed(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script =
         format!("echo guest: sleeping; echo mem > /sys/power/state; echo guest: awake; {VERIFY}");
-    // A kernel that QEMU has started without firmware does not find its way back from a suspend. The
-    // last `-kernel` counts.
+    // A kernel that QEMU has started without firmware does not find its way back from a suspend.
+    // The last `-kernel` counts.
     let kernel = guests.packed_kernel().display().to_string();
     let arguments = &["-no-reboot", "-kernel", &kernel];
     let spec = Spec { script: &script, arguments, ..Spec::default() };

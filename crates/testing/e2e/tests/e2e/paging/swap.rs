@@ -57,7 +57,8 @@ fn swapping(cluster: &Cluster, options: &[&str]) -> Command {
     command
 }
 
-/// What is swapped to loop devices of this test's files. /proc/swaps has those of the whole machine.
+/// What is swapped to loop devices of this test's files. /proc/swaps has those of the whole
+/// machine.
 fn swapped_bytes() -> anyhow::Result<u64> {
     let own = loop_devices_here()?;
     let swaps = fs::read_to_string("/proc/swaps")?;
@@ -173,8 +174,8 @@ pub(crate) fn ten_times_the_limit() -> TestResult {
     }
     let cluster = Cluster::start(3, "700M")?;
     let mut command = swapping(&cluster, &["--mirror", "2"]);
-    // It gives memory back and takes some at random, so it runs for as long as the test wants it to:
-    // until its standard input ends.
+    // It gives memory back and takes some at random, so it runs for as long as the test wants it
+    // to: until its standard input ends.
     let mut running = Running::spawn(command.arg(VERIFY).args(MEMORY))?;
     let input = running.child_mut().stdin.take();
     wait_for_swap(&mut running, 200 << 20)?;
@@ -194,8 +195,9 @@ pub(crate) fn ten_times_the_limit() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever looks into a donor finds there what the kernel has swapped out; not so with `--encrypt`. The program has
-/// the right bytes in either case, though the process that serves the swap and a donor are killed.
+/// Whoever looks into a donor finds there what the kernel has swapped out; not so with `--encrypt`.
+/// The program has the right bytes in either case, though the process that serves the swap and a
+/// donor are killed.
 pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = lacking().or_else(|| missing("python3")) {
         return Ok(Outcome::Skipped(reason));

@@ -1,5 +1,5 @@
-//! Volumes as block devices of a host: a guest is the host, for few kernels have their driver. It runs a cluster of its
-//! own, and so this is Hecaton in a machine of another kernel, too.
+//! Volumes as block devices of a host: a guest is the host, for few kernels have their driver. It
+//! runs a cluster of its own, and so this is Hecaton in a machine of another kernel, too.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -14,10 +14,10 @@ use std::{fs, path::Path};
 
 const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
 
-/// Fills a file system on a device whose process is killed again and again, and its node, too, takes the device away, and
-/// finds all of it on another one that is to be read only. Of a device whose node and process are killed together it finds
-/// nothing, and nobody waits for it. Then a program has four times the memory that it may have, on swap whose process is
-/// killed.
+/// Fills a file system on a device whose process is killed again and again, and its node, too,
+/// takes the device away, and finds all of it on another one that is to be read only. Of a device
+/// whose node and process are killed together it finds nothing, and nobody waits for it. Then a
+/// program has four times the memory that it may have, on swap whose process is killed.
 const SCRIPT: &str = r#"
 load ublk_drv
 cd /tmp/h || exit 1

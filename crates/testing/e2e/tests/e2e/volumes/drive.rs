@@ -1,7 +1,8 @@
 //! Volumes as drives of emulated machines: over vhost-user and NBD, with nothing of Hecaton in the
 //! guest, and attached by the guest's own kernel.
 //!
-//! Scripts name `mkfs.ext4` and `/bin/nbd-client`: busybox has an `mke2fs` and an `nbd-client` of its own.
+//! Scripts name `mkfs.ext4` and `/bin/nbd-client`: busybox has an `mke2fs` and an `nbd-client` of
+//! its own.
 
 use crate::{
     harness::{
@@ -90,8 +91,8 @@ echo guest: full
 reboot -f
 "#;
 
-/// The process that serves a drive is killed again and again as a guest fills it, a donor too. The guest
-/// notices nothing, and finds all of it after a reboot.
+/// The process that serves a drive is killed again and again as a guest fills it, a donor too. The
+/// guest notices nothing, and finds all of it after a reboot.
 pub(crate) fn file_systems_outlive_what_is_killed(guests: &Guests) -> TestResult {
     let cluster = Cluster::start(3, "400M")?;
     let small = Disk::create(&cluster, "small", "96M", &["--mirror", "2"])?;
@@ -168,7 +169,8 @@ pub(crate) fn two_machines_know_nothing_of_it(cluster: &Cluster, guests: &Guests
     Ok(Outcome::Passed)
 }
 
-/// Four writers with requests of all sizes under way, and all that they have written is read again and compared.
+/// Four writers with requests of all sizes under way, and all that they have written is read again
+/// and compared.
 const FIO: &str = r#"
 export LD_LIBRARY_PATH=/tmp/f PATH=/tmp/f:$PATH
 fio --name=v --filename=/dev/vda --thread --ioengine=libaio --iodepth=16 --direct=1 --numjobs=4 --size=20M \
@@ -215,7 +217,8 @@ pub(crate) fn fio_verifies_in_a_guest(cluster: &Cluster, guests: &Guests) -> Tes
     Ok(Outcome::Passed)
 }
 
-/// Two machines have one drive, which they are told is read only; nobody writes it in another way meanwhile.
+/// Two machines have one drive, which they are told is read only; nobody writes it in another way
+/// meanwhile.
 pub(crate) fn two_machines_read_what_neither_writes(
     cluster: &Cluster,
     guests: &Guests,
@@ -283,7 +286,8 @@ dd if=/tmp/data of=/dev/vda bs=1M seek=40 count=1 oflag=direct 2>/dev/null && ex
 [ "$(said)" = "$(md5sum </tmp/data)" ]
 "#;
 
-/// A drive grows and shrinks under guests of either QEMU, also while QEMU is not connected, and none is started again.
+/// A drive grows and shrinks under guests of either QEMU, also while QEMU is not connected, and
+/// none is started again.
 pub(crate) fn it_has_another_size_as_the_guest_runs(
     cluster: &Cluster,
     guests: &Guests,
@@ -308,7 +312,8 @@ pub(crate) fn it_has_another_size_as_the_guest_runs(
         cluster.eventually("it writes beyond the old end", GUEST_PATIENCE, |_| {
             Ok(disk.stats()?["written_bytes"].as_u64() >= Some(4 << 20))
         })?;
-        // Its process is killed, and another one has a volume of another size, before QEMU can connect again.
+        // Its process is killed, and another one has a volume of another size, before QEMU can
+        // connect again.
         let stopped = Stopped::stop(machine.id());
         disk.kill()?;
         until("another process gives it another size", PATIENCE, || {
@@ -365,9 +370,10 @@ pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster, guests: &Guests) ->
     let port = uri.rsplit(':').next().and_then(|rest| rest.split('/').next());
     let port = port.with_context(|| format!("no port in {uri}"))?;
     let (data, sum) = random_file(cluster, 200 << 20)?;
-    // What reaches this address of QEMU's own network reaches the host's loopback. `dd` has a buffer
-    // that is larger than the guest's memory, fills it, and writes out what is in it. Answers must find
-    // memory to be received into: without a reserve the guest's kernel drops them, and waits ever longer.
+    // What reaches this address of QEMU's own network reaches the host's loopback. `dd` has a
+    // buffer that is larger than the guest's memory, fills it, and writes out what is in it.
+    // Answers must find memory to be received into: without a reserve the guest's kernel drops
+    // them, and waits ever longer.
     let script = format!(
         "load virtio_net nbd
         echo 16384 >/proc/sys/vm/min_free_kbytes

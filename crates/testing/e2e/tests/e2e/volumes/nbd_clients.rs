@@ -18,8 +18,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// Many requests under way, each with a pattern of its own; what blocks are; what is beyond the end; a connection that is
-/// negotiated step by step.
+/// Many requests under way, each with a pattern of its own; what blocks are; what is beyond the
+/// end; a connection that is negotiated step by step.
 const SHELL: &str = r#"
 import errno
 h.set_opt_mode(True)

@@ -166,7 +166,8 @@ fn three_nodes(
     Ok((cluster, (secure, others)))
 }
 
-/// Once nothing is stored any more, the others end when they are told to, and no key is in their log.
+/// Once nothing is stored any more, the others end when they are told to, and no key is in their
+/// log.
 fn all_end(cluster: &Cluster, others: [Running; 2]) -> TestResult {
     cluster.wait_until_idle(PATIENCE)?;
     let log = cluster.log_tail();
@@ -178,8 +179,8 @@ fn all_end(cluster: &Cluster, others: [Running; 2]) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Three nodes with certificates, and an encrypted volume that one of them has at a time. Its process is killed on
-/// either side of the hand-over.
+/// Three nodes with certificates, and an encrypted volume that one of them has at a time. Its
+/// process is killed on either side of the hand-over.
 pub(crate) fn a_volume_goes_from_node_to_node() -> TestResult {
     if let Some(reason) = missing("nbdcopy") {
         return Ok(Outcome::Skipped(reason));
@@ -232,8 +233,8 @@ pub(crate) fn a_volume_goes_from_node_to_node() -> TestResult {
     all_end(&cluster, others)
 }
 
-/// A client of libnbd's shell, which is attached for as long as this is there. It reads a page for each line that it is sent, and says
-/// what begins it, or that it failed.
+/// A client of libnbd's shell, which is attached for as long as this is there. It reads a page for
+/// each line that it is sent, and says what begins it, or that it failed.
 const CLIENT: &str = r#"
 import sys
 print("attached", flush=True)
@@ -244,7 +245,8 @@ for line in sys.stdin:
         print("error", flush=True)
 "#;
 
-/// Three nodes with certificates, and an encrypted volume that one of them has and the others read by themselves.
+/// Three nodes with certificates, and an encrypted volume that one of them has and the others read
+/// by themselves.
 pub(crate) fn nodes_read_one_volume_or_one_writes() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "nbdsh", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));

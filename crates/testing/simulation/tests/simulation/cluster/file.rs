@@ -1,4 +1,5 @@
-//! The registry's file, as redb is to a manager that is alone: what was committed, all of a change or nothing.
+//! The registry's file, as redb is to a manager that is alone: what was committed, all of a change
+//! or nothing.
 
 use hecaton_manager::records::book::Book;
 use hecaton_manager::records::lasting::Lasting;
@@ -6,11 +7,11 @@ use std::time::Duration;
 
 #[derive(Default)]
 pub(super) struct File {
-    /// What outlives the manager.
+    /// State that outlives the manager.
     pub(super) lasting: Lasting,
     /// Its disk has no room until then.
     pub(super) full_until: Duration,
-    /// What is committed before that takes as long.
+    /// A commit before that time ends at that time.
     pub(super) slow_until: Duration,
     /// How often a manager has opened it, and how often it took nothing.
     pub(super) opened: u64,

@@ -1,5 +1,5 @@
-//! The registry's keeper, as etcd is to managers: one key with a lease, a number for each making of it, and
-//! what is written as long as that number is the last one.
+//! The registry's keeper, as etcd is to managers: one key with a lease, a number for each making of
+//! it, and what is written as long as that number is the last one.
 
 use super::Answer;
 use hecaton_manager::records::election::{Ask, Heard, Term};
@@ -15,11 +15,11 @@ pub(super) type Process = (usize, u64);
 
 #[derive(Default)]
 pub(super) struct Keeper {
-    /// Whose the key is, with the lease that was made for it, which ends then.
+    /// Holder of the key, the lease that was made for it, and the end of that lease.
     holder: Option<(Process, Term, Duration)>,
     term: u64,
     pub(super) lasting: Lasting,
-    /// What the last write has left.
+    /// Stamp that the last write has left.
     pub(super) stamp: Option<Stamp>,
     /// Writes of terms that are over.
     pub(super) superseded: u64,
@@ -52,7 +52,8 @@ impl Keeper {
         }
     }
 
-    /// Takes changes if the term is the last one, and if they find the stamp that they are to come after.
+    /// Takes changes if the term is the last one, and if they find the stamp that they are to come
+    /// after.
     pub(super) fn write(
         &mut self,
         now: Duration,

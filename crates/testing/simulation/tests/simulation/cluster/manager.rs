@@ -1,6 +1,6 @@
-//! A manager's process: its own election and registry, with letters where the product has etcd's HTTP
-//! interface and its own, and two things under way at most, as it has a thread that campaigns and a lock
-//! around the registry. Or one that is alone, with a file.
+//! A manager's process: its own election and registry, with letters where the product has etcd's
+//! HTTP interface and its own, and two things under way at most, as it has a thread that campaigns
+//! and a lock around the registry. Or one that is alone, with a file.
 
 use super::file::File;
 use super::keeper::{LEASE, Process};
@@ -20,7 +20,7 @@ const INTERVAL: Duration = LEASE.checked_div(5).expect("five is not zero");
 /// How long the keeper may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the campaigning thread is at, and which answer it waits for.
+/// State of the campaigning thread, with the answer that it waits for.
 enum Campaign {
     Resting,
     Asking {
@@ -52,10 +52,10 @@ enum Campaign {
 struct Writing {
     call: u64,
     since: Duration,
-    /// What was asked of the keeper last, if it is not asked for a second time already.
+    /// The last question to the keeper, unless it was already asked a second time.
     to_repeat: Option<Question>,
     term: Term,
-    /// What is on its way; none while it is looked what is there.
+    /// The write in flight; none while the keeper is asked for its stamp.
     stroke: Option<Stroke>,
     reply: (Host, u64, Reply),
 }
@@ -85,7 +85,7 @@ pub(super) struct Manager {
     is_open: bool,
     committing: Option<Committing>,
     inbox: VecDeque<(Host, u64, Request)>,
-    /// What has come while it was stopped.
+    /// Letters that have come while it was stopped.
     mail: Vec<Letter>,
     calls: u64,
     /// It is stopped until then, in the middle of anything.
@@ -187,7 +187,7 @@ impl Manager {
         self.serve(now, net, dice);
     }
 
-    /// What is due by the clock.
+    /// Does everything that is due by the clock.
     pub(super) fn tick(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
         if now < self.down_until || now < self.asleep_until {
             return;
@@ -236,8 +236,8 @@ impl Manager {
         net.post(Letter { from, to: KEEPER, call, body }, dice);
     }
 
-    /// Asks another member for what is being written, once: the first one may have it, and only hang. False if that
-    /// was done before.
+    /// Asks another member for what is being written, once: the first one may have it, and only
+    /// hang. False if that was done before.
     fn repeat(&mut self, net: &mut Network, dice: &mut Dice) -> bool {
         let Some(writing) = &mut self.writing else { return false };
         let Some(question) = writing.to_repeat.take() else { return false };

@@ -1,9 +1,10 @@
-//! Managers, the keeper of their registry, nodes, and whoever gives orders: what donors there are, and what they
-//! are to do. Spaces go on with whom they know when all of that is away.
+//! Managers, the keeper of their registry, nodes, and an operator. They decide which donors exist,
+//! and what these must do. Spaces go on with the donors that they know when all of that is away.
 //!
-//! What decides is the product's: the election, the registry and its book, the node's directory. Letters stand
-//! for HTTP requests and answers; the clock of all this runs faster than that of pages, since its times are
-//! longer. The registry is with a keeper, as with etcd, and managers take turns; or there is one manager with a file.
+//! The election, the registry and its book, and the node's directory are the product's. Letters
+//! stand for HTTP requests and answers. The clock of all this runs faster than that of pages, since
+//! its times are longer. The registry is with a keeper, as with etcd, and managers take turns; or
+//! one manager has it in a file.
 
 mod file;
 mod keeper;
@@ -42,7 +43,7 @@ fn manager_host(number: usize) -> Host {
     Host(100 + number)
 }
 
-/// What is sent between two machines, other than page requests.
+/// Message between two machines, other than a page request.
 #[derive(Debug)]
 pub(crate) struct Letter {
     pub(crate) from: Host,
@@ -53,7 +54,7 @@ pub(crate) struct Letter {
 }
 
 impl Letter {
-    /// What whoever has asked hears in its place when it is not what was sent: the connection ends.
+    /// The letter when it is garbled: the side that asked hears that the connection ends.
     pub(crate) fn garbled(self) -> Letter {
         let Letter { from, to, call, body } = self;
         let (is_answer, body) = match body {
@@ -106,7 +107,7 @@ enum Question {
     /// With the lease that is to be renewed.
     Ask(Ask, Option<Term>),
     Read,
-    /// What the last write has left.
+    /// Stamp that the last write has left.
     Look,
     Write(Term, Stroke, Changes),
     Revoke(Term),
@@ -129,7 +130,7 @@ pub(crate) struct Cluster {
     managers: Vec<Manager>,
     nodes: Vec<Node>,
     operator: Operator,
-    /// What the keeper is asked until then takes its time, and who has asked may not wait for it.
+    /// Until then the keeper delays each question, and the manager that asked may not wait for it.
     keeper_slow_until: Duration,
     /// The donor that was last given an order.
     ordered: usize,
@@ -185,8 +186,8 @@ impl Cluster {
         assert!(self.leaders(now) <= 1, "two managers lead at {now:?}");
     }
 
-    /// A donor was lost with its memory: its node begins anew, and lends nothing until the others have forgotten
-    /// what it had lent.
+    /// A donor was lost with its memory: its node begins anew, and lends nothing until the others
+    /// have forgotten what it had lent.
     pub(crate) fn lose_memory(&mut self, number: usize, pool: &mut Pool) {
         let knows_itself = pool.dice.below(2) == 0;
         self.nodes[number].lose_memory(knows_itself);
@@ -234,7 +235,8 @@ impl Cluster {
         }
     }
 
-    /// Most often the one that was given an order before: orders of one thing may overtake each other.
+    /// Most often the one that was given an order before: orders of one thing may overtake each
+    /// other.
     fn some_donor(&mut self, dice: &mut Dice) -> usize {
         if dice.below(3) == 0 {
             self.ordered = dice.below(self.nodes.len() as u64) as usize;
@@ -335,13 +337,13 @@ impl Cluster {
         self.managers.iter_mut().for_each(|manager| manager.crash(now, now));
     }
 
-    /// What outlives the managers.
+    /// State that outlives the managers.
     fn kept(&self) -> &Lasting {
         self.managers[0].file().map_or(&self.keeper.lasting, |file| &file.lasting)
     }
 
-    /// Whether one manager leads, all nodes follow it and know all donors, and the donors do what was ordered
-    /// last.
+    /// Whether one manager leads, all nodes follow it and know all donors, and the donors do what
+    /// was ordered last.
     pub(crate) fn is_obeyed(&self, pool: &Pool) -> bool {
         let (all, epoch) = (self.nodes.len(), self.kept().epoch);
         let is_whole =

@@ -1,5 +1,5 @@
-//! A node: it tells the managers of itself and of its donor, knows the donors that they tell it of, and has its
-//! donor do what they want of it.
+//! A node: it tells the managers of itself and of its donor, knows the donors that they tell it of,
+//! and has its donor do what they want of it.
 
 use super::{Body, Letter, Reply, Request, manager_host};
 use crate::borrower::donor_name;
@@ -35,7 +35,7 @@ pub(super) struct Node {
     is_let_in: bool,
     /// Lives that it has had, of which each was of other memory.
     lives: u64,
-    /// What its consumers have at which donor, in pages; none if it has no consumers.
+    /// Pages that its consumers have at each donor; none if it has no consumers.
     borrowed: Option<BTreeMap<usize, u64>>,
     followed_epoch: u64,
     managers: usize,
@@ -44,7 +44,7 @@ pub(super) struct Node {
     beat: Option<(u64, Duration)>,
     next_beat: Duration,
     calls: u64,
-    /// What the managers want of its donor.
+    /// Orders of the managers for its donor.
     pub(super) draining: bool,
     pub(super) limit_bytes: Option<u64>,
     /// There is no daemon until then.
@@ -141,8 +141,8 @@ impl Node {
         self.down_until = until;
     }
 
-    /// The daemon dies with its donor and all that this has lent; others come at once. They know of the life
-    /// before, unless their directory is gone too, or the host was booted.
+    /// The daemon dies with its donor and all that this has lent; others come at once. They know of
+    /// the life before, unless their directory is gone too, or the host was booted.
     pub(super) fn lose_memory(&mut self, knows_itself: bool) {
         self.lives += 1;
         self.boot += u64::from(!knows_itself);

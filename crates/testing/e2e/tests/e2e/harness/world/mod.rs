@@ -1,9 +1,9 @@
 //! Gives each test processes, mounts, a network and cgroups of its own, which end with it.
 //!
 //! The runner starts this program once more for each test. That process (the *door*) takes new
-//! namespaces and forks the *init* of the world, process 1, which forks the *test* and reaps what the
-//! test's daemons leave. When init ends, the kernel kills every process of the world. Door and init
-//! ask the kernel to be killed with their parents, so that a killed runner leaves no process.
+//! namespaces and forks the *init* of the world, process 1, which forks the *test* and reaps what
+//! the test's daemons leave. When init ends, the kernel kills every process of the world. Door and
+//! init ask the kernel to be killed with their parents, so that a killed runner leaves no process.
 //!
 //! - Processes: /proc shows the world's own. No test can see or kill another one's.
 //! - Mounts: private. They vanish with the last process.

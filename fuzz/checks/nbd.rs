@@ -1,5 +1,5 @@
 //! Any bytes from a client of the network block device protocol are an option, a request or the end
-//! of the connection. What may go on to the volume is within it.
+//! of the connection. A request that is let through lies within the volume.
 //!
 //! For the fuzz target, and for the test of random bytes that needs no fuzzer
 //! (crates/consumers/volume/tests/nbd_bytes.rs).
@@ -36,7 +36,7 @@ pub(crate) fn check(bytes: &[u8]) -> bool {
     let begun = [&3u32.to_be_bytes(), &OPTION_MAGIC.to_be_bytes()[..], bytes].concat();
     let mut client = Client(&begun);
     let Ok(flags) = greet(&mut client) else { return false };
-    // What comes after a choice before TLS is not the protocol's any more.
+    // After a choice before TLS, the bytes do not belong to the protocol any more.
     let before = client.0;
     let tls_first = negotiate(&mut client, flags, &Gate::TlsFirst, &export, || Ok(()));
     assert!(!matches!(tls_first, Ok(Negotiated::Chosen(..))), "let in without TLS");

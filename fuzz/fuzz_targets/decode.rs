@@ -1,5 +1,5 @@
-//! Any bytes decode to a value or to an error. What decodes encodes to the same bytes again, so
-//! that there is one way only to say a thing.
+//! Any bytes decode to a value or to an error. A decoded value encodes to the same bytes again:
+//! each value has exactly one encoding.
 //!
 //! ```text
 //! make fuzz

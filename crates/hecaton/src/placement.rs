@@ -35,8 +35,8 @@ pub(crate) struct CopyArgs {
     /// `--mirror` and mend what has gone bad; with `off`, only what came back wrong is looked at
     #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_SCRUB)]
     scrub: ScrubRate,
-    /// Bytes that donors may copy to each other in a second, all together, when copies are made anew after
-    /// a loss, or pages move to another donor
+    /// Bytes that donors may copy to each other in a second, all together, when copies are made
+    /// anew after a loss, or pages move to another donor
     #[arg(long, value_name = "SIZE", default_value_t = DEFAULT_COPYING)]
     copying: Size,
     /// Milliseconds that a donor may be silent before other copies take its place, with `--mirror`.
@@ -45,8 +45,8 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = DEFAULT_FAILOVER_MS,
           value_parser = clap::value_parser!(u64).range(20..=60_000))]
     failover: u64,
-    /// Encrypts pages before they leave this host, with a key that never does: donors can neither read
-    /// nor alter them
+    /// Encrypts pages before they leave this host, with a key that never does: donors can neither
+    /// read nor alter them
     #[arg(long)]
     pub(crate) encrypt: bool,
 }
@@ -86,17 +86,18 @@ pub(crate) struct PoolArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     donor_patience: u64,
-    /// Seconds that donors keep the memory without hearing from this host: for so long it may be cut
-    /// off from them and lose nothing, and so long they wait for their memory if it is gone
+    /// Seconds that donors keep the memory without hearing from this host: for so long it may be
+    /// cut off from them and lose nothing, and so long they wait for their memory if it is gone
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_S,
           value_parser = clap::value_parser!(u64).range(8..=86_400))]
     lease: u64,
-    /// Keeps memory that has gone cold in an erasure code instead of copies, which takes less room: with
-    /// 4+2, four segments of 16 MiB and two parities are at six donors, any two of which may be lost. Copies
-    /// are made again when it is written
+    /// Keeps memory that has gone cold in an erasure code instead of copies, which takes less room:
+    /// with 4+2, four segments of 16 MiB and two parities are at six donors, any two of which may
+    /// be lost. Copies are made again when it is written
     #[arg(long, value_name = "SEGMENTS+PARITIES", requires = "mirror")]
     ec: Option<Code>,
-    /// Seconds that all segments of a stripe must have been left alone until they are coded, with `--ec`
+    /// Seconds that all segments of a stripe must have been left alone until they are coded, with
+    /// `--ec`
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "ec",
           value_parser = clap::value_parser!(u64).range(1..=604_800))]
     cold_after: u64,
@@ -132,8 +133,8 @@ impl FromStr for ScrubRate {
 /// Donors for parts of a machine's RAM.
 #[derive(clap::Args)]
 pub(crate) struct RangeArgs {
-    /// Backs parts of the machine's RAM by donors of their own: `0-2G=a+b,2G-4G=c`. Ranges begin and
-    /// end at multiples of 16M; what is in none is with any donor, or those of --donors
+    /// Backs parts of the machine's RAM by donors of their own: `0-2G=a+b,2G-4G=c`. Ranges begin
+    /// and end at multiples of 16M; what is in none is with any donor, or those of --donors
     #[arg(long = "range", value_name = "FROM-TO=DONOR[+DONOR...],...", value_delimiter = ',')]
     ranges: Vec<Range>,
 }

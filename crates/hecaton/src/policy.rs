@@ -108,12 +108,12 @@ enum Name {
     Anticipating,
 }
 
-/// What `--json` prints.
+/// JSON object that `--json` prints.
 #[derive(Serialize)]
 struct Shown<'a> {
     manager: &'a str,
     policy: Option<Named>,
-    /// What is in force as long as the manager does not know the policy.
+    /// Policy in force as long as the manager does not know `policy`.
     policy_instead: Option<Named>,
 }
 

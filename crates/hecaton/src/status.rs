@@ -27,7 +27,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// JSON object that `--json` prints.
 #[derive(Serialize)]
 struct Shown<'a> {
     manager: &'a str,
@@ -35,7 +35,7 @@ struct Shown<'a> {
     status: &'a ClusterStatus,
 }
 
-/// What `--json` prints where there is no manager.
+/// JSON object that `--json` prints without a manager.
 #[derive(Serialize)]
 struct Alone<'a> {
     manager: Option<&'a str>,
@@ -180,7 +180,7 @@ fn tables(reported: &[NodeStatus]) -> String {
     text
 }
 
-/// What a donor lends of its memory at present, if that is not all.
+/// Says how much memory a donor lends at present, if that is not all.
 fn limit(donor: &DonorReport) -> Option<String> {
     let stats = donor.stats.as_ref().filter(|stats| stats.limit_pages < stats.pages)?;
     let limit = size(pages_to_bytes(stats.limit_pages));
@@ -194,7 +194,7 @@ fn limit(donor: &DonorReport) -> Option<String> {
     })
 }
 
-/// What a donor has in a file instead of in memory, and why it is not more.
+/// Says how much of a donor's memory is in a file, and why no more can be.
 fn parked(donor: &DonorReport) -> Option<String> {
     let park = donor.stats.as_ref()?.park.as_ref()?;
     let is_shown = park.parked_pages > 0 || park.trouble.is_some();
@@ -203,7 +203,7 @@ fn parked(donor: &DonorReport) -> Option<String> {
     is_shown.then(|| format!("{}: {parked} is parked{}", donor.name, trouble.unwrap_or_default()))
 }
 
-/// What the policy lets a node's consumers use of the pool, all together.
+/// Says how much of the pool the policy lets a node's consumers use together.
 fn quota(report: &NodeReport) -> Option<String> {
     let quota = size(pages_to_bytes(report.pool.quota_pages?));
     let used = size(pages_to_bytes(report.pool.used_pages));

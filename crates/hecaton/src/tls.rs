@@ -61,7 +61,7 @@ impl TlsArgs {
             Err(CredentialsError::Expired { .. }) => {}
             Err(CredentialsError::Io { source, .. })
                 if source.kind() == io::ErrorKind::NotFound => {}
-            // What else is wrong with it is said by who wants to use it.
+            // The command that uses the certificate reports its other faults.
             _ => return Ok(()),
         }
         let text = match file == Path::new("-") {

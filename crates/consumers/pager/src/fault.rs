@@ -39,8 +39,8 @@ impl Core {
         }
         // A hypervisor's userfaultfd may not tell threads: then they are all 0.
         if fault.thread != 0 && fault.thread == self.evictor_thread {
-            // The evictor reads a page that the program has just freed. What it reads there will be
-            // thrown away when the batch is settled; it only must not wait.
+            // The evictor reads a page that the program has just freed. The settling of the batch
+            // discards that read; the evictor only must not wait.
             if self.get(key).place() != Place::Zero {
                 // The program would read zeros instead of its data.
                 self.fail(READ_ELSEWHERE.into());
@@ -283,7 +283,7 @@ fn let_write(uffd: Uffd, key: Key) {
     }
 }
 
-/// What is to become of a page's contents when it is evicted.
+/// How a page's contents are kept when the page is evicted.
 pub(crate) enum Content {
     /// All zero: nothing to keep.
     Zero,

@@ -8,7 +8,7 @@
 //! | [`serve`] | runs the fault loop: kernel messages and arriving pages |
 //! | [`fault`] | resolves faults, and follows what programs do to their mappings |
 //! | [`evict`] | makes room: takes pages, stages them, writes them out |
-//! | [`core`], [`shared`], [`state`] | hold where each page is, in memory that outlives the process |
+//! | [`core`], [`shared`], [`state`] | hold page places, in memory that outlives the process |
 //! | [`programs`] | attaches programs, follows their forks, talks to the helper of each |
 //! | [`guest`] | pages the RAM of virtual machines |
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
@@ -63,7 +63,7 @@ pub fn run() -> Result<(), PagerError> {
     page(&config, held, &guard, receiver).inspect_err(|error| guard.say_why(error))
 }
 
-/// What the pager is to be, and what the pager before it had handed over.
+/// Receives the pager's configuration, and the descriptors that its predecessor had handed over.
 fn receive_start(
     receiver: &mut process::channel::Receiver,
 ) -> Result<(PagerConfig, process::adopt::Labelled), PagerError> {

@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Staged pages that no donor has acknowledged: space page, sum, slot.
 pub(crate) type Unwritten = Vec<(u64, PageSum, u32)>;
 
-/// What the kernel says of the pages of a chunk.
+/// Reads the kernel's view of the pages of a chunk.
 type Look<'a> = dyn FnMut(&mut AddressSpace, Key) -> std::io::Result<Vec<Mapped>> + 'a;
 
 impl Core {
@@ -75,7 +75,7 @@ impl Core {
         }
     }
 
-    /// What is in memory and on its way, as the tables say.
+    /// Counts pages in memory and pages being fetched, as the tables say.
     fn count_as_noted(&mut self) {
         for space in 0..self.spaces.len() {
             for first in self.tables.chunks_in(space, ALL_PAGES) {
@@ -109,7 +109,7 @@ impl Core {
         named
     }
 
-    /// What the donors must hold of each segment, where they hold any of it.
+    /// Pages and generation that donors must hold of each segment with stored pages.
     pub(crate) fn stored_segments(&mut self) -> BTreeMap<u64, Expected> {
         let named = self.all_named_pages();
         let is_stored = |page: &u64| self.pages.record(&self.state, *page).is_stored();
@@ -151,7 +151,7 @@ impl Core {
         }
     }
 
-    /// What the helper had been told to drop, and the kernel may still report.
+    /// Restores the drops that the helper was told of, and that the kernel may still report.
     fn restore_own_drop(&mut self) {
         let batch = &self.state.batch;
         let dropping = batch.items().filter(|&(item, ..)| batch.is_dropping(item));
@@ -179,7 +179,7 @@ impl Core {
         self.forget_counts();
         for index in 0..self.spaces.len() {
             let Some(space) = self.spaces[index].as_mut() else { continue };
-            // Who was being made ready has not been told so, and asks again.
+            // A program that was being made ready has had no answer, and asks again.
             space.gone |= space.stage == Stage::Preparing;
             self.reconcile_space(index, look, &mut contents);
         }
@@ -242,8 +242,8 @@ impl Core {
     ) {
         for first in self.tables.chunks_in(index, ALL_PAGES) {
             let space = self.spaces[index].as_mut().expect("checked by the caller");
-            // A child that has not attached is compared with its memory when it does. What has
-            // ended is counted as its entries say, and given up as a whole.
+            // A child that has not attached is compared with its memory when it attaches. An ended
+            // address space is counted by its entries, and given up as a whole.
             let is_child = matches!(space.stage, Stage::Forking { .. });
             let known = if space.gone || is_child {
                 Vec::new()
@@ -265,7 +265,7 @@ impl Core {
                 self.fail("guest RAM cannot be looked at".into());
             }
         }
-        // Whoever waited for the predecessor faults again.
+        // Threads that waited for the predecessor fault again.
         let _ = uffd.wake(LOWEST, HIGHEST - LOWEST);
     }
 

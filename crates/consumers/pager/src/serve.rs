@@ -38,7 +38,7 @@ const TAKING: Duration = Duration::from_millis(1);
 const DAMAGED: &str = "a page came back with a wrong checksum";
 const ALTERED: &str = "a page came back that does not decrypt and is not what was written";
 
-/// What becomes of the faults among the messages that are acted upon.
+/// Handling of the faults among the messages that are acted upon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Faults {
     Serve,
@@ -450,7 +450,7 @@ impl Server {
         // Each copy is given a chance; one that is alone has a second one.
         let config = watched.lane.space().config();
         let copies = usize::from(config.redundancy.copies());
-        // What other pages of a coded stripe give counts as one more.
+        // The other pages of a coded stripe count as one more copy.
         let chances = copies.max(2) + usize::from(config.cold.is_some());
         let mut again = Vec::new();
         watched.lane.progress(None, &mut |completion| match completion {

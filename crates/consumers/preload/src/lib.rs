@@ -1,13 +1,13 @@
 //! `libhecaton.so`: hands a program's memory to its pager.
 //!
-//! Preloaded into an unmodified program, it opens a userfaultfd before `main`, registers the
-//! program's anonymous memory with it, passes it to the pager named by `HECATON_PAGER`, and starts
-//! a small helper that moves pages out on the pager's command: only a process with the same memory
-//! may. In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over guest RAM only: see
-//! [`hypervisor`]. One that libvirt starts asks the node for its pager first. Memory that the
-//! program maps later is registered as it is mapped ([`hook`]); a forked child attaches itself
-//! before anything else runs in it ([`fork`]). Into a program without glibc the launcher puts the
-//! library by itself, and [`bare`] is what runs there.
+//! Preloaded into an unmodified program, it opens a userfaultfd before `main`, and registers the
+//! program's anonymous memory with it. It passes the userfaultfd to the pager named by
+//! `HECATON_PAGER`. It starts a small helper that moves pages out on the pager's command: only a
+//! process with the same memory may. In a hypervisor (`HECATON_GUEST_RAM` instead) it hands over
+//! guest RAM only: see [`hypervisor`]. A hypervisor that libvirt starts asks the node for its pager
+//! first. Memory that the program maps later is registered as it is mapped ([`hook`]); a forked
+//! child attaches itself before anything else runs in it ([`fork`]). The launcher itself puts the
+//! library into a program without glibc, and [`bare`] runs there.
 //!
 //! Code here runs inside somebody else's program: under its allocator's locks, in its children, in
 //! a thread without thread-local storage. So nothing allocates, nothing panics, and all system
@@ -77,7 +77,7 @@ extern "C" fn constructor() {
     if let Err(failure) = attach::begin(fresh).and_then(|()| hook::install()) {
         failure.report_and_exit();
     }
-    // What this process calls by `exec` is another program.
+    // A program that this process calls by `exec` is not the launcher's program.
     // SAFETY: no thread of the program runs yet.
     unsafe { libc::unsetenv(c"HECATON_LAUNCHER".as_ptr()) };
 }

@@ -164,19 +164,19 @@ pub(crate) fn uses_wipe_on_fork() -> bool {
 
 /// A table of ranges of memory: start and length in bytes, or zeros.
 ///
-/// It is read while it is written, the first of them by the pager, from outside; so an entry's
-/// length is stored last and cleared first. What does not fit is not noted.
+/// A table is read while it is written, [`LEFT_ALONE`] by the pager, from outside. So an entry's
+/// length is stored last and cleared first. Ranges that do not fit are not noted.
 pub(crate) struct Ranges {
     at: usize,
     /// Entries that were ever in use.
     used: AtomicU32,
 }
 
-/// What the pager must not register, although it looks like any other memory.
+/// Memory that the pager must not register, although it looks like any other memory.
 #[unsafe(link_section = ".data")]
 pub(crate) static LEFT_ALONE: Ranges = Ranges { at: LEFT_ALONE_AT, used: AtomicU32::new(0) };
 
-/// What the program itself keeps from its children.
+/// Memory that the program itself keeps from its children.
 #[unsafe(link_section = ".data")]
 pub(crate) static KEPT_BY_PROGRAM: Ranges =
     Ranges { at: KEPT_BY_PROGRAM_AT, used: AtomicU32::new(0) };

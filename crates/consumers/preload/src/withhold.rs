@@ -64,7 +64,7 @@ pub(crate) fn give(run: Range) {
 
 /// In either process, once the child is there, or cannot be made.
 pub(crate) fn resume() {
-    // What was read a moment ago can be read again; and if not, this is no worse than without.
+    // The file was readable a moment ago; if it is not now, this is no worse than without.
     if let Ok(maps) = maps::open() {
         resume_from(maps);
         sys::close(maps);
@@ -102,7 +102,7 @@ pub(crate) fn let_cores_have(range: Range) -> Result<(), Errno> {
 }
 
 fn advise(range: Range, advice: i32) {
-    // SAFETY: this process's memory stays as it is. What is not mapped any more is passed over.
+    // SAFETY: this process's memory stays as it is. The kernel skips memory that is not mapped.
     let _ = unsafe { sys::advise(range.start as usize, range.len as usize, advice as usize) };
 }
 

@@ -1,13 +1,13 @@
-//! Who is attached to a volume: any number of clients that read, or one that writes.
+//! Admits clients to a volume: any number of readers, or one writer.
 //!
-//! A file system that two clients mount, one of which writes, is broken soon, and nobody says so. So
-//! who cannot be let in beside those that are attached is refused, with the name of one of them.
-//! Volumes whose clients take care of each other are created for several writers.
+//! A file system that two clients mount, one of which writes, soon breaks, and nothing reports it.
+//! So a client that conflicts with attached clients is refused, with the name of one of them.
+//! A volume whose clients coordinate among themselves is created for several writers.
 //!
-//! Nodes that read a volume by themselves ([`crate::readers`]) are such readers, each for as long as its lease lasts.
+//! A node that reads with a lease ([`crate::readers`]) counts as a reader while the lease lasts.
 //!
-//! A client is a process of this host or, over a network, a host, or whoever a certificate names at a host: it
-//! may have several connections.
+//! A client is a process of this host, a host on a network, or a certificate's name at a host.
+//! It may have several connections.
 
 use crate::readers::{Holder, Leases, MAX_READERS, now};
 use crate::state::State;
@@ -21,11 +21,10 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How long those are waited for that stand in the way: one that has just gone may not have been
-/// noticed to be gone.
+/// Wait for blocking clients to leave. A client may have gone just now, and not be noticed yet.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a client may do.
+/// Access of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Read only.
@@ -39,57 +38,57 @@ pub enum Role {
 pub enum Client {
     /// A process of this host.
     Process {
-        /// Its number.
+        /// Process id.
         pid: i32,
-        /// What it runs.
+        /// Command name.
         command: String,
     },
-    /// Whoever has shown a certificate.
+    /// A client that has shown a certificate.
     Certified {
-        /// Whose it is.
+        /// Name in the certificate.
         name: String,
-        /// Where it is, over a network.
+        /// Address of the client, over a network.
         host: Option<IpAddr>,
     },
     /// Another host, or this one by its address.
     Host(IpAddr),
-    /// Another node, which reads by itself.
+    /// Another node, which reads with a lease.
     Node(String),
-    /// What this host's kernel or a machine has for as long as it is exported.
+    /// This host's kernel or a machine, for as long as the volume is exported to it.
     Export,
-    /// One of which nothing can be known; it is like no other.
+    /// A client that cannot be identified. It is the same as no other client.
     Unknown,
 }
 
-/// Who stands in the way.
+/// Reason why a client cannot attach.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Held {
-    /// One that writes.
+    /// A writer is attached.
     #[error("{0} is attached as the writer: a volume has one, and no readers beside it")]
     ByWriter(Client),
-    /// One that reads.
+    /// A reader is attached, or a node has a lease.
     #[error("{0} is attached as a reader: a volume has no writer beside readers")]
     ByReader(Client),
-    /// Nodes that may read yet, though nobody knows of them.
+    /// For this long, unknown nodes may still read that an earlier process has let read.
     #[error(
         "its process was started again, and nodes that the one before has let read may do so for another {} s: a \
          volume has no writer beside readers", .0.as_secs() + 1
     )]
     ByForgotten(Duration),
-    /// The node that it is read from, which does not let it be read now.
+    /// This node has no right to read the volume now, for this reason.
     #[error("it cannot be read here now: {0}")]
     NotHeld(String),
-    /// It is read here, and written elsewhere.
+    /// The named node owns the volume and writes it; this node only reads it.
     #[error("node `{0}` has it: it is read here, and written there")]
     Elsewhere(String),
 }
 
-/// Those that are attached to a volume.
+/// Clients and reading nodes of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments {
     table: Mutex<Table>,
     left: Condvar,
-    /// Its clients take care of each other.
+    /// The clients coordinate their writes among themselves.
     multi_writer: bool,
 }
 
@@ -100,7 +99,7 @@ struct Table {
     leases: Leases,
     /// Nodes may have leases.
     is_shared: bool,
-    /// Drawn for each writer before it is let in, and whenever it begins to be shared.
+    /// Drawn anew before each writer is admitted, and whenever sharing begins.
     edition: u64,
 }
 
@@ -112,14 +111,14 @@ pub struct Attachment {
 }
 
 impl Client {
-    /// Who is at the other end of a socket.
+    /// Client at the other end of a socket.
     pub fn of_socket(socket: impl AsFd) -> Client {
         if let Ok(Some(address)) = getpeername(&socket)
             && let Ok(address) = SocketAddr::try_from(address)
         {
             return Client::Host(address.ip());
         }
-        // One of another PID name space has no number here.
+        // A process of another PID namespace has no process id here.
         match socket_peercred(&socket).map(|peer| peer.pid.as_raw_pid()) {
             Ok(pid @ 1..) => {
                 let command = std::fs::read_to_string(format!("/proc/{pid}/comm"));
@@ -129,7 +128,7 @@ impl Client {
         }
     }
 
-    /// The same, with the name that its certificate says.
+    /// This client, under the name in its certificate.
     pub(crate) fn certified(self, name: &str) -> Client {
         let host = match self {
             Client::Host(host) => Some(host),
@@ -169,7 +168,7 @@ impl Attachments {
         Arc::new(Attachments { multi_writer, ..Attachments::default() })
     }
 
-    /// Those of a process that goes on with these tables.
+    /// Attachments of a process that continues with the tables of `state`.
     pub(crate) fn resumed(multi_writer: bool, state: &State) -> Arc<Attachments> {
         let leases = match state.is_leased() {
             true => Leases::after_another(now()),
@@ -179,7 +178,7 @@ impl Attachments {
         Arc::new(Attachments { table: Mutex::new(table), multi_writer, ..Attachments::default() })
     }
 
-    /// Lets a client in, if those that are attached, and do not go at once, allow it.
+    /// Admits a client. Refuses it if a client that blocks it does not leave within `PATIENCE`.
     pub(crate) fn attach(self: &Arc<Self>, client: Client, role: Role) -> Result<Attachment, Held> {
         let is_barred = |table: &mut Table| self.bars(table, &client, role).is_some();
         let (mut table, _) = self
@@ -198,26 +197,26 @@ impl Attachments {
         Ok(Attachment { attachments: Arc::clone(self), number })
     }
 
-    /// Who writes, or may.
+    /// Client that is attached as a writer, if any.
     pub(crate) fn writer(&self) -> Option<Client> {
         let table = self.table();
         let mut writers = table.attached.values().filter(|(_, role)| *role == Role::Writer);
         writers.next().map(|(client, _)| client.clone())
     }
 
-    /// One that is attached, if anybody is.
+    /// An attached client or a reading node, if any.
     pub(crate) fn anybody(&self) -> Option<Client> {
         let mut table = self.table();
         let client = table.attached.values().next().map(|(client, _)| client.clone());
         client.or_else(|| table.leases.nodes(now()).into_iter().next().map(Client::Node))
     }
 
-    /// What there is to be read by other nodes, has this number.
+    /// Edition of the contents that other nodes may read.
     pub(crate) fn edition(&self) -> u64 {
         self.table().edition
     }
 
-    /// Nodes may read it. If they could not before, what they had is not to be trusted.
+    /// Lets nodes read. With `is_new`, a new edition invalidates tables that nodes had before.
     pub(crate) fn share(&self, is_new: bool) {
         let mut table = self.table();
         table.is_shared = true;
@@ -226,7 +225,7 @@ impl Attachments {
         }
     }
 
-    /// None may, from now on; but for who has a lease, if that is forced, or else refused with their names.
+    /// Grants no more leases. Without `force`, fails while nodes have leases, with their names.
     pub(crate) fn unshare(&self, force: bool) -> Result<(), Vec<String>> {
         let mut table = self.table();
         match table.leases.nodes(now()) {
@@ -238,7 +237,8 @@ impl Attachments {
         }
     }
 
-    /// Lets a node read, or read on: of which edition, and whether it had no lease. The tables have both before it is told.
+    /// Grants or renews a lease. Returns the edition, and whether the node had no lease.
+    /// `state` has both before the node is told.
     pub(crate) fn lease(
         &self,
         session: u64,
@@ -261,7 +261,7 @@ impl Attachments {
         Ok((table.edition, is_new))
     }
 
-    /// A node reads no more.
+    /// Ends a node's lease.
     pub(crate) fn leave(&self, session: u64, state: &State) {
         let mut table = self.table();
         table.leases.leave(session);
@@ -272,7 +272,7 @@ impl Attachments {
         self.left.notify_all();
     }
 
-    /// Whether a node may read yet.
+    /// Whether a node may still read. If none may, `state` says so from then on.
     pub(crate) fn is_leased(&self, state: &State) -> bool {
         let mut table = self.table();
         let is_leased = table.leases.holder(now()).is_some();
@@ -282,7 +282,7 @@ impl Attachments {
         is_leased
     }
 
-    /// The nodes that read.
+    /// Nodes with leases.
     pub(crate) fn reading_nodes(&self) -> Vec<String> {
         self.table().leases.nodes(now())
     }
@@ -311,7 +311,7 @@ impl Attachments {
     }
 }
 
-/// 0 stands for none.
+/// Never 0, which stands for no edition.
 fn draw_edition() -> u64 {
     random_u64().max(1)
 }
@@ -367,7 +367,7 @@ mod tests {
         let refused = attachments.attach(process(1), Role::Writer).unwrap_err();
         assert_eq!(refused, Held::ByReader(Client::Node("b".into())));
         assert_eq!(attachments.unshare(false), Err(vec!["b".to_owned()]));
-        // Another process goes on, which knows of nobody.
+        // A successor continues, which knows of no lease.
         let next = Attachments::resumed(false, &state);
         next.share(false);
         let refused = next.attach(process(1), Role::Writer).unwrap_err();

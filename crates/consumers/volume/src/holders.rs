@@ -1,15 +1,15 @@
-//! Who uses a volume's file, or its block device: by what the kernel shows of processes, loop devices, mounts and swap.
+//! Names users of a volume's file or block device, as the kernel shows them.
 //!
-//! That is for messages, and may be incomplete: what processes of others have is not shown to every user, and what is
-//! mapped and closed has no descriptor. Whether a file is in use at all, its mount knows.
+//! For messages only, and maybe incomplete: not every user sees the files of others' processes. A
+//! mapped file may have no descriptor. Only a file's mount knows whether the file is in use at all.
 
 use std::fs;
 use std::path::Path;
 
-/// Most that are named.
+/// Most users that are named.
 const MAX_NAMED: usize = 8;
 
-/// Those who use a file, in words; nobody if none is to be seen.
+/// Describes users of a file: loop devices, mounts, swap, processes. Empty if none is visible.
 pub fn holders(file: &Path) -> Vec<String> {
     let mut found = loop_devices(file);
     found.extend(mounts(file));
@@ -19,7 +19,7 @@ pub fn holders(file: &Path) -> Vec<String> {
     found
 }
 
-/// The same as a part of a sentence.
+/// [`holders`] as a part of a sentence.
 pub fn in_words(file: &Path) -> String {
     match holders(file) {
         found if found.is_empty() => {
@@ -41,7 +41,7 @@ fn loop_devices(file: &Path) -> Vec<String> {
 
 fn mounts(file: &Path) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    // What is mounted, and where.
+    // Source and mount point.
     let fields = mounts.lines().filter_map(|line| line.split_once(' '));
     let of_file = fields.filter(|(what, _)| Path::new(what) == file);
     let place = |rest: &str| rest.split(' ').next().unwrap_or_default().to_owned();
@@ -66,7 +66,7 @@ fn processes(file: &Path) -> Vec<String> {
     found.into_iter().map(name).collect()
 }
 
-/// Links are compared, and not what they lead to: to look at that would ask whoever serves it.
+/// Compares links, not their targets: a look at the target would ask the server of the file.
 fn has_open(pid: u32, file: &Path) -> bool {
     let descriptors = format!("/proc/{pid}/fd");
     let is_it = |descriptor: &String| {

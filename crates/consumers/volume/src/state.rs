@@ -1,28 +1,29 @@
-//! What must outlive the process that serves a volume: memory that its supervisor keeps as well.
+//! Keeps the tables of a volume, in memory that outlives its process.
 //!
 //! | part | for each | words of | holds |
 //! |---|---|---|---|
-//! | head | volume | 8 bytes | magic, pages, epoch of the last process, how often the tables were given to another node, edition, whether other nodes may have leases to read ([`crate::readers`]) |
+//! | head | volume | 8 bytes | magic, pages, epoch, hand-overs, edition, leased |
 //! | generations | segment | 8 | generation of the last acknowledged write or discard |
 //! | places | segment | 8 | 1: it is in the spill file; 0: in the pool, or nowhere |
-//! | slots | slot | 8 | page + 1 of a write under way; 0: free |
-//! | contents | slot | 8 | the page as it is to be written |
-//! | keys | volume, if it is encrypted | 8 | the key, and the last version that anything was sealed with |
-//! | seals | page, if it is encrypted | 24 | version and tag of what is stored ([`crate::pool::sealing`]) |
-//! | words | page | 4 | 0: a hole; [`LOST`]; otherwise what [`word_of`] makes of the sum of what is stored |
+//! | slots | slot | 8 | page + 1 of a write in flight; 0: free |
+//! | contents | slot | 8 | the page as the write stores it |
+//! | keys | volume, if encrypted | 8 | the key, and the last version that sealed anything |
+//! | seals | page, if encrypted | 24 | version and tag of its data ([`crate::pool::sealing`]) |
+//! | words | page | 4 | 0: a hole; [`LOST`]; otherwise [`word_of`] the sum of the stored page |
 //!
-//! There is room for the largest volume, so that nothing has to move when one grows; the memory is
-//! sparse. A look at a word takes memory for it, too: those of a segment that has neither a generation
-//! nor a place are not looked at. After a kill each word is either old or new; what must hold between them:
+//! The supervisor keeps the memory as well. In the head, *epoch* is that of the last process, and
+//! *hand-overs* counts how often the tables were given to another node. *Leased* says whether other
+//! nodes may have leases to read ([`crate::readers`]). The tables have room for the largest volume:
+//! nothing moves when a volume grows, and the memory is sparse. Even a read of a word takes memory,
+//! so words of a segment with neither generation nor place are not read. A kill leaves each word
+//! either old or new. Invariants between words:
 //!
-//! - A slot's contents are there before its page is named, and it is named before anything is sent. It
-//!   is free again only after the page's seal, its word and its segment's generation are those of the
-//!   write. So a successor that writes all named slots again leaves no page of which two copies differ,
-//!   and none that its seal does not open.
-//! - A segment is in the spill file from before anything is written there until all of it is with
-//!   donors, and its generation is that of the last such write. What donors hold of it before that is
-//!   nobody's.
-//! - A hole is never asked for. So a page's word is 0 before donors are told to discard it.
+//! 1. A slot gets its contents, then its page, before anything is sent. It is freed only after the
+//!    page's seal and word and the segment's generation are those of the write. So a successor that
+//!    repeats all named slots leaves no page whose copies differ, or whose seal does not open it.
+//! 2. A segment is in the spill file from before the first write there until donors have all of it,
+//!    and its generation is that of the last such write. Donors' older data of it belong to no one.
+//! 3. A hole is never asked for. So a page's word is 0 before donors are told to discard it.
 
 use crate::VolumeError;
 use crate::spilling::spill::Spill;
@@ -44,11 +45,10 @@ pub(crate) const MAX_PAGES: u64 = MAX_VOLUME_BYTES / PAGE_SIZE as u64;
 /// Pages in a segment of a volume.
 pub(crate) const SEGMENT_PAGES: u64 = 1 << SpaceConfig::SEGMENT_ORDER;
 
-/// Pages whose writes may be under way at a time: 16 MiB.
+/// Most pages whose writes may be in flight at a time: 16 MiB.
 pub(crate) const SLOTS: u32 = 4096;
 
-/// The word of a page whose contents were to be written and could not be kept: reading it is an error
-/// until it is written anew.
+/// Word of a page whose last write could not be kept: reads fail until it is written anew.
 const LOST: u32 = u32::MAX;
 
 /// CRC32C of a page of zeros.
@@ -64,18 +64,18 @@ const SLOTS_AT: usize = PLACES_AT + MAX_SEGMENTS as usize;
 const KEYS_AT: usize = SLOTS_AT + SLOTS as usize * (1 + PAGE_WORDS);
 const WIDE_WORDS: usize = KEYS_AT + KEYS_WORDS + MAX_PAGES as usize * SEAL_WORDS;
 
-/// What a page of a volume holds.
+/// State of a page of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
-    /// Zeros; the pool need not have it.
+    /// Zeros; the pool need not store them.
     Hole,
-    /// Data, with the word that its sum gives.
+    /// Data, with the word of their sum.
     Data(u32),
-    /// Nobody knows.
+    /// Contents unknown: the last write could not be kept.
     Lost,
 }
 
-/// What is noted of a page with this sum: neither a hole's word nor a lost page's.
+/// Word of a page with this sum: neither a hole's word nor a lost page's.
 pub(crate) fn word_of(sum: PageSum) -> u32 {
     match sum ^ ZERO_SUM {
         0 => 1,
@@ -97,7 +97,7 @@ pub struct State {
 }
 
 impl State {
-    /// Those of a new volume.
+    /// Creates the tables of a new volume.
     pub fn create(pages: u64) -> Result<State, VolumeError> {
         check(pages)?;
         let words = SharedWords::create("hecaton-volume", WIDE_WORDS, MAX_PAGES as usize)?;
@@ -107,7 +107,7 @@ impl State {
         Ok(state)
     }
 
-    /// Those that a predecessor has left.
+    /// Maps the tables that a predecessor has left.
     pub fn from_fd(fd: OwnedFd) -> Result<State, VolumeError> {
         let state = State { words: SharedWords::from_fd(fd, WIDE_WORDS)?, spill: None };
         let magic = state.words.wide()[0].load(Acquire);
@@ -120,7 +120,7 @@ impl State {
         Ok(state)
     }
 
-    /// With a file for what the pool has no room for.
+    /// Adds a file for pages that the pool has no room for.
     #[must_use]
     pub fn with_spill(self, spill: Option<Spill>) -> State {
         State { spill, ..self }
@@ -131,10 +131,9 @@ impl State {
         self.spill.as_ref().map(Spill::as_fd)
     }
 
-    /// Has the kernel give all memory that the tables may need as they are; of a volume that is encrypted,
-    /// for its seals as well.
+    /// Allocates all memory that the tables may need, unchanged; with seals, if encrypted.
     pub(crate) fn touch(&self, is_encrypted: bool) {
-        // Looked at, so that the compiler does not leave out what changes nothing.
+        // `black_box` keeps the compiler from removing writes that change nothing.
         let wide = |word: &AtomicU64| {
             black_box(word.fetch_or(0, Relaxed));
         };
@@ -144,7 +143,7 @@ impl State {
         (0..self.pages().div_ceil(SEGMENT_PAGES)).for_each(|at| wide(self.generation(at)));
         for slot in 0..SLOTS {
             wide(self.slot(slot));
-            // They may begin in the middle of a page.
+            // Contents may begin in the middle of a page.
             let contents = self.contents(slot);
             wide(&contents[0]);
             wide(&contents[PAGE_WORDS - 1]);
@@ -166,18 +165,18 @@ impl State {
         self.words.wide()[1].load(Acquire)
     }
 
-    /// It has so many pages from now on. Those that it has not are holes.
+    /// Sets the volume's number of pages. Pages beyond it are holes.
     pub(crate) fn set_pages(&self, pages: u64) {
         self.words.wide()[1].store(pages, Release);
     }
 
-    /// Begins the life of another process: its epoch is higher than that of any before.
+    /// Draws the epoch of a new process: it is higher than that of any before.
     pub(crate) fn next_epoch(&self) -> Epoch {
         Epoch(self.words.wide()[2].fetch_add(1, AcqRel) + 1)
     }
 
-    /// The tables are about to be given to another node: the epoch from which its processes are to go on, higher than
-    /// all of this node's, and than of whom they were given to before. None if there is none.
+    /// Marks the tables as given to another node. Returns the epoch that the node inherits, if one
+    /// is left. It is higher than all epochs of this node and of earlier receivers.
     pub(crate) fn give(&self) -> Option<Epoch> {
         let given = self.words.wide()[3].load(Acquire) + 1;
         let epoch = heirs_epoch(self.epoch(), given)?;
@@ -190,7 +189,7 @@ impl State {
         self.words.wide()[3].load(Acquire) > 0
     }
 
-    /// What nodes that read the volume know its contents by; 0 before any did.
+    /// Number by which reading nodes know the contents; 0 before any node did.
     pub(crate) fn edition(&self) -> u64 {
         self.words.wide()[4].load(Acquire)
     }
@@ -200,7 +199,7 @@ impl State {
         self.words.wide()[4].store(edition, Release);
     }
 
-    /// No segment holds anything: of tables that are to be received anew.
+    /// Empties all segments, before tables are received anew.
     pub(crate) fn forget_all(&self) {
         (0..MAX_SEGMENTS)
             .filter(|segment| self.is_begun(*segment))
@@ -221,7 +220,7 @@ impl State {
         Epoch(self.words.wide()[2].load(Acquire))
     }
 
-    /// Of tables that another node has given: its epoch.
+    /// Sets the epoch that came with tables from another node.
     pub(crate) fn inherit(&self, epoch: Epoch) {
         self.words.wide()[2].store(epoch.0, Release);
     }
@@ -237,8 +236,8 @@ impl State {
         }
     }
 
-    /// Notes what a page holds from now on, and returns what it held. Anything but a hole only after the
-    /// segment's generation or place.
+    /// Sets what a page holds, and returns what it held. Unless it becomes a hole, its segment's
+    /// generation or place must be set before.
     pub(crate) fn set_page(&self, page: PageNo, holds: Page) -> Page {
         debug_assert!(holds == Page::Hole || self.is_begun(page / SEGMENT_PAGES));
         let word = match holds {
@@ -259,23 +258,23 @@ impl State {
         self.generation(segment).load(Acquire) != 0 || self.is_spilled(segment)
     }
 
-    /// Some page of the segment holds something, though no write was acknowledged.
+    /// Marks that a page of the segment holds something, though no write was acknowledged.
     pub(crate) fn begun(&self, segment: u64) {
         self.generation(segment).fetch_max(1, AcqRel);
     }
 
-    /// A write or discard of this generation was acknowledged.
+    /// Notes the generation of an acknowledged write or discard.
     pub(crate) fn acknowledged(&self, segment: u64, generation: Generation) {
         self.generation(segment).fetch_max(generation.0, AcqRel);
     }
 
-    /// The segment has no extents any more.
+    /// Notes that the segment has no extents any more.
     pub(crate) fn freed(&self, segment: u64) {
         self.generation(segment).store(0, Release);
     }
 
-    /// What donors must hold of each segment, where they hold any of it. Zeros that are kept are not
-    /// counted: a copy that was made anew has none.
+    /// Pages and generation that donors must hold of each segment with stored pages. Stored zeros
+    /// do not count: a rebuilt copy has none.
     pub(crate) fn expected(&self) -> BTreeMap<u64, Expected> {
         let segments = 0..self.pages().div_ceil(SEGMENT_PAGES);
         let in_pool = segments.filter(|segment| !self.is_spilled(*segment));
@@ -298,12 +297,12 @@ impl State {
         self.place(segment).load(Acquire) != 0
     }
 
-    /// The segment is in the spill file from now on, or is not.
+    /// Notes whether the segment is in the spill file.
     pub(crate) fn set_spilled(&self, segment: u64, spilled: bool) {
         self.place(segment).store(spilled.into(), Release);
     }
 
-    /// Names a page in a slot, with its contents.
+    /// Stores a page's contents in a slot, and then names the page there.
     pub(crate) fn fill(&self, slot: u32, page: PageNo, contents: &[u8]) {
         let (words, _) = contents.as_chunks::<{ size_of::<u64>() }>();
         for (stored, word) in self.contents(slot).iter().zip(words) {
@@ -312,7 +311,7 @@ impl State {
         self.slot(slot).store(page + 1, Release);
     }
 
-    /// The slot's write is over.
+    /// Frees a slot, whose write has ended.
     pub(crate) fn empty(&self, slot: u32) {
         self.slot(slot).store(0, Release);
     }
@@ -332,7 +331,7 @@ impl State {
         contents
     }
 
-    /// The key, and the pages' seals, of a volume that is encrypted.
+    /// Key and pages' seals of an encrypted volume.
     pub(crate) fn seals(&self) -> SealTable<'_> {
         let (keys, seals) = self.words.wide()[KEYS_AT..].split_at(KEYS_WORDS);
         SealTable::at(keys, seals)
@@ -342,12 +341,12 @@ impl State {
         &self.words.wide()[HEAD_WORDS + segment as usize]
     }
 
-    /// The words of the key, and those of a segment's seals.
+    /// Words of the key and of the last version.
     pub(crate) fn key_words(&self) -> &[AtomicU64] {
         &self.words.wide()[KEYS_AT..KEYS_AT + KEYS_WORDS]
     }
 
-    /// See [`State::key_words`].
+    /// Words of a segment's seals.
     pub(crate) fn seal_words(&self, segment: u64) -> &[AtomicU64] {
         let words = SEGMENT_PAGES as usize * SEAL_WORDS;
         &self.words.wide()[KEYS_AT + KEYS_WORDS + segment as usize * words..][..words]
@@ -377,11 +376,11 @@ impl AsFd for State {
     }
 }
 
-/// How many processes of one node a volume may have, for the epochs of those of the next one to be higher: 16 bits.
+/// A node may have 2^16 processes of a volume; beyond, the next node's epochs are not higher.
 const LIVES_BITS: u32 = 16;
 
-/// The epoch from which the processes of a node go on that is the `given`-th to be given tables of this epoch. It must
-/// fit into half of a generation.
+/// Epoch that the `given`-th receiver of tables of this epoch inherits. It must fit into half of a
+/// generation.
 fn heirs_epoch(epoch: Epoch, given: u64) -> Option<Epoch> {
     let moves = (epoch.0 >> LIVES_BITS).checked_add(given)?;
     (moves < 1 << LIVES_BITS).then_some(Epoch(moves << LIVES_BITS))

@@ -1,4 +1,4 @@
-//! What a volume has counted.
+//! Reports the counters and the state of a volume.
 
 use hecaton_space::SpaceStatus;
 use serde::{Deserialize, Serialize};
@@ -7,72 +7,72 @@ use std::sync::atomic::AtomicU64;
 /// A volume at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stats {
-    /// When these figures were taken: milliseconds of Unix time. What is shown of a volume elsewhere is
-    /// a report old.
+    /// Time of these figures, in milliseconds of Unix time. Figures shown elsewhere are as old as
+    /// the last report.
     #[serde(default)]
     pub taken_at_ms: u64,
-    /// Its size.
+    /// Size of the volume.
     pub size_bytes: u64,
-    /// Of that, what holds data: pages that are neither holes nor lost.
+    /// Part of `size_bytes` that holds data: pages that are neither holes nor lost.
     pub data_bytes: u64,
-    /// Of the data, what is in the spill file.
+    /// Part of `data_bytes` in the spill file.
     #[serde(default)]
     pub spilled_bytes: u64,
-    /// Pages whose last write could not be kept, which fail until they are written again.
+    /// Pages whose last write could not be kept. They fail until they are written again.
     pub unkept_bytes: u64,
-    /// What was answered and is in the write buffer.
+    /// Writes that are answered and still in the write buffer.
     #[serde(default)]
     pub buffered_bytes: u64,
-    /// Bytes of the pool that it may hold, each page counted once; none if nothing but its limit and free memory
-    /// bounds it.
+    /// Target in the pool, each page counted once; none if only the volume's limit and free memory
+    /// bound it.
     #[serde(default)]
     pub target_bytes: Option<u64>,
-    /// Pages that were to be in the pool: written, or read from the spill file.
+    /// Pages meant for the pool: written, or read from the spill file.
     #[serde(default)]
     pub puts_total: u64,
-    /// Of those, the ones that are there.
+    /// Part of `puts_total` that the pool has stored.
     #[serde(default)]
     pub puts_succeeded: u64,
     /// Pages read from the pool.
     #[serde(default)]
     pub gets: u64,
-    /// Bytes that the policy took back: they went to the spill file.
+    /// Bytes that the policy took back, and that moved to the spill file.
     #[serde(default)]
     pub taken_back_bytes: u64,
     /// Clients connected.
     pub clients: u64,
-    /// The one of them that writes, or may.
+    /// Client that is attached as a writer.
     #[serde(default)]
     pub writer: Option<String>,
-    /// Nodes that read it by themselves.
+    /// Nodes that read with a lease.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readers: Vec<String>,
-    /// Another node has it, and is who has memory of the pool.
+    /// Another node owns the volume, and holds its pool memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_anothers: bool,
-    /// Of a volume that another node has: why it cannot be read here at this moment.
+    /// Reason why this node cannot read another node's volume at this moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unheld: Option<String>,
-    /// Reads that were served.
+    /// Served reads.
     pub reads: u64,
-    /// Bytes that they asked for.
+    /// Bytes that reads asked for.
     pub read_bytes: u64,
-    /// Writes that were served, those of zeros included.
+    /// Served writes, writes of zeros included.
     pub writes: u64,
-    /// Bytes that they brought.
+    /// Bytes that writes brought.
     pub written_bytes: u64,
     /// Bytes that were trimmed, or made zeros by dropping them.
     pub dropped_bytes: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Writes that wait for a donor that is away, and were given up by their clients.
+    /// Writes and discards in retry at an unreachable donor. Their clients have got errors.
     pub unsettled: u64,
-    /// How the pool holds it.
+    /// State of the volume in the pool.
     pub pool: SpaceStatus,
 }
 
 impl Stats {
-    /// Of its data, what is in the pool; each page counted once, and at the node that has it.
+    /// Bytes of data in the pool. Each page counts once, at the node that owns the volume.
     pub fn pool_bytes(&self) -> u64 {
         match self.is_anothers {
             true => 0,

@@ -1,4 +1,4 @@
-//! What the fuzz target `nbd` checks, with bytes that are drawn and not searched for: it runs wherever the tests do.
+//! Runs the checks of fuzz target `nbd` on random bytes, in any test run, without a fuzzer.
 
 #[path = "../../../../fuzz/checks/nbd.rs"]
 mod check;
@@ -9,11 +9,11 @@ use hecaton_memory::SplitMix;
 
 const ROUNDS: u64 = 30_000;
 
-/// An option of a client: mostly one that there is, with data that fit it now and then.
+/// An option of a client: mostly a known number, sometimes with valid data.
 fn option(random: &mut SplitMix) -> Vec<u8> {
     let number = match random.draw() % 4 {
         0 => random.draw() as u32,
-        // One of the protocol's, of which 7 chooses the export.
+        // Option 7 of the protocol, which chooses the export.
         1 => 7,
         _ => random.draw() as u32 % 12,
     };
@@ -23,7 +23,7 @@ fn option(random: &mut SplitMix) -> Vec<u8> {
         _ => b"other",
     };
     let data = match random.draw() % 4 {
-        // A name, and nothing else that is to be known.
+        // A name, and no requests for information.
         0 | 1 => [&(name.len() as u32).to_be_bytes(), name, &[0; 2]].concat(),
         2 => name.to_vec(),
         _ => bytes(random, 40),
@@ -43,7 +43,7 @@ fn bytes(random: &mut SplitMix, most: u64) -> Vec<u8> {
     (0..random.draw() % most).map(|_| random.draw() as u8).collect()
 }
 
-/// A request with small numbers in its fields, which is one of the protocol's now and then.
+/// A request with small numbers in its fields, sometimes one of the protocol.
 fn request(random: &mut SplitMix) -> Vec<u8> {
     let small = |random: &mut SplitMix| random.draw() >> (random.draw() % 64);
     let (flags, kind) = (small(random) as u16, random.draw() as u16 % 10);
@@ -57,7 +57,7 @@ fn any_bytes_are_an_option_a_request_or_the_end() {
     let mut let_in = 0;
     for round in 0..ROUNDS {
         let mut random = SplitMix::new(round);
-        // The first option's magic is there by then.
+        // `check` supplies the magic of the first option.
         let mut said = option(&mut random).split_off(8);
         for _ in 0..random.draw() % 4 {
             said.extend(option(&mut random));
@@ -69,6 +69,6 @@ fn any_bytes_are_an_option_a_request_or_the_end() {
         let_in += u64::from(check(&said));
         check(&bytes(&mut random, 300));
     }
-    // Otherwise nothing of requests was looked at.
+    // Otherwise the rounds checked no requests.
     assert!(let_in > ROUNDS / 100, "{let_in} of {ROUNDS} were let in");
 }

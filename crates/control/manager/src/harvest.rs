@@ -1,10 +1,10 @@
 //! The cluster's quota of harvest VMs, and what of it each node has been granted.
 //!
-//! A harvest VM sees memory that was others' before it: how many there are is the operator's choice
-//! (section 4.4 of the memory-harvesting paper). A node admits one only under a grant, and a grant
-//! counts from before the node can have heard of it until the node has said that it goes by a lower
-//! one. What is counted to a node is written down: neither a manager that starts anew nor a node
-//! that is away has the same place given twice.
+//! A harvest VM sees memory that others used before, so the operator limits the number of harvest
+//! VMs (section 4.4 of the memory-harvesting paper). A node admits one only under a grant. A grant
+//! counts from before the node can hear of it, until the node says that it goes by a lower one. The
+//! manager writes down what counts for each node. So neither a restarted manager nor an unreachable
+//! node causes a place to be granted twice.
 
 use crate::registry::SILENT_AFTER;
 use hecaton_node::agent::{HarvestGrant, HarvestWord};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What a node has been granted.
+/// Grant of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HarvestRecord {
     /// Most harvest VMs that it is to have.
@@ -29,7 +29,7 @@ pub struct HarvestRecord {
 pub struct HarvestStatus {
     /// Most harvest VMs of all nodes together.
     pub quota: u64,
-    /// What of it nodes have, or may take without asking.
+    /// Harvest VMs that count against the quota: nodes have them, or may admit them without asking.
     pub counted: u64,
     /// Nodes that may not have heard of the quota yet: until they have, nobody is granted another
     /// one.
@@ -37,7 +37,7 @@ pub struct HarvestStatus {
     pub unheard: Vec<String>,
 }
 
-/// What is granted, and what of that is not written down yet.
+/// The cluster's quota, and the grants of its nodes.
 #[derive(Debug, Default)]
 pub(crate) struct HarvestQuota {
     quota: Option<u64>,
@@ -66,7 +66,7 @@ impl HarvestQuota {
         self.quota = quota;
         let mut changed = Vec::new();
         match quota {
-            // Whoever hears of none has as many as it likes.
+            // Without a quota, a node may have any number of harvest VMs.
             None => {
                 let records = std::mem::take(&mut self.records);
                 changed.extend(records.into_keys().map(|name| (name, None)));
@@ -129,7 +129,7 @@ impl HarvestQuota {
         (before != Some(record)).then(|| self.note(&report.name, record))
     }
 
-    /// What a node is told.
+    /// Grant of a node; `None` without a quota.
     pub(crate) fn of(&self, node: &str) -> Option<HarvestGrant> {
         let quota = self.quota?;
         // One without an agent has nothing to keep to.
@@ -236,7 +236,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// What would be read by the next manager.
+    /// Registry that the next manager reads.
     fn restarted(registry: &Registry, kept: &mut Lasting) -> Registry {
         kept.apply(registry.changes());
         Registry::new(kept.clone())
@@ -299,7 +299,7 @@ mod tests {
         let granted = registry.heartbeat(s(5), "a", a.report()).unwrap().harvest.unwrap();
         assert_eq!(granted.machines, 1);
         a.word = HarvestWord::Grant(granted);
-        // Who waited has gone; the answer that takes its place back is lost.
+        // The waiting VM has gone. The answer that takes its place back is lost.
         a.waiting = 0;
         let lower = registry.heartbeat(s(6), "a", a.report()).unwrap().harvest.unwrap();
         assert_eq!(lower.machines, 0);

@@ -1,9 +1,9 @@
 //! The control plane: it knows the nodes of a cluster, and answers commands and nodes.
 //!
-//! [`registry`] decides and knows neither clock nor network; [`http`] is the API around it;
-//! [`records`] keeps it in a file or in etcd, and elects the manager that leads; [`watching`] makes
-//! of it what people look at, in a browser or with `hecaton top`. The manager is on no data path:
-//! with it away, pages go on moving between the nodes that know each other.
+//! [`registry`] decides and knows neither clock nor network. [`http`] is its API. [`records`] keeps
+//! it in a file or in etcd, and elects the manager that leads. [`watching`] derives what the
+//! dashboard and `hecaton top` show. The manager is on no data path: without it, pages still move
+//! between the nodes that know each other.
 
 mod dashboard;
 pub mod etcd;

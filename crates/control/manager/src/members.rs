@@ -1,13 +1,14 @@
-//! Where the nodes stand: the pure [`Membership`], driven by heartbeats.
+//! Tracks each node's membership: drives the pure [`Membership`] with heartbeats.
 //!
-//! A heartbeat says where its node believes to stand, what it holds of whom, and how many orders it has heard.
-//! What the node wants follows from that, and is asked of the state machine until it has come to pass;
-//! what the state machine wants of the node is repeated with each answer until the node has heard it. So neither
-//! answers that are lost nor managers that are started anew need anything further: a manager
-//! that knows nothing begins a new conversation with each node, in which the node says all that it is.
+//! A heartbeat tells the node's phase, what it holds of which node, and how many orders it has
+//! heard. The manager asks the state machine for what the phase calls for, until the states agree.
+//! Each answer repeats the state machine's orders until the node has heard them. So lost answers
+//! and restarted managers need no other handling. A manager that knows nothing begins a new
+//! conversation with each node, in which the node reports everything.
 //!
-//! *Enable-Node* is no order here: whose memory a node may take it knows from the list of donors, which all are told
-//! ([`Roster`](crate::roster::Roster)). Told one by one it would be the square of the nodes when a cluster forms.
+//! *Enable-Node* is no order here: nodes learn from the list of donors
+//! ([`Roster`](crate::roster::Roster)) whose memory they may use. Orders for it would grow with the
+//! square of the nodes when a cluster forms.
 
 use crate::registry::MAX_NODES;
 use hecaton_memory::random_u64;
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Most orders that wait to be heard by one node. Beyond that its conversation begins anew.
 const MAX_ORDERS: usize = 4 * MAX_NODES;
 
-/// What is known of who takes part.
+/// Membership of all nodes, and the conversations with them.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     membership: Membership,
@@ -42,9 +43,9 @@ struct Conversation {
 
 impl Conversation {
     fn begin(name: &str) -> Conversation {
-        // Drawn at random, since a manager without a registry on disk knows no number that the one before it
-        // has not used; it is compared with what the node says, and decides nothing else. Zero is what a
-        // node says that has had none.
+        // Random: a manager without a registry on disk does not know which numbers its predecessor
+        // has used. The number is only compared with the node's. Nodes without a conversation
+        // report zero.
         let session = random_u64().max(1);
         Conversation { name: name.to_owned(), session, heard: 0, unheard: VecDeque::new() }
     }
@@ -61,9 +62,9 @@ impl Conversation {
 }
 
 impl Members {
-    /// Takes what a node says with a heartbeat, and gives what it is to hear. `is_replaced`: another life of
-    /// it was known, which did not end in good order. `home` knows whose a donor is, and `silent` are the
-    /// nodes that are.
+    /// Handles a heartbeat and returns the node's orders. `is_replaced`: an earlier incarnation of
+    /// the node was known and did not end in good order. `home` gives the node of a donor, `silent`
+    /// the silent nodes.
     pub(crate) fn heartbeat<'a>(
         &mut self,
         report: &NodeReport,
@@ -128,8 +129,8 @@ impl Members {
                 } else if state != NodeState::Inactive
                     && self.membership.life(id).is_some_and(|known| known != life)
                 {
-                    // Another manager has let it leave and join again, which this one has not heard: it knows
-                    // the life before, and who has to forget that.
+                    // Another manager let the node leave and join again. This one knows only the
+                    // former incarnation, and the nodes that must forget it.
                     self.begin_anew(id);
                 } else if is_unknown || state != NodeState::Inactive {
                     self.tell(id, ToManager::Statistics(holdings));
@@ -162,7 +163,7 @@ impl Members {
         }
     }
 
-    /// What the node holds of whom: its own memory, and what its consumers have at others.
+    /// Pages that the node owns: its own memory, and its consumers' pages at other nodes' donors.
     fn holdings<'a>(
         &mut self,
         id: NodeId,
@@ -293,7 +294,7 @@ mod tests {
         /// Bytes that its consumers have at others' donors, and when they find that these are gone.
         held: BTreeMap<&'static str, (u64, Option<Duration>)>,
         draining: bool,
-        /// Who was silent while it recovered.
+        /// Nodes that were silent at some time since this node's last crash.
         excused: BTreeSet<String>,
     }
 
@@ -464,7 +465,7 @@ mod tests {
         fn borrow_from(&mut self, index: usize) {
             let lender = self.nodes[index].name;
             let borrower = self.below(NAMES.len() as u64) as usize;
-            // One that the manager has not heard to take part cannot be waited for; homes refuse it.
+            // The manager cannot wait for a node that it does not know as active. Homes refuse it.
             let node = &self.nodes[borrower];
             let status = self.registry.status(self.now);
             let is_known = status.nodes.iter().any(|known| {
@@ -505,7 +506,7 @@ mod tests {
             }
             for _ in 0..40 {
                 for node in &mut self.nodes {
-                    // What is drained has been moved.
+                    // The drain has moved all memory.
                     node.held.clear();
                 }
                 self.second();
@@ -518,9 +519,8 @@ mod tests {
         }
     }
 
-    /// Nodes that crash, lose their directories or messages, leave and stay, and managers that are started
-    /// anew: nobody lends again while one that is heard counts on what it lent before, and with all well
-    /// again everybody takes part.
+    /// Nodes crash, lose directories or messages, leave and stay; managers restart. No node lends
+    /// again while a heard node counts on its former memory. In the end every node is active.
     #[test]
     fn who_comes_back_is_let_in_when_its_former_life_is_forgotten() {
         let mut recoveries = 0;

@@ -1,10 +1,11 @@
-//! The cluster's policy, and each node's quota of the pool by it: a round each second, from what
-//! nodes say with their heartbeats. The round itself is [`hecaton_policy::cluster::quotas`].
+//! Divides the pool among nodes each second, by the cluster's policy.
 //!
-//! The policy is written down; quotas are not: nodes say theirs. One that a manager of a later
-//! version has written down stays as it is: this one goes on by the last policy that it knows, as
-//! the first node says it that has one, or else by greedy-remote, under which nobody has a target
-//! and quotas still pass to those in want.
+//! The input comes from heartbeats. The round itself is [`hecaton_policy::cluster::quotas`].
+//!
+//! The policy is written down; quotas are not, since nodes report theirs. A policy that a manager
+//! of a later version has written stays as it is. This manager then goes by the last policy that it
+//! knows, as the first node with one reports it. Without such a report it goes by greedy-remote: no
+//! consumer has a target, and quotas still pass to nodes in want.
 
 use crate::registry::SILENT_AFTER;
 use hecaton_node::cluster::report::NodeReport;
@@ -28,9 +29,9 @@ const GREEDY: Choice = Choice::GreedyRemote { request_pages: GREEDY_REQUEST_PAGE
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     policy: Option<Named>,
-    /// What decides: the policy, or what stands in for one that is not known, once that is clear.
+    /// Policy in use: the chosen one, or the one in place of an unknown one, once that is clear.
     choice: Option<Choice>,
-    /// Of nodes that took part in the last round.
+    /// Quotas of the nodes that took part in the last round.
     pages: BTreeMap<String, u64>,
     /// Requests since then.
     requests: BTreeMap<String, u64>,
@@ -47,13 +48,13 @@ impl Quotas {
         self.policy.as_ref()
     }
 
-    /// What decides in place of a policy that is not known.
+    /// Policy in use in place of one that this version does not know.
     pub(crate) fn instead(&self) -> Option<Choice> {
         self.choice.filter(|_| self.is_unknown())
     }
 
-    /// What nodes are told: by what the manager goes, or the name of what it does not know, by
-    /// which they keep what they have.
+    /// Policy that nodes hear: the one in use, or the name of an unknown one, under which nodes
+    /// keep what they have.
     pub(crate) fn told(&self) -> Option<Named> {
         self.choice.map(Named::Known).or_else(|| self.policy.clone())
     }
@@ -81,7 +82,7 @@ impl Quotas {
         self.requests.remove(node);
     }
 
-    /// A node has asked for pages. What it asked under another policy does not count.
+    /// Takes a node's request for pages. A request under another policy does not count.
     pub(crate) fn hear(&mut self, report: &NodeReport) {
         if self.is_unknown() {
             self.choice = self.choice.or(report.pool.policy);

@@ -1,8 +1,8 @@
-//! The nodes of the cluster, as far as they have been heard from.
+//! Tracks the cluster's nodes from their heartbeats.
 //!
 //! Pure: time comes in as an argument, on one monotonic scale of the caller's choice. Every node
-//! reports all of itself once a second. What a manager must know before that when it is started
-//! anew, it hands out as [`Changes`], which the caller writes down before it answers.
+//! reports all of itself once a second. A restarted manager must know [`Changes`] before that; the
+//! caller writes them before it answers.
 
 use crate::harvest::{HarvestQuota, HarvestStatus};
 use crate::members::Members;
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Most nodes that are remembered.
 pub const MAX_NODES: usize = 10_240;
 
-/// Most consumers that nodes together are to tell of one by one, each second: some 25 MB of what they say.
+/// Most consumers that all nodes together report one by one each second: some 25 MB of reports.
 const MAX_TOLD: usize = 16_384;
 
 /// A node that was silent for this long is not offered to borrowers any more.
@@ -89,12 +89,12 @@ pub enum RegistryError {
 pub struct NodeStatus {
     /// Whether it is heard from.
     pub state: NodeState,
-    /// Milliseconds since its last heartbeat, or since the manager started if that has not heard it yet.
+    /// Milliseconds since its last heartbeat, or since the manager started if it heard none yet.
     pub silent_ms: u64,
     /// Whether it takes part, leaves, has left, or recovers.
     #[serde(default)]
     pub membership: MemberState,
-    /// What it said then.
+    /// Last report of the node.
     #[serde(flatten)]
     pub report: NodeReport,
 }
@@ -122,11 +122,11 @@ pub struct ClusterStatus {
     /// Which of the cluster's managers it is: each has a higher number than those before it.
     #[serde(default)]
     pub epoch: u64,
-    /// Who may hold how much of the pool; none: everybody what it gets.
+    /// Policy that divides the pool; none: each consumer holds what it gets.
     #[serde(default)]
     pub policy: Option<Named>,
-    /// By what the pool is divided as long as the manager is of an earlier version than the policy, and does not
-    /// know it; none then: it listens yet to what nodes have.
+    /// Policy in use while the manager is of an earlier version than `policy` and does not know it;
+    /// none then: the manager still listens to what nodes have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_instead: Option<Named>,
     /// How the quota of harvest VMs stands; none: there are as many as hosts have room for.
@@ -159,7 +159,7 @@ pub struct Registry {
     /// Nothing was known when this manager started: what nodes know of the epoch counts.
     is_new: bool,
     nodes: BTreeMap<String, Entry>,
-    /// Those that are up, or may just have fallen silent, and those that are silent: by when they were heard.
+    /// Nodes that are up or may just have fallen silent, and silent ones: by last heartbeat.
     fresh: BTreeSet<(Duration, String)>,
     silent: BTreeSet<(Duration, String)>,
     roster: Roster,
@@ -177,7 +177,7 @@ pub struct Registry {
     harvest: HarvestQuota,
     /// Whether it, or the one before, knows if there is a quota of harvest VMs.
     harvest_is_known: bool,
-    /// What is not written down yet.
+    /// Changes that are not written down yet.
     changes: Changes,
 }
 
@@ -219,7 +219,7 @@ fn record(report: &NodeReport) -> NodeRecord {
     }
 }
 
-/// What is known of a node of which only the record is.
+/// Report of a node that is known only from its record.
 fn recalled(name: &str, record: NodeRecord) -> NodeReport {
     let donor = |name| DonorReport { name, ..DonorReport::default() };
     NodeReport {
@@ -239,7 +239,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Goes on where the manager before this one ended, in an epoch of its own. Its clock begins at zero.
+    /// Goes on where the previous manager ended, in its own epoch. Its clock begins at zero.
     pub fn new(lasting: Lasting) -> Registry {
         let Lasting { epoch: before, nodes, draining, limits, policy, .. } = lasting;
         let harvest = HarvestQuota::new(lasting.harvest_quota, lasting.harvest_records);
@@ -272,8 +272,8 @@ impl Registry {
         }
     }
 
-    /// What has changed and is not written down. The caller writes it before any answer leaves, and says
-    /// when it has with [`Registry::written`].
+    /// Changes that are not written down yet. The caller writes them before any answer leaves, and
+    /// then calls [`Registry::written`].
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
@@ -301,8 +301,8 @@ impl Registry {
             return Err(RegistryError::TooManyNodes);
         }
         if !self.nodes.contains_key(name) {
-            // This manager has started anew, or the node was silent for very long: what was asked of
-            // its donors goes on.
+            // This manager has restarted, or the node was silent for very long: orders to its
+            // donors go on.
             for donor in &report.donors {
                 if donor.is_told_to_drain {
                     self.set_draining(&donor.name, true);
@@ -334,7 +334,7 @@ impl Registry {
         let draining = own.clone().filter(|name| self.draining.contains(*name)).cloned();
         let limits = own.filter_map(|name| Some((name.clone(), *self.limits.get(name)?)));
         let (draining, limits) = (draining.collect(), limits.collect());
-        // What it had lent before counts, be it of another directory, or of this host before it was booted.
+        // Earlier lending counts, be it of another directory, or of this host before its boot.
         let is_replaced = self.nodes.get(name).is_some_and(|before| {
             before.report.boot != report.boot && !before.report.donors.is_empty()
         });
@@ -390,7 +390,7 @@ impl Registry {
         self.nodes.insert(name, entry);
     }
 
-    /// Of how many consumers each node is to tell one by one; none: of all.
+    /// Most consumers that each node reports one by one; none: all.
     fn most_told(&self) -> Option<u32> {
         let each = MAX_TOLD / self.nodes.len().max(1);
         (self.consumers > MAX_TOLD as u64).then_some(each.max(1) as u32)
@@ -401,7 +401,7 @@ impl Registry {
         self.quotas.policy()
     }
 
-    /// What the pool is divided by in place of a policy that this version does not know.
+    /// Policy that divides the pool in place of one that this version does not know.
     pub fn policy_instead(&self) -> Option<Choice> {
         self.quotas.instead()
     }
@@ -424,7 +424,7 @@ impl Registry {
     pub fn set_harvest_quota(&mut self, quota: Option<u64>) {
         self.harvest_is_known = true;
         if quota != self.harvest.quota() {
-            // Of those that were not heard yet it is not known whether they have an agent.
+            // A node that was not heard yet may have an agent.
             let may_have_any =
                 |entry: &Entry| entry.heard.is_none() || entry.report.agent.is_some();
             let nodes = self.nodes.iter().map(|(name, entry)| (name.as_str(), may_have_any(entry)));
@@ -445,7 +445,7 @@ impl Registry {
 
     /// Forgets a node that is gone, and in which nobody has memory any more.
     pub fn remove(&mut self, now: Duration, name: &str) -> Result<(), RemovalError> {
-        // Of one that was forgotten long ago, harvest VMs may still count.
+        // Harvest VMs may still count for a node that was forgotten long ago.
         if self.nodes.contains_key(name) || !self.harvest.knows(name) {
             removal::check(&self.status(now).nodes, name, SILENT_AFTER)?;
         }
@@ -454,8 +454,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Asks a donor to give back all that it has lent, or to go on lending. False if there is no such
-    /// donor.
+    /// Asks a donor to give back all that it has lent, or to go on lending. False if no such donor
+    /// is known.
     pub fn drain(&mut self, donor: &str, draining: bool) -> bool {
         let exists = self.has_donor(donor);
         if exists || !draining {
@@ -513,8 +513,8 @@ impl Registry {
         }
     }
 
-    /// A manager that knew nothing goes beyond the epoch that a node has followed; one that did, and is
-    /// behind, must not lead.
+    /// A manager that knew nothing takes a higher epoch than a node has followed. Any other manager
+    /// that is behind must not lead.
     fn check_epoch(&mut self, followed: u64) -> Result<(), RegistryError> {
         if followed > self.epoch {
             if !self.is_new {
@@ -575,7 +575,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Offers no donors of nodes that have fallen silent, and forgets those that are so for very long.
+    /// Withdraws donors of nodes that have fallen silent; forgets nodes that are silent for long.
     fn note_silence(&mut self, now: Duration) {
         let is_past = |heard: Duration, time| now.saturating_sub(heard) >= time;
         while let Some((heard, _)) = self.fresh.first()
@@ -637,7 +637,7 @@ mod tests {
         assert!(registry.limit("d", Some(1 << 30)));
         let told = BTreeMap::from([("d".to_owned(), 1 << 30)]);
         assert_eq!(beat(&mut registry, report("a", 1, &["d", "e"])), told);
-        // A manager that starts anew learns of it from the donor; what its host's agent lets it lend is another matter.
+        // A restarted manager learns it from the donor; the limit of the host's agent is separate.
         let mut limited = report("a", 1, &["d", "e"]);
         limited.donors[0].managers_limit_bytes = Some(1 << 30);
         let stats = Snapshot { told_limit_bytes: Some(0), ..Snapshot::default() };
@@ -648,7 +648,7 @@ mod tests {
         assert!(beat(&mut registry, report("a", 1, &["d"])).is_empty());
     }
 
-    /// What a manager that is started after `registry`'s death finds.
+    /// Registry of a manager that starts after `registry`'s death.
     fn successor(registry: &mut Registry, lasting: &mut Lasting) -> Registry {
         lasting.apply(registry.changes());
         registry.written();
@@ -671,7 +671,7 @@ mod tests {
         assert_eq!((told.draining, told.limits), (vec!["d".into()], [("e".into(), 7)].into()));
         assert!(next.status(START).epoch > registry.status(START).epoch);
 
-        // What was taken back is not learnt again from a donor that has not heard so.
+        // A donor that has not heard of a cancelled order does not bring the order back.
         assert!(next.drain("d", false) && next.limit("e", None));
         let mut last = successor(&mut next, &mut lasting);
         untold.donors[0].is_told_to_drain = true;
@@ -699,11 +699,11 @@ mod tests {
     #[test]
     fn of_two_managers_the_later_one_leads() {
         let follower = |epoch| NodeReport { followed_epoch: epoch, ..report("a", 1, &[]) };
-        // One that knows nothing, because its registry was moved aside, goes on beyond the one before.
+        // A manager that knows nothing, as its registry was moved aside, takes a higher epoch.
         let mut anew = Registry::default();
         assert_eq!(anew.heartbeat(START, "a", follower(7)).expect("taken").epoch, 8);
         assert_eq!(anew.changes().epoch, Some(8));
-        // One with an old copy does not.
+        // A manager with an old copy does not.
         let mut old = Registry::new(Lasting { epoch: 3, ..Lasting::default() });
         let refused = old.heartbeat(START, "a", follower(7));
         assert_eq!(refused, Err(RegistryError::Superseded { own: 4, newer: 7 }));
@@ -732,7 +732,7 @@ mod tests {
         list.donors.iter().map(|donor| donor.name.clone()).collect()
     }
 
-    /// What a node that knows nothing hears.
+    /// Donors that a node without a list hears of.
     fn offered(registry: &mut Registry, now: Duration) -> Vec<String> {
         registry.note_silence(now);
         let mut up = registry.donors(now);
@@ -748,7 +748,7 @@ mod tests {
         registry.heartbeat(START, "a", report("a", 1, &["a-1", "a-2"])).expect("taken");
         let answer = registry.heartbeat(START, "b", report("b", 2, &["b-1"])).expect("taken");
         assert_eq!(names(&answer.list), ["a-1", "a-2", "b-1"]);
-        // Who knows that much hears of no more.
+        // A node that knows the list hears of no more.
         let known = NodeReport { donors_version: answer.list.version, ..report("b", 2, &["b-1"]) };
         let answer = registry.heartbeat(START, "b", known).expect("taken");
         assert!(answer.list.donors.is_empty() && answer.list.since.is_some());
@@ -824,7 +824,7 @@ mod tests {
     #[test]
     fn the_number_of_nodes_is_bounded() {
         let mut registry = Registry::default();
-        // Who has left is told of nobody, which is what takes most of the time.
+        // Nodes hear nothing of nodes that have left: to tell them takes most of the time.
         let member = MemberReport { phase: Phase::Inactive, ..MemberReport::default() };
         for number in 0..MAX_NODES {
             let name = format!("n{number}");
@@ -862,7 +862,7 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever a manager is killed, the next one has the nodes and the orders of the one before.
+        /// Wherever a manager is killed, its successor has the same nodes and orders.
         #[test]
         fn all_that_lasts_is_handed_out_to_be_written(
             steps in prop::collection::vec((0u8..5, 0usize..3, 0usize..4, 0u64..3), 1..60),

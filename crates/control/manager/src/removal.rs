@@ -1,8 +1,8 @@
 //! Whether a node may be taken out of the registry: pure.
 //!
-//! Who is gone is forgotten after an hour by itself ([`crate::registry::FORGOTTEN_AFTER`]); an
-//! administrator who knows better need not wait. What the node's memory holds is in nobody's way
-//! then: that is the borrowers' affair, and they are asked.
+//! A node that is gone is forgotten after an hour ([`crate::registry::FORGOTTEN_AFTER`]); an
+//! administrator who knows better need not wait. Only borrowers still need the node's memory: their
+//! reports say whether they hold any of it.
 
 use crate::registry::{NodeState, NodeStatus};
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ pub enum RemovalError {
     Lends {
         /// The node.
         name: String,
-        /// Whose.
+        /// Borrowers that hold memory there, joined.
         borrowers: String,
     },
 }

@@ -1,7 +1,7 @@
-//! The donors of the nodes that are up, for all nodes to know, and whose each donor's name is.
+//! Lists the donors of nodes that are up, and each donor name's nodes.
 //!
-//! Each node asks once a second, and the list is seldom another. So each change of it has a number,
-//! and a node that says which it knows hears what came after that.
+//! Each node asks once a second, and the list rarely changes. So each change of it has a number,
+//! and a node that tells the number it knows hears the later changes.
 
 use hecaton_memory::random_u64;
 use hecaton_node::cluster::donor_list::{DonorList, ListVersion};
@@ -10,17 +10,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::time::Duration;
 
-/// Most changes that are remembered. Who has missed more hears the whole list.
+/// Most changes that are remembered. A node that has missed more hears the whole list.
 const MAX_CHANGES: usize = 8192;
 
-/// What no longer than this is is told to everybody who has not heard it.
+/// Lists up to this length are told at once.
 const SHORT: usize = 64;
 
 /// Most entries of longer lists that are told in a second, to all nodes together, 100 MB: where
 /// thousands come up at once, each is to hear of all, which is the square of them.
 const MAX_LONG: usize = 1 << 20;
 
-/// Who has to wait for the whole list, and knows none, hears of so many donors till then.
+/// Donors that a node without a list hears of while it waits for the whole list.
 const FIRST: usize = 16;
 
 /// Length of the second in which [`MAX_LONG`] are told.
@@ -29,7 +29,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// The donors of a cluster.
 #[derive(Debug)]
 pub(crate) struct Roster {
-    /// Of the last change.
+    /// Version of the last change.
     version: ListVersion,
     /// The names that the last changes were of.
     changes: VecDeque<String>,
@@ -107,7 +107,8 @@ impl Roster {
         }
     }
 
-    /// What `node` is to hear now, which knows the list of `known`.
+    /// List for `node`, which knows the version `known`: all of it, the changes, or nothing for
+    /// now.
     pub(crate) fn since(&mut self, now: Duration, node: &str, known: ListVersion) -> DonorList {
         let version = self.version;
         let missed =
@@ -188,7 +189,7 @@ mod tests {
         roster.offer("a", before, [moved.clone(), third].into_iter());
         let news = roster.since(NOW, "n", whole.version);
         assert_eq!((news.donors, news.gone), (vec![moved], vec!["a-1".to_owned()]));
-        // Of another manager's list the number says nothing.
+        // The number of another manager's list says nothing.
         let others = ListVersion { list: whole.version.list ^ 1, ..whole.version };
         assert_eq!(roster.since(NOW, "n", others).since, None);
     }

@@ -1,4 +1,4 @@
-//! One look at the host, and what is to be done about it.
+//! Turns one snapshot of the host into the actions of this step.
 
 use crate::accounts::books::{Books, Key, Orders};
 use crate::accounts::ledger::Ledger;
@@ -29,17 +29,17 @@ pub struct Broker {
     counters: Counters,
 }
 
-/// What a newcomer waits for.
+/// Reason why a VM waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "waits", rename_all = "kebab-case")]
 pub enum Waits {
     /// Others give back what it is to have.
     ForMemory {
-        /// What is not free yet.
+        /// Bytes that are not free yet.
         missing_bytes: u64,
     },
-    /// There is memory, and too few cores. Harvest VMs whose minimum they are go for a regular VM; a harvest VM waits until
-    /// somebody leaves.
+    /// There is memory, and too few cores. A regular VM gets minimum cores of evicted harvest VMs;
+    /// a harvest VM waits until a VM leaves.
     ForCores {
         /// How many are not free yet.
         missing_cores: u64,
@@ -52,12 +52,12 @@ pub enum Waits {
     AfterEviction,
 }
 
-/// What has happened since this broker began.
+/// Counts of events since this broker began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Counters {
     /// Newcomers that could be started.
     pub admitted: u64,
-    /// Of these, regular and spot VMs on more than one NUMA node.
+    /// Admitted regular and spot VMs on more than one NUMA node.
     pub spanning: u64,
     /// Newcomers that could not be had.
     pub refused: u64,
@@ -67,7 +67,7 @@ pub struct Counters {
     pub regular_waited: Duration,
     /// Harvest VMs that were told that their minimum is needed.
     pub warned: u64,
-    /// Of these, those that were told that it is not.
+    /// Warned harvest VMs that were told that their minimum is not needed.
     pub spared: u64,
     /// Harvest VMs that were killed, in the order of [`EvictWhy::ALL`].
     pub evicted: [u64; 5],
@@ -108,28 +108,28 @@ impl Broker {
         self.settings.harvest_quota = most;
     }
 
-    /// Whose every byte was after the last step, what it has ordered included.
+    /// Owner of every byte after the last step, the step's orders included.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// What has happened so far.
+    /// Counts of events since this broker began.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Who waits, since when, and what for.
+    /// Waiting VMs: since when, and why.
     pub fn waiting(&self) -> impl Iterator<Item = (VmId, Duration, Waits)> {
         self.waiting.iter().map(|(id, waiting)| (*id, waiting.since, waiting.state))
     }
 
-    /// Who was told to go, and until when.
+    /// Harvest VMs that must go, and their deadlines.
     pub fn warned(&self) -> impl Iterator<Item = (VmId, Duration)> {
         self.dooms.iter().map(|(id, doom)| (*id, doom.deadline))
     }
 
-    /// Looks at the host, and says what is to be done. `now` never goes back. What was said to be done
-    /// at the last step and is not, is said again.
+    /// Turns a snapshot of the host into actions. `now` never goes back. Actions of the last step
+    /// that were not carried out are repeated.
     pub fn step(&mut self, host: &Host, now: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
         self.forget(host, now);
@@ -186,7 +186,7 @@ impl Broker {
         self.evicted_at.retain(|_, at| now < *at + replace_after);
     }
 
-    /// Warns harvest VMs whose minimum is needed, lifts warnings, and carries out those whose time is over.
+    /// Warns harvest VMs whose minimum is needed, lifts warnings, and kills VMs at their deadlines.
     fn warn(
         &mut self,
         host: &Host,
@@ -307,7 +307,7 @@ impl Broker {
                 continue;
             }
             let who: Vec<&Urgent> = needs.who.iter().filter(|who| who.parts[n] > 0).collect();
-            // What comes without anybody being killed.
+            // Bytes that come without a kill.
             let lent = books.lent_used[n].saturating_add(books.lent_free[n]);
             let is_stuck = self.debts.is_stuck(Key::Lent(n), self.settings.reclaim_time, now);
             let lent_stays = if is_stuck { books.lent_used[n] } else { 0 };
@@ -445,7 +445,7 @@ impl Broker {
             .map(|vm| vm.devices().iter().filter(|device| is_shrinking(vm, device)).count())
             .sum();
         for vm in &host.vms {
-            // While it gives on one node what it is to have on another, its maximum is that of both together.
+            // While a VM moves memory between nodes, its maximum is that of both nodes together.
             let has = |device: &Device| {
                 let ordered = self.ordered(vm.id, device.node);
                 device.requested_bytes.max(device.plugged_bytes).max(ordered)
@@ -542,9 +542,9 @@ impl Broker {
         (next < device.requested_bytes).then_some(next)
     }
 
-    /// The next size on the way up to the target, and what of the spare memory it takes; none while
-    /// it shrinks. To take an order to shrink back would seem to cost nothing, but what the guest gave meanwhile
-    /// in pieces nobody can use is lost to both.
+    /// The next size on the way up to the target, and the spare memory that it takes; none while
+    /// the device shrinks. To take a shrink order back would lose the memory that the guest has
+    /// already given in pieces that are too small to use.
     fn next_growth(&self, device: &Device, target: u64, spare: u64) -> Option<(u64, u64)> {
         let has = device.requested_bytes;
         if device.plugged_bytes > has {

@@ -1,7 +1,7 @@
-//! Which harvest VMs have to go when their minimum is needed.
+//! Chooses the harvest VMs that must go when their minimum is needed.
 //!
-//! What is needed is memory of each node, and cores. It is a list of numbers here, which are
-//! compared with their like only: the bytes of one node after the other, and last the cores.
+//! A need is a list of numbers: bytes of one node after the other, and last the cores. Numbers are
+//! compared only within one position of the list.
 
 use crate::host::VmId;
 
@@ -9,7 +9,7 @@ use crate::host::VmId;
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub(crate) vm: VmId,
-    /// What is to be had by it, beyond what it gives back anyway: of each node, and cores.
+    /// Bytes of each node, then cores, that it gives beyond what it gives back anyway.
     pub(crate) gives: Vec<u64>,
     /// It goes whatever is decided here.
     pub(crate) is_going: bool,

@@ -1,13 +1,13 @@
-//! On which node a newcomer's memory is to be.
+//! Chooses the nodes for a new VM's memory.
 //!
 //! A regular VM is within one node wherever any order of reclaiming makes that possible, evictions
-//! included: the paper measures up to 40 % of performance lost by spanning (section 4.2), and an
-//! evicted harvest VM comes back. Of several nodes, the one is taken where the least is lost by it,
-//! by the order in which the classes give back.
+//! included. The paper measures up to 40 % of performance lost by spanning (section 4.2), and an
+//! evicted harvest VM comes back. Among several nodes, the choice costs least, by the order in
+//! which the classes give back.
 
 use crate::host::NodeNo;
 
-/// What a node could give, in the order in which it is given.
+/// Bytes that a node could give, in the order in which they are given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layers {
     /// Nobody's; the buffer is part of it.
@@ -26,7 +26,7 @@ impl Layers {
             .fold(self.free, u64::saturating_add)
     }
 
-    /// What is taken of each layer, the last one first: what is smaller costs less.
+    /// Bytes taken of each layer, the last layer first. A smaller list costs less.
     fn cost(&self, bytes: u64) -> [u64; 6] {
         let mut left = bytes.saturating_sub(self.free);
         let mut cost = [0; 6];

@@ -8,12 +8,13 @@ pub(crate) struct Claim {
     pub(crate) weight: u64,
     /// The most that it can have.
     pub(crate) cap_bytes: u64,
-    /// What its part is a multiple of.
+    /// Unit of its part.
     pub(crate) block_bytes: u64,
 }
 
-/// The parts, together no more than `pool_bytes`. What one cannot take goes to the others, in
-/// proportion too. What rounding leaves is given on in blocks, in the order of the claims.
+/// Returns the parts, together no more than `pool_bytes`. Bytes that one claim cannot take go to
+/// the others, in proportion too. Bytes left by rounding are given out in blocks, in the order of
+/// the claims.
 pub(crate) fn divide(pool_bytes: u64, claims: &[Claim]) -> Vec<u64> {
     let weight = |claim: &Claim| u128::from(claim.weight.max(1));
     let mut order: Vec<usize> = (0..claims.len()).collect();
@@ -93,7 +94,7 @@ mod tests {
                 let is_full = *part == claim.cap_bytes;
                 prop_assert!(is_full || pool - sum < claims.iter().map(|c| c.block_bytes).sum());
             }
-            // Who is not full has no less for its weight than anybody, but for the blocks.
+            // A claim below its cap has no less for its weight than any other, but for the blocks.
             for (mine, claim) in parts.iter().zip(&claims) {
                 for (other, its) in parts.iter().zip(&claims) {
                     if *mine < claim.cap_bytes {

@@ -1,7 +1,7 @@
-//! How large everything is to be that can give memory back.
+//! Sets the size of everything that can give memory back.
 //!
-//! Each node is shared out in the reverse of the order in which the classes give back. Who comes
-//! last here has what is left over, and so gives back first:
+//! Shares each node out in the reverse of the order in which the classes give back. The last class
+//! here gets the remainder, and so gives back first:
 //!
 //! 1. regular VMs, minima, newcomers: what they have, or are to have;
 //! 2. extents that other hosts use;
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 /// The sizes that are aimed at, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Targets {
-    /// Of devices, by harvest VM and node.
+    /// Sizes of devices, by harvest VM and node.
     pub(crate) devices: BTreeMap<(VmId, usize), u64>,
     /// Limits of donors, by node.
     pub(crate) lent: Vec<u64>,
@@ -32,8 +32,8 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// What a harvest VM has on a node and is to give back. What is on another node than it ought
-    /// to be is not for any target, and is owed as soon as somebody needs it.
+    /// Bytes that a harvest VM has on a node and must give back. Memory on the wrong node counts
+    /// for no target: the VM owes it as soon as it is needed.
     pub(crate) fn owed(&self, vm: &Vm, device: &Device, node: usize, ordered: u64) -> u64 {
         if device.node != node {
             return device.misplaced(node);
@@ -84,7 +84,7 @@ pub(crate) fn targets(
         take(*buffer);
         let ahead = host.nodes[n].lend_cap_bytes.saturating_sub(lent_used);
         lent.push(lent_used + take(ahead.min(settings.lend_ahead_bytes)));
-        // What is on the wrong node, or in pieces, is nobody's to harvest.
+        // Memory on the wrong node, or in pieces, cannot be harvested.
         let unusable = parts.iter().map(|part| match part.device.node == n {
             true => part.device.scattered_bytes,
             false => part.device.misplaced(n),
@@ -110,8 +110,8 @@ pub(crate) fn targets(
         }
     }
 
-    // What is on a node where somebody waits for it is asked for back, though a guest that does not
-    // know its nodes may give something else.
+    // A device must give back memory on a node where a VM waits. A guest that does not know its
+    // nodes may give other memory.
     for (part, size) in parts.iter().zip(&mut sizes) {
         let Device { plugged_bytes, block_bytes, .. } = *part.device;
         let wanted: u64 =
@@ -126,7 +126,7 @@ pub(crate) fn targets(
     for (part, size) in parts.iter().zip(sizes) {
         let node = part.device.node;
         targets.devices.insert((part.vm.id, node), size);
-        // What one does not give is not there for those who come after it either.
+        // Memory that a stuck device keeps is not there for later classes either.
         let kept = if part.is_stuck { part.device.charge(node, 0) } else { 0 };
         let kept = kept.saturating_sub(part.device.scattered_bytes);
         pool[node] = pool[node].saturating_sub(size.max(kept));

@@ -1,10 +1,10 @@
-//! When memory that is kept in copies is coded instead, and when it is kept in copies again.
+//! Decides when memory is coded, and when it is kept in copies.
 //!
-//! Copies are fast to write and to lose one of; coded memory takes less room, but every write to it
-//! means making copies first. So what is coded was left alone for long, and what is coded and used
-//! is made copies of again only when it is written, or read for some time on end: one look at cold
-//! memory changes nothing, and what has just been made warm is not coded before it was left alone
-//! for as long as before. That keeps memory from going to and fro.
+//! Copies are fast to write and to lose one of. Coded memory takes less room, but every write to it
+//! means making copies first. So memory is coded only after it was left alone for long. Coded
+//! memory is kept in copies again only when it is written, or read for some time on end. One look
+//! at cold memory changes nothing. Memory that has just become warm is coded only after it was left
+//! alone for as long as before. That keeps memory from going to and fro.
 
 use std::time::Duration;
 

@@ -1,16 +1,15 @@
-//! Which extents a donor keeps in a file, when it must have memory back that nobody can take from
-//! it.
+//! Chooses the extents that a donor parks when a recall is stuck.
 //!
 //! The last resort of a recall. Borrowers are asked first, because memory elsewhere is faster than
-//! a disk here, and because they alone know who has room and what has another copy. Only when what
-//! was asked for does not come does the donor park something; and it goes on asking for that, so
-//! that it leaves the disk for another donor's memory as soon as there is room.
+//! a disk here. They alone know which donors have room and which extents have another copy. Only
+//! when they give nothing does the donor park extents in a file. It goes on asking for these, so
+//! that they leave the disk for another donor's memory as soon as there is room.
 //!
-//! What was not used for longest is parked, and what was used last comes back first. Nothing parked
-//! changes places with something in memory: on a disk that would cost two extents' time for a gain
-//! that is gone when the borrower's habits change.
+//! The extent that was not used for longest is parked first, and the one that was used last comes
+//! back first. A parked extent never changes places with one in memory. On a disk that would cost
+//! two extents' time, for a gain that is gone when the borrower's habits change.
 
-/// What a donor has, at one moment.
+/// Memory of a donor at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// Most pages that it is to have in memory.
@@ -38,7 +37,7 @@ pub struct Extent {
     pub touched_ms: u64,
 }
 
-/// What to do next, with which of the extents.
+/// Next move, with the index of the extent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Move {
     /// From memory to the file.

@@ -9,20 +9,19 @@
 //! bandwidth.
 //!
 //! A level counts as full when its donors have less than an eighth of what the donor with most free
-//! memory has: near donors that are filled to the last page have to move extents away again as soon
-//! as their hosts want some back (decision 6 of the design), which costs more than the difference
-//! in latency.
+//! memory has. Near donors that are filled to the last page must move extents away once their hosts
+//! want some back (decision 6 of the design). That costs more than the difference in latency.
 //!
 //! vMCA (III-A) has a zone of pages for each home at the borrower, each with a buddy allocator, in
-//! a tree of locations, and takes from the nearest zone that has some. Its zones hold pages that
-//! were granted before they were needed; here donors are asked when an extent is, so that what
-//! nobody uses is with nobody, and the one allocator of a donor's memory is the donor's own. Who is
-//! nearest follows from the names of the two places alone. The power-of-two-choices alternative was
-//! rejected: the borrower knows all its donors anyway, and a deterministic choice can be replayed.
+//! a tree of locations. It takes from the nearest zone that has some. Its zones hold pages that
+//! were granted before they were needed. Here donors are asked when an extent is needed: unused
+//! memory stays with its donor, which has the only allocator of it. The nearest donor follows from
+//! the names of the places alone. The power-of-two-choices alternative was rejected: the borrower
+//! knows all its donors anyway, and a deterministic choice can be replayed.
 
 use crate::site::Apart;
 
-/// What is known of a donor when an extent is to be placed.
+/// State of a donor when an extent is placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
     /// Pages that the donor said are free in its last answer.
@@ -113,9 +112,8 @@ mod tests {
         assert_eq!(choose(&[donor(1000), larger], 10), Some(1));
     }
 
-    /// As donors stand in racks, chassis and hosts: each level is used up before the next one is
-    /// drawn on, but for the eighth that is left to its hosts, and the donors of one level fill up
-    /// side by side.
+    /// Donors stand in racks, chassis and hosts. Each level is used up before the next one, but for
+    /// the eighth that is left to its hosts. The donors of one level fill up side by side.
     #[test]
     fn the_nearest_level_with_room_comes_first_over_three_levels() {
         let at = |host: &str, location: &str| Site {

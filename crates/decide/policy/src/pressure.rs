@@ -1,10 +1,10 @@
 //! How much a donor may lend while its host is to keep some memory available for itself.
 //!
-//! What is lent is taken from the host only as it is written, and the host's own programs come and
-//! go. So the limit follows what the host has left: it falls at once by as much as is missing, and
+//! Lent memory is taken from the host only as it is written, and the host's own programs come and
+//! go. So the limit follows what the host has left. It falls at once by as much as is missing, and
 //! rises again only after there has been more than enough for a while. Between the two marks it
-//! stays where it is: extents that were recalled and lent again a moment later would have been
-//! copied twice for nothing.
+//! stays where it is. Else extents that are recalled and lent again a moment later would be copied
+//! twice for nothing.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ const LEAST_MARGIN_BYTES: u64 = 64 << 20;
 /// Steps in which the limit rises: this share of all that the donor has.
 const STEP_SHARE: u64 = 64;
 
-/// What is seen of a donor and its host at one moment, in bytes.
+/// State of a donor and its host at one moment, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
-    /// What programs of the host could still have without swapping.
+    /// Memory that programs of the host could still have without swapping.
     pub available_bytes: u64,
-    /// What the donor has lent, and what has gone back and is not the host's again yet.
+    /// Lent memory, and returned memory that is not the host's again yet.
     pub in_use_bytes: u64,
 }
 
@@ -56,8 +56,8 @@ impl Pressure {
         self.calm_since = is_calm.then(|| self.calm_since.unwrap_or(now));
         let missing = self.keep_free_bytes.saturating_sub(available_bytes);
         let limit = if missing > 0 {
-            // What is missing falls with what is in use, and so this stays where it is while
-            // borrowers take their extents away.
+            // The missing bytes fall together with those in use. So this limit stays where it is
+            // while borrowers take their extents away.
             before.min(in_use_bytes.saturating_sub(missing))
         } else if self.calm_since.is_some_and(|since| now.saturating_sub(since) >= CALM) {
             let room = in_use_bytes.saturating_add(available_bytes - enough).min(self.all_bytes);

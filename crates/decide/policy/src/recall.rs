@@ -1,9 +1,9 @@
 //! How many extents a donor wants back from each space when it has lent more than it is to lend.
 //!
-//! Each gives according to what it has. Which of its extents go is the borrower's choice: it alone
-//! knows what has another copy, and who else has room. A borrower that gives nothing may have good
-//! reasons (one copy of everything, and nobody with room), so that after a while the others are
-//! asked for what it was to give, and it is still asked for its own part.
+//! Each borrower gives according to what it has. It chooses which extents go: it alone knows which
+//! have another copy, and which donors have room. A borrower that gives nothing may have good
+//! reasons (one copy of everything, and no donor with room). So after a while the others are asked
+//! for its part, and it is still asked for its own part.
 //!
 //! Where little is wanted of many, only some are asked at first. They may all be unable to give,
 //! and so may those that are asked next: so each time twice as many are asked as have been in vain,
@@ -54,8 +54,8 @@ fn ask_more(shares: &mut [u64], holders: &[Holder]) {
     unasked.into_iter().for_each(|at| shares[at] = 1);
 }
 
-/// In proportion to what each has. What rounding leaves is given by those who gain most from it,
-/// one extent each.
+/// In proportion to what each has. For the rest that rounding leaves, the holders with the largest
+/// remainders give one extent more each.
 fn spread(excess_pages: u64, holders: &[Holder], takes_part: impl Fn(&Holder) -> bool) -> Vec<u64> {
     let pages = |holder: &Holder| if takes_part(holder) { holder.pages() } else { 0 };
     let total: u64 = holders.iter().map(pages).sum();

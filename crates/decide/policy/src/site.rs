@@ -31,7 +31,7 @@ impl Site {
         Site { host: host.to_owned(), location: None }
     }
 
-    /// How far apart the two are as to failures. What is not known counts as close.
+    /// How far apart the two are as to failures. An unknown location counts as close.
     pub fn apart(&self, other: &Site) -> Apart {
         let rack = |site: &Site| site.levels().next().map(str::to_owned);
         match (rack(self), rack(other)) {
@@ -42,7 +42,7 @@ impl Site {
     }
 
     /// How far a page travels from there to here: 0 on the same host, 1 in the same place, and one
-    /// more for each level that has to be left. What is not known counts as far.
+    /// more for each level that has to be left. An unknown location of `other` counts as far.
     pub fn distance(&self, other: &Site) -> u32 {
         if self.host == other.host {
             return 0;

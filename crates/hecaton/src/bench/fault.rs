@@ -1,10 +1,10 @@
 //! `bench fault`: what a page fault costs, in round trips of plain TCP.
 //!
-//! Two runs of one program. In the first its region is pushed out to the pool by other memory,
-//! which is then unmapped; the region fits in what that leaves free, and every page is read once in
-//! random order: nothing is evicted while faults are measured. In the second half of the region may
-//! be local and half of the pages are written, so that every fault needs room and about half of the
-//! room is dirty.
+//! One program runs twice. In the first run, other memory pushes the region out to the pool and is
+//! then unmapped. The region fits in the room that the other memory leaves. Every page is read once
+//! in random order, and nothing is evicted while these faults are measured. In the second run, half
+//! of the region may be local and half of the pages are written. Every fault then needs room, and
+//! about half of the room is dirty.
 
 use super::Common;
 use super::program::touch::{HELD, Report};
@@ -50,7 +50,7 @@ struct Result {
     region_bytes: u64,
 }
 
-/// What was measured with one kind of pool memory.
+/// Figures of one kind of pool memory.
 #[derive(Serialize)]
 struct Faults {
     fault_p50_us: f64,
@@ -292,7 +292,7 @@ impl Run<'_> {
         parsed(line)
     }
 
-    /// What is local, and what pushes the region out of it.
+    /// Returns the pages that may be local, and the pages of ballast that push the region out.
     fn room(&self) -> (u64, u64) {
         // A quarter more than the region, for the program's own heap and for what the pager keeps
         // free; ballast of half as much again than that, so that nothing else has a place.

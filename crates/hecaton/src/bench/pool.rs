@@ -1,6 +1,6 @@
 //! `bench pool`: data stored on the donors through the page protocol, read back and verified.
 //!
-//! What is left to show where a machine allows no userfaultfd: everything below the pager. The
+//! Works on machines that allow no userfaultfd: it measures everything below the pager. The
 //! yardsticks are one plain TCP stream and plain round trips, taken before and after.
 
 use super::Common;
@@ -136,7 +136,7 @@ fn batch(number: u64, pages: u64) -> Vec<PageNo> {
     (first..pages.min(first + MAX_PAGES as u64)).collect()
 }
 
-/// Different pages that do not compress. What making them costs is not counted as storing.
+/// Stores different pages that do not compress. The time to generate them is not counted.
 fn store(lane: &mut Lane, pages: u64) -> anyhow::Result<(Vec<PageSum>, Duration)> {
     let mut data = vec![0; MAX_PAGES * PAGE_SIZE];
     for (chunk, seed) in data.chunks_exact_mut(PAGE_SIZE).zip(0..) {

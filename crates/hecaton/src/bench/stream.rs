@@ -42,7 +42,7 @@ struct Result<'a> {
     processors_of: usize,
 }
 
-/// What was measured with one kind of pool memory.
+/// Figures of one kind of pool memory.
 #[derive(Serialize)]
 struct Sweeps {
     read_gbps: f64,

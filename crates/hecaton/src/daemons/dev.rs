@@ -63,7 +63,7 @@ pub(crate) struct Args {
     follow_stdin: bool,
 }
 
-/// What `--json` prints.
+/// JSON line that `--json` prints.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Ready {
     /// The manager's base URL.
@@ -134,7 +134,7 @@ pub(crate) fn run(args: Args, log_json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What each donor lends.
+/// Returns the memory that each donor lends.
 fn lend(args: &Args, host: &Host) -> anyhow::Result<Size> {
     let Some(lend) = args.lend else {
         let share = host.available_bytes / 2 / u64::from(args.donors);

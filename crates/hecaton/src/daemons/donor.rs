@@ -1,9 +1,9 @@
-//! `hecaton donor`: the process that lends memory and serves pages. Started by the node, with a
-//! socket as its standard input: down it come what the donor is to be and the memory of the process
-//! before it, up go its own memory, to be kept, and once a second how it is.
+//! `hecaton donor`: the process that lends memory and serves pages. The node starts it with a
+//! socket as its standard input. Down come the donor's settings and the memory of the process
+//! before it. Up go its own memory, for the node to keep, and its state once a second.
 //!
-//! When that socket ends without an order the node was killed. The donor serves on, and when
-//! another node adopts it the same is said again, on the connection to that one.
+//! When that socket ends without an order, the node was killed. The donor then serves on. When
+//! another node adopts it, the donor repeats all that on the new connection.
 
 use anyhow::{Context as _, anyhow};
 use hecaton_donor::{Donor, DonorConfig, DonorFds, ParkConfig, Serving};
@@ -50,7 +50,7 @@ struct Process {
     serving: Serving,
     listener: TcpListener,
     memory: DonorFds,
-    /// What another process in this one's place would be told.
+    /// Start message for a process that replaces this one.
     start: DonorStart,
     /// `None` if it is to end with the node.
     adoption: Option<AdoptionSocket>,
@@ -187,7 +187,7 @@ impl Process {
 
 /// Keeps this process and what it lends from being swapped out.
 fn lock(donor: &Donor) -> anyhow::Result<()> {
-    // What is locked already, the second call passes over: it takes longer for what is mapped.
+    // `lock_process` passes over memory that is locked already. It takes longer for mapped memory.
     let lent = donor.lock_memory().context("the kernel does not lock what the donor lends");
     let process = lock_process().context("the donor's process cannot be locked");
     lent.and(process)

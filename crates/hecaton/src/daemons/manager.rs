@@ -90,7 +90,7 @@ fn keep(args: &Args, has_tls: bool) -> anyhow::Result<Keep> {
     Ok(Keep::Etcd(Etcd::new(members, &url, credentials)))
 }
 
-/// What to show to etcd, if it speaks TLS.
+/// Returns the credentials for etcd, if it speaks TLS.
 fn etcd_credentials(members: &str, args: &Args) -> anyhow::Result<Option<Arc<OutsideCredentials>>> {
     match (members.starts_with("https://"), &args.etcd_tls) {
         (true, Some(dir)) => {

@@ -1,9 +1,9 @@
-//! `hecaton volume-server`: the process that serves one volume. Started by the node, with a socket as
-//! its standard input: down it come what the volume is, its sockets and the tables of the process
-//! before it; up go its tables, to be kept, and once a second how it is.
+//! `hecaton volume-server`: the process that serves one volume. The node starts it with a socket as
+//! its standard input. Down come the volume's settings, its sockets and the tables of the process
+//! before it. Up go its tables, for the node to keep, and its state once a second.
 //!
-//! When the node is killed it serves on, and waits for another node, to which it says the same again.
-//! Without one it serves clients while they are connected, or use the volume's file.
+//! When the node is killed, the process serves on and waits for another node, to which it repeats
+//! that. Without a node it serves clients while they are connected, or use the volume's file.
 
 use anyhow::{Context as _, bail};
 use hecaton_block::attach::Attachment;
@@ -62,28 +62,28 @@ impl Directory for Donors {
     }
 }
 
-/// What a volume's process has, whichever node it belongs to.
+/// State of a volume's process, whichever node it belongs to.
 struct Process {
     volume: Arc<Volume>,
     server: Arc<Server>,
     file: FileServer,
     donors: Arc<Donors>,
-    /// What to say to a node that adopts it, and the sockets, mounts and tables that go with it.
+    /// First message to a node that adopts this process; sockets, mounts and tables go with it.
     start: VolumeStart,
     fronts: Vec<Front>,
     /// By the labels in `start`.
     kept: Vec<OwnedFd>,
     adoption: Option<AdoptionSocket>,
-    /// What another node is to have.
+    /// Hand-over of the volume to another node, while it is offered.
     offering: Arc<Mutex<Option<Arc<Offering>>>>,
 }
 
-/// What an export is served with, as long as it is.
+/// An export and its server.
 struct Front {
-    /// As the node sent it; another is given it, too.
+    /// From the node; the next node gets it, too.
     fd: OwnedFd,
     serving: Serving,
-    /// Of a volume that another node has.
+    /// Keeps the tables of another node's volume unchanged; `None` for an own volume.
     _pin: Option<Attachment>,
 }
 
@@ -163,14 +163,14 @@ impl Process {
             }
         };
         if let Err(VolumeError::Space(SpaceError::Fenced { .. })) = &opened {
-            // Whoever has it now has a higher epoch.
+            // The present holder has a higher epoch.
             say(node, &VolumeEvent::Taken, &[]);
         }
         if opened.is_err()
             && is_new
             && let (Some(path), Some(file)) = (&start.config.spill, kept.pop())
         {
-            // Of a volume that is not going to be.
+            // The spill file of a volume that will not exist.
             Spill::from_fd(file, path).remove();
         }
         let volume = opened?;
@@ -186,7 +186,7 @@ impl Process {
             }
         }
         if let Some(follow) = follow {
-            // What has cached something of the tables that were left is pinned by now.
+            // Exports that may have cached something of the predecessor's tables are pinned by now.
             follow()?;
         }
         if let Some(offer) = process.start.detached.clone() {
@@ -230,7 +230,7 @@ impl Process {
                 Serving::File
             }
         };
-        // A client of NBD is attached as long as it is connected; what others have cached, nobody knows.
+        // An NBD client attaches while it is connected. Caches of other clients are unknown.
         let is_pinned = !matches!(export.address.front(), Some(Protocol::Nbd));
         let _pin = is_pinned.then(|| self.volume.pin()).flatten();
         self.start.exports.push(export);
@@ -238,7 +238,7 @@ impl Process {
         Ok(event)
     }
 
-    /// Serves an export no more. Who has made a file or a block device has ended it by now, and what serves it with that.
+    /// Ends an export. The node has ended a file or block device before, and with it the server.
     fn unexport(&mut self, address: &ExportAddress, force: bool) -> VolumeEvent {
         let found = self.start.exports.iter().position(|export| export.address == *address);
         let Some(at) = found else {
@@ -426,7 +426,7 @@ impl Process {
         }
         self.server.stop();
         if self.volume.is_given() {
-            // What it has is another node's, or will be; if that does not come, donors have it back when the lease ends.
+            // Another node has the memory, or will; else donors free it when the lease ends.
             return;
         }
         if let Err(error) = self.volume.release() {
@@ -436,7 +436,7 @@ impl Process {
     }
 }
 
-/// Copies the volume, and tells the node what came of it. A copy that the node does not take is given up.
+/// Copies the volume and tells the node the result. Drops a copy that the node does not take.
 fn snapshot(
     volume: &Arc<Volume>,
     config: VolumeConfig,

@@ -196,7 +196,7 @@ fn text(report: &AgentReport) -> String {
     text
 }
 
-/// Whose the cores are, in a line, and what is wrong with that.
+/// Returns the cores of each class in one line, and a line for each fault.
 fn cores(report: &AgentReport) -> String {
     let cores = &report.cores;
     let classes = cores.classes().map(|(class, number)| format!("{number} {class}"));
@@ -217,7 +217,7 @@ fn some(cores: u32) -> String {
     if cores == 0 { "-".to_owned() } else { cores.to_string() }
 }
 
-/// What it has of each NUMA node, where there are several.
+/// Lists the machine's memory on each NUMA node, if there are several.
 fn of_nodes(machine: &MachineReport) -> String {
     let part = |part: &MachinePartReport| {
         format!("{}: {}", part.node, Size(part.base_bytes + part.harvested_bytes))

@@ -27,7 +27,7 @@ const COLOURS: [(&str, usize); 10] = [
     ("unassigned", 8),
 ];
 
-/// What is further apart was not recorded in between.
+/// Nothing was recorded between samples that are further apart, in seconds.
 const LONGEST_S: f64 = 5.0 * INTERVAL.as_secs() as f64;
 
 /// Longest line of a recording: a thousand machines and as many that wait.

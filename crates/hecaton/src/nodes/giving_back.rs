@@ -35,7 +35,7 @@ pub(crate) struct WatchArgs {
     pub(crate) cluster: ClusterArgs,
 }
 
-/// What `--json` prints.
+/// JSON object that `--json` prints.
 #[derive(Serialize)]
 pub(crate) struct Outcome<'a> {
     pub(crate) donor: &'a str,
@@ -63,7 +63,7 @@ pub(crate) fn watch<'a>(
     let (left_bytes, park) = loop {
         let status = match manager.status() {
             Ok(status) => status,
-            // What it watches goes on without a manager.
+            // The donor and its borrowers go on without a manager.
             Err(_) if away_since.get_or_insert_with(Instant::now).elapsed() < AWAY_PATIENCE => {
                 std::thread::sleep(INTERVAL);
                 continue;

@@ -44,7 +44,7 @@ struct Row<'a> {
     donors: Vec<&'a str>,
     /// Memory that it lends to whoever wants it.
     lend_bytes: u64,
-    /// Of that, memory that somebody has; none while a donor has not said so.
+    /// Lent memory that borrowers hold; `None` until every donor has reported.
     lent_bytes: Option<u64>,
     consumers: usize,
     volumes: usize,
@@ -52,7 +52,7 @@ struct Row<'a> {
     pool_bytes: Option<u64>,
 }
 
-/// What `--json` prints.
+/// JSON object that `--json` prints.
 #[derive(Serialize)]
 struct Shown<'a> {
     manager: &'a str,
@@ -168,7 +168,7 @@ mod tests {
             line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(line(&node), ["a", "up", "rack1", "4G", "2G", "0", "0", "0", "-"]);
-        // What a donor has not said is not known.
+        // The memory of a donor that has not reported is unknown.
         node.report.donors.push(DonorReport { stats: None, ..donor });
         node.state = NodeState::Silent;
         node.silent_ms = 9000;

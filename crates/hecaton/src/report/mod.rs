@@ -95,7 +95,7 @@ fn colours() -> String {
     style
 }
 
-/// What a page must be, whatever is in it.
+/// Asserts that a page is well-formed and refers to nothing outside, whatever its content.
 #[cfg(test)]
 pub(crate) fn assert_complete(page: &str) {
     for external in ["src=", "href=", "url(", "@import", "<script"] {

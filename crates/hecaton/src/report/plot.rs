@@ -12,12 +12,12 @@ pub(crate) const COLOURS: usize = 10;
 const LEFT: f64 = 52.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
-/// Of plots over time.
+/// Bottom margin of plots over time.
 const BOTTOM: f64 = 34.0;
 const LANE: f64 = 30.0;
 
-/// What areas are drawn to, as a part of the drawing's unit: half a pixel. Recordings of days stay
-/// small by it.
+/// Smallest step of an area, in the drawing's unit: half a pixel. It keeps plots of recordings of
+/// days small.
 const LEAST_STEP: f64 = 0.5;
 
 /// A bar, or several side by side.

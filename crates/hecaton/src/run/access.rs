@@ -11,7 +11,7 @@ const GRANT: &str = "as root, run `sysctl vm.unprivileged_userfaultfd=1`, or giv
     to /dev/userfaultfd (`chmod 666 /dev/userfaultfd`, or a udev rule with a group), or run this \
     command as root; in a container, its seccomp profile must allow userfaultfd";
 
-/// What the help says of it.
+/// Returns the help text on this right.
 pub(crate) fn help() -> String {
     format!(
         "This needs userfaultfd, for page faults inside system calls too. Where it is missing: \

@@ -55,7 +55,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Consumer { program, name, local_bytes } =
         consumer(&args.command[0], args.name.clone(), args.local, args.lend)?;
     program.check_library_loads()?;
-    // What is wrong with the command line is said before anything is started.
+    // Refuse a wrong command line before anything is started.
     let dir = args.cluster.dir();
     let arguments = edit(&args, &monitor(&dir, &name)?)?;
     if args.print {

@@ -1,9 +1,9 @@
 //! `hecaton run`: a program on the pool's memory.
 //!
-//! The node starts a pager; the program is started with `libhecaton.so` preloaded, which hands its
-//! memory to that pager (into a program without glibc this command puts it by itself, see
-//! [`bare`]); signals are passed on and the program's exit status becomes this
-//! command's. All that can be known to be wrong is said before anything is started.
+//! The node starts a pager. The program starts with `libhecaton.so` preloaded, which hands its
+//! memory to that pager. Into a program without glibc, this command itself puts the library (see
+//! [`bare`]). The command passes signals on, and exits with the program's status. It refuses
+//! everything that can be known to be wrong before it starts anything.
 
 pub(crate) mod access;
 mod bare;
@@ -127,7 +127,7 @@ fn run_on_faults(args: Args) -> anyhow::Result<ExitCode> {
     session.run(command, bare.as_ref(), &args.command, pager)
 }
 
-/// What is to be started, and on what terms.
+/// A program to start, its name, and the bytes of its memory that may be local.
 struct Consumer {
     program: Program,
     name: String,

@@ -148,7 +148,7 @@ fn check(path: &Path, depth: usize) -> anyhow::Result<Linker> {
     Ok(linker)
 }
 
-/// What the first line of a script names.
+/// Returns the interpreter that the first line of a script names.
 fn script_interpreter(head: &[u8]) -> Option<&OsStr> {
     let line = head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     let line = line.trim_ascii();

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Processes that outlive the program for less are its own affair.
 const LEFT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a command needs before a pager can be started for it.
+/// Everything that a command needs before a pager can be started for it.
 pub(super) struct Session {
     /// The node that starts the pager.
     pub(super) client: NodeClient,

@@ -1,9 +1,9 @@
 //! Signals that are sent to this command and meant for the program.
 //!
-//! They are blocked and taken one by one with `sigwaitinfo` rather than by handlers, because who
-//! sent a signal matters: what the terminal sends reaches the program directly, as it is in the
-//! same process group, and must not reach it twice; what a process sends to this one alone is
-//! passed on.
+//! This command blocks signals and takes them one by one with `sigwaitinfo` rather than by
+//! handlers, because the sender matters. Signals of the terminal reach the program directly, as it
+//! is in the same process group, and must not reach it twice. The command passes on a signal that a
+//! process sends to the command alone.
 
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, getpid, kill_process};

@@ -1,8 +1,8 @@
 //! Writes the file that `--stats` names: what was counted while the command ran.
 //!
 //! The file is complete or absent: it is written beside its place and renamed. An older file is
-//! removed before the command starts, so that nobody takes it for the new one. What is no regular
-//! file (`/dev/stderr`, a pipe) is written to as it is.
+//! removed before the command starts, so that no reader takes it for the new one. A path that is no
+//! regular file (`/dev/stderr`, a pipe) is written to in place.
 
 use super::exit;
 use super::session::Outcome;
@@ -27,14 +27,14 @@ enum Place {
     Special(File),
 }
 
-/// What is written to it.
+/// Content of the file.
 #[derive(Serialize)]
 struct StatsReport<'a> {
     command: Vec<String>,
     /// As a shell shows it: 128 and the signal's number for a program that a signal ended.
     exit_status: u8,
     seconds: f64,
-    /// What the pager counted.
+    /// Counters of the pager.
     pager: Option<&'a hecaton_pager::Stats>,
 }
 
@@ -74,7 +74,7 @@ impl StatsFile {
 }
 
 fn prepare(path: &Path) -> io::Result<StatsFile> {
-    // Of a symbolic link, what it points to is replaced.
+    // A symbolic link stays, and its target is replaced.
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if let Ok(metadata) = fs::metadata(&path) {
         let file = File::options().write(true).open(&path)?;

@@ -49,7 +49,7 @@ fn section(scenario: &ScenarioReport, page: &mut String) {
     use_over_time(scenario, page);
 }
 
-/// What the paper found, and what came out here.
+/// Compares the paper's improvements with those of this simulation.
 fn beside_the_paper(scenario: &ScenarioReport, page: &mut String) {
     let (Some(paper), Some(best)) = (scenario.paper, scenario.best_tlp()) else { return };
     let find = |wanted: fn(&Policy) -> bool| scenario.find(wanted);

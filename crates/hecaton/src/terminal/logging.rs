@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 /// The variable that sets what is logged.
 const VARIABLE: &str = "HECATON_LOG";
 
-/// What is logged when the variable is not set.
+/// Log filter when the variable is not set.
 const DEFAULT: &str = "warn";
 
 /// Starts logging for this process.

@@ -1,7 +1,7 @@
 //! `hecaton top`: the cluster at a glance, live, in the terminal.
 //!
-//! What is shown is the manager's overview, as the dashboard shows it too; [`page`] makes lines of
-//! it, and [`screen`] puts those on the terminal.
+//! Shows the manager's overview, as the dashboard does: [`page`] makes lines of it, and [`screen`]
+//! puts those on the terminal.
 
 mod page;
 mod screen;

@@ -16,10 +16,10 @@ use std::fmt::Write as _;
 /// Most alarms that are shown; the rest is counted.
 const MAX_ALARMS: usize = 6;
 
-/// What stands for a number that is not known.
+/// Stands for an unknown number.
 const UNKNOWN: &str = "-";
 
-/// What the parts of a host's bar look like: shade, colour, name.
+/// Look of the parts of a host's bar: shade, colour, name.
 const PARTS: [(char, Color, &str); 6] = [
     ('▒', Color::DarkGray, "system"),
     ('▓', Color::Blue, "local"),
@@ -44,11 +44,11 @@ pub(super) enum Order {
 pub(super) struct Page {
     /// The manager's base URL.
     pub(super) manager: String,
-    /// What it said last.
+    /// Last answer of the manager.
     pub(super) overview: Overview,
-    /// Why it says nothing any more.
+    /// Why the last request failed, if it did.
     pub(super) trouble: Option<String>,
-    /// What consumers are sorted by.
+    /// Order of the consumers.
     pub(super) order: Order,
     /// Whether there are colours.
     pub(super) colours: bool,
@@ -193,7 +193,7 @@ impl Page {
             Order::Use => b.pool_bytes.cmp(&a.pool_bytes).then_with(|| a.id.cmp(&b.id)),
             Order::Name => a.name.cmp(&b.name).then_with(|| a.id.cmp(&b.id)),
         });
-        // What matters most comes first: a narrow terminal shows no more.
+        // The most important columns come first: a narrow terminal shows no more.
         let mut table = Table::new([
             "CONSUMER",
             ">FAULTS/S",
@@ -272,7 +272,7 @@ fn donors(donors: &[DonorView]) -> Table {
     table
 }
 
-/// What of a host is said in figures beside its bar.
+/// Figures of a host beside its bar.
 fn figures(host: &HostView) -> String {
     if !host.is_up {
         return format!("silent for {}", duration(host.silent_ms));
@@ -293,7 +293,7 @@ fn figures(host: &HostView) -> String {
     }
 }
 
-/// How many cells of a bar each part gets, in the order of [`PARTS`]. What is not known is left
+/// How many cells of a bar each part gets, in the order of [`PARTS`]. Unknown parts leave cells
 /// open at the end of the host's memory.
 fn cells(host: &HostView, scale: u64, width: usize) -> [usize; 6] {
     // By the ends of the parts rather than their lengths, so that roundings do not add up.

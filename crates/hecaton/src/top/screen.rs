@@ -94,7 +94,7 @@ fn follow(
     Ok(())
 }
 
-/// What a key does beyond the page's order.
+/// Effect of a key beyond the page's order.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     End,

@@ -1,5 +1,6 @@
 //! `hecaton vm attach`: a pager for a machine that is started by something else than Hecaton, and
-//! not by libvirt. Prints what the machine must be started with, and ends when it has.
+//! not by libvirt. Prints the library and the socket for the start, and ends when the machine has
+//! ended.
 
 use crate::cluster::ClusterArgs;
 use crate::placement::{PoolArgs, RangeArgs};
@@ -51,7 +52,7 @@ pub(crate) struct Args {
     cluster: ClusterArgs,
 }
 
-/// What the machine must be started with.
+/// Library and socket that the machine must be started with.
 #[derive(Serialize)]
 struct Needs<'a> {
     name: &'a str,

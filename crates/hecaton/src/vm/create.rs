@@ -154,7 +154,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if wish.container {
         return container::run(&args, &wish, &program);
     }
-    // What is wrong with the command line is said before anybody gives memory for it.
+    // Refuse a wrong command line before other machines give memory for it.
     let memory = match wish.balloon {
         true => Memory::with_balloon(None, wish.bytes, wish.max_bytes),
         false => Memory::plan(&[0], &[wish.bytes], wish.max_bytes),

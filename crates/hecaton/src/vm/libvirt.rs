@@ -1,8 +1,8 @@
 //! `hecaton vm libvirt`: changes the XML of a libvirt domain, so that `virsh start` starts it on
 //! pool memory, or as a harvest VM, from then on; or changes it back.
 //!
-//! Through `virsh`, so that nothing of libvirt is linked and any connection that virsh knows works.
-//! What will be changed is shown first, and done only if that is agreed to.
+//! Uses `virsh`, so that it links nothing of libvirt and works with any connection that virsh
+//! knows. Shows the changes first, and makes them only after consent.
 
 use crate::cluster::ClusterArgs;
 use crate::placement::{PoolArgs, RangeArgs};

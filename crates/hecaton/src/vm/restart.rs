@@ -60,7 +60,7 @@ fn gave_way(args: &Args, name: &str, pid: u32, signals: &Signals) -> anyhow::Res
         let error = match report.map(|report| report.agent) {
             Ok(Some(agent)) => match why(&agent, name, pid) {
                 Some(gave_way) => return Ok(gave_way),
-                // Of a container others may run on.
+                // The agent still lists the machine: other processes of a container may run on.
                 None => {
                     lost = Instant::now();
                     None

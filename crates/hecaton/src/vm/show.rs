@@ -127,7 +127,7 @@ fn describe(machine: &Shown<'_>) -> String {
     text
 }
 
-/// Who backs what, and what is still on its way there.
+/// Lists the donors that back the machine, and the copies that are still to be made.
 fn pool(pool: &PoolUse) -> String {
     let mut text = String::new();
     let donors = |held: &mut dyn Iterator<Item = (&String, u64)>| {

@@ -43,7 +43,8 @@ pub(super) fn attach(volume: &str, read_only: bool, cluster: &ClusterArgs) -> an
     }
 }
 
-/// Who lets this node have the volume, and where; or who has it.
+/// Returns the node that has detached the volume for this one, and its address. Otherwise says
+/// which node holds the volume.
 fn holder<'a>(
     volume: &str,
     here: &str,
@@ -64,7 +65,8 @@ fn holder<'a>(
     Err(reason)
 }
 
-/// Who shares it, and where; or who has it.
+/// Returns the node that shares the volume, and its address. Otherwise says which node holds the
+/// volume.
 fn sharer<'a>(
     volume: &str,
     known: impl Iterator<Item = (&'a str, &'a VolumeReport)>,

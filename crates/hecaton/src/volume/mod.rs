@@ -25,11 +25,11 @@ use std::process::ExitCode;
 /// The commands about volumes.
 #[derive(Subcommand)]
 pub(crate) enum Volume {
-    /// Creates a volume; it takes memory of the pool as it is written, and lives as long as this host's
-    /// node does
+    /// Creates a volume; it takes memory of the pool as it is written, and lives as long as this
+    /// host's node does
     Create(CreateArgs),
-    /// Serves a volume as a network block device, as the drive of a virtual machine, as a file, or as a block
-    /// device of this host
+    /// Serves a volume as a network block device, as the drive of a virtual machine, as a file, or
+    /// as a block device of this host
     Export(ExportArgs),
     /// Takes an export back; the others of the volume stay, and so does what is in it
     Unexport(UnexportArgs),
@@ -37,11 +37,11 @@ pub(crate) enum Volume {
     List(ListArgs),
     /// Shows one of them, and how the pool holds it
     Status(show::StatusArgs),
-    /// Copies a volume as it is at this moment, while clients go on writing; the copy is a volume that
-    /// can be read only
+    /// Copies a volume as it is at this moment, while clients go on writing; the copy is a volume
+    /// that can be read only
     Snapshot(SnapshotArgs),
-    /// Lets other nodes read a volume, each by a process of its own and straight from the donors, for as long as nobody writes to
-    /// it; they attach it with --read-only
+    /// Lets other nodes read a volume, each by a process of its own and straight from the donors,
+    /// for as long as nobody writes to it; they attach it with --read-only
     Share(ShareArgs),
     /// Ends that other nodes may read a volume by themselves
     Unshare(UnshareArgs),
@@ -66,30 +66,30 @@ pub(crate) struct CreateArgs {
     /// Its size, a multiple of 4096 bytes, up to 1T
     #[arg(long)]
     size: Size,
-    /// Takes a size that all copies together could not have in the pool as it is, nor the spill file on
-    /// its disk
+    /// Takes a size that all copies together could not have in the pool as it is, nor the spill
+    /// file on its disk
     #[arg(long)]
     thin: bool,
-    /// Puts what the pool has no room for into this file, which must not be there yet and is removed with
-    /// the volume; it goes back to the pool when there is room
+    /// Puts what the pool has no room for into this file, which must not be there yet and is
+    /// removed with the volume; it goes back to the pool when there is room
     #[arg(long, value_name = "FILE")]
     spill: Option<PathBuf>,
     /// Takes no more than this of the pool, for all copies together; what is more goes to the spill file
     #[arg(long, value_name = "SIZE", requires = "spill")]
     limit: Option<Size>,
-    /// Answers writes as soon as this host has them, and sends them on in batches, a few milliseconds
-    /// later; a flush (fsync) waits for them. No more than this, from 64K to 4M, is with this host alone. A
-    /// client that never flushes never knows what donors have
+    /// Answers writes as soon as this host has them, and sends them on in batches, a few
+    /// milliseconds later; a flush (fsync) waits for them. No more than this, from 64K to 4M, is
+    /// with this host alone. A client that never flushes never knows what donors have
     #[arg(long, value_name = "SIZE")]
     write_buffer: Option<Size>,
-    /// Lets several clients write at a time, which must take care of each other; without it one that
-    /// writes, or any number of those that read, are attached at a time
+    /// Lets several clients write at a time, which must take care of each other; without it one
+    /// that writes, or any number of those that read, are attached at a time
     #[arg(long)]
     multi_writer: bool,
     #[command(flatten)]
     copies: CopyArgs,
-    /// Seconds that a donor may be away before requests fail for pages that only donors have that are
-    /// away
+    /// Seconds that a donor may be away before requests fail for pages that only donors have that
+    /// are away
     #[arg(long, value_name = "SECONDS", default_value_t = 60,
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     donor_patience: u64,
@@ -103,12 +103,12 @@ pub(crate) struct CreateArgs {
 pub(crate) struct ExportArgs {
     /// The volume
     name: String,
-    /// Where clients of the NBD protocol are to connect: 127.0.0.1:10809, with port 0 a free one, or
-    /// unix:PATH, which only this user and root may use
+    /// Where clients of the NBD protocol are to connect: 127.0.0.1:10809, with port 0 a free one,
+    /// or unix:PATH, which only this user and root may use
     #[arg(long, group = "way", value_name = "ADDRESS", value_parser = nbd_address)]
     nbd: Option<ExportAddress>,
-    /// The socket of a vhost-user-blk device, to which the monitor of a virtual machine connects, as
-    /// QEMU does: only this user and root may. The guest's memory must be shared
+    /// The socket of a vhost-user-blk device, to which the monitor of a virtual machine connects,
+    /// as QEMU does: only this user and root may. The guest's memory must be shared
     #[arg(long, group = "way", value_name = "PATH")]
     vhost_user: Option<PathBuf>,
     /// Shows the volume as a file, to be mapped, mounted or used for a loop device: the name of an
@@ -120,17 +120,17 @@ pub(crate) struct ExportArgs {
     /// has the file open finds errors then, where otherwise he would wait
     #[arg(long, requires = "fuse")]
     uring: bool,
-    /// Makes the volume a block device of this host, /dev/ublkbN with a number that is free. The node must run as
-    /// root, and the kernel have ublk (Linux 6.4)
+    /// Makes the volume a block device of this host, /dev/ublkbN with a number that is free. The
+    /// node must run as root, and the kernel have ublk (Linux 6.4)
     #[arg(long, group = "way")]
     ublk: bool,
-    /// Lets clients read only, whatever they speak: a drive and a file, too, are not to be written then.
-    /// Any number of them may be attached while none is that may write
+    /// Lets clients read only, whatever they speak: a drive and a file, too, are not to be written
+    /// then. Any number of them may be attached while none is that may write
     #[arg(long)]
     read_only: bool,
-    /// Has clients of the NBD protocol speak TLS, and shows them the certificate in this directory, which
-    /// `hecaton pki issue --role export` makes; they show one of role client or admin, or of role read-only,
-    /// with which they may not write
+    /// Has clients of the NBD protocol speak TLS, and shows them the certificate in this directory,
+    /// which `hecaton pki issue --role export` makes; they show one of role client or admin, or of
+    /// role read-only, with which they may not write
     #[arg(long, value_name = "DIR", conflicts_with_all = ["vhost_user", "fuse", "ublk"])]
     tls: Option<PathBuf>,
     /// Takes an address that other hosts can reach, though nothing is encrypted or authenticated
@@ -158,8 +158,8 @@ pub(crate) struct UnexportArgs {
     /// The volume's block device, which goes
     #[arg(long, group = "way")]
     ublk: bool,
-    /// Does it while somebody is attached, too: clients are cut off, who has the file or device open gets errors
-    /// from then on, and what is only in this host's page cache is lost
+    /// Does it while somebody is attached, too: clients are cut off, who has the file or device
+    /// open gets errors from then on, and what is only in this host's page cache is lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -185,8 +185,8 @@ pub(crate) struct DetachArgs {
     /// The node that is to have it. Not of a volume that is only read here
     #[arg(long, value_name = "NODE")]
     to: Option<String>,
-    /// Where that node is to connect to this one, for the volume's tables; with port 0 a free port. Without this at the
-    /// address of this node's donors
+    /// Where that node is to connect to this one, for the volume's tables; with port 0 a free port.
+    /// Without this at the address of this node's donors
     #[arg(long, value_name = "ADDRESS", requires = "to")]
     listen: Option<SocketAddr>,
     /// Takes an address that other hosts can reach though the nodes have no certificates
@@ -201,8 +201,8 @@ pub(crate) struct DetachArgs {
 pub(crate) struct ShareArgs {
     /// The volume
     name: String,
-    /// Where other nodes are to connect to this one; with port 0 a free port. Without this at the address of this node's
-    /// donors
+    /// Where other nodes are to connect to this one; with port 0 a free port. Without this at the
+    /// address of this node's donors
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Takes an address that other hosts can reach though the nodes have no certificates
@@ -413,7 +413,7 @@ fn check_room(
     );
 }
 
-/// What is free on the disk where a file is to be, or is.
+/// Free bytes on the disk of a file, which need not exist yet.
 fn free_bytes(file: &Path) -> anyhow::Result<u64> {
     let dir = file.parent().unwrap_or(file);
     let disk = rustix::fs::statvfs(dir);
@@ -474,7 +474,7 @@ fn nbd_address(text: &str) -> Result<ExportAddress, AddressError> {
     }
 }
 
-/// As clients of NBD write it; or the socket that a monitor is told of; or the name of a file, or a device.
+/// URI for NBD clients, socket for a machine monitor, or name of the file or device.
 fn uri(export: &Exported, name: &str) -> String {
     let scheme = if export.tls.is_some() { "nbds" } else { "nbd" };
     match &export.address {

@@ -83,7 +83,7 @@ pub(crate) fn table<'a>(volumes: impl Iterator<Item = (&'a str, &'a VolumeReport
     table
 }
 
-/// What the policy lets a volume hold of the pool.
+/// Says how much of the pool the policy lets a volume hold.
 pub(crate) fn target(volume: &VolumeReport) -> Option<String> {
     let stats = volume.stats.as_ref()?;
     let (target, held) = (size(stats.target_bytes?), size(stats.pool_bytes()));
@@ -99,7 +99,7 @@ pub(crate) fn target(volume: &VolumeReport) -> Option<String> {
     ))
 }
 
-/// What of a volume is not as it is to be.
+/// Says which parts of a volume lack copies, wait for copying, are lost or unwritten.
 pub(crate) fn risk(volume: &VolumeReport) -> Option<String> {
     let stats = volume.stats.as_ref()?;
     let pool = &stats.pool;
@@ -162,7 +162,7 @@ fn describe(node: &str, volume: &VolumeReport) -> String {
         let holding = pool.donors.iter().filter(|donor| donor.extents > 0);
         let donors: Vec<String> = holding
             .map(|donor| {
-                // Who reads does not ask them how they are.
+                // A reader does not ask donors for their state.
                 let is_known = volume.reads_from.is_none();
                 let away = if is_known && !donor.reachable { ", away" } else { "" };
                 format!("{} ({}{away})", donor.name, size(donor.bytes_held))

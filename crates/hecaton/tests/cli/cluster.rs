@@ -57,7 +57,7 @@ fn status_shows_nodes_and_donors() {
     let metrics = get(&format!("{}/metrics", dev.manager()));
     let line = "hecaton_donor_serving{node=\"local\",donor=\"donor-1\"} 1.0";
     assert!(metrics.lines().any(|found| found == line), "{metrics}");
-    // What its process takes, too, and the node's own.
+    // The metrics of the processes of a donor and of the node.
     for process in ["role=\"donor\",name=\"donor-2\"", "role=\"node\",name=\"local\""] {
         let line = format!("hecaton_process_resident_bytes{{node=\"local\",{process}}} ");
         assert!(metrics.lines().any(|found| found.starts_with(&line)), "{metrics}");
@@ -92,7 +92,7 @@ fn commands_that_nobody_reads_end_without_a_word() {
     assert!(said.starts_with("hecaton: cannot write to standard output: No space"), "{said}");
 }
 
-/// What a daemon says at its start, nobody needs to hear.
+/// The reader of a daemon's first lines may be gone.
 #[test]
 fn a_daemon_that_nobody_reads_goes_on() {
     let scratch = scratch();

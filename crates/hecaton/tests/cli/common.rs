@@ -26,7 +26,7 @@ pub(crate) fn output<const N: usize>(args: [&str; N]) -> Output {
     hecaton().args(args).output().expect("the command starts")
 }
 
-/// What a command wrote, as text.
+/// Returns the output of a command as text.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("text")
 }
@@ -181,7 +181,7 @@ pub(crate) fn lends(donor: &Value, lane: u64) -> bool {
     }
 }
 
-/// What an HTTP server answers.
+/// Returns the body of an HTTP server's answer.
 pub(crate) fn get(url: &str) -> String {
     let mut response = ureq::get(url).call().expect("answered");
     let mut text = String::new();

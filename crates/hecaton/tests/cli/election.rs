@@ -42,7 +42,7 @@ fn manager(refusals: usize, headers: &'static str) -> (String, Arc<AtomicUsize>)
 #[test]
 fn a_command_waits_until_a_manager_leads() {
     let (url, asked) = manager(3, "Retry-After: 1\r\n");
-    // Of several, one is dead.
+    // The second of the two managers is dead.
     let managers = format!("{url},http://127.0.0.1:1");
     let ended = hecaton().args(["status", "--json", "--manager", &managers]).output().unwrap();
     assert!(ended.status.success(), "{}", text(&ended.stderr));

@@ -50,7 +50,7 @@ fn it_answers_the_host_and_ends_and_is_started_again_after_a_kill() {
     let total = settled["total_bytes"].as_u64().expect("a number");
     assert_eq!(settled["applications"][0]["limit_bytes"], total - (16 << 20));
 
-    // Of a machine that has as much as its kernel counts, and is to have 8 MiB less.
+    // The machine has as much memory as its kernel counts, and must have 8 MiB less.
     let target = format!(
         "{{\"message\":\"target\",\"id\":1,\"size_bytes\":{total},\"target_bytes\":{}}}\n",
         total - (8 << 20)

@@ -55,7 +55,7 @@ fn a_killed_manager_is_followed_by_one_that_knows() {
     heard(&url, "a");
     heard(&url, "b");
     assert_eq!(status(&url)["epoch"], 1);
-    // Of one the manager knows no more than its record; the other goes on.
+    // The next manager knows only the record of `b`; `a` goes on.
     signal_process(b.id(), Signal::STOP);
     ureq::post(format!("{url}/v1/donors/a/drain")).send_empty().expect("taken");
     first.end(Signal::KILL);

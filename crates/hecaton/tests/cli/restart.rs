@@ -170,7 +170,7 @@ fn a_donor_that_no_node_adopts_gives_its_memory_back() {
     assert_ne!(node.donor().pid, Some(pid));
 }
 
-/// What the node says that does not start.
+/// Returns the errors of a node that does not start.
 fn refused(dir: &Path, options: &[&str]) -> String {
     let mut command = node_command(dir, options);
     let Output { status, stderr, .. } = command.stderr(Stdio::piped()).output().expect("runs");

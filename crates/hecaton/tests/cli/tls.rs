@@ -198,7 +198,7 @@ fn certificates_are_for_who_they_name() {
     assert!(text(&unknown.stderr).contains("`x` has no certificate"));
 }
 
-/// What a browser imports is made as docs/security.md says; curl reads it as browsers do.
+/// The browser's certificate file is made as docs/security.md says; curl reads it as browsers do.
 #[test]
 fn a_browser_gets_in_with_a_certificate_in_one_file() {
     for tool in ["openssl", "curl"] {

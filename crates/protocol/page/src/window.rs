@@ -1,15 +1,14 @@
-//! What a borrower has asked on one connection and not been answered yet: the bound on it, and the
-//! check that every answer is the one that is due.
+//! Bounds a connection's unanswered requests and checks that each answer is due.
 //!
-//! Answers come in the order of the requests, so that this is a queue and not a table. An answer
-//! out of turn means that the stream is not what the donor sent; the connection is given up, and
-//! with it everything that might have been taken for the answer of something else.
+//! Answers come in the order of the requests, so the window is a queue and not a table. An answer
+//! out of turn means that the stream is not what the donor sent. The borrower then gives up the
+//! connection, and with it all that might be taken for the answer to another request.
 
 use crate::protocol::{Answer, MAX_HELD, Request};
 use hecaton_memory::PAGE_SIZE;
 use std::collections::VecDeque;
 
-/// How much may be under way on a connection. Both bounds hold; a single request always may.
+/// Limits of in-flight requests on a connection. Both hold; a single request is always allowed.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowLimits {
     /// Requests without an answer.
@@ -31,11 +30,11 @@ impl Default for WindowLimits {
 pub struct Unexpected {
     /// The request that the answer names.
     pub id: u64,
-    /// The request that was to be answered next.
+    /// The request whose answer is due.
     pub due: Option<u64>,
 }
 
-/// The requests under way on one connection.
+/// The in-flight requests of one connection.
 #[derive(Debug)]
 pub struct Window {
     limits: WindowLimits,
@@ -98,7 +97,7 @@ impl Window {
         id
     }
 
-    /// Whether an answer is the one that is due; if so, the tag of its request.
+    /// Checks that an answer is the one that is due. Returns the tag of its request.
     pub fn check(&self, id: u64, answer: &Answer<'_>) -> Result<u64, Unexpected> {
         let due = self.due.front();
         let unexpected = Unexpected { id, due: due.map(|due| due.id) };
@@ -116,19 +115,19 @@ impl Window {
         if fits { Ok(due.tag) } else { Err(unexpected) }
     }
 
-    /// Takes the request that was due from the window: its answer is complete.
+    /// Removes the request that was due: its answer is complete.
     pub fn settle(&mut self) {
         if let Some(due) = self.due.pop_front() {
             self.payload_bytes -= due.payload_bytes;
         }
     }
 
-    /// Requests under way.
+    /// Number of in-flight requests.
     pub fn len(&self) -> usize {
         self.due.len()
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request is in flight.
     pub fn is_empty(&self) -> bool {
         self.due.is_empty()
     }

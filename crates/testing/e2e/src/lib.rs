@@ -1,8 +1,8 @@
-//! What the test programs share: pages whose contents tell where they belong, and forks.
+//! Gives test programs pages whose contents tell where they belong, and forks.
 //!
-//! The programs know nothing of Hecaton. A page's every word depends on its owner, its place and
-//! how often it was written, so a page that is lost, stale, swapped with another or torn is found
-//! by whoever reads it next.
+//! The test programs know nothing of Hecaton. Each word of a page depends on the page's owner, its
+//! place, and how often it was written. So the next reader finds a page that is lost, stale, torn
+//! or swapped with another page.
 
 use std::io::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,7 +47,7 @@ impl Checked {
         Self { owner, words: vec![0; pages * PAGE_WORDS], generations: vec![0; pages] }
     }
 
-    /// How many pages there are.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
         self.generations.len()
     }
@@ -72,7 +72,7 @@ impl Checked {
     /// Compares every word of the page.
     ///
     /// # Panics
-    /// If one is not what was last written there.
+    /// If a word is not the one that was last written there.
     pub fn verify(&self, page: usize) {
         for at in 0..PAGE_WORDS {
             let (found, expected) = (self.words[page * PAGE_WORDS + at], self.word(page, at));
@@ -91,14 +91,14 @@ impl Checked {
         (0..self.pages()).for_each(|page| self.verify(page));
     }
 
-    /// Makes room for more pages at the end; the allocator moves what there is (`mremap`).
+    /// Adds pages at the end; the allocator moves the existing pages (`mremap`).
     pub fn grow(&mut self, pages: usize) {
         let pages = self.pages() + pages;
         self.words.resize(pages * PAGE_WORDS, 0);
         self.generations.resize(pages, 0);
     }
 
-    /// Gives up pages at the end, and their memory.
+    /// Keeps the first `pages` pages, and frees the memory of the others.
     pub fn shrink(&mut self, pages: usize) {
         self.words.truncate(pages * PAGE_WORDS);
         self.words.shrink_to_fit();
@@ -106,7 +106,7 @@ impl Checked {
     }
 }
 
-/// Forks; the child does its part and ends.
+/// Forks; the child runs `in_child` and exits.
 ///
 /// # Panics
 /// If it cannot fork.
@@ -115,8 +115,8 @@ pub fn fork_and(in_child: impl FnOnce()) -> libc::pid_t {
     match unsafe { libc::fork() } {
         -1 => panic!("cannot fork: {}", Error::last_os_error()),
         0 => {
-            // The last thread of a process that ends with a panic ends the process with success,
-            // if it is not the first thread.
+            // If the last thread of a process panics and is not the first thread, the process exits
+            // with success.
             let failed = catch_unwind(AssertUnwindSafe(in_child)).is_err();
             // SAFETY: ends the process.
             unsafe { libc::_exit(failed.into()) };
@@ -128,7 +128,7 @@ pub fn fork_and(in_child: impl FnOnce()) -> libc::pid_t {
 /// Waits until the child has ended.
 ///
 /// # Panics
-/// If it did not end well.
+/// If the child failed.
 pub fn wait_for(child: libc::pid_t) {
     let mut status = 0;
     // SAFETY: `status` is a valid place for the result.
@@ -140,7 +140,7 @@ pub fn wait_for(child: libc::pid_t) {
 /// The argument at this place as a number.
 ///
 /// # Panics
-/// If there is none: the tests are the only callers.
+/// If it is missing or no number: the tests are the only callers.
 pub fn number_argument(place: usize) -> usize {
     let argument =
         std::env::args().nth(place).unwrap_or_else(|| panic!("argument {place} is missing"));
@@ -156,7 +156,7 @@ mod tests {
     fn a_child_of_a_thread_that_fails_is_noticed() {
         let ends = |in_child: fn()| thread::spawn(move || wait_for(fork_and(in_child))).join();
         ends(|| {}).expect("it ended well");
-        // Without a panic's message: another test's thread may hold a lock that this needs.
+        // Without a panic message: another test's thread may hold a lock that the message needs.
         ends(|| std::panic::resume_unwind(Box::new(()))).expect_err("it failed");
     }
 

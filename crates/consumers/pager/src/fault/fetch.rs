@@ -101,7 +101,7 @@ impl Core {
         fetch
     }
 
-    /// Some pages of `fetch` have come. What turns out to be damaged is put in `damaged`.
+    /// Handles pages of `fetch` that have come. Puts the indices of damaged ones into `damaged`.
     pub(crate) fn arrived(&mut self, fetch: &Fetch, came: &Arrival<'_>, damaged: &mut Vec<usize>) {
         let pages = came.pages();
         self.stats.pages_in += pages.len() as u64;
@@ -313,7 +313,7 @@ mod tests {
             slots.push(core.pages.record(&core.state, page).slot());
         }
         assert!(slots[0].is_some() && slots[0] == slots[1], "{slots:?}");
-        // Who takes a slot finds the page in it that names it.
+        // `take_slot` finds the slot's page, whose record must name the slot.
         for _ in 0..STAGING_SLOTS {
             core.take_slot().expect("none holds what is not at a donor");
         }

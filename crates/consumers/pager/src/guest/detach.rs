@@ -27,13 +27,13 @@ pub(crate) const MAX_REQUESTS: usize = 8;
 /// How far a detach is.
 #[derive(Debug, Default)]
 pub(crate) struct Detach {
-    /// What this scan has yet to look at.
+    /// Chunks that this scan has yet to look at.
     chunks: Vec<Key>,
     /// Whether this scan has found a page that was not home.
     found: bool,
 }
 
-/// What the fault loop does next.
+/// Next action of the fault loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progress {
     /// Pages have been asked for, or there are more to look at.

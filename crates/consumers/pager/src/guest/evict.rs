@@ -7,10 +7,12 @@
 //! them from every mapping at once; from then on readers wait too. So no write can come between the
 //! copy and the end of the page.
 //!
-//! Two kinds of access pass the protection by and must be kept away, since the kernel tells nobody
-//! of them: a device that writes to a page which was pinned before (VFIO, a disk read with O_DIRECT
-//! under way), and another process that maps the file (vhost-user). `hecaton vm` refuses machines
-//! that are set up so.
+//! Two kinds of access bypass the protection, and the kernel reports neither:
+//!
+//! - A device writes to a page that was pinned before (VFIO, a disk read with O_DIRECT in flight).
+//! - Another process maps the file and accesses it (vhost-user).
+//!
+//! `hecaton vm` refuses machines that are set up so.
 
 use super::FilePlace;
 use super::memory_file::MemoryFile;

@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Peers that may be about to say something at a time.
 const MAX_ARRIVING: usize = 16;
 
-/// A region, in Firecracker's words. What later versions add is passed over.
+/// A region, in Firecracker's words. Fields that later versions add are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 struct Mapping {
     base_host_virt_addr: u64,
@@ -62,12 +62,12 @@ impl Mapping {
     }
 }
 
-/// What has come so far is
+/// A message as it was read so far.
 #[derive(Debug)]
 enum Parsed {
-    /// all of it,
+    /// All of it has come.
     Whole(Vec<Span>),
-    /// or the beginning.
+    /// Only its beginning has come.
     Part,
 }
 
@@ -211,7 +211,7 @@ impl Server {
         let Some(firecracker) = &mut self.firecracker else { return Ok(()) };
         let Some(peer) = firecracker.arriving.remove(&fd) else { return Ok(()) };
         let image_bytes = firecracker.image_bytes;
-        // Whoever has said all is watched for its end only, or closed.
+        // A peer that has said all is closed, or watched for its end only.
         self.unwatch(fd);
         if let Some(peer) = hear(self, peer, image_bytes) {
             self.watch(fd, Source::Firecracker(fd), EventFlags::IN)?;
@@ -268,7 +268,7 @@ fn take(
         return Err(Refused::ImageGiven);
     }
     let mut space = AddressSpace::hypervisor(Uffd(uffd.as_raw_fd()), pid);
-    // What a successor must know, it must be able to find out.
+    // A successor must be able to read the page table.
     let first = spans[0].start / PAGE_SIZE as u64;
     space.mapped(first, 1).map_err(Refused::PageTable)?;
     let index = core.free_space().ok_or(Refused::TooManySpaces)?;

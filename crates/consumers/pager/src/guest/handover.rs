@@ -56,7 +56,7 @@ pub(crate) enum Refused {
     Twice,
 }
 
-/// What a message brings, once its descriptors are as many and of the kind that they must be.
+/// Contents of a message whose descriptors have the right number and kind.
 struct Delivery {
     uffd: Option<OwnedFd>,
     file: OwnedFd,
@@ -251,7 +251,7 @@ impl Core {
         uffd.unprotect(span.start, span.len).map_err(|errno| Refused::NotRegistered(errno.into()))
     }
 
-    /// What is in a new region already.
+    /// Enters the pages that a new region has already.
     fn adopt_region(&mut self, index: usize, span: &Span) {
         let range = Range { start: span.start, len: span.len };
         if self.discover_pages(index, range).is_err() {

@@ -14,14 +14,14 @@ use std::os::fd::{BorrowedFd, RawFd};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MemoryFile(pub(crate) RawFd);
 
-/// What tells two descriptors of one file.
+/// Identity of a file: equal for two descriptors of one file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     device: u64,
     inode: u64,
 }
 
-/// What must be known of a file before it is paged.
+/// Properties of a file that are checked before it is paged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Facts {
     pub(crate) identity: Identity,

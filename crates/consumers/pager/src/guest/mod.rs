@@ -1,12 +1,11 @@
 //! Guest RAM: memory of a hypervisor, handed over by it or by `libhecaton.so` in it.
 //!
-//! It differs from a program's memory in who can take pages away. A program's private memory is
-//! taken by a thread in the program. A hypervisor's is shared: a memory file that it maps and that
-//! the pager holds too, so the pager itself punches pages out of the file, and no thread of ours is
-//! in the hypervisor. What is said of a page (in the tables), which page leaves (the eviction
-//! order), and which comes early are the same code for both; the seam is [`Ram`] here, and two
-//! questions of [`crate::programs::address_space::AddressSpace`]: can a page be taken, and is it
-//! there.
+//! It differs from a program's memory in who can take pages away. A thread in the program takes a
+//! program's private memory. A hypervisor's memory is shared: a memory file that it maps and that
+//! the pager holds too. So the pager itself punches pages out of the file, and no thread of ours is
+//! in the hypervisor. Both kinds share the code for the tables, the eviction order, and
+//! prefetching. The seam is [`Ram`] here, and two questions of
+//! [`crate::programs::address_space::AddressSpace`]: can a page be taken, and is it there.
 //!
 //! Memory that a hypervisor hands over without its file (Firecracker's is private) can be brought
 //! in, and is given up when the hypervisor frees it, but nothing can be taken away from it.

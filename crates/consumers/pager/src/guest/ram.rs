@@ -26,7 +26,7 @@ pub(crate) struct HeldFile {
     pub(crate) serial: u64,
 }
 
-/// What came of files that have other numbers now.
+/// Result of renumbering the memory files.
 #[derive(Default)]
 pub(crate) struct RenumberedFiles {
     /// Serial numbers of those that are in use.
@@ -184,7 +184,7 @@ impl Ram {
                     kept |= self.add_at(state, space, span, file, position);
                 }
             }
-            // What is left is written down before the whole is erased: a kill in between leaves
+            // The remaining parts are saved before the whole is erased. A kill in between leaves
             // both, and `load` prefers the parts.
             Region::erase(state, region.saved_at);
             let file = region.file.filter(|_| !kept);

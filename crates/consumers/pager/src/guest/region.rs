@@ -12,7 +12,7 @@ pub(super) struct Region {
     pub(super) span: Span,
     /// Its file, if the pager has it.
     pub(super) file: Option<MemoryFile>,
-    /// Of the hand-over that brought the file; 0 without one.
+    /// Serial number of the file's hand-over; 0 without a file.
     pub(super) serial: u64,
     /// Where the machine's RAM continues with it, in bytes.
     pub(super) position: u64,

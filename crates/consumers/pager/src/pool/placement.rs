@@ -17,7 +17,7 @@ const SEGMENT_BYTES: u64 = SEGMENT_PAGES * PAGE_SIZE as u64;
 /// Most ranges of one machine.
 const MAX_RANGES: usize = 64;
 
-/// What the owner of a consumer wants of the pool.
+/// Requirements of a consumer's owner for the consumer's memory in the pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
@@ -175,13 +175,13 @@ pub struct PoolUse {
     pub only_donors: Vec<String>,
     /// Memory that has extents, each counted once.
     pub extents_bytes: u64,
-    /// Of that, memory with fewer copies than it is to have.
+    /// The part of `extents_bytes` that has fewer copies than `copies`.
     pub degraded_bytes: u64,
     /// Memory of which copies wait to be made or moved, the degraded part included.
     pub to_move_bytes: u64,
     /// Memory whose last copy is gone.
     pub lost_bytes: u64,
-    /// What was copied between donors so far, for new copies and moves.
+    /// Bytes copied between donors so far, for new copies and moves.
     pub copied_bytes: u64,
     /// The erasure code of what has gone cold, if it is coded.
     #[serde(default)]
@@ -193,7 +193,7 @@ pub struct PoolUse {
     /// parities.
     #[serde(default)]
     pub saved_bytes: u64,
-    /// What the comparing of copies has come to.
+    /// Results of scrubbing.
     #[serde(default)]
     pub scrub: ScrubUse,
     /// The donors that hold some of it.
@@ -203,7 +203,7 @@ pub struct PoolUse {
     pub ranges: Vec<RangeUse>,
 }
 
-/// What the comparing of a consumer's copies has come to, since its pager was started last.
+/// Results of scrubbing a consumer's copies since the last start of its pager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubUse {
     /// Bytes that donors have read for it, of all copies.

@@ -1,7 +1,7 @@
 //! Descriptors of a pager that was killed, as the node gives them back.
 //!
-//! They come under other numbers than the tables and the journal name, and are told apart by their
-//! labels. What follows is the takeover itself: see `recover`.
+//! Their numbers differ from those in the tables and the journal; labels identify them. The
+//! takeover itself follows in `recover`.
 //!
 //! Where the node does not hold what an address space needs, the pager was killed before it had
 //! handed it over. Then nobody had been told to go on: the other side sees the connection end, and

@@ -1,15 +1,15 @@
 //! How a child that has outlived its node is taken over by the next one.
 //!
-//! A child of the node (a donor, a pager) has a stream to it as its standard input. When that ends
-//! without a word the node was killed, and the child goes on with what it does. It is to be found
-//! at a socket in the node's directory, at which it listens from its start: so a node that is
-//! started in the place of the other finds all children that are there, however soon it comes, and
-//! knows before it takes a port or a name whether somebody has it. That children look for a node
-//! was rejected: the node would have to guess how long it must wait for them.
+//! A child of the node (a donor, a pager) has a stream to it as its standard input. If the stream
+//! ends without a word, the node was killed, and the child goes on with its work. From its start
+//! the child listens at a socket in the node's directory. So the next node finds all living
+//! children, however soon it starts. Before it takes a port or a name, it knows whether a child has
+//! it. The alternative, that children look for a node, was rejected: the node would have to guess
+//! how long it must wait for them.
 //!
-//! The node says [`Claim`], the child answers [`Answer`], with what it is and its descriptors. From
-//! then on the connection is what the standard input was. Who else connects is refused, and the
-//! child waits on.
+//! The node sends [`Claim`], the child answers [`Answer`], with what it is and its descriptors.
+//! From then on the connection replaces the standard input. The child refuses any other peer, and
+//! waits on.
 
 use crate::process::channel::{self, Receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,7 +37,7 @@ pub struct Outlive {
     pub patience: Duration,
 }
 
-/// What a node says that adopts.
+/// Message of a node that adopts a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// Its version of the hand-over.
@@ -46,7 +46,7 @@ pub struct Claim {
     pub patience: Duration,
 }
 
-/// What a child answers.
+/// Answer of a child to a [`Claim`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer<T> {
@@ -128,7 +128,7 @@ impl AdoptionSocket {
 
 impl Drop for AdoptionSocket {
     fn drop(&mut self) {
-        // Whoever finds it takes it for the socket of a process that was killed, and removes it.
+        // On failure the next process removes it, like the socket of a killed process.
         let _ = fs::remove_file(&self.outlive.socket);
     }
 }

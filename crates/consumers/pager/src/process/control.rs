@@ -4,10 +4,14 @@
 //! | request | answer |
 //! |---|---|
 //! | `"stats"` | [`crate::Stats`] |
-//! | `{"resize_local":{"bytes":N}}` | [`crate::Stats`], once no more than that is local |
-//! | `{"place":{...}}` | [`crate::Stats`]; with a [`crate::Placement`], of which the copies stay as they are. What is with other donors is moved from then on |
-//! | `"detach"` | [`crate::Stats`], once the machine's pages begin to come home; it is done when they say that no process is attached |
-//! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once no more than that is local and all of it has been written out |
+//! | `{"resize_local":{"bytes":N}}` | [`crate::Stats`], once at most N bytes are local |
+//! | `{"place":{...}}` | [`crate::Stats`]; takes a [`crate::Placement`] with unchanged `copies` |
+//! | `"detach"` | [`crate::Stats`], once the machine's pages begin to come home |
+//! | `{"evict":{"down_to_bytes":N}}` | [`crate::Stats`], once at most N bytes are local |
+//!
+//! After `place`, memory with other donors is moved. A detach is done when the statistics say that
+//! no process is attached. `evict` and `resize_local` answer once all evicted pages are written
+//! out.
 
 use crate::config::MIN_LOCAL_BYTES;
 use crate::pool::placement::Placement;

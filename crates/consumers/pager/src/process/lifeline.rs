@@ -14,10 +14,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-/// What the thread that listens to the node has.
+/// State of the thread that listens to the node.
 pub(crate) struct Lifeline {
     pub(crate) shared: Arc<Shared>,
-    /// What another process in this one's place would be told.
+    /// Configuration for a process that takes this one's place.
     pub(crate) config: Arc<Mutex<PagerConfig>>,
     pub(crate) own: Held,
     /// Set when no further program comes.
@@ -62,7 +62,7 @@ impl Lifeline {
         tracing::warn!(?patience, "the node is gone; paging on until another comes");
         let mut came = adoption.wait(Some(patience));
         if matches!(came, Ok(None)) {
-            // Who might have started further programs has given up by now.
+            // Launchers that might have started further programs have given up by now.
             self.launch_over.store(true, Relaxed);
             came = adoption.wait(None);
         }

@@ -26,7 +26,7 @@ pub(crate) struct AddressSpace {
     pub(crate) pid: Option<i32>,
     /// The connection is there from the start, the thread at its end once the space is live.
     pub(crate) helper: Option<Helper>,
-    /// What is paged, if this is a hypervisor: its guest RAM, and nothing else of it.
+    /// Guest RAM of a hypervisor; only this part of a hypervisor is paged.
     pub(crate) guest: Option<Ram>,
     /// Pages in its memory.
     pub(crate) resident: u64,
@@ -52,14 +52,14 @@ pub(crate) struct AddressSpace {
     pagemap: Option<File>,
 }
 
-/// What [`AddressSpace::renumber`] has come to.
+/// Result of [`AddressSpace::renumber`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Renumbered {
     /// There is no address space.
     Nothing,
     /// It can go on.
     Found,
-    /// Who waited for it to be ready asks again.
+    /// It was never ready; the peer that waited for it asks again.
     NeverRan,
     /// A program may have run on it, and its userfaultfd is gone.
     Lost,
@@ -79,7 +79,7 @@ const PAGEMAP_UFFD_WP: u64 = 1 << 57;
 /// No other process maps the page.
 const PAGEMAP_EXCLUSIVE: u64 = 1 << 56;
 
-/// What the kernel says of a page.
+/// The kernel's view of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mapped {
     pub(crate) present: bool,
@@ -308,7 +308,7 @@ impl AddressSpace {
         find(&self.mappings)
     }
 
-    /// What was known about mappings may be wrong.
+    /// Drops the mappings as last read, because they may be outdated.
     pub(crate) fn forget_mappings(&mut self) {
         self.mappings.clear();
     }

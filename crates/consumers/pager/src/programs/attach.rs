@@ -15,7 +15,7 @@ use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
-/// What was said on a connection.
+/// An attach message from a connection.
 pub(crate) struct MessageFrom {
     pub(crate) attach: Attach,
     pub(crate) uffd: Option<RawFd>,
@@ -189,8 +189,8 @@ pub(crate) fn receive_message(socket: RawFd) -> std::io::Result<Option<Message>>
     Ok(Some(Message { bytes, fds, pid }))
 }
 
-/// What was said on a connection; `Ok(None)` if nothing was, an error if it has ended or what was
-/// said is not understood.
+/// Receives an attach message. `Ok(None)` if no message is there; an error if the connection has
+/// ended or the message is not understood.
 pub(crate) fn receive(socket: RawFd) -> std::io::Result<Option<MessageFrom>> {
     receive_message(socket)?.map(parse_attach).transpose()
 }

@@ -7,9 +7,9 @@
 //! 2. *Copy*: the child gets an address space with its parent's entries. A space page that both
 //!    name has two references and is not overwritten: who changes its copy gets another page when
 //!    that is evicted.
-//! 3. *Go*: the parent forks. From here on nothing that the kernel reports of the parent is read,
-//!    so that its threads, which may free, move or write pages, come to a stop at the first that
-//!    matters, and the copy stays true until the fork has happened.
+//! 3. *Go*: the parent forks. From here on the pager reads no reports of the kernel on the parent.
+//!    So a parent's thread that frees, moves or writes pages stops at the first report that
+//!    matters. The copy stays true until the fork has happened.
 //! 4. *Attach*: the child sends a userfaultfd. The parent's reports are read: what moved before the
 //!    fork moves in the copy too. The child's mappings are registered, and the entries compared
 //!    with what is in its memory. Both go on.

@@ -43,7 +43,7 @@ impl Helper {
         has_ended(self.socket, std::time::Duration::ZERO)
     }
 
-    /// What the program does not want registered, at this moment.
+    /// Ranges that the program does not want registered, at this moment.
     pub(crate) fn read_left_alone(&self, pid: i32) -> Vec<Range> {
         let mut table = vec![Range::default(); self.left_alone_count.min(MAX_LEFT_ALONE)];
         let len = size_of_val(&table[..]);

@@ -142,7 +142,7 @@ impl Core {
         Ok(())
     }
 
-    /// What the parent had unmapped before it forked.
+    /// Discards pages that the parent had unmapped before it forked.
     fn discard_unmapped(&mut self, child: usize, registered: &[&Mapping]) {
         for chunk in self.tables.chunks_in(child, ALL_PAGES) {
             for key in (0..CHUNK_PAGES).map(|i| chunk.plus(i)) {
@@ -213,9 +213,9 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a page of zeros in a child did not come from its parent: who reads the memory of a
-    /// child that has not attached, as a debugger might, finds zeros in the place of what is in the
-    /// pool, and leaves them there.
+    /// Whether a page of zeros in a child did not come from its parent. A process that reads the
+    /// memory of a child before it attaches, as a debugger might, finds zeros in the place of pages
+    /// that are in the pool, and leaves them there.
     fn is_foreign(&mut self, stage: Stage, pid: Option<i32>, vpn: u64) -> bool {
         let Stage::Forking { parent: Some(parent) } = stage else { return false };
         let parents = self.space(parent).map(|space| space.mapped(vpn, 1));

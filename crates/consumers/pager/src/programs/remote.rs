@@ -73,7 +73,7 @@ pub(crate) fn has_pins(pid: i32) -> bool {
         let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmPin:"))?;
         kilobytes.trim().strip_suffix(" kB")?.parse::<u64>().ok()
     };
-    // Of a first thread that has ended nothing is said.
+    // The status of a first thread that has ended has no `VmPin`: ask the other threads.
     pinned(pid).or_else(|| threads(pid).into_iter().find_map(pinned)) != Some(0)
 }
 

@@ -1,9 +1,9 @@
-//! The tables against a model, through forks, evictions, ends of processes and deaths of pagers in random order: each
-//! process reads what it wrote last, or has from its parent.
+//! Checks the tables against a model, through random forks, evictions, process ends and pager
+//! deaths: each process reads what it wrote last, or has from its parent.
 //!
-//! The program's memory, the kernel and the donors are the model's; all that says where pages are is the pager's.
-//! Nothing depends on a clock or on other threads, so that a seed tells all of a run: `HECATON_SEEDS=N` runs so many,
-//! `HECATON_SEED=S` just one. With an even seed the pager never dies.
+//! The model has the program's memory, the kernel and the donors; the pager has all page places.
+//! Nothing depends on a clock or other threads, so a seed determines a run. `HECATON_SEEDS=N` runs
+//! N seeds, `HECATON_SEED=S` just one. With an even seed the pager never dies.
 
 use super::*;
 use crate::core::{BatchItem, Fetch};
@@ -20,7 +20,7 @@ const DEFAULT_SEEDS: u64 = 100;
 const STEPS: usize = 1200;
 const NAME: &str = "every_process_reads_what_it_wrote_whatever_ends_in_between";
 
-/// Few pages and processes, so that they meet: the first pages of so many chunks, from a page number on.
+/// Few pages and processes, so that they meet: the first pages of each chunk from `FIRST` on.
 const CHUNKS: u64 = 3;
 const PAGES_IN_CHUNK: u64 = 3;
 const FIRST: u64 = 1 << 20;
@@ -41,7 +41,7 @@ struct Write {
     contents: u64,
 }
 
-/// What has happened of what is to happen.
+/// Counts of events that the seeds must reach.
 #[derive(Default, Debug)]
 struct Tally {
     forks: u64,
@@ -59,11 +59,11 @@ struct World {
     is_deadly: bool,
     /// The last contents that any page was given. 0 is nothing.
     last_contents: u64,
-    /// What each page of each process must be read as.
+    /// Expected contents of each page of each process.
     contents: BTreeMap<Key, u64>,
     /// Pages in their process's memory.
     present: BTreeSet<Key>,
-    /// What donors have of the space's pages.
+    /// Contents of the space's pages at the donors.
     donors: HashMap<u64, u64>,
     unsent: Vec<Write>,
     in_flight: VecDeque<Write>,
@@ -148,7 +148,7 @@ impl World {
         if keys.is_empty() { None } else { Some(keys[self.below(keys.len())]) }
     }
 
-    /// What a page of the space holds, as whoever needs it would find.
+    /// Contents of a page of the space, as a reader finds them.
     fn stored(&self, page: u64) -> u64 {
         let record = self.core.pages.record(&self.core.state, page);
         let contents = match record.slot() {
@@ -379,7 +379,7 @@ impl World {
                 let key = self.a_page();
                 self.core.new_page(key);
             }
-            // Its record names the slot that it was copied to when it was evicted, and the slot not yet the page.
+            // The page's record names the slot of its evicted copy, and the slot not yet the page.
             2 => {
                 let taken = self.victims.iter().find(|victim| victim.taken && victim.copied);
                 let Some((key, slot)) = taken.and_then(|taken| Some((taken.key, taken.slot?)))
@@ -509,7 +509,7 @@ impl World {
         self
     }
 
-    /// What must be true at any time.
+    /// Asserts the invariants of the tables.
     fn check(&mut self) {
         let mut named: BTreeMap<u64, u64> = BTreeMap::new();
         for (_, page) in self.core.all_named_pages() {

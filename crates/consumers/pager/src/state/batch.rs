@@ -39,7 +39,7 @@ impl BatchRecord {
     /// The slot holds the contents of item `item`: the program's page may go.
     pub(crate) fn copied(&self, item: usize, slot: u32) {
         assert!((slot as usize) < STAGING_SLOTS);
-        // What else is noted of the item stays: the places of others in the area depend on it.
+        // Keeps the item's other bits: the places of other items in the area depend on them.
         self.0[2 + 2 * item].fetch_or(u64::from(slot) + 1, Release);
     }
 

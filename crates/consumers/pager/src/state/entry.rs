@@ -17,7 +17,7 @@ pub(crate) enum Place {
 /// | bits | meaning |
 /// |---|---|
 /// | 0–1 | [`Place`] |
-/// | 2 | dirty: resident, and not (or no longer) what the space page holds. Fetching: wanted for writing |
+/// | 2 | dirty: resident, and not in the space page (any more); fetching: wanted for writing |
 /// | 3 | busy: in the eviction batch under way, or was when it was last heard of; faults wait |
 /// | 4 | awaited: fetching, and a thread waits for it |
 /// | 8–27 | tag: of the request that fetches it; else the time of its last eviction |

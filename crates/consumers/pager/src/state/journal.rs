@@ -25,7 +25,7 @@ impl Journal {
         Journal { space: memory.cast(), messages: memory.wrapping_add(32).cast() }
     }
 
-    /// Reads what `uffd` has to say, for `space`. What was there before must have been taken.
+    /// Reads the messages of `uffd`, for `space`. Earlier messages must have been acted upon.
     pub(crate) fn fill(&self, space: usize, uffd: Uffd) -> Result<usize, hecaton_uffd::Errno> {
         // SAFETY: the memory is mapped for the life of the process, and only the thread that owns
         // the fault loop uses it. Volatile, because a successor reads it after a kill: the space

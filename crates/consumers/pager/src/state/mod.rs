@@ -2,14 +2,14 @@
 //!
 //! One memfd, held by the node too, mapped by the pager and by its successor. Every table is a
 //! slice of atomics: a table is read and written with plain safe code, and a kill between two
-//! stores leaves each word either old or new. What must hold between words is arranged by the order
-//! of the stores and mended by `recover`.
+//! stores leaves each word either old or new. The order of the stores, and repairs by `recover`,
+//! keep the invariants between words.
 //!
 //! | table | of | bytes |
 //! |---|---|---|
 //! | [`entry`] | each page of each address space that was ever touched | 8 |
 //! | [`record`] | each page of the space that is in use | 8 |
-//! | seals ([`hecaton_space::seal::table`]) | each page of the space that was written out, if it is encrypted | 24 |
+//! | seals ([`hecaton_space::seal::table`]) | each page written out of an encrypted space | 24 |
 //! | staging | pages on their way out or lately gone | 4096 |
 //! | generations | a segment of the space | 8 |
 //! | codes | a stripe of segments that are coded, because they have gone cold | 16 |
@@ -71,7 +71,7 @@ const SERIALS: usize = 2;
 /// The first word of a file that a pager has used: the layout and its version.
 const MAGIC: u64 = 0x4845_4341_0000_0004;
 
-/// What is true or not of the whole consumer; the number is its word in the header.
+/// A property of the whole consumer; the number is the flag's word in the header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flag {
     /// A machine is being detached.
@@ -94,8 +94,8 @@ pub(crate) struct State {
     pub(crate) entries: &'static [AtomicU64],
     /// One record of each page of the space.
     pub(crate) records: &'static [AtomicU64],
-    /// Of each segment of the space, the generation that its last acknowledged write or discard
-    /// brought to the donors: an extent with an older one has missed something.
+    /// One generation of each segment of the space: that of its last acknowledged write or discard.
+    /// An extent with an older generation has missed one.
     pub(crate) generations: &'static [AtomicU64],
     /// Two words of each stripe of the space that is coded: with which generation (0: it is not),
     /// and which of its segments are part of it.
@@ -103,7 +103,7 @@ pub(crate) struct State {
     /// The key of an encrypted space, and its pages' seals. Those are written by the thread that
     /// writes pages out, and read of pages that it does not write: see [`crate::state::sealing`].
     pub(crate) seals: SealTable<'static>,
-    /// Of each staging slot, the space page that it holds plus one; 0 when free.
+    /// One word of each staging slot: the space page that it holds plus one; 0 when free.
     pub(crate) slot_pages: &'static [AtomicU64],
     /// Messages read from the kernel and not yet acted upon.
     pub(crate) journal: Journal,

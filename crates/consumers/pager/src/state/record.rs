@@ -7,7 +7,7 @@ use hecaton_memory::PageSum;
 /// | 0–14 | entries that name the page; more than one after a fork |
 /// | 15 | stored: the donors hold the contents that `sum` is of |
 /// | 16–31 | staging slot that holds the contents, plus one; 0: none |
-/// | 32–63 | checksum of the contents; once they are stored, of what donors have (sealed, if pages leave so) |
+/// | 32–63 | checksum of the contents; once stored, of the donors' bytes (which may be sealed) |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Record(pub(crate) u64);
 

@@ -3,19 +3,19 @@
 //!
 //! # Which seal a page has
 //!
-//! A page is sealed anew each time it is sent, by the one thread that writes out, and its seal
-//! replaces the one before at that moment: when the donors hold nothing of it yet, and may hold an
-//! older version for a while. That is right because such a page is staged until they have
-//! acknowledged it, and is read from there. Read from a donor are only pages that are stored and
-//! have no slot, and of those
+//! The one thread that writes out seals a page anew each time it sends the page. The new seal
+//! replaces the old one at that moment, while the donors still hold nothing or an older version.
+//! That is right, because the page is staged until they have acknowledged it, and is read from
+//! staging. A page is read from a donor only if it is stored and has no slot. For such a page:
 //!
-//! - nothing is written, so that the seal is of what was sent last, and stays while the read is
-//!   under way (an entry that still waits for the answer names the page all the time);
-//! - nothing sent earlier can come after: the pages of one request arrive in their order, a request
-//!   that failed is out of the way before it is reported so, and what a dead pager sent is fenced.
+//! - No write is in flight. The seal is of the last contents sent, and stays during the read (an
+//!   entry that still waits for the answer names the page all the time).
+//! - No earlier write can arrive later. The pages of one request arrive in their order, a failed
+//!   request is out of the way before its failure is reported, and writes of a dead pager are
+//!   fenced.
 //!
-//! So what a hedged read, a donor that missed a write, or one that lies brings is either the same
-//! bytes or does not open. All copies of a page are the same bytes: one sealing goes to all members
+//! So a hedged read, a donor that missed a write, or a lying donor brings either the same bytes or
+//! bytes that do not open. All copies of a page are the same bytes: one sealing goes to all members
 //! of a group, and donors copy from each other what they have.
 //!
 //! # Versions
@@ -189,7 +189,7 @@ mod tests {
             let table = open_state(State::create().unwrap()).seals;
             let mut pager = Sealing::new(table);
             let mut versions = HashSet::new();
-            // What donors may have kept of all that was ever sent, and what was sent last.
+            // All pages ever sent, which donors may have kept, and the last send of each page.
             let mut kept: Vec<(PageNo, Vec<u8>)> = Vec::new();
             let mut last: HashMap<PageNo, (usize, u8)> = HashMap::new();
             for step in steps {

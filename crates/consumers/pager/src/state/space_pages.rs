@@ -1,10 +1,10 @@
 //! Which pages of the space are in use, by how many entries, and where the next one goes.
 //!
-//! Space pages are given out in slots of 2 MiB, one to each chunk of an address space, and a page
-//! takes the place in the slot that it has in its chunk: neighbours in the program are neighbours
-//! at the donor, and one request fetches them. After a fork a page may be taken already by the
-//! other process's copy; the chunk then gets a further slot. A machine's RAM has its slots in its
-//! own order (see [`crate::pool::placement`]), which a chunk's owner asks for.
+//! Space pages are given out in slots of 2 MiB, one to each chunk of an address space. A page has
+//! the same place in its slot as in its chunk. So neighbours in the program are neighbours at the
+//! donor, and one request fetches them. After a fork the other process's copy may have taken a page
+//! already; the chunk then gets a further slot. A machine's RAM has its slots in its own order (see
+//! [`crate::pool::placement`]), which a chunk's owner asks for.
 
 use crate::state::record::{MAX_REFS, Record};
 use crate::state::tables::Key;
@@ -115,9 +115,8 @@ impl SpacePages {
         page
     }
 
-    /// Takes a slot into use, if nothing is in it and it is not being given back just now. What is
-    /// still to be given back of it need not be any more: nobody reads what donors have of it
-    /// before it is written.
+    /// Takes a slot into use, if it is empty and no discard of it is in flight. A discard that has
+    /// not begun is dropped: donors' contents of the slot are not read before it is written.
     fn open(&mut self, slot: u32) -> bool {
         if u64::from(slot) >= SPACE_PAGES / CHUNK_PAGES {
             return false;
@@ -217,7 +216,7 @@ impl SpacePages {
         self.leaving.insert(slot);
     }
 
-    /// What the donors are to be told of next. Nothing of it is given out before
+    /// Slots that the donors must be told of next. They are not given out before
     /// [`SpacePages::gave_back`], so that no discard meets new contents.
     pub(crate) fn next_to_give_back(&mut self) -> Option<GiveBack> {
         let slot = self.leaving.pop_first()?;
@@ -248,7 +247,7 @@ impl SpacePages {
         set.extend(what.slots.clone());
     }
 
-    /// What donors could not be told of is to be tried again.
+    /// Retries the slots that a donor could not be told of.
     pub(crate) fn try_again(&mut self) {
         self.leaving.append(&mut self.kept_back);
     }

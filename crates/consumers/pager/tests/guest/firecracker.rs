@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const PAGES: usize = 16 << 10;
 const FIRST: usize = PAGES / 4;
 
-/// What the image has on a page: one in five is zero.
+/// Word of a page. In the image, with `written` 0, one page in five is zero.
 fn image_word(page: usize, written: u64) -> u64 {
     match (page % 5, written) {
         (0, 0) => 0,
@@ -53,7 +53,7 @@ fn open_uffd() -> OwnedFd {
 
 struct Guarded {
     start: *mut u8,
-    /// Of each page, what was written last: 0 for what the image has, `None` for freed.
+    /// Last value written to each page: 0 for the image's contents, `None` for freed.
     written: Vec<Option<u64>>,
 }
 

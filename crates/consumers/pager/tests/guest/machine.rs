@@ -145,11 +145,11 @@ fn value(page: usize, thread: usize, generation: u32) -> u64 {
     word ^ (word >> 27)
 }
 
-/// What one thread knows of its words.
+/// One thread's record of its words.
 #[derive(Clone)]
 struct Owner {
     thread: usize,
-    /// Of each page, how often this thread has written to it.
+    /// Number of this thread's writes to each page.
     generations: Vec<u32>,
     random: u64,
     /// Writes as a device's thread would: the kernel copies to the guest.

@@ -160,7 +160,7 @@ fn a_machine_leaves_while_it_runs() {
     world.kill_pager();
     wait_until("all pages are home", || world.stats().processes == 0);
     machine.wait();
-    // What is evicted no more cannot come back wrong; what came back wrong would be found.
+    // No page is evicted any more: the check finds every page that came back wrong.
     machine.order("check");
     machine.order("hammer 1000");
     wait_until("nothing is in the pool", || world.lent_pages() == 0);

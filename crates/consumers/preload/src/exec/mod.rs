@@ -41,8 +41,8 @@ static mut KEPT: Kept = Kept {
     local: [0; 64],
 };
 
-/// Notes what the programs to come are started with. What is too long is not noted, and those
-/// programs are not followed. Called before the program has a second thread.
+/// Notes the launcher's settings for the programs that this one starts. If a setting is too long,
+/// those programs are not followed. Called before the program has a second thread.
 pub(crate) fn prepare(
     socket: &CStr,
     key: Option<&CStr>,

@@ -1,24 +1,24 @@
 //! `fork`, told to the pager before it happens.
 //!
-//! Nothing of glibc's may run in a child before it is attached: `fork` itself puts malloc's arenas
-//! and the open streams in order there, long before any handler of `pthread_atfork`, and what of
-//! them is in the pool would read as zeros. So the system calls themselves are replaced
+//! No code of glibc's may run in a child before it is attached. `fork` itself puts malloc's arenas
+//! and the open streams in order there, long before any handler of `pthread_atfork`. Their pages in
+//! the pool would read as zeros. So the system calls themselves are replaced
 //! ([`crate::hook::sites`]): the clone inside of glibc's `_Fork`, the one in its `clone`, and those
 //! that its `syscall` is asked for. Each makes the same system call, by `hecaton_follow`, and in
 //! the child returns once it is attached. Children that share their parent's memory (threads,
 //! `vfork`) are none of this module's business.
 //!
 //! Userfaultfd's own event for forks was rejected: it takes CAP_SYS_PTRACE in the program, and two
-//! ways of following a fork are one too many. What is lost with it: a child made by a `syscall`
-//! instruction of the program's own cannot be followed. It has none of the memory that may be in
-//! the pool ([`crate::withhold`]).
+//! ways of following a fork are one too many. The price: a child made by a `syscall` instruction of
+//! the program's own cannot be followed. It has none of the memory that may be in the pool
+//! ([`crate::withhold`]).
 //!
 //! Between the pager's word to go and the child's attachment no page of the program's may be
-//! touched, because no fault is served: the parent's are held back so that its memory, the pager's
-//! tables and the child agree, and the child has none yet. So all of it runs on a stack of the
-//! library's own, with signals blocked. What the kernel itself writes in the child before its first
-//! instruction is the thread's id, which is left out and written later, and the restartable
-//! sequence's processor number, whose page must be in memory.
+//! touched, because no fault is served. The parent's faults are held back so that its memory, the
+//! pager's tables and the child agree; the child's have no pager yet. So all of it runs on a stack
+//! of the library's own, with signals blocked. The kernel itself writes twice in the child before
+//! its first instruction. The thread's id is left out and written later. The restartable sequence's
+//! processor number needs its page in memory.
 
 mod local;
 

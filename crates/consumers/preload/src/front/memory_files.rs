@@ -217,8 +217,8 @@ fn owner(fd: c_int) -> Option<i32> {
 /// Brings in pages from `first` on, as far as that is possible.
 fn bring_in(pid: Option<i32>, advice: c_int, first: usize, pages: usize) {
     let Some(pid) = pid else {
-        // SAFETY: contents stay as they are. What is not mapped, or not writable, is the kernel's
-        // to refuse.
+        // SAFETY: contents stay as they are. The kernel refuses memory that is not mapped, or not
+        // writable.
         let _ = unsafe { sys::advise(first, pages * own::PAGE, advice as usize) };
         return;
     };

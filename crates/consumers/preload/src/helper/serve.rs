@@ -136,7 +136,7 @@ fn clear(mover: Option<Uffd>) -> bool {
             return false;
         }
     }
-    // What a program locks (mlockall) locks the area, too.
+    // A program that locks its memory (`mlockall`) locks the area, too.
     let advice = libc::MADV_DONTNEED_LOCKED as usize;
     // SAFETY: the pager has copied what it needs from the area before it says so.
     unsafe { sys::advise(at, own::AREA, advice) }.is_ok()
@@ -149,7 +149,7 @@ fn clear(mover: Option<Uffd>) -> bool {
 /// pager has read of it. So its own userfaultfd moves its pages: the kernel then moves none
 /// (EAGAIN) from the moment of such a change until the pager has read of it.
 fn take(links: &Links, runs: &[Range], done: &mut [u32; MAX_RUNS]) {
-    // Of a page in the area nobody could say when it came.
+    // An area that is not empty gets no pages: nothing tells when its page came.
     let Some(mover) = links.mover.filter(|_| clear(links.mover)) else { return };
     let mover = if own::is_bare() { links.uffd } else { mover };
     let mut to = own::area() as u64;

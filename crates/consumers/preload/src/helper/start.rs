@@ -1,19 +1,21 @@
 //! Starts the helper: a process that shares the program's memory and nothing else of it.
 //!
-//! A thread of the program was rejected. It would have the program's identity: `unshare` and
-//! `setns` refuse a program with two threads, `setuid` by a bare system call would leave the thread
-//! with its old rights, a tracer or SIGSTOP would stop it, and other programs would wait for its
-//! pages.
+//! A thread of the program was rejected, because it would have the program's identity:
+//!
+//! - `unshare` and `setns` refuse a program with two threads.
+//! - `setuid` by a bare system call would leave the thread with its old rights.
+//! - A tracer or SIGSTOP would stop it, and other programs would wait for its pages.
 //!
 //! The helper is a child of a process that ends at once, so that the program's `wait` never meets
-//! it. Orphans become children of the first process of their namespace, or of a subreaper: if that
-//! is the program itself, the helper is its child from the start, of the kind that `wait` passes
-//! over (no signal at its end), because the program may wait until it has no children. It has a
-//! session of its own, which no signal to the program's group reaches; a descriptor table with
-//! nothing but what it needs, so that the program may close every descriptor it has, and none of
-//! its pipes stays open because of us; and a working directory of its own. A tracer that follows
-//! what the program starts does not get hold of it (CLONE_UNTRACED): the tracer may be waiting for
-//! a page itself. All signals are blocked in it.
+//! it. Orphans become children of the first process of their namespace, or of a subreaper. If that
+//! is the program itself, the helper is its child from the start. `wait` passes over such a child
+//! (no signal at its end), because the program may wait until it has no children.
+//!
+//! The helper has a session of its own, which no signal to the program's group reaches, and a
+//! working directory of its own. Its descriptor table has only what it needs: the program may close
+//! every descriptor it has, and none of its pipes stays open because of us. A tracer that follows
+//! what the program starts does not get hold of the helper (CLONE_UNTRACED): the tracer may be
+//! waiting for a page itself. All signals are blocked in the helper.
 
 use super::confine;
 use super::program::Program;
@@ -218,7 +220,7 @@ fn open_stat(pid: i32) -> RawFd {
 
 fn become_nobodys_child() {
     let (name, root) = (HELPER_NAME.as_ptr() as usize, c"/".as_ptr() as usize);
-    // What the kernel's sigaction begins with; the rest is flags, restorer and mask.
+    // The kernel's sigaction: the handler, then flags, restorer and mask.
     let ignored = [libc::SIG_IGN, 0, 0, 0];
     let ignored = ignored.as_ptr() as usize;
     // SAFETY: C strings, and a structure as the kernel has it. An error of these changes nothing

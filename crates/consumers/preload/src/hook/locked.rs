@@ -54,7 +54,7 @@ pub(super) fn brings_in_new() -> bool {
 /// Brings memory in, as a thread that touches each page would.
 pub(super) fn bring_in(range: Range, is_written: bool) {
     let advice = if is_written { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: contents stay as they are. What cannot be brought in is left out, as the kernel does.
+    // SAFETY: contents stay as they are. As the kernel does, this leaves out unavailable pages.
     let _ = unsafe { sys::advise(range.start as usize, range.len as usize, advice as usize) };
 }
 
@@ -90,7 +90,7 @@ fn lock_on_fault(start: usize, len: usize) -> Result<(), Errno> {
 }
 
 fn unlock(start: usize, len: usize) {
-    // What is not mapped is not locked.
+    // An error means that the range is not mapped, and so not locked.
     let _ = call(libc::SYS_munlock, [start, len, 0]);
 }
 

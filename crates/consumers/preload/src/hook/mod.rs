@@ -4,8 +4,8 @@
 //! Those internal names are the same functions as the exported ones, though, so the functions
 //! themselves are replaced: their first instructions become a jump to ours, which makes the system
 //! call and registers what it mapped. A program that makes the system call by itself (Go's runtime)
-//! is not seen here; the pager finds such memory from outside, a little later. What makes children
-//! is replaced too, see [`sites`].
+//! is not seen here; the pager finds such memory from outside, a little later. The system calls
+//! that make children are replaced too, see [`sites`].
 //!
 //! Rejected: polling `/proc/self/maps` alone (a program fills a new mapping faster than any poll);
 //! seccomp notification (forbids set-user-id programs, and every mapping waits for two context

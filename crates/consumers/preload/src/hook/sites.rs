@@ -2,8 +2,8 @@
 //! calls.
 //!
 //! libc's own text is changed, because its functions reach each other by internal names, and
-//! because there is no later moment at which a fork could be followed: see [`crate::fork`]. Of
-//! `_Fork` the clone must be found, or the program does not run. `clone` and `syscall` are for
+//! because there is no later moment at which a fork could be followed: see [`crate::fork`]. The
+//! clone in `_Fork` must be found, or the program does not run. `clone` and `syscall` are for
 //! programs that go past `fork`; where they are not as expected, the children that they make are
 //! not followed. `syscall` also tells of `MADV_WIPEONFORK`, and does `MADV_DODUMP` our way.
 
@@ -167,7 +167,7 @@ pub(crate) unsafe fn install(libc_handle: *mut c_void) -> Result<(), Failure> {
         Some(Err(errno)) => return Err(Failure("the C library's fork cannot be replaced", errno)),
         Some(Ok(())) => {}
     }
-    // What is not found, or cannot be written, stays as it is.
+    // A function without the expected call, or that cannot be written, stays as it is.
     let _ = site(c"clone", CLONE, &BEHIND_CLONE, hecaton_clone_site);
     let _ = site(c"syscall", ANY_CALL, &BEHIND_SYSCALL, hecaton_syscall_site);
     Ok(())

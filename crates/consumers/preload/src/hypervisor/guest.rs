@@ -33,7 +33,7 @@ static IS_DETACHED: AtomicBool = AtomicBool::new(false);
 
 /// One hand-over at a time.
 static BUSY: AtomicBool = AtomicBool::new(false);
-/// What was made for the first region, and the process that made it.
+/// Userfaultfd and connection of the first region, and the process that made them.
 static UFFD: AtomicI32 = AtomicI32::new(-1);
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static PROCESS: AtomicI32 = AtomicI32::new(0);

@@ -1,8 +1,8 @@
 //! In a hypervisor that somebody else than Hecaton starts (libvirt): asks the node for a pager.
 //!
-//! What is asked for stands in the environment, as the line of JSON that the node reads; the answer
-//! names the pager's socket. The connection stays open for as long as the hypervisor lives: by its
-//! end the node knows that nothing more will be started on that pager.
+//! The environment holds the request: the line of JSON that the node reads. The answer names the
+//! pager's socket. The connection stays open for as long as the hypervisor lives. Its end tells the
+//! node that nothing more will be started on that pager.
 
 use crate::sys;
 use hecaton_uffd::sys::syscall;

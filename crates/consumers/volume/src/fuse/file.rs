@@ -1,10 +1,10 @@
-//! What requests are answered with, whichever way they come.
+//! Answers the requests for a volume's file, over either transport.
 //!
-//! A write is answered when all copies have it, as everywhere: what waits in the page cache of this
-//! host is the kernel's, and `fsync` has it written before it comes here.
+//! A write is answered as everywhere: when all copies, the write buffer or the spill file has it.
+//! Dirty pages of this host's page cache are the kernel's. It writes them before it sends `fsync`.
 //!
-//! A file that is to be read only is mounted so, and the kernel refuses what would change it; it is
-//! refused here, too.
+//! A read-only file is mounted read-only, so that the kernel refuses changes. This module refuses
+//! them, too.
 
 use super::gate::Gate;
 use crate::attach::Role;
@@ -23,22 +23,22 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Longest read or write: the kernel cuts longer ones.
 pub(super) const MAX_IO_BYTES: usize = 256 << 10;
 
-/// Requests that the kernel has wait that nobody waits for: read-ahead, direct and late writes.
+/// Limit on the kernel's pending background requests: read-ahead, direct writes, write-back.
 const BACKGROUND: u16 = 64;
 
-/// How long the kernel may believe what it was told of the file.
+/// Seconds for which the kernel may cache the file's attributes.
 const ATTRIBUTES_VALID_S: u64 = 1;
 
-/// A regular file, its owner's.
+/// A regular file that its owner may read and write.
 const MODE: u32 = 0o100_600;
-/// One that nobody writes.
+/// A regular file that its owner may only read.
 const READ_ONLY_MODE: u32 = 0o100_400;
 
 /// fallocate(2): pages become holes.
 const PUNCH_HOLE: u32 = 2;
 /// fallocate(2): pages become zeros, and take room.
 const ZERO_RANGE: u32 = 16;
-/// fallocate(2): the file stays as long as it is. It does in any case.
+/// fallocate(2): the file keeps its length, which it does in any case.
 const KEEP_SIZE: u32 = 1;
 
 /// lseek(2).
@@ -48,11 +48,11 @@ const SEEK_HOLE: u32 = 4;
 
 /// A volume on one mount.
 pub(super) struct File {
-    /// Of those who open it.
+    /// Access of all clients that open the file.
     role: Role,
     volume: Arc<Volume>,
     gate: Arc<Gate>,
-    /// Since 1970.
+    /// Unix time in seconds.
     modified_s: AtomicU64,
 }
 
@@ -66,8 +66,8 @@ impl File {
         self.volume.name()
     }
 
-    /// Does what a request wants, unless the file is served no more. The data of a write are where they are said to be in
-    /// the buffer, and the answer is put at its start.
+    /// Executes a request, or fails it if the file is no longer served. `data` is the place of a
+    /// write's data in `buffer`. The answer goes to the start of `buffer`.
     pub(super) fn reply(&self, request: &Request, buffer: &mut [u8], data: Range<usize>) -> Reply {
         if !self.gate.enter() {
             return Reply::Error(Errno::IO);
@@ -124,17 +124,17 @@ impl File {
             },
             opcode::STATFS => {
                 let pages = self.volume.size_bytes() / 4096;
-                // No name is longer than 255 bytes, says a file system without names.
+                // Longest name: 255 bytes. The file system has no names.
                 let sizes = Answer::<80>::new().u64(pages).u64(0).u64(0).u64(1).u64(0);
                 sizes.u32(4096).u32(255).u32(4096).put_in(buffer)
             }
-            // Whatever was answered is with all copies.
+            // Stores the write buffer, and syncs the spill file. All copies have the rest already.
             opcode::FSYNC => match self.volume.flush() {
                 Ok(()) => Reply::Bytes(0),
                 Err(error) => Reply::Error(error.errno()),
             },
             opcode::FLUSH | opcode::RELEASE | opcode::DESTROY => Reply::Bytes(0),
-            // What is interrupted is answered like anything else.
+            // An interrupted request is answered like any other.
             opcode::INTERRUPT | opcode::FORGET | opcode::BATCH_FORGET => Reply::Nothing,
             _ => Reply::Error(Errno::NOSYS),
         }
@@ -162,7 +162,7 @@ impl File {
         }
         if wanted & set::SIZE != 0 {
             let size = request.u64_at(16);
-            // O_TRUNC means as little to this file as to a disk: `cp` begins with it.
+            // O_TRUNC has no effect, as on a disk: `cp` begins with it.
             let is_by_opening = size == 0 && wanted & set::HANDLE == 0;
             if size != self.volume.size_bytes() && !is_by_opening {
                 return Err(Errno::INVAL);
@@ -181,7 +181,7 @@ impl File {
         let allocate = match mode & !KEEP_SIZE {
             PUNCH_HOLE => false,
             ZERO_RANGE => true,
-            // Room without contents is not kept for anybody.
+            // Space cannot be reserved without contents.
             _ => return Err(Errno::OPNOTSUPP),
         };
         let left = self.volume.size_bytes().saturating_sub(offset);
@@ -191,7 +191,7 @@ impl File {
         Ok(())
     }
 
-    /// Where the next data, or the next hole, begins. Behind the last byte is a hole.
+    /// Offset of the next data or the next hole. A hole follows the last byte.
     fn seek(&self, offset: u64, whence: u32) -> Result<u64, Errno> {
         let wanted = match whence {
             SEEK_DATA => Contents::Data,
@@ -210,7 +210,7 @@ impl File {
     }
 }
 
-/// Answers the first message; requests may be wanted through io_uring.
+/// Answers the first message. `over_uring` asks for requests through io_uring.
 pub(super) fn init_reply(request: &Request, buffer: &mut [u8], over_uring: bool) -> Reply {
     match answer_init(request, over_uring) {
         Ok(answer) => answer.put_in(buffer),

@@ -1,4 +1,4 @@
-//! What a client is spoken to over: its socket, as it is or with TLS.
+//! Reads from and sends to an NBD client over its socket, with or without TLS.
 
 use super::tls::TlsStream;
 use super::wire::Request;
@@ -23,7 +23,7 @@ impl Stream {
         }
     }
 
-    /// Sends all of it.
+    /// Sends all parts in full.
     pub(super) fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
         let socket = match self {
             Stream::Tls(stream) => return stream.send(parts),
@@ -52,7 +52,7 @@ impl Read for Stream {
     }
 }
 
-/// What a client has sent, as far as nobody has had it yet.
+/// Bytes that a client has sent and no request has consumed yet.
 pub(super) struct Input {
     stream: Stream,
     buffer: Box<[u8]>,
@@ -60,12 +60,12 @@ pub(super) struct Input {
     to: usize,
 }
 
-/// So much is read from a socket at a time. A longer request is waited for when nothing else is under way.
+/// Most bytes read at a time. A longer request waits until no other request is in flight.
 const INPUT_BYTES: usize = Request::BYTES + (256 << 10);
 
 impl Input {
     pub(super) fn new(stream: Stream) -> Input {
-        // Fresh memory of this size is mapped, not touched.
+        // The allocator maps zeroed memory of this size and does not touch it.
         Input { stream, buffer: vec![0; INPUT_BYTES].into(), from: 0, to: 0 }
     }
 
@@ -73,7 +73,7 @@ impl Input {
         &self.buffer[self.from..self.to]
     }
 
-    /// Whether it can have so many bytes at a time.
+    /// Whether the buffer has room for so many bytes at a time.
     pub(super) fn holds(&self, bytes: usize) -> bool {
         bytes <= self.buffer.len()
     }
@@ -82,7 +82,7 @@ impl Input {
         self.from += bytes;
     }
 
-    /// One read, of which there is to be room; none at the end.
+    /// Reads once. The buffer must have room. Returns 0 at the end of the stream.
     pub(super) fn fill(&mut self) -> io::Result<usize> {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -102,7 +102,7 @@ impl Input {
         }
     }
 
-    /// Waits for as many bytes as there is room for.
+    /// Fills `into`, and waits until all of its bytes have arrived.
     pub(super) fn read_exact(&mut self, into: &mut [u8]) -> io::Result<()> {
         let (first, rest) = into.split_at_mut(into.len().min(self.to - self.from));
         first.copy_from_slice(&self.buffer[self.from..][..first.len()]);

@@ -1,20 +1,20 @@
-//! What the copies of a volume's pages must be, while they are compared.
+//! Tells the scrub which sum the copies of each page must have.
 
 use crate::spilling::places::Place;
 use crate::state::{Page, SEGMENT_PAGES, sum_of};
 use crate::volume::Volume;
 use hecaton_memory::{PageNo, PageSum};
 
-/// Has them compared as long as the volume is served; donors read so many bytes a second for it.
+/// Scrubs as long as the volume is served. All donors together read so many bytes a second for it.
 pub(crate) fn run(volume: &Volume, bytes_per_s: u64) {
     let known = |page| stored(volume, page);
     volume.space.keep_scrubbed(&known, bytes_per_s, &|| volume.is_over());
 }
 
-/// The sum of what donors have of a page, if nothing is on its way there.
+/// Sum of a page that donors store; `None` if it is not certain, or a write is in flight.
 ///
-/// Writes are looked for first: one that is not seen then has either ended, and the page's word is its
-/// own, or has yet to begin, after all that was asked before.
+/// The check for writes comes first. A write that it misses has ended, and has set the page's word.
+/// Or the write has yet to begin, after all that was asked of donors before this call.
 fn stored(volume: &Volume, page: PageNo) -> Option<PageSum> {
     if volume.is_being_written(page) {
         return None;
@@ -65,7 +65,7 @@ mod tests {
             let volume = world.volume();
             let contents = [0x5a; PAGES as usize * PAGE_SIZE];
             volume.write(0, &contents).unwrap();
-            // Half of the pages at each donor, whichever of them is read.
+            // Damages half of the pages at each donor: reads from either donor meet damage.
             for donor in 0..2 {
                 world.each_page_of(donor, |at, page| {
                     if at % 2 == donor as u64 {
@@ -103,7 +103,7 @@ mod tests {
                 });
             };
             let mut turn = 1;
-            // Rounds come at least a second after each other: three are some thousand writes.
+            // Rounds begin at least 1 s after each other: three rounds see some thousand writes.
             wait_until("all was looked at again and again", || {
                 (0..20).for_each(|more| round(turn + more));
                 turn += 20;

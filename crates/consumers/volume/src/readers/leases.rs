@@ -1,31 +1,31 @@
-//! Who may read or write a volume that nodes share, and until when: decisions, without clock, socket or thread.
+//! Decides who may read or write a shared volume, and until when.
 //!
-//! A reader answers its clients from tables that it has fetched, and only while it has a lease from the process that
-//! has the volume. That process lets nobody write before the last lease has run out. Neither clock is compared
-//! with the other: the reader counts its lease from before it asked, its owner from after it heard that, and waits
-//! [`MARGIN`] longer, for clocks that do not run alike.
+//! Pure: no clock, socket or thread. A reader answers clients from tables that it has fetched, only
+//! with a lease of the volume's owner. The owner admits no writer until the last lease has run out.
+//! The two clocks are never compared: the reader counts from before it asked, the owner from after
+//! it heard that. The owner waits [`MARGIN`] longer, as clocks run at different rates.
 //!
-//! What the tables are of has a number, the *edition*, which is drawn anew for each writer before it is let in. Tables are good with
-//! a lease of the same edition only.
+//! The contents have a number, the *edition*, drawn anew before each writer is admitted. Tables are
+//! valid only with a lease of the same edition.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long a lease lasts at the reader.
+/// Duration of a lease at the reader.
 pub(crate) const TERM: Duration = Duration::from_secs(5);
 
-/// How much longer its owner waits: a fifth, and clocks do not differ by so much.
+/// Extra wait of the owner: a fifth of [`TERM`], and clocks do not differ by as much.
 pub(crate) const MARGIN: Duration = Duration::from_secs(1);
 
 /// Most leases at a time.
 pub const MAX_READERS: usize = 32;
 
-/// What the process that has the volume knows of its readers.
+/// Leases that the owner of a volume has granted.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    /// By session: a node's next process is another reader than the one before.
+    /// Keyed by session: the next process of a node is a new reader.
     granted: BTreeMap<u64, Granted>,
-    /// Until then there may be some that a process before this one has granted.
+    /// Until then, leases that an earlier process has granted may last.
     forgotten_until: Option<Duration>,
 }
 
@@ -35,26 +35,26 @@ struct Granted {
     until: Duration,
 }
 
-/// Who keeps a writer out.
+/// A reader that blocks a writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// A node that reads.
+    /// A node with a lease.
     Node(String),
-    /// Somebody whom a process before this one has let read, for so long.
+    /// Unknown readers with leases of an earlier process, which last at most this long.
     Forgotten(Duration),
 }
 
-/// There are [`MAX_READERS`].
+/// [`MAX_READERS`] leases are granted already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooMany;
 
 impl Leases {
-    /// Those of a process that follows one which may have granted some, until just now.
+    /// Leases of a successor, whose predecessor may have granted some until `now`.
     pub(crate) fn after_another(now: Duration) -> Leases {
         Leases { granted: BTreeMap::new(), forgotten_until: Some(now + TERM + MARGIN) }
     }
 
-    /// Grants a lease, or renews it. Whether there was none that still lasted.
+    /// Grants or renews a lease. Returns true if the session had no lease that still lasted.
     pub(crate) fn grant(
         &mut self,
         session: u64,
@@ -71,12 +71,12 @@ impl Leases {
         Ok(is_new)
     }
 
-    /// A reader has stopped answering, and says so.
+    /// Ends the lease of a reader that says it has stopped answering.
     pub(crate) fn leave(&mut self, session: u64) {
         self.granted.remove(&session);
     }
 
-    /// One that keeps a writer out, if any does.
+    /// A reader that blocks a writer, if any.
     pub(crate) fn holder(&mut self, now: Duration) -> Option<Holder> {
         self.expire(now);
         let node = self.granted.values().next().map(|granted| Holder::Node(granted.node.clone()));
@@ -84,7 +84,7 @@ impl Leases {
         node.or_else(|| self.forgotten_until.map(left))
     }
 
-    /// The nodes that read, each once.
+    /// Nodes with leases, each once.
     pub(crate) fn nodes(&mut self, now: Duration) -> Vec<String> {
         self.expire(now);
         let mut nodes: Vec<_> = self.granted.values().map(|lease| lease.node.clone()).collect();
@@ -99,13 +99,13 @@ impl Leases {
     }
 }
 
-/// What a reader knows of its right to answer.
+/// A reader's right to answer its clients.
 #[derive(Debug, Default)]
 pub(crate) struct Tenure {
-    /// What its tables are of; 0: of nothing.
+    /// Edition of its tables; 0: it has none.
     tables: u64,
     lease: Option<Lease>,
-    /// Why it has none, as far as its owner has said.
+    /// Reason why the owner refused a lease, if it did.
     refused: Option<String>,
 }
 
@@ -115,52 +115,52 @@ struct Lease {
     until: Duration,
 }
 
-/// How a reader stands.
+/// State of a reader's right to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It may answer from its tables.
     Holds,
-    /// Nothing was heard for too long.
+    /// The owner has not answered for too long.
     Silent,
-    /// Its tables are of what was there before somebody wrote.
+    /// Its tables are from before a writer was admitted.
     Outdated,
-    /// It is not let read, and why.
+    /// The owner refuses a lease, for this reason.
     Refused(String),
 }
 
 impl Tenure {
-    /// One with tables of an edition, and no lease.
+    /// A reader with tables of an edition, and no lease.
     pub(crate) fn of_tables(edition: u64) -> Tenure {
         Tenure { tables: edition, ..Tenure::default() }
     }
 
-    /// A lease was granted to who asked for it at that time.
+    /// Notes a lease that the reader asked for at `asked_at`.
     pub(crate) fn granted(&mut self, asked_at: Duration, edition: u64) {
         self.lease = Some(Lease { edition, until: asked_at + TERM });
         self.refused = None;
     }
 
-    /// None is granted. The one before lasts no longer: what is refused now, may be written now.
+    /// Notes a refusal. It ends the lease before it at once: a writer may write now.
     pub(crate) fn refused(&mut self, why: String) {
         self.lease = None;
         self.refused = Some(why);
     }
 
-    /// The tables are of another edition from now on; 0 while they are changed.
+    /// Sets the edition of the tables; 0 while they change.
     pub(crate) fn set_tables(&mut self, edition: u64) {
         self.tables = edition;
     }
 
-    /// What the tables are of.
+    /// Edition of the tables; 0: none.
     pub(crate) fn tables(&self) -> u64 {
         self.tables
     }
 
-    /// How it stands at a time.
+    /// State of the right to answer at `now`.
     pub(crate) fn standing(&self, now: Duration) -> Standing {
         match (&self.lease, &self.refused) {
             (_, Some(why)) => Standing::Refused(why.clone()),
-            // Once it was heard that somebody wrote, it stays so, lease or not.
+            // A change of edition stays known, whether the lease lasts or not.
             (Some(lease), None) if lease.edition != self.tables => Standing::Outdated,
             (Some(lease), None) if now < lease.until => Standing::Holds,
             _ => Standing::Silent,
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!((tenure.tables(), tenure.standing(at(201))), (8, Standing::Holds));
     }
 
-    /// Everything that may happen, in any order. Indices are taken modulo what there is.
+    /// All events, in any order. Indices are taken modulo the number of entries.
     #[derive(Clone, Debug)]
     enum Event {
         Passes(u64),
@@ -242,11 +242,11 @@ mod tests {
         Answered(usize, bool),
         FetchesTables(usize),
         HasTables(usize),
-        /// Somebody wants to write.
+        /// A client wants to write.
         Writes,
-        /// The owner's process is killed, and another one is there.
+        /// The owner's process is killed, and a successor starts.
         Dies,
-        /// A reader's is: the next has its tables.
+        /// A reader's process is killed; its successor has its tables.
         ReaderDies(usize),
         Leaves(usize),
     }
@@ -268,13 +268,13 @@ mod tests {
 
     struct Reader {
         session: u64,
-        /// Its clock runs so many thousandths of the owner's, from there.
+        /// Its clock runs at so many thousandths of the owner's rate, and starts at `began`.
         rate: u64,
         began: u64,
         tenure: Tenure,
-        /// The contents that its tables show.
+        /// Version of the contents that its tables show.
         contents: u64,
-        /// Tables on their way, with their edition.
+        /// Edition and contents of the tables that it fetches.
         coming: Option<(u64, u64)>,
     }
 
@@ -286,7 +286,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
-        /// No reader answers from tables that are older than what a writer has written.
+        /// No reader answers from tables that are older than the last write.
         #[test]
         fn nobody_reads_what_was_there_before_a_write(
             events in prop::collection::vec(event(), 1..120),

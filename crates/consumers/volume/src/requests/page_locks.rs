@@ -1,23 +1,23 @@
-//! Who may touch which pages.
+//! Locks the pages of a volume for requests.
 //!
-//! A request locks all of its pages at once, in the order of arrival: nobody who holds a lock waits for
-//! another, and nobody is passed over for ever. A lock whose holder waits for a donor that is away
-//! is *stuck*: who wants the same pages is refused, and does not wait.
+//! A request locks all of its pages at once, in the order of arrival. So no lock holder waits for
+//! another lock, and no request starves. If a holder waits for an unreachable donor, its lock is
+//! *stuck*: a request for the same pages is refused, and does not wait.
 
 use hecaton_memory::PageNo;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Whether others may have the same pages at the same time.
+/// Whether other requests may use the same pages at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Others that read them.
+    /// Other requests may read them.
     Shared,
-    /// Nobody.
+    /// No other request may use them.
     Exclusive,
 }
 
-/// The pages are held by one who waits for a donor that is away.
+/// A request that waits for an unreachable donor holds the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stuck;
 
@@ -31,9 +31,9 @@ pub(crate) struct PageLocks {
 #[derive(Debug, Default)]
 struct Table {
     taken: u64,
-    /// Threads that wait for any of it to change.
+    /// Threads that wait for a change of the table.
     waiting: usize,
-    /// Those who hold and those who wait, in the order of arrival: as many as requests are under way.
+    /// Holders and waiters in the order of arrival: as many as requests are in flight.
     entries: Vec<Entry>,
 }
 
@@ -41,7 +41,7 @@ struct Table {
 struct Entry {
     ticket: u64,
     pages: Range<PageNo>,
-    /// Only these of them, sorted.
+    /// If set, the lock is for these pages of the range only; sorted.
     these: Option<Vec<PageNo>>,
     access: Access,
     is_stuck: bool,
@@ -68,7 +68,7 @@ fn has_any(sorted: &[PageNo], pages: &Range<PageNo>) -> bool {
     sorted.get(first).is_some_and(|page| *page < pages.end)
 }
 
-/// A lock that is held until this is dropped.
+/// A lock that is held until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct PageLock {
     locks: Arc<PageLocks>,
@@ -76,8 +76,8 @@ pub(crate) struct PageLock {
 }
 
 impl PageLocks {
-    /// Waits until nobody who came earlier has, or waits for, any of the pages in a way that keeps
-    /// others out.
+    /// Waits until no earlier request with a conflicting access holds, or waits for, any of the
+    /// pages. Refused if such a request is stuck.
     pub(crate) fn lock(
         self: &Arc<Self>,
         pages: Range<PageNo>,
@@ -86,8 +86,8 @@ impl PageLocks {
         self.enter(pages, None, access)
     }
 
-    /// The same of some pages, sorted, that need not be side by side. All at once: nobody who holds
-    /// a lock waits for another.
+    /// Like [`PageLocks::lock`], for sorted pages that need not be adjacent. It locks all of them
+    /// at once, so that no lock holder waits for another lock.
     pub(crate) fn lock_these(
         self: &Arc<Self>,
         pages: Vec<PageNo>,
@@ -98,7 +98,7 @@ impl PageLocks {
         self.enter(start..end, Some(pages), access)
     }
 
-    /// The same as [`PageLocks::lock`], if nobody is waited for.
+    /// Like [`PageLocks::lock`], but returns `None` where that would wait or be refused.
     pub(crate) fn try_lock(
         self: &Arc<Self>,
         pages: Range<PageNo>,
@@ -113,7 +113,7 @@ impl PageLocks {
         Some(PageLock { locks: Arc::clone(self), ticket })
     }
 
-    /// Whether somebody keeps others from a page, or waits to.
+    /// Whether a request has the page exclusively, or waits to.
     pub(crate) fn is_exclusive(&self, page: PageNo) -> bool {
         let has = |entry: &Entry| match &entry.these {
             Some(these) => these.binary_search(&page).is_ok(),
@@ -130,7 +130,7 @@ impl PageLocks {
     ) -> Result<PageLock, Stuck> {
         let mut table = self.table();
         let ticket = table.enter(pages, these, access);
-        // From here on the entry goes with this value.
+        // From here on, a drop of `lock` removes the entry.
         let lock = PageLock { locks: Arc::clone(self), ticket };
         loop {
             match table.ahead_of(ticket) {
@@ -141,7 +141,7 @@ impl PageLocks {
                     table.waiting -= 1;
                 }
                 Ahead::Stuck => {
-                    // The lock takes the table again as it goes.
+                    // The drop of `lock` locks the table again.
                     drop(table);
                     return Err(Stuck);
                 }
@@ -154,7 +154,7 @@ impl PageLocks {
     }
 }
 
-/// Who came earlier and keeps one out.
+/// Earlier requests that conflict with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead {
     Nobody,
@@ -193,7 +193,7 @@ impl Table {
 }
 
 impl PageLock {
-    /// Whoever wants any of the pages is refused from now on.
+    /// Refuses requests that want any of the pages from now on.
     pub(crate) fn set_stuck(&self) {
         let mut table = self.locks.table();
         let at = table.at(self.ticket);
@@ -207,7 +207,7 @@ impl Drop for PageLock {
         let mut table = self.locks.table();
         let at = table.at(self.ticket);
         table.entries.remove(at);
-        // To wake nobody is a system call, too.
+        // A wake-up without a waiter is a system call, too.
         if table.waiting > 0 {
             self.locks.changed.notify_all();
         }
@@ -231,7 +231,7 @@ mod tests {
                 let (locks, writers, readers) = (&locks, &writers, &readers);
                 scope.spawn(move || {
                     for turn in 0..500 {
-                        // All of them have page 3.
+                        // All of the ranges contain page 3.
                         let pages = 3 - (thread + turn) % 4..4 + turn % 3;
                         if turn % 3 == 0 {
                             let _lock = locks.lock(pages, Access::Exclusive).unwrap();

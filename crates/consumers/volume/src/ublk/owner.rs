@@ -1,21 +1,21 @@
-//! Whose a device is: the driver keeps a number for who made it, which outlives both.
+//! Identifies the owner of a ublk device by a driver field that outlives the owner.
 
 use ring::digest::{SHA256, digest};
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-/// Who makes devices, as told by the directory that it lives in: whoever comes after it there finds what it has left.
+/// Owner of devices, known by its directory. A successor there finds the devices left behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(pub(super) u64);
 
 impl Owner {
-    /// Who lives in a directory, by whatever path it is reached.
+    /// Owner in a directory, the same for every path to the directory.
     pub fn of(dir: &Path) -> Owner {
         let path = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
         let digest = digest(&SHA256, path.as_os_str().as_bytes());
         let first = digest.as_ref().first_chunk().expect("it has 32 bytes");
-        // Others have flags there, in the lowest bits, or nothing.
+        // Other programs store nothing there, or flags in the lowest bits.
         Owner(u64::from_be_bytes(*first) | 1 << 63)
     }
 }

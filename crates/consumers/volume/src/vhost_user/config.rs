@@ -1,4 +1,4 @@
-//! What a guest is told of its drive: features, and the configuration space.
+//! Describes a drive to its guest: features and configuration space.
 
 use super::chain::MAX_DESCRIPTORS;
 use crate::attach::Role;
@@ -18,7 +18,7 @@ pub(super) const MAX_RANGES: u32 = 32;
 /// Longest range of a discard, and of a write of zeros: 1 GiB.
 pub(super) const MAX_RANGE_SECTORS: u32 = (1 << 30) / SECTOR as u32;
 
-/// Data buffers of a request: the queue's usual length without the request's head and its status.
+/// Data buffers of a request: the usual length of a queue, less the request's head and status.
 const MAX_SEGMENTS: u32 = 126;
 
 /// Longest request that a guest is advised to make, in sectors: 1 MiB.
@@ -26,7 +26,7 @@ const OPTIMAL_SECTORS: u32 = (1 << 20) / SECTOR as u32;
 
 const SECTORS_OF_A_PAGE: u64 = PAGE_SIZE as u64 / SECTOR;
 
-/// What a drive that is to be written may be asked for.
+/// Features of a drive that the guest may write.
 pub(super) const FEATURES: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1
     | 1 << virtio_ring::VIRTIO_RING_F_INDIRECT_DESC
     | EVENT_IDX
@@ -38,12 +38,12 @@ pub(super) const FEATURES: u64 = 1 << virtio_config::VIRTIO_F_VERSION_1
     | DROPPING
     | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
-/// The guest can have what it wrote kept.
+/// The guest can flush its writes.
 pub(super) const FLUSH: u64 = 1 << blk::VIRTIO_BLK_F_FLUSH;
 
 const DROPPING: u64 = 1 << blk::VIRTIO_BLK_F_DISCARD | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// What a drive may be asked for by a guest that may do this with it.
+/// Features of a drive, by the access that the guest has.
 pub(super) const fn features(role: Role) -> u64 {
     match role {
         Role::Writer => FEATURES,
@@ -51,17 +51,17 @@ pub(super) const fn features(role: Role) -> u64 {
     }
 }
 
-/// Either side says at which entry it wants to be woken.
+/// Each side names the ring entry at which it wants to be notified.
 pub(super) const EVENT_IDX: u64 = 1 << virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-/// What a monitor may use of the protocol.
+/// Features of the vhost-user protocol that a monitor may use.
 pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::BACKEND_REQ)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD);
 
-/// The configuration space of a drive of so many bytes (virtio 1.2, section 5.2.4).
+/// Configuration space of a drive of `bytes` bytes (virtio 1.2, section 5.2.4).
 pub(super) fn space(bytes: u64) -> Vec<u8> {
     let mut space = Vec::with_capacity(60);
     space.extend((bytes / SECTOR).to_le_bytes());
@@ -71,11 +71,11 @@ pub(super) fn space(bytes: u64) -> Vec<u8> {
     // No cylinders, heads and sectors.
     space.extend([0; 4]);
     space.extend((SECTOR as u32).to_le_bytes());
-    // Pages are what costs least: eight blocks each, the first one at the beginning.
+    // Requests of whole pages cost least: eight blocks each, the first one at offset 0.
     space.extend([SECTORS_OF_A_PAGE.trailing_zeros() as u8, 0]);
     space.extend((SECTORS_OF_A_PAGE as u16).to_le_bytes());
     space.extend(OPTIMAL_SECTORS.to_le_bytes());
-    // A byte for the write cache, which cannot be turned off, and one that means nothing.
+    // A byte for the write cache, which cannot be turned off, and an unused byte.
     space.extend([0; 2]);
     space.extend(MAX_QUEUES.to_le_bytes());
     space.extend(MAX_RANGE_SECTORS.to_le_bytes());
@@ -83,7 +83,7 @@ pub(super) fn space(bytes: u64) -> Vec<u8> {
     space.extend((SECTORS_OF_A_PAGE as u32).to_le_bytes());
     space.extend(MAX_RANGE_SECTORS.to_le_bytes());
     space.extend(MAX_RANGES.to_le_bytes());
-    // Zeros may become holes; then three bytes that mean nothing.
+    // Zeros may become holes; then three unused bytes.
     space.extend([1, 0, 0, 0]);
     space
 }

@@ -1,7 +1,7 @@
-//! What a guest may do with the volume, and when its writes are answered.
+//! Gives a guest access to a volume, and decides when its writes are answered.
 //!
-//! A driver that does not take up the FLUSH feature cannot ask for what it wrote to be kept, so its
-//! writes are answered when they are (virtio 1.2, section 5.2.6.2). Firmware may be like that.
+//! A driver without the FLUSH feature cannot flush. So its writes are answered once they are stored
+//! (virtio 1.2, section 5.2.6.2). Firmware may be such a driver.
 
 use super::config::FLUSH;
 use crate::BlockError;

@@ -1,10 +1,10 @@
 //! The cluster in a browser, at the manager's address.
 //!
 //! Plain HTML, CSS and ES modules that are part of the command: no build step, nothing from any
-//! other host, no framework. What is shown is the [`Overview`](crate::watching::overview::Overview)
-//! that `hecaton top` shows too; what can be done goes through the same requests as the command
-//! line's. The pages may run nothing but these files ([`POLICY`]), and [`hecaton_web::guarded`]
-//! keeps other sites' pages from doing anything.
+//! other host, no framework. The page shows the same
+//! [`Overview`](crate::watching::overview::Overview) as `hecaton top`, and sends the same requests
+//! as the command line. [`POLICY`] lets the pages run only these files, and
+//! [`hecaton_web::guarded`] refuses requests from other sites' pages.
 
 use crate::http::api::Manager;
 use crate::http::events;
@@ -89,7 +89,7 @@ mod tests {
         ASSETS.iter().filter(move |asset| asset.kind.starts_with(kind))
     }
 
-    /// What stands between quotes after `before`.
+    /// Texts between each `before` and the next double quote.
     fn quoted<'a>(text: &'a str, before: &str) -> Vec<&'a str> {
         let found = text.match_indices(before).map(|(at, _)| &text[at + before.len()..]);
         found.filter_map(|rest| rest.split('"').next()).collect()

@@ -26,9 +26,9 @@ pub enum EtcdError {
     /// No member answers.
     #[error("no member of etcd answers at {members}: {reason}")]
     Unreachable {
-        /// Who was asked.
+        /// Addresses of the members.
         members: String,
-        /// What the last one's connection said.
+        /// Error of the last member that was asked.
         reason: String,
     },
     /// It refuses.
@@ -43,7 +43,7 @@ pub enum EtcdError {
     /// Others came before it each time.
     #[error("earlier writes of this manager keep landing before this one; it is tried again")]
     Overtaken,
-    /// What is there was not written by a manager.
+    /// The data in etcd were not written by a manager.
     #[error(
         "the registry in etcd is damaged: {0}; delete what is under its key and start the managers again"
     )]
@@ -51,9 +51,9 @@ pub enum EtcdError {
     /// A later version wrote it.
     #[error("the registry in etcd is of format {found}, and this version reads up to {known}")]
     Format {
-        /// What it says that it is.
+        /// Format of the stored data.
         found: u64,
-        /// What this version knows.
+        /// Latest format that this version reads.
         known: u64,
     },
 }
@@ -266,7 +266,7 @@ impl Client {
     }
 }
 
-/// Whose fault it is.
+/// Whether another member may still answer the request.
 enum Failure {
     /// The member's: another one may do better.
     Member(String),

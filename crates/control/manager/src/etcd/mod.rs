@@ -1,8 +1,8 @@
 //! The registry in etcd, for several managers of which one leads.
 //!
-//! Through etcd's own JSON gateway, which every etcd serves at its client address: what is asked of
-//! it is a handful of requests once or twice a second, and a client of the gRPC API would need a
-//! compiler of protocol buffers for each build.
+//! Uses etcd's JSON gateway, which every etcd serves at its client address. The manager sends a
+//! handful of requests once or twice a second. A gRPC client would need a compiler of protocol
+//! buffers for each build.
 //!
 //! | key, after [`PREFIX`] | value |
 //! |---|---|
@@ -13,8 +13,8 @@
 //! | `limit/DONOR` | bytes |
 //! | `stamp` | left by the last write for the next to find ([`pen`](crate::records::pen)) |
 //!
-//! Everything is written on the condition that the leader's key is the one that this manager has
-//! made: what a manager sent before another one began to lead comes to nothing.
+//! Each write is conditional on the leader's key that this manager has made. A write that a manager
+//! sent before another one began to lead has no effect.
 
 mod client;
 mod seat;
@@ -24,5 +24,5 @@ pub use client::EtcdError;
 pub(crate) use seat::{Campaign, Seat};
 pub use store::{Etcd, LEASE};
 
-/// What the keys of this project begin with.
+/// Prefix of this project's keys.
 pub const PREFIX: &str = "/hecaton/1/";

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Time between two questions to etcd: several within a lease.
 const INTERVAL: Duration = LEASE.checked_div(5).expect("five is not zero");
 
-/// What a manager has of etcd: whether it leads.
+/// One manager's access to etcd, and its state in the election.
 #[derive(Debug)]
 pub(crate) struct Seat {
     etcd: Etcd,
@@ -91,8 +91,8 @@ impl Seat {
         Ok(())
     }
 
-    /// What the leader before has left, with the epoch of this term written down. The ledger is not
-    /// locked meanwhile: who asks is told at once that this manager does not lead yet.
+    /// Reads the registry that the previous leader left, and writes this term's epoch. The ledger
+    /// is not locked meanwhile: requests are told at once that this manager does not lead yet.
     fn registry_of(&self, term: Term) -> Result<Registry, EtcdError> {
         let mut registry = Registry::new(self.etcd.read()?);
         self.etcd.write(term, registry.changes())?;
@@ -157,7 +157,7 @@ mod tests {
     use std::io::{BufRead as _, BufReader, Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
 
-    /// What an etcd holds: keys with their values and the revisions in which they were made.
+    /// Content of a simulated etcd: keys with their values and creation revisions.
     #[derive(Default)]
     struct Kept {
         keys: BTreeMap<String, (String, u64)>,

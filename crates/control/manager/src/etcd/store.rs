@@ -1,5 +1,4 @@
-//! What a manager does with etcd: it campaigns, leads for as long as its lease lives, and keeps the
-//! registry.
+//! Campaigns in etcd, leads while the lease lives, and keeps the registry.
 
 use super::PREFIX;
 use super::client::{Client, Entry, EtcdError, MAX_OPERATIONS, Operation};
@@ -11,11 +10,11 @@ use hecaton_pki::OutsideCredentials;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a manager leads without renewing it; another one leads at the latest so long after it died,
-/// and the time between two questions.
+/// Time for which a manager leads without a renewal. After it dies, another manager leads at the
+/// latest after this time and the interval between two requests to etcd.
 pub const LEASE: Duration = Duration::from_secs(5);
 
-/// The form of what is written, to be raised when an older manager would misread it.
+/// Version of the stored format. Raise it when an older manager would misread the data.
 const FORMAT: u64 = 1;
 
 const LEADER: &str = "leader";
@@ -25,17 +24,17 @@ const LIMIT: &str = "limit/";
 const POLICY: &str = "policy";
 const HARVEST_QUOTA: &str = "harvest-quota";
 const HARVEST_RECORD: &str = "harvest-record/";
-/// What the last write has left.
+/// Stamp of the last write.
 const STAMP: &str = "stamp";
 
-/// How often a write is tried that others come before, looking what is there included.
+/// Attempts at a write that other writes overtake. A read of the stamp counts as an attempt.
 const ATTEMPTS: usize = 8;
 
-/// The way of one manager to its cluster's etcd.
+/// Access of one manager to its cluster's etcd.
 #[derive(Debug)]
 pub struct Etcd {
     client: Client,
-    /// Drawn at random and where it is reached: what the leader's key says while this manager leads.
+    /// Value of the leader's key while this manager leads: a random number and the manager's URL.
     name: String,
     url: String,
     lease: Mutex<Option<String>>,
@@ -43,8 +42,8 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// The etcd with these members, for a manager that is reached at `url`; with `credentials` if they speak
-    /// TLS.
+    /// Etcd with these members, for a manager that is reached at `url`. `credentials` are needed if
+    /// the members speak TLS.
     pub fn new(members: &str, url: &str, credentials: Option<Arc<OutsideCredentials>>) -> Etcd {
         let name = format!("{:016x} {url}", random_u64());
         let (lease, pen) = Default::default();
@@ -52,12 +51,12 @@ impl Etcd {
         Etcd { client, name, url: url.to_owned(), lease, pen }
     }
 
-    /// Where this manager is reached.
+    /// URL of this manager.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Asks what the election wants to know.
+    /// Asks etcd the election's question.
     pub fn ask(&self, ask: Ask) -> Result<Heard, EtcdError> {
         match ask {
             Ask::Campaign => self.campaign(),
@@ -76,13 +75,13 @@ impl Etcd {
                 *self.lease() = Some(lease);
                 Ok(Heard::Won(term))
             }
-            // It was made at once, and the answer was lost on its way.
+            // The first attempt made the key, and its answer was lost.
             Err(Some(leader)) if leader.value == self.name.as_bytes() => {
                 *self.lease() = Some(lease);
                 Ok(Heard::Won(leader.made_at))
             }
             Err(leader) => {
-                // It would end by itself, too.
+                // The lease would expire anyway.
                 let _ = self.client.revoke(&lease);
                 Ok(leader.map_or(Heard::Gone, |leader| Heard::Other(url_of(&leader))))
             }
@@ -97,12 +96,12 @@ impl Etcd {
     /// Lets another manager lead at once.
     pub fn resign(&self) {
         if let Some(lease) = self.lease().take() {
-            // It ends by itself, only later.
+            // Otherwise the lease expires, only later.
             let _ = self.client.revoke(&lease);
         }
     }
 
-    /// The registry, as the leader before has left it.
+    /// Registry as the previous leader left it.
     pub fn read(&self) -> Result<Lasting, EtcdError> {
         let mut lasting = Lasting::default();
         for entry in self.client.list(PREFIX)? {
@@ -137,13 +136,13 @@ impl Etcd {
         Ok(lasting)
     }
 
-    /// Writes `changes`, if this manager's term is still the last one, and after all that it has written
-    /// before: see [`Pen`]. More than fit into one transaction are written in several: each is the last word on
-    /// some things, and the rest stays to be written.
+    /// Writes `changes`, if this manager's term is still the last one, and after all of its earlier
+    /// writes: see [`Pen`]. Changes too large for one transaction are written in several. Each sets
+    /// some things for good, and the rest stays to be written.
     pub fn write(&self, term: Term, changes: &Changes) -> Result<(), EtcdError> {
-        // Held throughout: one write at a time.
+        // Held throughout: only one write at a time.
         let mut pen = self.pen.lock().expect("no thread panics with the pen");
-        // One place is the stamp's.
+        // The stamp takes one operation.
         for some in operations(changes).chunks(MAX_OPERATIONS - 1) {
             self.write_some(&mut pen, term, some)?;
         }

@@ -2,18 +2,18 @@
 //!
 //! | request | body | answer |
 //! |---|---|---|
-//! | `GET /v1/status` | | [`ClusterStatus`](crate::ClusterStatus): the nodes, their donors and consumers |
+//! | `GET /v1/status` | | [`ClusterStatus`](crate::ClusterStatus): nodes, donors and consumers |
 //! | `GET /v1/donors` | | the donors of the nodes that are up |
 //! | `POST /v1/donors/NAME/drain` | | nothing; the donor gives back all that it has lent |
 //! | `DELETE /v1/donors/NAME/drain` | | nothing; it goes on lending |
-//! | `PUT /v1/donors/NAME/limit?bytes=N` | | nothing; the donor lends no more than that, and has the rest back |
+//! | `PUT /v1/donors/NAME/limit?bytes=N` | | nothing; the donor lends at most N, recalls the rest |
 //! | `DELETE /v1/donors/NAME/limit` | | nothing; it lends again all that it has |
 //! | `POST /v1/nodes/NAME/heartbeat` | [`NodeReport`] | [`HeartbeatAnswer`] |
 //! | `DELETE /v1/nodes/NAME?boot=N` | | nothing; the node says farewell |
 //! | `POST /v1/nodes/NAME/remove` | | nothing; a node that is gone is forgotten |
 //! | `PUT /v1/policy` | [`Choice`] | nothing; the pool is divided by it from now on |
 //! | `DELETE /v1/policy` | | nothing; everybody may hold what it gets |
-//! | `GET /v1/overview`, `/v1/history`, `/v1/events` | | what is shown to people: [`events`](crate::http::events) |
+//! | `GET /v1/overview`, `/v1/history`, `/v1/events` | | see [`events`](crate::http::events) |
 //! | `GET /metrics` | | OpenMetrics text |
 //! | `GET /api/openapi.json` | | all of this, for programs: [`openapi`] |
 //! | `GET /` | | the dashboard |

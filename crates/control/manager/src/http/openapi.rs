@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(described(), routed());
     }
 
-    /// Of each path: the methods that are described are served, and no other one is.
+    /// For each path, the server serves the described methods and no others.
     #[test]
     fn what_is_described_is_served() {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -75,7 +75,7 @@ mod tests {
         runtime.block_on(server.stop());
     }
 
-    /// What a schema demands and names, and what is there.
+    /// Checks that `value` has the required fields, and that described values have the right type.
     fn check(schema: &Value, value: &Value, schemas: &Value, at: &str) {
         if let Some(name) = schema["$ref"].as_str() {
             let name = name.rsplit('/').next().expect("a name");

@@ -1,45 +1,45 @@
-//! What a role allows: pure, and all of it in one table.
+//! Decides which calls a role allows: pure, with all routes in one table.
 
 use axum::http::Method;
 use hecaton_pki::{Identity, Role};
 
-/// What is asked of the manager.
+/// A call to the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call<'a> {
-    /// To see nodes, donors and consumers: with the ids of their spaces.
+    /// See nodes, donors and consumers, with the ids of their spaces.
     Look,
-    /// To see which donors there are.
+    /// See which donors exist.
     Directory,
-    /// To have nodes or donors do something.
+    /// Make nodes or donors do something.
     Order,
-    /// To be this node.
+    /// Act as this node.
     Be(&'a str),
 }
 
-/// Why a call is not answered.
+/// Reason why a call is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
-    /// The role does not allow it.
+    /// The role does not allow the call.
     #[error("{who} may not {what}: that takes a certificate of the role {roles}")]
     Role {
-        /// Who asked.
+        /// Caller.
         who: String,
-        /// For what.
+        /// Action that the caller asked for.
         what: &'static str,
-        /// Who may.
+        /// Roles that allow the action.
         roles: &'static str,
     },
     /// A node speaks for another.
     #[error("{who} may not speak for node `{node}`: a node needs a certificate of its own name")]
     OtherNode {
-        /// Who asked.
+        /// Caller.
         who: String,
-        /// Whom it calls itself.
+        /// Name of the node that the caller claims to be.
         node: String,
     },
 }
 
-/// What a route is for, whatever name is in its path.
+/// Purpose of a route, for every name in its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// [`Call::Look`].
@@ -52,7 +52,7 @@ pub enum Purpose {
     Be,
 }
 
-/// All routes, with their methods: what is not here is answered to nobody, and each is in `openapi.json`.
+/// All routes with their methods. No other request is answered. `openapi.json` has each route.
 pub const ROUTES: &[(&str, &[&str], Purpose)] = &[
     ("/v1/status", &["GET"], Purpose::Look),
     ("/v1/overview", &["GET"], Purpose::Look),
@@ -61,21 +61,21 @@ pub const ROUTES: &[(&str, &[&str], Purpose)] = &[
     ("/metrics", &["GET"], Purpose::Look),
     ("/", &["GET"], Purpose::Look),
     ("/dashboard/{name}", &["GET"], Purpose::Look),
-    // How to ask is no secret of the cluster's.
+    // The description of the API is no secret.
     ("/api/openapi.json", &["GET"], Purpose::Directory),
     ("/v1/donors", &["GET"], Purpose::Directory),
     ("/v1/donors/{name}/drain", &["POST", "DELETE"], Purpose::Order),
     ("/v1/donors/{name}/limit", &["PUT", "DELETE"], Purpose::Order),
     ("/v1/nodes/{name}/remove", &["POST"], Purpose::Order),
-    // To look at it is `/v1/status`.
+    // `/v1/status` shows the policy.
     ("/v1/policy", &["PUT", "DELETE"], Purpose::Order),
     ("/v1/harvest-quota", &["PUT", "DELETE"], Purpose::Order),
     ("/v1/nodes/{name}/heartbeat", &["POST"], Purpose::Be),
     ("/v1/nodes/{name}", &["DELETE"], Purpose::Be),
 ];
 
-/// What a request is, by its method, its route, and the name in its path. `None`: nobody has said who may,
-/// so nobody may.
+/// Call of a request, by its method, its route, and the name in its path. `None`: the table has no
+/// such route and method, so no role may make the request.
 pub fn call_of<'a>(method: &Method, route: &str, name: &'a str) -> Option<Call<'a>> {
     let method = if method == Method::HEAD { "GET" } else { method.as_str() };
     let (_, methods, purpose) = ROUTES.iter().find(|(known, ..)| *known == route)?;
@@ -87,7 +87,7 @@ pub fn call_of<'a>(method: &Method, route: &str, name: &'a str) -> Option<Call<'
     })
 }
 
-/// Whether `who` may.
+/// Checks that `who` may make the call.
 pub fn check(who: &Identity, call: Call<'_>) -> Result<(), Forbidden> {
     let (what, roles) = match (call, who.role) {
         (Call::Look, Role::Admin | Role::ReadOnly) => return Ok(()),

@@ -32,7 +32,7 @@ pub enum ServeError {
     Listen {
         /// Where it should listen.
         address: SocketAddr,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// The registry cannot be had.

@@ -40,7 +40,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// The first byte of a TLS handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// What who speaks plain HTTP is told.
+/// Answer to a client that speaks plain HTTP.
 const PLAIN_REFUSAL: &str = "this manager speaks TLS only; use https:// and --tls-dir DIR\n";
 
 /// Connections whose handshake is done.
@@ -158,12 +158,12 @@ impl Lines {
     }
 }
 
-/// Who is at the other end of a connection.
+/// Peer of a connection.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
     /// Nobody asked.
     Plain,
-    /// Whom the certificate names.
+    /// The peer has shown a certificate.
     Certified(Arc<Certified>),
 }
 
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(lift("evil.example", "https://evil.example"), 421);
     }
 
-    /// What a client hears that shows whatever is in `dir`, good or not.
+    /// Answer or error that a client gets with the credentials in `dir`, which may be invalid.
     fn heard_by(cluster: &Cluster, dir: &std::path::Path) -> String {
         use tokio_rustls::rustls::pki_types::pem::PemObject as _;
         use tokio_rustls::rustls::pki_types::{PrivateKeyDer, ServerName};
@@ -438,7 +438,7 @@ mod tests {
         let mut plain = plain.expect("answered");
         assert_eq!(plain.status(), 400);
         assert_eq!(plain.body_mut().read_to_string().expect("text"), PLAIN_REFUSAL);
-        // Who says nothing at all keeps nobody waiting.
+        // A silent client delays no other client.
         let address = cluster.server.as_ref().expect("started").address();
         let _silent = std::net::TcpStream::connect(address).expect("connected");
         let status = cluster.agent("r", Role::ReadOnly).get(format!("{}/v1/status", cluster.url()));

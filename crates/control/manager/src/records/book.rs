@@ -18,12 +18,12 @@ pub struct Book {
 }
 
 impl Book {
-    /// Of a manager that is alone, or does not lead yet.
+    /// Book of a manager that is alone, or does not lead yet.
     pub fn new(registry: Registry, now: Duration) -> Book {
         Book { registry, opened: now, of: None }
     }
 
-    /// What another manager has left becomes this one's, which leads in that term.
+    /// Takes over the registry that another manager has left. This one leads in `term`.
     pub fn take_over(&mut self, term: Term, registry: Registry, now: Duration) {
         *self = Book { registry, opened: now, of: Some(term) };
     }
@@ -39,13 +39,12 @@ impl Book {
         leads.is_some() && leads == self.of
     }
 
-    /// What the registry holds.
+    /// Reads the registry.
     pub fn see<T>(&self, now: Duration, look: impl FnOnce(&Registry, Duration) -> T) -> T {
         look(&self.registry, now.saturating_sub(self.opened))
     }
 
-    /// Changes the registry. What comes of it is to be told only when [`Book::unwritten`] is
-    /// written.
+    /// Changes the registry. The outcome may be told only when [`Book::unwritten`] is written.
     pub fn change<T>(
         &mut self,
         now: Duration,
@@ -54,7 +53,7 @@ impl Book {
         act(&mut self.registry, now.saturating_sub(self.opened))
     }
 
-    /// What is to be written down before the next answer, if anything.
+    /// Changes that must be written before the next answer, if any.
     pub fn unwritten(&self) -> Option<&Changes> {
         Some(self.registry.changes()).filter(|changes| !changes.is_empty())
     }

@@ -1,11 +1,11 @@
 //! Which of several managers leads.
 //!
-//! Decisions only: time comes in as an argument, and so does what the registry's keeper (etcd)
-//! said. The leader is whoever has made the leader's key with a lease that lives. A manager leads
-//! from the moment at which it hears that until shortly before its lease would end, counted from
-//! when it *asked* for it: the keeper counts from later on. So a manager that sleeps, or is cut
-//! off, stops to lead before another one can begin, whether it notices anything or not. What it may
-//! have sent and not heard the end of is shut out by its [`Term`].
+//! Decisions only: time and the answers of the registry's keeper (etcd) come in as arguments. The
+//! leader is the manager that has made the leader's key with a live lease. A manager leads from
+//! when it hears so until shortly before its lease would end. The lease counts from when the
+//! manager *asked* for it; the keeper counts from later on. So a manager that sleeps, or is cut
+//! off, stops leading before another one can begin. Its [`Term`] shuts out its requests that are
+//! still in flight.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Term(pub u64);
 
-/// What to ask the keeper next.
+/// Next request to the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// To lead, or else who does.
@@ -23,7 +23,7 @@ pub enum Ask {
     Renew,
 }
 
-/// What the keeper said.
+/// Answer of the keeper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// This manager leads from now on.
@@ -38,7 +38,7 @@ pub enum Heard {
     Silence,
 }
 
-/// What has changed.
+/// Change of this manager's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// This manager begins to lead.
@@ -68,7 +68,7 @@ impl Election {
         Election { lease, leading: None, leader: None }
     }
 
-    /// What is to be asked now.
+    /// Request to send now.
     pub fn next(&self, now: Duration) -> Ask {
         match self.leads(now) {
             Some(_) => Ask::Renew,

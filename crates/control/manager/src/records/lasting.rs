@@ -1,75 +1,75 @@
-//! What of the registry outlives the manager's process, and what of that has changed.
+//! Holds the registry data that outlive the manager's process, and their changes.
 //!
-//! Everything else a manager knows comes back with the next heartbeats.
+//! Heartbeats bring back everything else that a manager knows.
 
 use crate::harvest::HarvestRecord;
 use hecaton_policy::cluster::choice::{Choice, Named};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is kept of a node.
+/// Stored record of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeRecord {
-    /// Its last life.
+    /// Number of the node's last incarnation.
     pub boot: u64,
-    /// Its process, for whoever looks for it.
+    /// Process id of the node, for anyone who looks for it.
     pub pid: u32,
-    /// Where it stands.
+    /// Location of the node.
     pub location: Option<String>,
-    /// Its donors, which have words of their own below.
+    /// Donors of the node. [`Lasting`] has further entries for them.
     pub donors: Vec<String>,
 }
 
-/// All that is kept.
+/// All stored data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lasting {
-    /// The epoch of the last manager; zero if there was none.
+    /// Epoch of the last manager; zero if there was none.
     pub epoch: u64,
-    /// The nodes that have not said farewell.
+    /// Nodes that have not deregistered.
     pub nodes: BTreeMap<String, NodeRecord>,
-    /// Donors that are to give back all that they have lent.
+    /// Donors that drain: they must give back all that they have lent.
     pub draining: BTreeSet<String>,
-    /// Most bytes that donors are to lend.
+    /// Most bytes that each donor may lend.
     pub limits: BTreeMap<String, u64>,
-    /// Who may hold how much of the pool; `None`: everybody what it gets. A manager of a later version may have
-    /// written it: what this one does not know of it stays where it is kept.
+    /// Policy that divides the pool; `None`: each consumer has what it gets. A manager of a later
+    /// version may have written it: the store keeps what this version does not know of it.
     pub policy: Option<Named>,
     /// Most harvest VMs of the cluster; `None`: as many as hosts have room for.
     pub harvest_quota: Option<u64>,
-    /// What nodes have been granted of it.
+    /// Grants of nodes from the quota.
     pub harvest_records: BTreeMap<String, HarvestRecord>,
 }
 
-/// What is to be written down: the last word on each thing, so that there is no more of it than there
-/// are things, however long it cannot be written.
+/// Changes to write: only the last value of each thing. So there are never more changes than
+/// things, however long writes fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The epoch.
+    /// Epoch of the manager.
     pub epoch: Option<u64>,
-    /// Nodes; `None` for those that are forgotten.
+    /// Nodes; `None` for removed ones.
     pub nodes: BTreeMap<String, Option<NodeRecord>>,
-    /// Donors that are to drain, or not any more.
+    /// Donors that begin to drain, or stop.
     pub draining: BTreeMap<String, bool>,
-    /// Limits of donors; `None` for those that were lifted.
+    /// Limits of donors; `None` for removed ones.
     pub limits: BTreeMap<String, Option<u64>>,
-    /// The policy, if it is another one; `Some(None)`: none any more.
+    /// Policy, if it changed; `Some(None)`: removed.
     pub policy: Option<Option<Choice>>,
-    /// The quota of harvest VMs, if it is another one; `Some(None)`: none any more.
+    /// Quota of harvest VMs, if it changed; `Some(None)`: removed.
     pub harvest_quota: Option<Option<u64>>,
-    /// What nodes have been granted of it; `None` for those that are forgotten.
+    /// Grants of nodes from the quota; `None` for removed ones.
     pub harvest_records: BTreeMap<String, Option<HarvestRecord>>,
 }
 
 impl Changes {
-    /// Whether there are none.
+    /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Changes::default()
     }
 }
 
 impl Lasting {
-    /// What is kept once `changes` are written. For tests and simulations, which keep it in memory.
+    /// Applies `changes` as a write would. For tests and simulations, which store data in memory.
     pub fn apply(&mut self, changes: &Changes) {
         self.epoch = changes.epoch.unwrap_or(self.epoch);
         for (name, record) in &changes.nodes {

@@ -77,7 +77,7 @@ impl Ledger {
         Ok(Ledger::of(registry, Keeper::File(store)))
     }
 
-    /// Of a manager that does not lead yet.
+    /// Ledger of a manager that does not lead yet.
     pub(crate) fn in_etcd(seat: Arc<Seat>) -> Ledger {
         Ledger::of(Registry::default(), Keeper::Etcd(seat))
     }
@@ -86,8 +86,8 @@ impl Ledger {
         Ledger { book: Book::new(registry, Duration::ZERO), begun: Instant::now(), keeper }
     }
 
-    /// What another manager has left becomes this one's, which leads in that term. The epoch of
-    /// `registry` is written down already: from now on it is answered with.
+    /// Takes over the registry that another manager has left. This one leads in `term`. The epoch
+    /// of `registry` is written already: from now on, answers carry it.
     pub(crate) fn take_over(&mut self, term: Term, registry: Registry) {
         self.book.take_over(term, registry, self.begun.elapsed());
     }
@@ -97,7 +97,7 @@ impl Ledger {
         self.book.term()
     }
 
-    /// What the registry holds now, if this manager leads.
+    /// Reads the registry, if this manager leads.
     pub(crate) fn see<T>(
         &self,
         look: impl FnOnce(&Registry, Duration) -> T,
@@ -106,9 +106,8 @@ impl Ledger {
         Ok(self.book.see(self.begun.elapsed(), look))
     }
 
-    /// Changes the registry, and comes back when that is written down. What is to be answered is
-    /// given only then; when it cannot be written, the change stays to be written before the next
-    /// answer.
+    /// Changes the registry, and returns when the change is written: only then may the answer
+    /// leave. If the write fails, the change must be written before the next answer.
     pub(crate) fn change<T>(
         &mut self,
         act: impl FnOnce(&mut Registry, Duration) -> T,

@@ -10,7 +10,7 @@ use crate::records::election::Term;
 use std::fmt;
 use std::str::FromStr;
 
-/// What a write leaves, a different one each.
+/// Mark that a write leaves: each write has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     term: u64,
@@ -37,17 +37,17 @@ impl FromStr for Stamp {
 /// A write that is to land after one, and before all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stroke {
-    /// What it is to find; nothing if there was no write before.
+    /// Stamp that the write must find; none if no write came before.
     pub after: Option<Stamp>,
-    /// What it leaves.
+    /// Stamp that the write leaves.
     pub leaves: Stamp,
 }
 
-/// What one manager writes with.
+/// Numbers the writes of one manager.
 #[derive(Clone, Debug, Default)]
 pub struct Pen {
     drawn: u64,
-    /// What the last write has left, if that is known.
+    /// Stamp of the last write, if that is known.
     found: Option<Option<Stamp>>,
 }
 

@@ -1,8 +1,8 @@
-//! The registry's file: what outlives the manager, in redb, which writes a commit whole or not at all.
+//! Stores the registry in a file.
 //!
-//! A registry that is damaged is not repaired by guessing. Nothing in it is needed to get a cluster's
-//! memory back: nodes tell who they are, donors what they were told. So what cannot be trusted is refused,
-//! and the way out is to begin anew.
+//! redb writes a commit whole or not at all. A damaged registry is refused, not repaired by
+//! guessing; the way out is to begin anew. A cluster gets its memory back without the registry:
+//! nodes report their names, and donors their orders.
 
 use crate::records::lasting::{Changes, Lasting, NodeRecord};
 use hecaton_policy::cluster::choice::Named;
@@ -64,7 +64,7 @@ pub enum StoreError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// Damage that was found.
         reason: String,
     },
     /// A later version wrote it.
@@ -76,7 +76,7 @@ pub enum StoreError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What it says that it is.
+        /// Format of the file.
         found: u64,
     },
     /// The kernel refuses.
@@ -84,7 +84,7 @@ pub enum StoreError {
     Io {
         /// The file or its directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the system call.
         source: io::Error,
     },
     /// It is open and cannot be written.
@@ -95,7 +95,7 @@ pub enum StoreError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// Error of redb.
         source: Box<redb::Error>,
     },
 }
@@ -150,7 +150,7 @@ impl Store {
     }
 }
 
-/// Makes an empty registry beside its place and then moves it there, so that a file in that place is
+/// Makes an empty registry beside its place and then moves it there. So a file in that place is
 /// always a whole one.
 fn make(dir: &Path, held: &File) -> Result<(), StoreError> {
     let (path, unfinished) = (dir.join(FILE), dir.join(UNFINISHED));

@@ -1,9 +1,9 @@
 //! The cluster at a glance: what the dashboard and `hecaton top` show, worked out once for both.
 //!
-//! Pure. What no report tells is `None` here and absent in JSON, never zero: a donor whose process
-//! has not said anything yet lends an unknown amount, and so do the sums that it would be part of.
-//! Lists are bounded, so that one look at a large cluster stays a few hundred kilobytes; what was
-//! left out is counted.
+//! Pure. A value that no report tells is `None` here and absent in JSON, never zero. So a donor
+//! whose process has not reported yet lends an unknown amount, and sums with it are unknown. Lists
+//! are bounded, so that one overview of a large cluster stays a few hundred kilobytes. `left_out`
+//! counts the rest.
 
 use crate::registry::{ClusterStatus, MemberState, NodeState, NodeStatus};
 use hecaton_memory::{PAGE_SIZE, SpaceId};
@@ -26,7 +26,7 @@ pub struct Overview {
     pub uptime_ms: u64,
     /// The number of the latest sample in the [`History`](crate::watching::watch::History).
     pub tick: u64,
-    /// Who may hold how much of the pool, as `hecaton policy set` takes it; none: everybody what it gets.
+    /// Policy as `hecaton policy set` takes it; none: each consumer holds what it gets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Sums over the cluster.
@@ -37,13 +37,13 @@ pub struct Overview {
     pub donors: Vec<DonorView>,
     /// The consumers, those with most faults first.
     pub consumers: Vec<ConsumerView>,
-    /// Whose memory is with whom, the largest first.
+    /// Memory of consumers at donors, the largest first.
     pub flows: Vec<Flow>,
     /// Donors, consumers and flows that are not listed because there are more than [`MAX_LISTED`].
     pub left_out: usize,
-    /// What needs an administrator's eye, the worst first.
+    /// Conditions that need an administrator, the worst first.
     pub alarms: Vec<Alarm>,
-    /// What happened of late, the latest first.
+    /// Recent events, the latest first.
     pub happenings: Vec<Happening>,
 }
 
@@ -62,10 +62,10 @@ pub struct Totals {
     /// Extents that are lent, written or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lent_bytes: Option<u64>,
-    /// What donors would lend now.
+    /// Bytes that donors would lend now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lendable_bytes: Option<u64>,
-    /// What consumers have in the pool, each page counted once.
+    /// Bytes of consumers in the pool, each page counted once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool_bytes: Option<u64>,
     /// Faults of all programs and machines in a second.
@@ -106,19 +106,19 @@ pub struct HostView {
     /// Available, and not to be lent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// What its consumers have in the pool.
+    /// Bytes of its consumers in the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub borrowed_bytes: Option<u64>,
-    /// What the policy lets them use of the pool, each copy counted.
+    /// Its quota in the pool, in bytes, each copy counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
-    /// What they use of that.
+    /// Used bytes of the quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_used_bytes: Option<u64>,
 }
 
 impl HostView {
-    /// The parts of a bar, in their order: what the host's own memory does, and what it has elsewhere.
+    /// The parts of a bar, in their order: uses of the host's own memory, then memory elsewhere.
     pub fn parts(&self) -> [Option<u64>; 6] {
         [
             self.system_bytes,
@@ -147,23 +147,23 @@ pub struct DonorView {
     /// Extents that are lent, written or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lent_bytes: Option<u64>,
-    /// What it would lend now.
+    /// Bytes that it would lend now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lendable_bytes: Option<u64>,
     /// Most that it was told to lend, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub told_limit_bytes: Option<u64>,
-    /// What it wants back.
+    /// Bytes that it wants back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recalled_bytes: Option<u64>,
-    /// What of that which is lent is on its disk; none if it does not park.
+    /// Lent bytes that are parked on its disk; none if it does not park.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parked_bytes: Option<u64>,
     /// Whether it gives back all that it has lent.
     pub draining: bool,
 }
 
-/// What kind of thing borrows.
+/// Kind of a consumer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConsumerKind {
@@ -185,9 +185,9 @@ pub struct ConsumerView {
     pub name: String,
     /// Its node.
     pub node: String,
-    /// What it is.
+    /// Program, machine or volume.
     pub kind: ConsumerKind,
-    /// What it is doing, as its node says; `silent` if that is not heard from.
+    /// State that its node reports; `silent` if the node is not heard from.
     pub state: String,
     /// Memory on its own host; volumes have none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -198,7 +198,7 @@ pub struct ConsumerView {
     /// Memory in the pool, each page counted once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool_bytes: Option<u64>,
-    /// What the policy lets it have there, counted in the same way.
+    /// Target of the policy for memory in the pool, each page counted once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_bytes: Option<u64>,
     /// Copies that each page is to have.
@@ -249,9 +249,9 @@ pub enum Severity {
 pub struct Alarm {
     /// How much it matters.
     pub severity: Severity,
-    /// What it is about: a node, a donor, a consumer; or `pool`.
+    /// Name of a node, a donor or a consumer; or `pool`.
     pub subject: String,
-    /// What is so, and what can be done.
+    /// Condition, and the way out.
     pub text: String,
     /// When it was first so, by the manager's clock.
     pub since_ms: u64,
@@ -262,9 +262,9 @@ pub struct Alarm {
 pub struct Happening {
     /// How much it matters.
     pub severity: Severity,
-    /// What it happened to.
+    /// Name of a node, a donor or a consumer; or `pool`.
     pub subject: String,
-    /// What happened.
+    /// Description of the event.
     pub text: String,
     /// When it was noticed, by the manager's clock.
     pub at_ms: u64,
@@ -351,7 +351,7 @@ fn totals(status: &ClusterStatus, rates: &Rates) -> Totals {
     let faults = up().flat_map(|node| {
         let told = node.report.consumers.iter();
         let told = told.map(|one| rates.get(&consumer_id(node, one)).copied());
-        // Of who is not told of one by one it is not known.
+        // The rate of consumers that a node reports only as a sum is not known.
         told.chain(node.report.untold.iter().map(|_| None))
     });
     let counts = Totals {
@@ -406,7 +406,7 @@ fn host_view(name: &str, nodes: &[&NodeStatus]) -> HostView {
     let latest = nodes.iter().min_by_key(|node| node.silent_ms);
     let latest = latest.expect("a host is where a node is");
     let host = &latest.report.host;
-    // What a node said before it fell silent is no longer so, unless all of the host's are silent.
+    // Reports of silent nodes are outdated, and count only if all of the host's nodes are silent.
     let is_up = latest.state == NodeState::Up;
     let now = || nodes.iter().filter(|node| node.state == latest.state).map(|node| &node.report);
     let donors = || now().flat_map(|report| &report.donors);
@@ -559,8 +559,8 @@ fn volume_view(node: &NodeStatus, volume: &VolumeReport, rates: &Rates) -> Consu
     }
 }
 
-/// Donors say which spaces have how much of them; nodes say whose those are. Where nodes tell of some consumers in sums,
-/// donors tell only of their largest spaces, whose owner may not be told: then nodes say what is where.
+/// Donors report pages by space, nodes the owner of each. If nodes sum some consumers up, donors
+/// report only their largest spaces, maybe of unreported owners: then nodes' reports count.
 fn flows(status: &ClusterStatus, hosts: &Hosts<'_>) -> Vec<Flow> {
     let host_of = hosts.names();
     let is_in_brief = status.nodes.iter().any(|node| node.report.untold.is_some());
@@ -607,7 +607,7 @@ fn flows_to_nodes(status: &ClusterStatus, host_of: &HashMap<&str, &str>) -> Vec<
     let mut flows = Vec::new();
     for node in &status.nodes {
         for (who, donor, pages) in node.report.held_by_whom() {
-            // Of a donor that no node has, nobody says where it was.
+            // No node has this donor, so its host is unknown.
             let Some(home) = home_of.get(donor) else { continue };
             flows.push(Flow {
                 donor: donor.to_owned(),

@@ -1,9 +1,9 @@
-//! The host's cores: whose they are, and what is left of them.
+//! Accounts for the host's cores by class.
 //!
-//! A harvest VM has its minimum of cores as long as it exists, and nobody else is promised those.
-//! What it uses beyond them needs no order to come or go, unlike memory: a processor that somebody
-//! else has more right to is his at the scheduler's next tick. So harvested cores are no class
-//! here, and nobody is asked to give any back.
+//! A harvest VM has its minimum of cores as long as it exists, and no other VM is promised those.
+//! Unlike memory, cores beyond the minimum need no order to come or go. At its next tick, the
+//! scheduler gives a processor to a VM with more right to it. So harvested cores are no class here,
+//! and no VM is asked to give any back.
 
 use crate::host::Host;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub struct CoreLedger {
     pub minimum: u64,
     /// Regular VMs have them, or were admitted to them.
     pub regular: u64,
-    /// What is counted twice, because the host has fewer than its machines were promised.
+    /// Cores that are counted twice, because the host has fewer than its machines were promised.
     pub overdrawn: u64,
 }
 
@@ -54,12 +54,12 @@ impl Cores {
         self.regular + self.minimum
     }
 
-    /// What nobody was promised.
+    /// Cores that no VM was promised.
     pub(crate) fn free(&self) -> u64 {
         self.total.saturating_sub(self.charged())
     }
 
-    /// What regular VMs could have beyond what they have, if all harvest VMs were evicted.
+    /// Further cores that regular VMs could have if all harvest VMs were evicted.
     pub(crate) fn reach(&self) -> u64 {
         self.total.saturating_sub(self.regular)
     }

@@ -116,8 +116,8 @@ fn one_that_has_both_goes_alone() {
     assert_eq!(actions, [Action::Warn { vm: VmId(8), deadline: s(30) }]);
 }
 
-/// What the host does not have is refused at once, to all; what its regular VMs have, to those for
-/// whom others are evicted.
+/// A VM that needs more cores than the host has is refused at once. A regular or spot VM is refused
+/// too if the host's regular VMs leave too few.
 #[test]
 fn what_cannot_be_had_is_refused() {
     let mut broker = broker();

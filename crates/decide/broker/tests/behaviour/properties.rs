@@ -128,7 +128,7 @@ fn any_host() -> impl Strategy<Value = Host> {
     })
 }
 
-/// What may be taken of a node at the most, counted by hand, when all of these are allowed.
+/// Most bytes of a node that may be taken when all of these are allowed, counted by hand.
 fn promised(host: &Host, node: usize, allowed: &Allowed) -> u64 {
     let n = &host.nodes[node];
     let lent = allowed.lent.get(&node).copied().unwrap_or(0);

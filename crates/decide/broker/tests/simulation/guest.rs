@@ -26,13 +26,13 @@ pub(crate) struct Plug {
     pub(crate) max: u64,
     pub(crate) requested: u64,
     pub(crate) plugged: u64,
-    /// What is really in the host's memory, on each node.
+    /// Bytes that are really in the host's memory, on each node.
     pub(crate) resident: Vec<u64>,
     pub(crate) scattered: u64,
     pub(crate) done: Order,
     /// An order on its way, and when it arrives.
     pub(crate) on_its_way: Option<(Order, u64, u64)>,
-    /// What the agent was told when the monitor last answered.
+    /// Last answer of the monitor: bytes requested, plugged and scattered, and the order done.
     said: (u64, u64, u64, Order),
 }
 
@@ -135,7 +135,7 @@ impl Guest {
         }
     }
 
-    /// What the host sees of it: the monitor's last word, and what is in memory.
+    /// The VM as the host sees it: the monitor's last answer, and the bytes in memory.
     pub(crate) fn seen(&mut self, now: u64) -> Vm {
         let is_heard = now >= self.deaf_until;
         let device = |plug: &mut Plug| {
@@ -163,8 +163,8 @@ impl Guest {
         Vm { id: self.id, base_bytes: self.base.clone(), cores: self.cores, harvest: Some(harvest) }
     }
 
-    /// The agent was killed. What it had sent is done, or is not; the next one has a record of what
-    /// it was, written before it was sent, until the monitor answers.
+    /// The agent was killed, and its sent orders are done or not. Until the monitor answers, the
+    /// next agent goes by a record that was written before each order was sent.
     pub(crate) fn agent_ended(&mut self, dice: &mut Dice) {
         for plug in &mut self.plugs {
             let mut recorded = plug.requested.max(plug.said.0);

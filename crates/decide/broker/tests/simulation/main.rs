@@ -1,10 +1,10 @@
-//! A host with its virtual machines on a simulated clock, from one seed, with everything going wrong
-//! that may: guests that lie, are slow, hang, reboot and die; monitors that say nothing; donors that do not get
-//! their memory back; newcomers faster than memory is given back; an agent that is killed in the middle of any
-//! step and starts anew from what it finds.
+//! Simulates a host, its virtual machines and their clock from one seed, while everything fails
+//! that may. Guests lie, are slow, hang, reboot and die. Monitors say nothing; donors do not get
+//! their memory back; VMs come faster than memory is given back. An agent is killed in the middle
+//! of any step and starts anew.
 //!
-//! The promise: no node's memory is given out twice, as the ledger has it and as it really is; a guest that does as it
-//! is asked loses nothing but by a warning in time; and whoever can be had is had before long.
+//! The promise: no node's memory is given out twice, in the ledger or in fact. A guest that obeys
+//! loses nothing without a warning in time. A VM that can be admitted is admitted before long.
 //!
 //! `HECATON_SEEDS=N` runs so many seeds, `HECATON_SEED=S` runs just one.
 
@@ -27,9 +27,9 @@ const DEFAULT_SEEDS: u64 = 1000;
 const WILD_TICKS: u64 = 1200;
 const CALM_TICKS: u64 = 1200;
 
-/// Longest that a regular VM may wait, counted from when nothing outside of the broker kept it back: the time for
-/// giving back, then the warning, and what kills and starts take; twice, because the host's own programs may take
-/// the place that was made for it.
+/// Longest that a regular VM may wait when nothing outside of the broker delays it: the reclaim
+/// time, the warning, and the time of kills and starts. Doubled, because the host's own programs
+/// may take the place that was made for it.
 const LONGEST_WAIT: Duration = Duration::from_secs(2 * (30 + 30 + 15));
 
 struct Dice(SplitMix);
@@ -85,7 +85,7 @@ struct World {
     restarted_at: u64,
     nodes: Vec<(u64, u64)>,
     cores: u32,
-    /// What donors of each node could lend.
+    /// Bytes that donors of each node could lend.
     lend_caps: Vec<u64>,
     lent: Vec<Holder>,
     ephemeral: Vec<Holder>,
@@ -158,7 +158,7 @@ impl World {
         (plug.requested, plug.plugged) = (60 * BLOCK, 60 * BLOCK);
         plug.resident[0] = 10 * BLOCK;
         plug.resident[count - 1] = 50 * BLOCK;
-        // Whose agent has left a record, should its monitor not answer at the first look.
+        // Its agent has left a record, in case its monitor does not answer at the first look.
         guest.agent_ended(&mut self.dice);
         self.guests.push(guest);
     }
@@ -207,8 +207,8 @@ impl World {
         self.check_memory();
     }
 
-    /// What a node's donors are to have back goes to those of other nodes, as far as they have room: to borrowers on other
-    /// hosts they are as near.
+    /// Memory that a node's donors recall goes to donors of other nodes with room: for borrowers on
+    /// other hosts they are as near.
     fn move_away(&mut self, node: usize, mut bytes: u64) {
         for other in (0..self.nodes.len()).filter(|other| *other != node) {
             let Elastic { limit_bytes, used_bytes, .. } = &mut self.lent[other].elastic;
@@ -458,7 +458,7 @@ impl World {
         self.is_wild = false;
         for guest in &mut self.guests {
             guest.deaf_until = 0;
-            // What a bad guest has kept or scattered is the host's again.
+            // The reboot gives back all that a bad guest has kept or scattered.
             guest.mood = Mood::Good;
             guest.reboot(self.now);
         }
@@ -467,7 +467,7 @@ impl World {
         }
     }
 
-    /// What is really in memory fits into it.
+    /// Memory and cores in real use fit into the host's.
     fn check_memory(&self) {
         for (n, (total, system)) in self.nodes.iter().enumerate() {
             let fixed = self.fixed.iter().filter(|vm| self.now >= vm.starts_at);
@@ -535,7 +535,7 @@ impl World {
 }
 
 impl Holder {
-    /// What was brought back.
+    /// Bytes that were brought back.
     fn tick(&mut self, now: u64, is_wild: bool, rate: u64, dice: &mut Dice) -> u64 {
         if let Some((order, bytes, _)) = self.on_its_way.filter(|(.., at)| now >= *at) {
             self.elastic.limit_bytes = bytes;

@@ -3,10 +3,10 @@
 use super::ConsumerId;
 use serde::Serialize;
 
-/// What a node says of one consumer each second (the paper's table I, `memstats.vm[i]`).
+/// One consumer's numbers that a node reports each second (table I of the paper, `memstats.vm[i]`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ConsumerStatistics {
-    /// Whose they are.
+    /// Consumer of these numbers.
     pub id: ConsumerId,
     /// Pool pages that it holds (`tmem_used`).
     pub used_pages: u64,
@@ -14,7 +14,7 @@ pub struct ConsumerStatistics {
     pub target_pages: Option<u64>,
     /// Pages that it tried to store in this period (`puts_total_rate`).
     pub puts_total: u64,
-    /// Of these, how many were stored (`puts_succ_rate`).
+    /// Puts that stored their page (`puts_succ_rate`).
     pub puts_succeeded: u64,
     /// Pages that it read back in this period. Not in the paper.
     pub gets: u64,
@@ -79,7 +79,7 @@ impl Account {
         self.statistics.used_pages = self.statistics.used_pages.saturating_sub(pages);
     }
 
-    /// Sets the target. What it holds beyond stays: it only gets nothing more.
+    /// Sets the target. The consumer keeps pages beyond it, but stores no more.
     pub fn set_target(&mut self, pages: Option<u64>) {
         self.statistics.target_pages = pages;
     }

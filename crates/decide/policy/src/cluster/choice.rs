@@ -1,7 +1,7 @@
-//! Which policy an administrator has chosen, as it is written down, sent to nodes and shown.
+//! Represents the administrator's choice of policy, as stored, sent and shown.
 //!
-//! Apart from [`Policy`], whose settings of our own way are found by trial and may change with each
-//! version: who chose that way gets what the version that runs has found best.
+//! [`Policy`] is separate: the settings of our own policy are found by trial and may change with
+//! each version. A cluster with that policy gets the best settings of the version that runs.
 
 use super::targets::{Policy, anticipating, tlp};
 use hecaton_memory::{Size, pages_to_bytes};
@@ -37,9 +37,8 @@ pub enum Choice {
 
 /// A choice in the words of somebody who may be of another version.
 ///
-/// Policies come and gain settings with versions, and the versions of a cluster are never all the
-/// same while it is upgraded: who hears of a policy that it does not know is to understand the rest
-/// of what it is told.
+/// Versions add policies and settings, and a cluster has mixed versions while it is upgraded. A
+/// node that hears of an unknown policy must still understand the rest of the answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Named {
@@ -98,7 +97,7 @@ impl Choice {
         }
     }
 
-    /// What decides then.
+    /// Policy with its settings, as this version has them.
     pub fn policy(&self) -> Policy {
         match *self {
             Choice::GreedyLocal {} => Policy::GreedyLocal,

@@ -15,9 +15,9 @@ use std::collections::BinaryHeap;
 /// A Grant-Fwd: `from` is to give `to` so many pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Forward {
-    /// Who gives.
+    /// Node that gives.
     pub from: NodeId,
-    /// Who gets.
+    /// Node that gets.
     pub to: NodeId,
     /// How many.
     pub pages: u64,
@@ -25,17 +25,15 @@ pub struct Forward {
 
 /// The second level of TLP (algorithm 3), for the requests of one period.
 ///
-/// What the paper leaves open is decided so:
+/// The paper leaves some choices open. They are decided so:
 ///
-/// - its `np[i].tmem` is read as the node's *free* pages. Table I's `total_tmem` counts allocated
-///   ones too, with which the nodes in need, who have the most, would be asked first, and could
-///   give nothing;
-/// - who asks is not asked;
-/// - a node that would keep exactly R is asked, where the algorithm's two comparisons both leave it
-///   out;
-/// - what was forwarded is taken off what is known of the donor until it is heard of again. Else
-///   all who ask within a second are sent to the same one;
-/// - the nodes are kept in a heap instead of being sorted for each request.
+/// - `np[i].tmem` is read as the node's *free* pages. Table I's `total_tmem` counts allocated pages
+///   too. With it, the nodes in need would be asked first, and could give nothing.
+/// - The node that asks is not asked.
+/// - A node that would keep exactly R is asked. Both comparisons of the algorithm leave it out.
+/// - Forwarded pages are taken off a donor's known pages until it is heard of again. Else all
+///   requests within a second go to the same donor.
+/// - The nodes are kept in a heap instead of being sorted for each request.
 #[derive(Clone, Debug)]
 pub struct Tlp {
     reserve_pages: u64,
@@ -74,7 +72,7 @@ impl Tlp {
     }
 }
 
-/// What the manager knows of a node when it rebalances.
+/// One node's numbers when the manager rebalances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Need {
     /// Which.
@@ -83,15 +81,15 @@ pub struct Need {
     pub home_pages: u64,
     /// Pages that it owns.
     pub total_pages: u64,
-    /// Of these, pages that nobody uses.
+    /// Owned pages that no consumer uses.
     pub free_pages: u64,
     /// Pages that its consumers could use ([`super::targets::Decision::wanted_pages`]).
     pub wanted_pages: u64,
 }
 
-/// What moves in a period. Each node's own memory is its own as far as it could use it, what is
-/// beyond is divided evenly among those who could use more. Nobody is asked for more than half of
-/// what it owns, and moves of less than `least_pages` are not made. Free pages go first.
+/// Returns the moves of a period. A node keeps the part of its own memory that it could use. The
+/// rest is divided evenly among nodes that could use more. A node is asked for at most half of what
+/// it owns, and moves of less than `least_pages` are not made. Free pages go first.
 pub fn rebalance(needs: &[Need], reserve_pages: u64, least_pages: u64) -> Vec<Forward> {
     let least_pages = least_pages.max(1);
     let total = needs.iter().fold(0u64, |sum, need| sum.saturating_add(need.total_pages));
@@ -123,7 +121,7 @@ pub fn rebalance(needs: &[Need], reserve_pages: u64, least_pages: u64) -> Vec<Fo
     donors.extend(recalled);
     donors.retain(|&(_, pages)| pages >= least_pages);
 
-    // What there is goes to all who lack, not to the first ones.
+    // The available pages go to all nodes that lack some, not to the first ones.
     let available = donors.iter().map(|&(_, pages)| pages).sum();
     let lacks: Vec<u64> = takers.iter().map(|&(_, lacks)| lacks).collect();
     let mut gets = Vec::new();

@@ -1,15 +1,16 @@
-//! A node's side of who takes part, and what it owns.
+//! Tracks one node's membership, and the pages that it owns.
 //!
 //! A *mechanism* stands beside it: it knows which pages consumers use, tells it how many
 //! ([`Member::set_used`]), and makes room when more are used than owned ([`Member::excess_pages`]).
 //!
-//! What keeps each page with one owner at most, whatever is under way:
+//! Three rules keep each page with one owner at most, whatever is in flight:
 //!
-//! - a block is accepted only if its home is enabled *in that very life*, and goes home otherwise;
-//! - a home takes back only pages of its present life, since it owns all of its memory anew in
-//!   each;
-//! - a node that has acted upon Force-Return or Invalidate cannot come to own pages of that life
-//!   again.
+//! - A block is accepted only if its home is enabled *in that very incarnation*, and goes home
+//!   otherwise.
+//! - A home takes back only pages of its present incarnation. In each one it owns all of its memory
+//!   anew.
+//! - A node that has acted upon Force-Return or Invalidate cannot come to own pages of that
+//!   incarnation again.
 //!
 //! The test that explores all orders of messages in small clusters is in
 //! `tests/behaviour/membership.rs`.
@@ -198,7 +199,7 @@ impl Member {
         }
         let mut out: Vec<Outgoing> =
             refused.into_iter().map(|(to, blocks)| Outgoing::Grant { to, blocks }).collect();
-        // What is used may lie in these pages now, so that others can go home.
+        // Consumers' data may lie in these pages now, so that other pages can go home.
         out.extend(self.settle());
         out
     }
@@ -217,7 +218,7 @@ impl Member {
         self.holdings()
     }
 
-    /// What it owns.
+    /// Statistics of this node: the pages that it owns, and its counts.
     pub fn holdings(&self) -> Holdings {
         let owned = self.owned.iter().map(|(&home, &pages)| Block { home, pages }).collect();
         Holdings {

@@ -1,4 +1,6 @@
-//! The manager's side of who takes part: the paper's figure 2 and sections III-C1, C3 and C4.
+//! Tracks every node's membership at the manager.
+//!
+//! The states follow the paper's figure 2 and sections III-C1, C3 and C4:
 //!
 //! | from | on | to |
 //! |---|---|---|
@@ -6,16 +8,16 @@
 //! | unknown | Statistics (a manager that has restarted) | Active |
 //! | Active | Leave-Req | Leaving |
 //! | Leaving | Stay | Active |
-//! | Leaving | every other node owns nothing there, and the node owns nothing elsewhere | Inactive |
+//! | Leaving | no other node owns pages there, and the node owns none elsewhere | Inactive |
 //! | Active, Leaving | Invalidate, or the node is given up | Recovery |
 //! | Recovery | every other node has invalidated, and the node has come back | Inactive |
 //!
-//! Some things go beyond the paper. Its nodes confirm with *any* statistics that show no pages; one
-//! sent before the node heard of the matter would count too, so only those count which say that the
-//! message was acted upon. And a node that fails while another is leaving would be waited for
-//! without end, so [`Membership::lost`] lets the manager give a node up. Where the homes themselves
-//! refuse who asks for pages of a former life, a node that is merely silent need neither be given
-//! up nor waited for: [`Membership::excuse`]. And who leaves may think better of it.
+//! Some things go beyond the paper. Its nodes confirm with *any* statistics that show no pages,
+//! even if the node had not heard of the matter. Here, only statistics count which say that the
+//! node acted upon the message. A node that fails while another is leaving would be waited for
+//! without end. So [`Membership::lost`] lets the manager give a node up. Where homes refuse
+//! requests for pages of a former incarnation, a silent node need neither be given up nor waited
+//! for: [`Membership::excuse`]. A node that leaves may decide to stay.
 
 use super::message::{Holdings, ToManager, ToNode};
 use super::{Home, NodeId, grants::Forward};
@@ -31,20 +33,20 @@ pub enum NodeState {
     /// Lends and borrows.
     #[default]
     Active,
-    /// What is lent and borrowed goes home.
+    /// Its lent and borrowed pages go home.
     Leaving,
-    /// What it lent is being forgotten.
+    /// The other nodes forget the pages that it lent.
     Recovery,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Entry {
     state: NodeState,
-    /// Of the last registration.
+    /// Incarnation of the last registration.
     life: u64,
     /// Messages sent to it since it connected, of those that it counts too.
     sent: u64,
-    /// What it said last in this life.
+    /// Last statistics in this incarnation.
     holdings: Option<Holdings>,
     /// For Leaving and Recovery: who has yet to confirm, and the message that they must have acted
     /// upon.
@@ -61,7 +63,7 @@ pub struct Membership {
     pending: BTreeSet<NodeId>,
 }
 
-/// What the manager is to send.
+/// Messages that the manager must send.
 pub type Sends = Vec<(NodeId, ToNode)>;
 
 impl Membership {
@@ -83,9 +85,9 @@ impl Membership {
         sends
     }
 
-    /// Gives up a node that has not been heard of for too long. What it owned stays unknown (see
-    /// [`Membership::lost_pages`]), and what it lent is invalid. If it lives, it hears so when it
-    /// sends statistics again.
+    /// Gives up a node that has not been heard of for too long. The pages that it owned stay
+    /// unknown (see [`Membership::lost_pages`]), and the pages that it lent are invalid. If it
+    /// lives, it hears so when it sends statistics again.
     pub fn lost(&mut self, node: NodeId) -> Sends {
         let mut sends = Vec::new();
         if self.is_present(node) {
@@ -95,9 +97,9 @@ impl Membership {
         sends
     }
 
-    /// Who recovers does not wait for this node, which is not heard of. What it owns there is of a
-    /// life that is over, which it hears when it is back; until then the home refuses it. Nobody
-    /// who *leaves* is let go so: what is owned there is still good.
+    /// Lets recovering nodes go on without this node, which is silent. Its pages at their homes are
+    /// of a former incarnation. It hears so when it is back; until then the home refuses it. A
+    /// *leaving* node still waits: pages that are owned there are good.
     pub fn excuse(&mut self, node: NodeId) -> Sends {
         let mut sends = Vec::new();
         for waiting in &self.pending {
@@ -111,8 +113,8 @@ impl Membership {
         sends
     }
 
-    /// What was sent to a node and not acted upon is lost, and it counts anew: it hears again what
-    /// it must act upon for others to be let go.
+    /// Counts a node's messages anew: those that it has not acted upon are lost. It hears again the
+    /// messages that it must act upon for other nodes to leave or recover.
     pub fn reconnect(&mut self, node: NodeId) -> Sends {
         let mut sends = Vec::new();
         let Some(entry) = self.nodes.get_mut(&node) else { return sends };
@@ -251,8 +253,8 @@ impl Membership {
                 }
             }
             Some(entry) if holdings.life != entry.life => {}
-            // It was given up and is alive. What it lent is being forgotten, so it has to start
-            // anew.
+            // It was given up and is alive. The other nodes forget the pages that it lent, so it
+            // must start anew.
             Some(entry) if entry.state == NodeState::Recovery => {
                 if !entry.has_returned {
                     self.send(from, ToNode::Invalidate(from), sends);
@@ -318,7 +320,7 @@ impl Membership {
         let was = std::mem::replace(&mut entry.state, NodeState::Recovery);
         entry.has_returned |= has_returned;
         entry.holdings = None;
-        // What was sent to the former life was not received by this one.
+        // This incarnation has not received the messages to the former one.
         entry.sent = 0;
         if was != NodeState::Recovery {
             self.tell_others(node, &ToNode::Invalidate(node), sends);

@@ -5,10 +5,10 @@
 //! here they are *quotas*, and who takes which extents stays with borrowers and donors: the manager
 //! is on no data path.
 //!
-//! Nothing is remembered here but the quotas themselves, and nodes say what theirs is. So a manager
-//! that starts anew goes on where the one before it was, and what does not add up after a node
-//! came, went or changed what it lends, is set right first ([`settle`]): the sum of the quotas is
-//! what all nodes lend together, always.
+//! Only the quotas themselves are remembered, and nodes report theirs. So a restarted manager goes
+//! on where its predecessor was. Quotas that do not add up after a node came, went or changed what
+//! it lends, are set right first ([`settle`]). The sum of the quotas is always what all nodes lend
+//! together.
 
 use super::NodeId;
 use super::grants::{self, Forward, Need, Tlp};
@@ -31,7 +31,7 @@ pub struct Holder {
     pub request_pages: u64,
 }
 
-/// What each node may use from now on, in their order.
+/// Pages that each node may use from now on, in the nodes' order.
 pub fn divide(policy: &Policy, nodes: &[Holder]) -> Vec<u64> {
     let mut quotas = settle(nodes);
     let free = |at: usize| quotas[at].saturating_sub(nodes[at].used_pages);

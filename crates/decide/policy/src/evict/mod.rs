@@ -2,17 +2,17 @@
 //!
 //! # What an order can know
 //!
-//! The pager sees faults, not references: a resident page can be read a million times without a
-//! word. So an [`Order`] is told of installs, of the first write to a clean page, and of what
-//! became of the pages it gave up: one that is wanted again while it still lies in the pager's
-//! staging cache comes back as [`Installed::Rescued`], a later one as [`Installed::Refault`] with
-//! the number of evictions that it was away. These two carry all the information there is about
-//! who was evicted wrongly.
+//! The pager sees faults, not references: a resident page can be read a million times unseen. So
+//! the pager tells an [`Order`] of installs, of the first write to a clean page, and of evicted
+//! pages that come back. A page that is wanted again while it still lies in the pager's staging
+//! cache comes back as [`Installed::Rescued`]. A later one comes back as [`Installed::Refault`]
+//! with the number of evictions since its own. Only these two tell which pages were evicted
+//! wrongly.
 //!
 //! # Protocol
 //!
 //! * The pager calls [`Order::installed`] for each page that it maps (a page put in staging is not
-//!   mapped), [`Order::referenced`] for a write-protect fault on a mapped page, and
+//!   mapped). It calls [`Order::referenced`] for a write-protect fault on a mapped page. It calls
 //!   [`Order::removed`] when a mapped page goes away otherwise than as a victim (unmap, discard,
 //!   remap). A page is in the order from `installed` until `removed` or until it is a victim.
 //! * [`Order::victims`] gives up pages and asks the caller's `still` about each: false drops the
@@ -52,7 +52,7 @@ pub use two_queue::TwoQueue;
 /// Page keys are below this.
 pub const PAGE_KEY_LIMIT: u32 = 1 << 30;
 
-/// What any order here takes for each page of local memory, at worst.
+/// Most bytes that any order here but `random` takes for each page of local memory.
 pub const MAX_BYTES_PER_PAGE: usize = 8;
 
 /// How a page came to be resident.

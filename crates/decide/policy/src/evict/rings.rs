@@ -4,10 +4,10 @@
 //! four bytes for each page, however the pages are divided among them. (Two ring buffers would each
 //! come to be as large as local memory.)
 //!
-//! A removed page's entry stays until it is met. How often a page was removed and not met yet is
-//! counted, which makes this exact without an index from page to entry: however often a page is
-//! unmapped and installed anew, it has exactly one entry more than dead ones while it is resident.
-//! Which of several equal entries survives does not matter.
+//! A removed page's entry stays until it is met. The queues count how often each page was removed
+//! and not met yet. That makes removal exact without an index from page to entry. However often a
+//! page is unmapped and installed anew, it has exactly one entry more than dead ones while it is
+//! resident. Which of several equal entries survives does not matter.
 
 use super::PAGE_KEY_LIMIT;
 use std::collections::{HashMap, VecDeque};

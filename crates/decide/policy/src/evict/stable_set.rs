@@ -57,7 +57,7 @@ pub struct StableSet {
     rings: Rings<2>,
     peak: Peak,
     samples: Samples,
-    /// Of [`WHOLE`].
+    /// Share of the passing queue, in parts of [`WHOLE`].
     passing_share: i64,
     /// Right to exchanges that has built up, in parts of [`ALWAYS`].
     credit: u32,
@@ -163,7 +163,7 @@ impl Order for StableSet {
                 (PASSING, Origin::Passing)
             };
             let resident = self.rings.live();
-            // Of a queue whose entries are all dead, the other one's turn is next.
+            // If all entries of a queue are dead, the other queue is next.
             let Some(page) = self.rings.pop(queue) else {
                 if resident == 0 {
                     return;

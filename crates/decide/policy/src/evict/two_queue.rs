@@ -1,9 +1,9 @@
 //! Two queues with ghost distances: a small one for newcomers, a large one for the proven.
 //!
 //! S3-FIFO (Yang et al., "FIFO Queues are All You Need for Cache Eviction", SOSP 2023) without hit
-//! counts, which a pager does not get: a newcomer proves itself by being rescued, or by refaulting
-//! within the distance that the large queue covers, which is what S3-FIFO's ghost queue stands
-//! for and needs no queue here, since evicted pages carry stamps.
+//! counts, which a pager does not get. A newcomer proves itself by being rescued, or by refaulting
+//! within the distance that the large queue covers. That replaces S3-FIFO's ghost queue: evicted
+//! pages carry stamps.
 
 use super::{
     Installed, Order,
@@ -66,7 +66,7 @@ impl Order for TwoQueue {
             let from_small =
                 small > self.rings.live() / SMALL_SHARE || self.rings.entries(MAIN) == 0;
             let queue = if from_small { SMALL } else { MAIN };
-            // Of a queue whose entries are all dead, the other one's turn is next.
+            // If all entries of a queue are dead, the other queue is next.
             let Some(entry) = self.rings.pop(queue) else {
                 if self.rings.live() == 0 {
                     return;

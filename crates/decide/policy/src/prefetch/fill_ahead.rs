@@ -5,9 +5,9 @@
 //! needed: the first touch after a run is a fault anyway, and if it comes at exactly the run's
 //! end, the run was right.
 //!
-//! A run is never longer than all that was touched before it in the same stream, so at most
-//! half of what is filled is filled in vain, and a zero page that stays untouched is dropped
-//! at eviction without being written.
+//! A run is never longer than all that was touched before it in the same stream. So at most half of
+//! the filled pages are filled in vain. A zero page that stays untouched is dropped at eviction
+//! without being written.
 
 /// Streams told apart in one thread.
 const STREAMS_PER_THREAD: usize = 8;

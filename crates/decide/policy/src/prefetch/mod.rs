@@ -2,12 +2,12 @@
 //!
 //! Leap (Al Maruf & Chowdhury, "Effectively Prefetching Remote Memory with Leap", USENIX ATC 2020)
 //! with two changes. Leap keeps one history per process, in which interleaved streams are each
-//! other's noise; here the faults of each thread are first told apart into up to
-//! [`STREAMS_PER_THREAD`] streams, by nearness, and the majority vote is taken within each. And Leap
-//! learns that a prefetched page was of use from a hit in the swap cache; here nearly all prefetched
-//! pages are mapped at once and never fault. So each window has one *trigger* page, about its middle,
-//! that is fetched but left unmapped: its (cheap) fault is the news that the program follows the
-//! stream, and the moment to fetch the next window, while the program walks the rest of this one.
+//! other's noise. Here the faults of each thread are first told apart into up to
+//! [`STREAMS_PER_THREAD`] streams, by nearness; each has its own majority vote. Leap learns from a
+//! hit in the swap cache that a prefetched page was of use. Here nearly all prefetched pages are
+//! mapped at once and never fault. So each window has one *trigger* page, about its middle, that is
+//! fetched but left unmapped. Its cheap fault shows that the program follows the stream. The next
+//! window is fetched while the program walks the rest.
 //!
 //! # Protocol
 //!
@@ -27,8 +27,8 @@
 //! # How deep
 //!
 //! A stream's first window is small; each trigger hit doubles it, up to the limit; each dead window
-//! quarters it. A thread's windows together earn it a standing. With a poor standing a trend must be
-//! longer to count, and below that only one trend in [`PROBE_INTERVAL`] is tried: random access
+//! quarters it. A thread's windows together earn it a standing. With a poor standing a trend must
+//! be longer to count. Below that, only one trend in [`PROBE_INTERVAL`] is tried. So random access
 //! costs a few pages every some thousand faults, and a sequential phase is noticed within a few
 //! dozen.
 //!
@@ -114,14 +114,14 @@ impl Window {
     }
 }
 
-/// What has become of prefetching, in pages unless said otherwise.
+/// Outcome of prefetching, in pages unless said otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Counters {
     /// Fetched ahead.
     pub prefetched: u64,
-    /// Of those, found to be used: the trigger behind them was hit.
+    /// Prefetched pages that were used: the trigger behind them was hit.
     pub hits: u64,
-    /// Of those, taken to be unused: their trigger was never hit. What is neither is still out.
+    /// Prefetched pages taken to be unused: their trigger was never hit. The others are still open.
     pub waste: u64,
     /// Windows issued.
     pub windows: u64,

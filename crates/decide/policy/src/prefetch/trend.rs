@@ -1,8 +1,8 @@
 //! The majority trend over recent deltas: Leap's detector.
 //!
 //! Al Maruf & Chowdhury, "Effectively Prefetching Remote Memory with Leap", USENIX ATC 2020,
-//! section 4.1 (`FindTrend`): a delta that makes up more than half of a window of the history is
-//! the trend; the window starts small, so that a new trend is found fast, and doubles, so that an
+//! section 4.1 (`FindTrend`). A delta that makes up more than half of a window of the history is
+//! the trend. The window starts small, so that a new trend is found fast. It doubles, so that an
 //! old one is found through noise.
 
 /// Deltas remembered for each stream.

@@ -1,7 +1,7 @@
 //! Least recently used, and the clock that stands in for it: yardsticks that see every reference.
 //!
-//! No pager can have them, since a hit makes no fault. What they save beyond the orders that can be
-//! had is what reference bits would be worth.
+//! No pager can have them, since a hit makes no fault. Their gain over the possible orders is the
+//! worth of reference bits.
 
 use std::collections::{BTreeSet, VecDeque};
 

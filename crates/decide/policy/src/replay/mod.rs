@@ -30,7 +30,7 @@ pub const STAGED_US: f64 = 5.0;
 
 /// A trace made ready: pages numbered densely in address order.
 pub struct Program {
-    /// What was recorded.
+    /// Name of the recorded program.
     pub name: String,
     /// Page key of each index.
     pages: Vec<u64>,
@@ -90,7 +90,7 @@ pub struct Row {
     pub order: String,
     /// Pages fetched again after an eviction.
     pub refetches: u64,
-    /// Of all references after a page's first, the share that was a refetch.
+    /// Refetches, as a share of all references after a page's first.
     pub miss_ratio: f64,
     /// Faults served from staging.
     pub rescues: u64,
@@ -98,7 +98,7 @@ pub struct Row {
     pub stall_vs_belady: f64,
 }
 
-/// What orders are compared with: two that see every reference, and one that sees the future too.
+/// Yardsticks for the orders: two see every reference, and one sees the future too.
 pub const YARDSTICKS: [&str; 3] = ["clock", "lru", "belady"];
 
 /// Replays every program against every order with `percents` of its memory local. Rows come by

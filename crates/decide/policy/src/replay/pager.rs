@@ -23,7 +23,7 @@ enum State {
     Away { stamp: u32 },
 }
 
-/// What a replay counted, in pages.
+/// Counts of a replay, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Outcome {
     /// Fetched again because of a fault, after an eviction.

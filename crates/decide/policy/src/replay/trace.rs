@@ -1,16 +1,16 @@
 //! A program's references to pages, as a compact file.
 //!
 //! A trace is one program's data references, by page, in order, filtered twice. Consecutive
-//! references to a page are one. And a reference to one of the last [`FILTER_PAGES`] pages in the
-//! trace is left out (unless it is the first write among them): what was faulted in this recently
-//! is resident under any order, and it would be most of the trace. A page in constant use still
+//! references to a page are one. A reference to one of the last [`FILTER_PAGES`] pages in the trace
+//! is left out, unless it is the first write among them. Pages that were faulted in this recently
+//! are resident under any order, and would be most of the trace. A page in constant use still
 //! appears once in every [`FILTER_PAGES`] entries, so an order that evicts it pays. A program with
 //! many pages in constant use is recorded with a longer filter.
 //!
 //! The file: `HCTRACE2`, the number of entries, then tokens of LEB128 varints. A token is
-//! `zigzag(page - previous page) << 3 | other << 2 | write << 1 | run`; with `other`, the number of
-//! the thread follows, which is 1 until one is named and stays until another is; with `run`, a
-//! count of further entries by the same step and with the same `write`.
+//! `zigzag(page - previous page) << 3 | other << 2 | write << 1 | run`. With `other`, the number of
+//! the thread follows. It is 1 until one is named, and stays until another is. With `run`, a count
+//! of further entries by the same step and with the same `write` follows.
 
 use std::collections::VecDeque;
 

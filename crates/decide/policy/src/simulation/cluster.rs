@@ -322,7 +322,7 @@ impl Cluster {
 }
 
 impl Node {
-    /// A step of its machines. Who comes first changes with each step.
+    /// A step of its machines. Another machine comes first in each step.
     fn work(&mut self, step: u64, now_s: f64) -> Vec<Letter> {
         let Some(member) = &mut self.member else { return Vec::new() };
         let used: u64 = self.machines.iter().map(|machine| machine.account.used_pages()).sum();
@@ -385,7 +385,7 @@ impl Node {
         for (machine, &target) in self.machines.iter_mut().zip(&self.decision.targets) {
             machine.account.set_target(target);
         }
-        // What must go for want of room goes first.
+        // Pages that must go for want of room go first.
         let mut spilled = spill(&mut self.machines, member.excess_pages().min(SPILL_PAGES));
         for (machine, &pages) in self.machines.iter_mut().zip(&self.decision.take_back) {
             spilled += machine.spill(pages.min(SPILL_PAGES - spilled));

@@ -1,10 +1,10 @@
 //! A virtual machine that swaps to the pool, and beyond it to its node's disk.
 //!
-//! As frontswap does it: what does not fit into the machine's RAM is *put*, and goes to the disk
-//! when the put fails; a page that is wanted again is *got* from where it is, which frees its
-//! place, and another one has to go out for it. A program touches the pages of its footprint
-//! evenly, so a page is as likely to be wanted as any other, and what is in the pool is a fair
-//! sample of what is out. That is coarse: real programs have hot pages, which makes the first pool
+//! As in frontswap, a page that does not fit into the machine's RAM is *put*, and goes to the disk
+//! when the put fails. A page that is wanted again is *got* from where it is. That frees its place,
+//! and another page has to go out for it. A program touches the pages of its footprint evenly, so a
+//! page is as likely to be wanted as any other. The pages in the pool are a fair sample of the
+//! pages that are out. That is coarse: real programs have hot pages, which makes the first pool
 //! pages worth more than the last.
 //!
 //! A program's time is its work, plus what it waits for. Reads wait for the pool or the disk. A
@@ -36,7 +36,7 @@ const WRITE_S: f64 = 0.2e-3;
 /// Seconds of the disk for a page spilled: long runs.
 const SPILL_S: f64 = 0.05e-3;
 
-/// What a machine does next.
+/// Next activity of a machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Phase {
     /// A program starts.
@@ -68,7 +68,7 @@ pub struct Run {
     pub took_s: f64,
 }
 
-/// What a node's disk is busy with.
+/// Load of a node's disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disk {
     /// Part of the last step that each machine kept it busy, from 0 up.
@@ -100,7 +100,7 @@ impl Disk {
     }
 }
 
-/// What a machine shares with the others of its node.
+/// Resources that a machine shares with the others of its node.
 pub(super) struct Shared<'a> {
     /// Pages that the node owns and nobody uses.
     pub(super) free_pages: &'a mut u64,
@@ -254,7 +254,7 @@ impl Machine {
         }
     }
 
-    /// Of the pages that are out, the part that is in the pool.
+    /// Part of the pages outside RAM that is in the pool, from 0 to 1.
     fn pool_part(&self) -> f64 {
         match self.overflow_pages() {
             0 => 1.0,
@@ -270,7 +270,7 @@ impl Machine {
         }
     }
 
-    /// What a second of work takes at present.
+    /// Seconds that a second of work takes at present.
     fn seconds_of_work(&self, growth: f64, touches_per_s: f64, shared: &Shared<'_>) -> f64 {
         let misses = self.misses_per_s(touches_per_s);
         let pool = self.pool_part();

@@ -1,9 +1,9 @@
 //! All orders of events in small clusters: no page has two owners, and nobody waits for ever.
 //!
-//! From a cluster that has formed, every choice is tried of: which message arrives next, who sends
-//! statistics, which pages the manager has moved, who uses its pages, leaves, crashes, starts
-//! again, joins again or is given up by mistake, as often as a budget allows. States that were seen
-//! before are not explored again.
+//! Starts from a cluster that has formed, and tries every event. A message arrives, a node sends
+//! statistics, or the manager moves pages. A node uses its pages, leaves, crashes, starts again,
+//! joins again or is given up by mistake, as often as a budget allows. States that were seen before
+//! are not explored again.
 
 use hecaton_policy::cluster::grants::Forward;
 use hecaton_policy::cluster::member::{Member, Phase};
@@ -139,8 +139,8 @@ impl World {
         self.nodes.iter().filter_map(|(&id, member)| Some((id, member.as_ref()?)))
     }
 
-    /// What happens sooner or later: messages arrive, statistics are sent, room is made, and the
-    /// manager gives up who is down.
+    /// Events that happen sooner or later: messages arrive, nodes send statistics and make room,
+    /// and the manager gives up nodes that are down.
     fn inevitable(&self) -> Vec<World> {
         let mut next: Vec<World> = self.links.keys().map(|&link| self.deliver(link)).collect();
         for (id, member) in self.up() {
@@ -176,7 +176,7 @@ impl World {
         next
     }
 
-    /// What may happen, as long as the budget lasts.
+    /// Events that may happen while the budget lasts.
     fn possible(&self) -> Vec<World> {
         let mut next = Vec::new();
         let mut spend = |take: fn(&mut Budget) -> &mut u8, mut world: World| {

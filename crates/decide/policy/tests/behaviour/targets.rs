@@ -141,7 +141,7 @@ proptest! {
                 }
                 let target = decision.targets[index].unwrap();
                 prop_assert!(taken <= consumer.used_pages.saturating_sub(target));
-                // What it touched in this very period is never taken.
+                // Pages that it touched in this very period are never taken.
                 let last = touched.last().unwrap()[index];
                 prop_assert!(taken <= consumer.used_pages.saturating_sub(last));
                 prop_assert!(at + 1 >= OURS.idle_periods as usize, "too young to judge");

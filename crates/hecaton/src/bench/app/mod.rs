@@ -64,7 +64,8 @@ struct ProgramReport {
     /// The largest resident memory with nothing limiting it: the 100 %.
     memory_bytes: u64,
     all_local_s: Spread,
-    /// Of several processes: Jain's index of their times, 1 if all took the same.
+    /// Jain's index of the times of several processes, 1 if all take equally long; `None` for a
+    /// single process.
     all_local_fairness: Option<Spread>,
     runs: Vec<RunReport>,
 }
@@ -77,7 +78,7 @@ struct RunReport {
     elapsed_s: Option<Spread>,
     /// Median time to the median time with all memory local.
     slowdown: Option<f64>,
-    /// Of several processes: Jain's index of their times.
+    /// Jain's index of the times of several processes.
     fairness: Option<Spread>,
     /// Memory that the swap device itself took of this host, beyond the program's limit.
     device_local_bytes: Option<u64>,
@@ -176,7 +177,7 @@ struct AppBench<'a> {
     common: &'a Common,
 }
 
-/// What the rounds of one method at one limit have come to so far.
+/// Results so far of one method's rounds at one limit.
 #[derive(Default)]
 struct Series {
     seconds: Vec<f64>,

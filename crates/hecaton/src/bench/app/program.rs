@@ -23,7 +23,7 @@ pub(super) struct Finished {
     pub(super) elapsed: Duration,
     /// Its largest resident memory; only of use where nothing limits it.
     pub(super) peak_bytes: u64,
-    /// Of several processes, how evenly they were served: Jain's index of their times.
+    /// Jain's index of the times of several processes; `None` for a single process.
     pub(super) fairness: Option<f64>,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Outcome {
     OutOfMemory,
 }
 
-/// What is known of a run from the way its process ended: nothing if it ended well.
+/// Derives the outcome of a failed run from its exit status; `None` if the process ended well.
 pub(super) fn failure(name: &str, status: ExitStatus) -> anyhow::Result<Option<Outcome>> {
     // `hecaton run` tells its program's end as a shell does.
     if status.signal() == Some(SIGKILL) || status.code() == Some(128 + SIGKILL) {
@@ -124,7 +124,7 @@ impl Program for Mbw {
 struct Sort {
     input: PathBuf,
     bytes: u64,
-    /// Of the sorted output, once a run has made one that was checked line by line.
+    /// Sum of the output of a first run without a limit, with which all other runs are compared.
     sum: u64,
 }
 

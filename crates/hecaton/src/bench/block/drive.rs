@@ -106,7 +106,7 @@ pub(super) fn check(socket: &Path) -> anyhow::Result<()> {
 struct Places {
     blocks: u64,
     block_bytes: u64,
-    /// Of random ones; others follow each other.
+    /// Generator of random places; `None` for sequential ones, which follow each other.
     random: Option<SplitMix>,
     last: u64,
 }
@@ -140,7 +140,7 @@ struct Drive {
     /// When what is in a slot was asked for.
     asked: Vec<Instant>,
     random: SplitMix,
-    /// What is to be written next.
+    /// Data of the next write.
     written: Vec<u8>,
 }
 
@@ -189,7 +189,7 @@ impl Drive {
         Ok(data)
     }
 
-    /// Makes a request available. What is written is different each time and does not compress.
+    /// Makes a request available to the server. Each write carries new data that do not compress.
     fn ask(&mut self, slot: u16, offset: u64, writes: bool) -> anyhow::Result<()> {
         let at = self.slot(slot);
         let kind = if writes { blk::VIRTIO_BLK_T_OUT } else { blk::VIRTIO_BLK_T_IN };
@@ -224,7 +224,8 @@ impl Drive {
         self.available = self.available.wrapping_add(1);
         self.asked[usize::from(slot)] = Instant::now();
         self.memory.store(self.available, GuestAddress(AVAILABLE.0 + 2), Release)?;
-        // What the server says of kicks is of after it could see the request.
+        // The fence puts the store of the index before the load of the server's flags. The server
+        // can then see the request before this thread decides whether to kick.
         fence(SeqCst);
         let flags: u16 = self.memory.load(USED, Acquire)?;
         if flags & ring::VRING_USED_F_NO_NOTIFY as u16 == 0 {
@@ -275,7 +276,7 @@ impl Drive {
     fn want_calls(&self, wanted: bool) -> anyhow::Result<()> {
         let flags = if wanted { 0 } else { ring::VRING_AVAIL_F_NO_INTERRUPT as u16 };
         self.memory.store(flags, AVAILABLE, Release)?;
-        // What is looked at next is of after the server could see it.
+        // The fence puts this store before the caller's next look at the used ring.
         fence(SeqCst);
         Ok(())
     }
@@ -298,7 +299,7 @@ fn set_up(
     ensure!(told.contains(wanted), "it does not acknowledge what it is told");
     frontend.set_protocol_features(wanted)?;
     frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-    // Who can flush is answered when the server likes: both may.
+    // A client that can flush lets the server answer writes early. Both servers may do so.
     frontend.set_features(offered & (needed | 1 << blk::VIRTIO_BLK_F_FLUSH))?;
     let regions = memory.iter().map(VhostUserMemoryRegionInfo::from_guest_region);
     frontend.set_mem_table(&regions.collect::<Result<Vec<_>, _>>()?)?;

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What fio asks for, and how many requests it has under way.
+/// Access pattern and block size of a workload, and its requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Workload {
     pub(super) name: &'static str,
@@ -47,7 +47,7 @@ impl Workload {
     }
 }
 
-/// What was measured in one run, by fio or another client.
+/// Result of one run, by fio or another client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measured {
     pub(super) per_s: f64,
@@ -87,7 +87,7 @@ pub(super) fn measure(
 fn command(uri: &str, workload: &Workload, bytes: u64) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=bench", "--ioengine=nbd", "--output-format=json"])
-        // Of its own memory, not of a generator's: different pages that do not compress.
+        // Every write carries new data that do not compress.
         .args(["--norandommap", "--randrepeat=0", "--refill_buffers", "--percentile_list=50:99"])
         .arg(format!("--rw={}", workload.pattern))
         .arg(format!("--bs={}", workload.block_bytes))

@@ -46,13 +46,13 @@ pub(crate) struct Args {
 /// Plain round trips in each round.
 const ROUND_TRIPS: u32 = 2000;
 
-/// What goes over a plain TCP stream in each round.
+/// Bytes sent over a plain TCP stream in each round.
 const STREAM_BYTES: u64 = 1 << 30;
 
 /// How long a workload runs before it counts, in seconds.
 const RAMP_S: u32 = 1;
 
-/// What a server is asked in, each with a client that is the same for all.
+/// Protocol that a server speaks; all servers of one protocol are measured by the same client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Front {
@@ -106,7 +106,7 @@ struct Report {
     rounds: usize,
     seconds: u32,
     device_bytes: u64,
-    /// Of 4 KiB over a loopback connection, with blocking sockets: medians.
+    /// Medians of plain round trips: 4 KiB over a loopback connection, with blocking sockets.
     tcp_rtt_us: Spread,
     processors_of: usize,
     workloads: Vec<WorkloadReport>,
@@ -138,7 +138,7 @@ struct ServerReport {
     /// Requests of hecaton in a second to those of this server, of each round and over the same
     /// front.
     hecaton_ratio: Option<Spread>,
-    /// What hecaton's median request takes longer than this server's, in plain round trips.
+    /// Excess of hecaton's median request time over this server's, in plain round trips.
     hecaton_round_trips_more: Option<f64>,
 }
 
@@ -149,10 +149,10 @@ struct Point {
     cpu_us: f64,
 }
 
-/// What each round measured of one workload, by the place among what is measured.
+/// Points of one workload: for each target, one of each round.
 type Series = Vec<Vec<Point>>;
 
-/// What everything is compared with, medians.
+/// Medians of plain TCP, with which all servers are compared.
 #[derive(Clone, Copy)]
 struct Yardstick {
     round_trip_us: f64,
@@ -254,7 +254,7 @@ fn round_trip_us(wire: SocketAddr) -> anyhow::Result<f64> {
     Ok(latencies.percentiles().p50_us)
 }
 
-/// What one plain TCP stream takes of the processors, both ends.
+/// Processor time of both ends of a plain TCP stream, in µs for each byte.
 fn stream_cpu_us_per_byte(wire: SocketAddr) -> anyhow::Result<f64> {
     let mut wire = Wire::connect(wire)?;
     let busy = Busy::start()?;

@@ -1,8 +1,8 @@
-//! Nodes of a large cluster that are not there: what each says of itself every second, to a manager
-//! that is measured.
+//! Simulates nodes of a large cluster: builds the report that each sends every second to the
+//! measured manager.
 //!
-//! They say that they have acted upon what they were told, as real ones do, and remember nothing
-//! else of it: what thousands of them know of each other is not the manager's memory.
+//! Simulated nodes confirm every order, as real ones do, and remember nothing else of it. The
+//! mutual knowledge of thousands of nodes is not the manager's memory.
 
 use hecaton_donor::{Snapshot, SpaceSnapshot};
 use hecaton_memory::{Epoch, SpaceId, pages_to_bytes};
@@ -19,7 +19,7 @@ pub(crate) const HOME_PAGES: u64 = 16 << 20;
 /// A node, as it says itself.
 pub(crate) struct Reporter {
     report: NodeReport,
-    /// Of how many consumers the manager is told one by one.
+    /// Number of consumers that a report lists one by one; `None`: all of them.
     most_told: Option<u32>,
 }
 
@@ -63,7 +63,7 @@ impl Reporter {
         Reporter { report, most_told: Some(0) }
     }
 
-    /// What it says now.
+    /// Returns the report that the node sends now.
     pub(crate) fn says(&self) -> Cow<'_, NodeReport> {
         match self.most_told {
             None => Cow::Borrowed(&self.report),
@@ -87,7 +87,7 @@ impl Reporter {
     }
 }
 
-/// What a donor says of a consumer's pages.
+/// Builds a donor's snapshot of one consumer's pages.
 fn space(at: u32, number: u32) -> SpaceSnapshot {
     SpaceSnapshot {
         space: space_id(at, number),

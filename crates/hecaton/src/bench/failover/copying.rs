@@ -24,7 +24,7 @@ const QUIET: Duration = Duration::from_secs(2);
 /// With one limit.
 #[derive(Serialize)]
 pub(super) struct AtLimit {
-    /// What copying is limited to.
+    /// Limit of copying, in GB/s.
     pub(super) limit_gbps: f64,
     pub(super) rebuild: Option<Copying>,
     pub(super) drain: Copying,
@@ -42,7 +42,7 @@ pub(super) struct Copying {
     pub(super) fault_p99_us: f64,
     pub(super) quiet_fault_p50_us: f64,
     pub(super) quiet_fault_p99_us: f64,
-    /// Of the medians.
+    /// Ratio of the medians.
     pub(super) fault_ratio: f64,
     pub(super) aim_fault_ratio: f64,
 }

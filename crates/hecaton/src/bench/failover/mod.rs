@@ -1,8 +1,8 @@
 //! `bench failover`: what a program notices when its donors fail, and when copies are made.
 //!
-//! A program with two copies of each page touches its memory all the time, while donors are killed,
-//! stopped and cut off one after the other. What counts is the longest of its accesses, beside the
-//! longest of as long a time without a failure.
+//! A program with two copies of each page touches its memory all the time. Meanwhile donors are
+//! killed, stopped and cut off one after the other. The bench compares the longest access after a
+//! failure with the longest access of an equally long time without one.
 //!
 //! Each node is on a host of its own, a network namespace, where the machine allows that. Elsewhere
 //! an embedded cluster takes their place: no host can be cut off then, and none can lose its
@@ -58,7 +58,7 @@ pub(crate) struct Args {
 struct Report {
     /// Whether each node was on a host of its own.
     on_hosts: bool,
-    /// What each host's link was limited to.
+    /// Rate limit of each host's link, in Gbit/s; `None`: no limit.
     link_gbits: Option<u16>,
     region_bytes: u64,
     copies: u8,
@@ -69,7 +69,7 @@ struct Report {
     /// One plain TCP stream between two donors' hosts, median.
     tcp_gbps: f64,
     mirroring: Mirroring,
-    /// What was not measured, and why.
+    /// Parts that were not measured, and why.
     skipped: Vec<String>,
 }
 
@@ -94,7 +94,8 @@ impl Site {
         Ok(Self { cluster: hosts.cluster()?, hosts: Some(hosts) })
     }
 
-    /// The donors, when all of them have a process. What is known of them may be a second old.
+    /// Returns the donors as soon as all of them have a process. The status they come from may be
+    /// up to a second old.
     fn donors(&self) -> anyhow::Result<Vec<Donor>> {
         eventually(PATIENCE, || {
             let nodes = self.cluster.status()?.nodes;
@@ -123,7 +124,7 @@ impl Site {
     }
 }
 
-/// What one look at the plain stream moves, and how many there are.
+/// Bytes of one measurement of the plain stream, and how many measurements are taken.
 const STREAM_BYTES: u64 = 512 << 20;
 const STREAMS: usize = 5;
 

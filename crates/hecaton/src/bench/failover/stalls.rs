@@ -8,8 +8,8 @@ use super::{
 use serde::Serialize;
 use std::time::Duration;
 
-/// What stalls in one kind of failure, and as long a time before without one: on a busy machine the
-/// scheduler alone stalls a program.
+/// Longest stalls of a program around one kind of failure. The quiet figures are of an equally long
+/// time before each failure: on a busy machine the scheduler alone stalls a program.
 #[derive(Serialize)]
 pub(super) struct Stalls {
     pub(super) failures: usize,

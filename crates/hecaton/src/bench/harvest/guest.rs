@@ -34,7 +34,7 @@ pub(super) const TICK: Duration = Duration::from_millis(5);
 /// How the manager in a guest is to be.
 #[derive(Clone, Copy)]
 pub(super) struct ManagerInside {
-    /// What the application leaves to the rest of the guest.
+    /// Bytes that the application leaves to the rest of the guest.
     pub(super) reserve: u64,
     /// The most that is readied for the host.
     pub(super) ahead: u64,
@@ -154,7 +154,7 @@ impl Guest<'_> {
         self.machine.shell(script)
     }
 
-    /// What has become of it, for whoever finds that something failed.
+    /// Returns the last lines of QEMU and of the guest's kernel, for error messages.
     pub(super) fn last_words(&self) -> String {
         self.machine.last_words()
     }
@@ -241,7 +241,7 @@ impl Guest<'_> {
             "read -r pid </tmp/manager.pid && rm /tmp/manager.pid && kill $pid 2>/dev/null
 while kill -0 $pid 2>/dev/null; do sleep 0.1; done",
         )?;
-        // What it has still said is nothing to the next one.
+        // Drops the old manager's messages, which mean nothing to the next one.
         while self.hear()?.is_some() {}
         Ok(())
     }
@@ -259,7 +259,7 @@ while kill -0 $pid 2>/dev/null; do sleep 0.1; done",
         Ok(self.notices)
     }
 
-    /// What the device has when the machine is so large, in bytes.
+    /// Bytes of the device in a machine of that size.
     pub(super) fn device_of(&self, size_bytes: u64) -> u64 {
         size_bytes.saturating_sub(self.sizes.base)
     }
@@ -273,7 +273,7 @@ while kill -0 $pid 2>/dev/null; do sleep 0.1; done",
         self.port.write_all(line(message).as_bytes()).context("the port to the guest")
     }
 
-    /// What the manager has said, if it has.
+    /// Returns the manager's next message, if one has arrived.
     pub(super) fn hear(&mut self) -> anyhow::Result<Option<GuestMessage>> {
         let mut bytes = [0; 4096];
         match self.port.read(&mut bytes) {

@@ -1,9 +1,9 @@
 //! `bench harvest`: how fast harvest VMs give their memory back, by the figures 6 and 7 of
 //! "Memory-Harvesting VMs in Cloud Platforms" (2022, section 6.2).
 //!
-//! What is compared are ways of asking the same guest in the same round, in turns, and what counts
-//! is how many times as fast as stock settings they are. Guests are emulated (TCG): their
-//! processors are slow, and what they do with memory weighs more than it would under KVM.
+//! Ways of asking the same guest take turns within a round. The result is how many times as fast as
+//! stock settings each way is. Guests are emulated (TCG): their processors are slow, and their work
+//! on memory weighs more than it would under KVM.
 //!
 //! The host's part is played by the bench itself, with nothing else that an agent does between two
 //! looks: no broker, no buffer, nobody who waits.
@@ -85,20 +85,20 @@ enum Part {
     Arrivals,
 }
 
-/// What a guest's memory is, in bytes.
+/// Sizes of a guest's memory, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sizes {
-    /// What it always has.
+    /// Memory that the guest always has.
     #[serde(rename = "base_bytes")]
     base: u64,
-    /// Of its virtio-mem device, which is full before each measurement.
+    /// Size of the guest's virtio-mem device, which is full before each measurement.
     #[serde(rename = "device_bytes")]
     device: u64,
     #[serde(rename = "reclaim_bytes")]
     reclaim: u64,
     #[serde(rename = "batch_bytes")]
     batch: u64,
-    /// What the application leaves to the rest of the guest.
+    /// Memory that the application leaves to the rest of the guest.
     #[serde(rename = "reserve_bytes")]
     reserve: u64,
 }
@@ -120,7 +120,7 @@ impl Sizes {
     }
 }
 
-/// Of the device, and of the kernel's memory blocks.
+/// Blocks of the device, and memory blocks of the kernel, in bytes.
 const BLOCK: u64 = 2 << 20;
 const MEMORY_BLOCK: u64 = 128 << 20;
 
@@ -153,7 +153,7 @@ struct Report {
     arrivals: Option<arrivals::Arrivals>,
 }
 
-/// What all parts share.
+/// Shared parameters of all parts.
 struct Bench<'a> {
     kit: &'a Kit,
     loads: &'a [Load],

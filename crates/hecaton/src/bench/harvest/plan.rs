@@ -29,7 +29,7 @@ pub(super) fn turns(rounds: usize, guests: usize) -> Vec<Turn> {
 pub(super) struct Given {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
-    /// Of these, until the manager in the guest was ready, or had had its time.
+    /// Part of `seconds` until the manager in the guest was ready, or its time was over.
     pub(super) ready_seconds: Option<f64>,
     pub(super) end: End,
 }
@@ -53,7 +53,7 @@ impl Given {
     }
 }
 
-/// What a way has brought.
+/// Result of one way.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Result {
     pub(super) way: Way,
@@ -62,8 +62,8 @@ pub(super) struct Result {
     /// Against stock settings in the same round, with the first of the guests that are up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) to_stock: Option<Spread>,
-    /// Of a guest that is told: against the same without a word, in the same round and with the
-    /// same guest. What the paper calls proactive and reactive.
+    /// Ratio of a told guest to the same guest that is not told, in the same round. The paper calls
+    /// these proactive and reactive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) to_reactive: Option<Spread>,
     /// Seconds of it that the host waits for a guest that it has told.
@@ -76,7 +76,7 @@ pub(super) struct Result {
     pub(super) killed: usize,
 }
 
-/// What `way` has brought a guest, of all that was measured.
+/// Summarizes all samples of `way` with one guest.
 pub(super) fn result(samples: &[(Turn, Given)], guest: usize, way: Way) -> Result {
     let of = |guest: usize, way: Way| {
         samples.iter().filter(move |(turn, _)| turn.guest == guest && turn.way == way)

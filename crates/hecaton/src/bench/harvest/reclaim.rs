@@ -19,10 +19,10 @@ use crate::terminal::table::Table;
 use serde::Serialize;
 use std::{fmt::Write as _, thread, time::Duration};
 
-/// What a manager that has just started needs to have looked about.
+/// Time that a new manager needs to look at its guest.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What came of it.
+/// Results, one row for each load.
 #[derive(Serialize)]
 pub(super) struct Reclaim {
     rows: Vec<Row>,
@@ -44,11 +44,11 @@ struct Row {
     failure: Option<String>,
 }
 
-/// What was measured, as far as it went.
+/// Samples so far, also if the measurement fails.
 #[derive(Default)]
 struct Samples {
     given: Vec<(Turn, Given)>,
-    /// Of each guest.
+    /// Rates of each guest.
     grown_mib_per_s: Vec<Vec<f64>>,
 }
 
@@ -130,7 +130,7 @@ fn measure(bench: &Bench<'_>, loads: &[Load], samples: &mut Samples) -> anyhow::
     Ok(())
 }
 
-/// What it has given, and how fast it has taken that again, in MiB/s.
+/// Measures the memory that the guest gives, and how fast it takes that memory back, in MiB/s.
 fn measure_one(
     bench: &Bench<'_>,
     load: Load,

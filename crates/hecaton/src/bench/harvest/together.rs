@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 /// Most guests.
 const MOST: usize = 3;
 
-/// What came of it.
+/// Results, one row for each number of guests.
 #[derive(Serialize)]
 pub(super) struct Together {
     rows: Vec<Row>,
@@ -27,7 +27,7 @@ pub(super) struct Together {
 #[derive(Serialize)]
 struct Row {
     guests: usize,
-    /// Of all of them.
+    /// Rate of all guests together.
     mib_per_s: Spread,
     /// Against one guest in the same round.
     to_one: Spread,

@@ -24,7 +24,7 @@ impl Way {
     pub(super) const ALL: [Self; 5] =
         [Self::Stock, Self::Batches, Self::PreReclaim, Self::Both, Self::Proactive];
 
-    /// What a guest does that is told nothing, and sees its memory go.
+    /// The way of a guest that hears nothing beforehand, and reacts when its memory goes.
     pub(super) const REACTIVE: Self = Self::Both;
 
     /// Requests are for a batch at a time.

@@ -15,8 +15,8 @@ pub(in crate::bench) const PROCESSORS: u32 = 2;
 /// Where it is.
 #[derive(clap::Args)]
 pub(in crate::bench) struct KitArgs {
-    /// Where the guest is that `scripts/guest.sh qemu` builds [default: `guest` beside the directory of
-    /// this executable]
+    /// Where the guest is that `scripts/guest.sh qemu` builds [default: `guest` beside the
+    /// directory of this executable]
     #[arg(long, value_name = "DIR")]
     guest: Option<PathBuf>,
 }

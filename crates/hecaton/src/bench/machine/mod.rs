@@ -27,7 +27,7 @@ const BOOT: Duration = Duration::from_secs(180);
 /// How long it may take for anything that has no limit of its own.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What a machine's memory is made of.
+/// Backing of a machine's memory.
 pub(in crate::bench) enum Memory<'a> {
     /// All of it is this host's.
     Plain,
@@ -39,8 +39,8 @@ pub(in crate::bench) enum Memory<'a> {
     Pool { cluster: &'a Cluster, local: u64 },
     /// As plain, and QEMU and the guest's kernel are told more.
     Told { qemu: Vec<OsString>, kernel: String },
-    /// What these words say that QEMU is put behind, as `hecaton vm create` does; the guest's
-    /// kernel is told more.
+    /// The launcher's command line precedes QEMU's, as with `hecaton vm create`; the guest's kernel
+    /// is told more.
     Created { launcher: Vec<OsString>, kernel: String },
 }
 
@@ -217,7 +217,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// What QEMU, and the guest's kernel, have said last.
+    /// Returns the last lines of QEMU and of the guest's kernel, at most three of each.
     pub(in crate::bench) fn last_words(&self) -> String {
         let last = |path: &Path| {
             let text = fs::read(path).unwrap_or_default();

@@ -11,8 +11,8 @@ pub(crate) struct Beside {
     /// Measures with `--encrypt` too, and says what it costs.
     #[arg(long)]
     encrypt: bool,
-    /// Measures between nodes with certificates too, whose pages travel by mutual TLS, and says what that costs; all
-    /// in clusters of its own.
+    /// Measures between nodes with certificates too, whose pages travel by mutual TLS, and says
+    /// what that costs; all in clusters of its own.
     #[arg(long, conflicts_with = "manager")]
     tls: bool,
 }

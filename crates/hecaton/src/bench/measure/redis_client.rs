@@ -17,10 +17,10 @@ use std::{
 
 const VALUE_BYTES: usize = 1024;
 
-/// What a key costs beside its value: entry, key, headers, the allocator's rounding.
+/// Bytes of a key beside its value: entry, key, headers, the allocator's rounding.
 const OVERHEAD_BYTES: u64 = 300;
 
-/// What a server needs for a key and its value, roughly.
+/// Memory that a server needs for a key and its value, in bytes, roughly.
 pub(crate) const KEY_BYTES: u64 = VALUE_BYTES as u64 + OVERHEAD_BYTES;
 
 /// Commands in one pipelined batch.

@@ -4,10 +4,11 @@
 //! With 4096 bytes that is the ping-pong of `bench fault`, with a gigabyte the stream of `bench
 //! stream`.
 //!
-//! Where the two ends run decides about a round trip: two threads that take turns on one processor
-//! wake each other in a microsecond or two, while waking a thread on another, sleeping processor
-//! costs several times as much, in a virtual machine most of all. The scheduler chooses now this,
-//! now that, and stays with it for seconds. So the ping-pong is measured in all three ways.
+//! The processors of the two ends decide about a round trip. Two threads that take turns on one
+//! processor wake each other in a microsecond or two. Waking a thread on another, sleeping
+//! processor costs several times as much, most of all in a virtual machine. The scheduler chooses
+//! one or the other, and keeps its choice for seconds. So the ping-pong is measured in all three
+//! ways.
 
 use anyhow::Context as _;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -31,7 +32,7 @@ pub(crate) enum Ends {
     Apart,
 }
 
-/// What one read or write call moves on either side of a stream.
+/// Bytes of one read or write call on either side of a stream.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Answers on a loopback port until the process ends: one thread for each connection, blocking.
@@ -86,8 +87,8 @@ pub(crate) struct Wire {
     buffer: Vec<u8>,
 }
 
-/// What is read on the stack, which `hecaton run` does not page: a buffer on the heap could itself
-/// be evicted between two round trips, and the wire would look slower than it is.
+/// An answer up to this size is read onto the stack, which `hecaton run` does not page. A buffer on
+/// the heap could be evicted between two round trips, and the wire would look slower than it is.
 const SMALL_BYTES: usize = 4096;
 
 impl Wire {

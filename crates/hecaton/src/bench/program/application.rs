@@ -1,11 +1,11 @@
 //! An application of a harvest VM: it fills all the memory that it may have, and gives it back in
 //! an order that has nothing to do with the one in which it took it.
 //!
-//! It is told as any application without a way of its own, by a hook, and so through two files in a
-//! directory: `limit` is what it may have, `held` what it has, both in bytes. Two of its parts take
-//! their pages in turns, as programs do that run at the same time: of half of it given back in
-//! small pages, half is in whole 2 MiB then, as in figure 9 of "Memory-Harvesting VMs in Cloud
-//! Platforms" (2022; 17.8 of 35.9 GB).
+//! A hook tells it its limit, as any application without an adapter. Both use two files in a
+//! directory: `limit` is the memory that it may have, `held` the memory that it has, both in bytes.
+//! Two of its parts take their pages in turns, as programs do that run at the same time. When the
+//! application gives half of its memory back in small pages, half of that is in whole 2 MiB. Figure
+//! 9 of "Memory-Harvesting VMs in Cloud Platforms" (2022) shows the same (17.8 of 35.9 GB).
 
 use crate::bench::measure::region::{Region, noise};
 use anyhow::{Context as _, ensure};

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     processes: usize,
 }
 
-/// What each took, and the most memory that all had resident.
+/// Time of each process, and the sum of their largest resident memory.
 #[derive(Serialize, Deserialize)]
 pub(in crate::bench) struct Report {
     pub(in crate::bench) elapsed_s: Vec<f64>,
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
         let ended = waits.into_iter().map(|wait| wait.join().expect("waiting does not panic"));
         ended.collect::<anyhow::Result<Vec<_>>>()
     })?;
-    // Who measures learns of it by the end of the process that it has started.
+    // The bench sees only how this process ends, and must learn of the kill.
     if ended.iter().any(|one| one.output.status.signal() == Some(Signal::KILL.as_raw())) {
         kill_process(getpid(), Signal::KILL)?;
     }

@@ -49,7 +49,7 @@ impl Report {
     }
 }
 
-/// What is measured in a round.
+/// Measured phases of a round.
 #[derive(Clone, Copy)]
 pub(in crate::bench) enum Phase {
     Write,

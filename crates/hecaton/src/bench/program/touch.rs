@@ -44,10 +44,10 @@ pub(crate) struct Args {
     wire: SocketAddr,
 }
 
-/// What it says then.
+/// Line that announces, with `--hold`, that the region has been pushed out.
 pub(in crate::bench) const HELD: &str = "held";
 
-/// What was measured.
+/// Results of a run.
 #[derive(Serialize, Deserialize)]
 pub(in crate::bench) struct Report {
     pub(in crate::bench) fault: Percentiles,

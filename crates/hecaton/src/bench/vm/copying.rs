@@ -26,7 +26,7 @@ const COPIES: usize = 6;
 /// Rounds that are not counted.
 const WARM_UP: usize = 2;
 
-/// What figure 7 is here.
+/// Results of copying, as in figure 7 of the paper.
 #[derive(Serialize)]
 pub(super) struct Copying {
     memory_bytes: u64,
@@ -56,7 +56,7 @@ struct Size {
     remote_ratio: f64,
     /// The same against all memory local in a file.
     remote_to_file_ratio: f64,
-    /// What the guest with remote memory moved meanwhile.
+    /// Cost of paging for the guest with remote memory meanwhile.
     moved: Usage,
     /// Why there is nothing of the overprovisioned guest.
     failure: Option<String>,
@@ -95,7 +95,7 @@ pub(super) fn run(bench: &Bench<'_>) -> anyhow::Result<Copying> {
     ];
     machines.iter_mut().try_for_each(Machine::wait_up)?;
     let available = machines[PLAIN].available_bytes()?;
-    // What does not fit into what is local still fits into the guest.
+    // Data of one and a half times the local memory still fit into the guest.
     let local = (available / 10 * 6) >> 20 << 20;
     let sizes = [("fits", local / 8 * 5), ("beyond", local / 2 * 3)];
     machines[REMOTE].resize_local(local)?;

@@ -24,7 +24,7 @@ const SAMPLES: u64 = 3000;
 /// Threads of the storm; a guest has two processors.
 const THREADS: u32 = 2;
 
-/// What a quiet guest's faults take.
+/// Latencies of a quiet guest's faults, beside a storm and without one.
 #[derive(Serialize)]
 pub(super) struct Fairness {
     guest: Neighbours,
@@ -33,7 +33,7 @@ pub(super) struct Fairness {
     /// remote.
     busy_pages_per_s: f64,
     storm_pages_per_s: f64,
-    /// What was moved for the storm; the donors' part in it includes the quiet ones'.
+    /// Cost of paging for the storm; the donors' part includes that for the quiet neighbours.
     storm: Usage,
 }
 

@@ -1,9 +1,9 @@
 //! `bench vm`: virtual machines on pool memory beside plain memory and disk swap.
 //!
-//! The memory figures of the Hecatonchire paper (2014, section 4) with the same guest in one run,
-//! and what it does not have: the latency of a fault, and what one guest's storm costs another.
-//! What is compared is alive at the same time and takes turns, so that whatever else the machine
-//! does meets all alike.
+//! Measures the memory figures of the Hecatonchire paper (2014, section 4) with the same guest in
+//! one run. Adds two figures that the paper lacks: the latency of a fault, and the cost of one
+//! guest's storm to another. The machines of a comparison run at the same time and take turns, so
+//! that other load on the host meets all alike.
 //!
 //! Guests are emulated (TCG): their processors are slow, and so a given amount of paging weighs
 //! less beside their work than it would under KVM.
@@ -92,7 +92,7 @@ struct Report {
 /// Below this, the guest's kernel and programs are what is measured.
 const MIN_MEMORY: u64 = 384 << 20;
 
-/// What all parts share.
+/// Shared parameters of all parts.
 struct Bench<'a> {
     kit: &'a Kit,
     one_donor: &'a Cluster,

@@ -33,11 +33,11 @@ const RATIOS: [Ratio; 4] = [
 /// Reads of a query set.
 const SET: u64 = 10_000;
 
-/// What table 2 is here.
+/// Results of queries, as in table 2 of the paper.
 #[derive(Serialize)]
 pub(super) struct Queries {
     memory_bytes: u64,
-    /// Of all keys and of those that are asked for again and again.
+    /// Size of all keys, and of the keys that are read again and again.
     data_bytes: u64,
     hot_bytes: u64,
     /// Reads of one query set.

@@ -28,7 +28,7 @@ pub(crate) struct Certified {
     _manager: Guarded,
 }
 
-/// What the manager says when it is ready.
+/// Line that the manager prints when it is ready.
 #[derive(Deserialize)]
 struct Ready {
     manager: String,

@@ -45,8 +45,8 @@ pub(crate) const CODE: &str = "4+2";
 /// Donors that it takes.
 pub(crate) const CODE_DONORS: u32 = 6;
 
-/// Seconds until memory is cold. What is read for half of that is kept in copies again: more than
-/// the faults take that are measured.
+/// Seconds until memory is cold. Memory that is read for half of that time is kept in copies again;
+/// the measured faults take less time.
 const COLD_AFTER_S: u64 = 20;
 
 /// How long it may take until all of a program's memory is coded.
@@ -56,7 +56,7 @@ pub(crate) const CODING_PATIENCE: Duration = Duration::from_secs(180);
 pub(crate) struct Cluster {
     hecaton: PathBuf,
     manager: String,
-    /// What its commands begin with.
+    /// Words that precede each of its commands.
     prefix: Vec<OsString>,
     embedded: Option<Embedded>,
 }
@@ -230,7 +230,7 @@ impl Cluster {
     }
 }
 
-/// What each donor lends, in bytes: whole mebibytes.
+/// Bytes that each donor lends: whole mebibytes.
 pub(crate) fn share(bytes: u64, donors: u32) -> u64 {
     bytes.div_ceil(u64::from(donors)).next_multiple_of(1 << 20).max(MIN_LEND_BYTES)
 }

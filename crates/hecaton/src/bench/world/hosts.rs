@@ -18,7 +18,7 @@ pub(crate) const HOSTS: usize = 5;
 
 /// Where programs run. It lends nothing.
 pub(crate) const BORROWER: usize = 0;
-/// Who lends: as many as an embedded cluster has.
+/// Hosts that lend: as many as an embedded cluster has donors.
 pub(crate) const LENDERS: [usize; 3] = [1, 2, 3];
 const MANAGER: usize = 4;
 

@@ -24,10 +24,10 @@ use std::{
 /// Between two looks at Ctrl-C and at the child's memory.
 const TICK: Duration = Duration::from_millis(20);
 
-/// What a child is given to end on SIGTERM, before SIGKILL.
+/// Time for a child to end after SIGTERM, before SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What a child writes, line by line, read by a thread so that waiting can be interrupted.
+/// Lines of a child's output. A thread reads them, so that waiting can be interrupted.
 pub(crate) struct Lines(mpsc::Receiver<String>);
 
 /// Lines that wait to be looked at; a child that writes more has to wait itself.
@@ -72,7 +72,7 @@ impl Lines {
     }
 }
 
-/// What came of waiting for a line.
+/// Outcome of waiting for a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NextLine {
     Line(String),
@@ -109,12 +109,12 @@ impl Guarded {
         self.child.stdin.take().context("the input is no pipe")
     }
 
-    /// What the child writes, as bytes.
+    /// Takes the child's output, as bytes.
     pub(crate) fn output(&mut self) -> anyhow::Result<ChildStdout> {
         self.child.stdout.take().context("the output is no pipe")
     }
 
-    /// What the child writes; its standard output must be a pipe.
+    /// Takes the child's output, as lines; its standard output must be a pipe.
     pub(crate) fn lines(&mut self) -> anyhow::Result<Lines> {
         self.output().map(Lines::of)
     }

@@ -1,15 +1,15 @@
 //! `hecaton swap-keeper`: the swap of one program, from before it starts until the last that it
 //! left behind has ended.
 //!
-//! A process of its own, because swap must not stay when `hecaton run` is killed: the kernel swaps
-//! to it whatever becomes of us. Its standard input is a pipe from that command. Down it comes what
-//! is wanted, and up goes what there is; when the pipe ends, the command needs it no more or is
-//! dead. Then it waits until the program's group is empty, and takes everything down: a program
-//! whose command was killed has its memory on, as one on userfaultfd has.
+//! The keeper is a process of its own, because swap must not stay when `hecaton run` is killed: the
+//! kernel goes on swapping to it. That command writes a [`Wish`] to the keeper's standard input,
+//! and reads a [`Word`] from its output. When the input ends, the command no longer needs the swap,
+//! or is dead. The keeper then waits until the program's group is empty, and takes everything down.
+//! A program whose command was killed thus keeps its memory, as one on userfaultfd does.
 //!
-//! The kernel swaps to the volume's block device where it has ublk, and elsewhere to a loop device
-//! on the volume's file: that is two more queues on the way, the loop device's and FUSE's, and each
-//! of them allocates for a request.
+//! The kernel swaps to the volume's block device where it has ublk. Elsewhere it swaps to a loop
+//! device on the volume's file. That adds two queues, the loop device's and FUSE's, and each of
+//! them allocates for a request.
 
 use crate::cgroup::Cgroup;
 use crate::run::signals::Signals;
@@ -33,7 +33,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Before other swap that the host may have: what the group swaps goes here.
 const PRIORITY: &str = "100";
 
-/// What `hecaton run` wants.
+/// Request of `hecaton run`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Wish {
     /// The node's control socket.
@@ -48,7 +48,7 @@ pub(super) struct Wish {
     pub(super) local_bytes: u64,
 }
 
-/// What the keeper says when all is in place, or why it is not.
+/// Answer of the keeper when all is in place, or why it is not.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Word {
@@ -90,7 +90,7 @@ struct Swap {
     _volume: Volume,
 }
 
-/// What the kernel swaps to.
+/// Device that the kernel swaps to.
 enum Device {
     /// The volume's own, which goes with it.
     Volumes(String),

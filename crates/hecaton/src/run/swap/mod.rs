@@ -1,8 +1,7 @@
 //! `hecaton run --via swap`: a memory cgroup with a limit, and swap on a volume.
 //!
-//! The program is not looked into, and nothing is loaded into it: what it has, of whatever kind, is
-//! swapped by the kernel once the group is at its limit. What is set up for it is the keeper's
-//! ([`keeper`]).
+//! This way does not look into the program, and loads nothing into it. The kernel swaps its memory,
+//! of whatever kind, once the group is at its limit. The keeper ([`keeper`]) sets up the swap.
 
 pub(crate) mod keeper;
 

@@ -1,21 +1,21 @@
-//! What the owner of a lane has asked for, and the flights that each of it takes.
+//! Splits each request of a lane's caller into flights and decides its outcome.
 //!
-//! Decisions only; the segments' groups are asked for, and changed, through [`Groups`].
+//! Decisions only: [`Groups`] tells where segments are, and changes their groups.
 //!
-//! - A *write* goes to all members of the segment's group at once. It is stored when all of them have
-//!   acknowledged it, and the group has no further ones by then: a member that joined meanwhile has
-//!   not got it. A member that cannot be counted on, when another whole one has the write, leaves the
-//!   group, so that nobody waits for it; the write then fails as interrupted, and when it is written
-//!   again it brings the group's new generation to those that stay.
-//! - A *read* goes to the best whole member. When the answer takes longer than that member's answers
-//!   usually do, another one is asked as well (Dean and Barroso, "The Tail at Scale", 2013), and at
-//!   once when the connection breaks; pages count from whoever brings them first.
-//! - A read of a segment that is part of a coded stripe goes to its one member. When that is lost,
-//!   silent, or has sent a page wrong, the same pages of other shards are read, of as many as the stripe has segments, and
-//!   the owner of the lane works out what was asked for. Whatever comes first counts.
+//! - A *write* goes to all members of the segment's group at once. It is stored when all of them
+//!   have acknowledged it, unless a member joined meanwhile, which lacks the write. A member that
+//!   is down leaves the group if another whole member has the write, so that no write waits for it.
+//!   The write then fails as interrupted. Written again, it brings the group's new generation to
+//!   the members that stay.
+//! - A *read* goes to the best whole member. Another member is asked too when the answer takes
+//!   longer than usual (Dean and Barroso, "The Tail at Scale", 2013), and at once when the
+//!   connection breaks. "Usual" is measured per member. The first copy of a page to arrive counts.
+//! - A read of a segment in a coded stripe goes to its one member. If that member is lost, silent,
+//!   or has sent a damaged page, the read asks other shards for the same pages. It needs as many
+//!   shards as the stripe has segments. The lane decodes the pages. The first arrival counts.
 //!
-//! So a write that has failed, or that nobody heard the end of, may be with some members and not
-//! with others: it is to be written again before the pages are read from the pool.
+//! So a write that failed, or whose outcome is unknown, may be with some members only. It must be
+//! written again before its pages are read from the pool.
 
 mod latency;
 mod parts;
@@ -40,21 +40,21 @@ pub trait Groups {
     fn gone(&mut self, segment: u64, place: Place);
     /// The shards of the stripe that a segment is part of, if it is coded.
     fn shards(&mut self, segment: u64) -> Option<Shards>;
-    /// Nothing of a write that was entered lands any more where it is looked for.
+    /// Records that an entered write can no longer land in the segment's group.
     fn write_ends(&mut self, segment: u64);
 }
 
-/// What has become of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// All pages of the write are stored.
     Written {
         /// The caller's token.
         token: u64,
-        /// The generation that the members have, at least.
+        /// Every member has this generation or a later one.
         generation: Generation,
     },
-    /// Other shards of its stripe have come for a read: they are to be taken by
+    /// Enough other shards of the stripe arrived to decode a read's pages. The caller must call
     /// [`Requests::take_decoded`].
     Decoded {
         /// The decoding.
@@ -64,45 +64,45 @@ pub enum End {
     Failed {
         /// The caller's token.
         token: u64,
-        /// Where in the request's list of pages the failure begins; what stands before was delivered.
+        /// Index in the request's pages where the failure begins; earlier pages were delivered.
         from: usize,
         /// The segment.
         segment: u64,
-        /// Where it was asked for last.
+        /// The extent that was asked last.
         place: Place,
-        /// Why.
+        /// Why the request failed.
         cause: Cause,
     },
 }
 
-/// Whom pages are for.
+/// Receiver of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipient {
-    /// The caller, who knows the read by this token.
+    /// The caller: this is the token of its read.
     Owner(u64),
-    /// A page of another shard is worked out from them.
+    /// A decoding, which makes the pages of another shard from them.
     Decoding {
         /// The decoding.
         decoding: u64,
-        /// Which shard they are of.
+        /// Index of the shard that the pages belong to.
         shard: usize,
-        /// Who has sent them.
+        /// The extent that the pages came from.
         place: Place,
     },
 }
 
-/// Pages that have come.
+/// Pages that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// Whom they are for.
+    /// Receiver of the pages.
     pub to: Recipient,
-    /// Where in the request's list of pages these begin.
+    /// Index in the request's pages of the first new page.
     pub from: usize,
-    /// How many of those that have come the caller has already.
+    /// Number of the arrived pages that the receiver already has; they come first.
     pub skip: usize,
 }
 
-/// A request, while it is under way. What carries an old one's serial is passed over.
+/// An in-flight request. Anything with the serial of an earlier request is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     index: u32,
@@ -119,23 +119,23 @@ impl Key {
     }
 }
 
-/// Which members a read may go to.
+/// Members that a read may go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whom {
-    /// Those that can be counted on: it waits for another one as well.
+    /// Members that may answer: the read waits for another member as well.
     Reachable,
-    /// All: nobody else is left.
+    /// All members: the read waits for no other member.
     Anyone,
 }
 
-/// Whether a donor will answer.
+/// Chance that a donor answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hope {
-    /// It has until now.
+    /// The donor is not down.
     Good,
-    /// Its connection has broken, and nobody has wanted another one since.
+    /// The connection broke, and no request has needed another one since.
     Fair,
-    /// It is waited for in vain.
+    /// Requests already wait for the donor, without an answer.
     None,
 }
 
@@ -143,7 +143,7 @@ enum Hope {
 struct Attempt {
     slot: Slot,
     place: Place,
-    /// Where in the request's pages it begins.
+    /// Index in the request's pages where the attempt begins.
     from: usize,
     asked: Duration,
 }
@@ -155,15 +155,15 @@ enum Doing {
     Write { group: Group, parts: [Part; MAX_MEMBERS] },
 }
 
-/// Who has asked.
+/// Origin of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
     Owner(u64),
-    /// A read whose pages are worked out from this shard, among others.
+    /// A read whose pages are decoded from this shard, among others.
     Decoding(Key, usize),
 }
 
-/// What has become of a shard in a decoding.
+/// State of one shard in a decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShardState {
     Unasked,
@@ -173,61 +173,61 @@ enum ShardState {
     Failed,
 }
 
-/// The pages of a read, being worked out from the same pages of other shards.
+/// Decoding of a read's pages from the same pages of other shards.
 #[derive(Debug)]
 struct Decoding {
-    /// That of the read's own group. A stripe that is made plain gives each of its groups another one.
+    /// Generation of the read's group. A stripe that turns plain changes it for each of its groups.
     generation: Generation,
-    /// Where in the read's list of pages it begins.
+    /// Index in the read's pages where the decoding begins.
     from: usize,
     began: Duration,
     wanted: usize,
     needed: usize,
     shards: Vec<ShardState>,
-    /// Who has sent pages that have gone bad. Others may have the same shards.
+    /// Extents that sent damaged pages. Other extents may hold the same shards.
     damaged_at: Vec<Place>,
 }
 
 impl Decoding {
-    /// Who of a shard's group is left to be asked for it.
+    /// A shard's group without the members that sent damaged pages.
     fn left_of(&self, mut group: Group) -> Group {
         self.damaged_at.iter().for_each(|place| group.remove(*place));
         group
     }
 
-    /// How many shards are there.
+    /// Number of shards that arrived or are zeros.
     fn known(&self) -> usize {
         let is_known = |state: &&ShardState| matches!(state, ShardState::Come | ShardState::Zeros);
         self.shards.iter().filter(is_known).count()
     }
 
-    /// How many are still to be asked.
+    /// Number of shards that must still be asked for.
     fn missing(&self) -> usize {
         let is_asked = |state: &&ShardState| matches!(state, ShardState::Asked(_));
         self.needed.saturating_sub(self.known() + self.shards.iter().filter(is_asked).count())
     }
 }
 
-/// What pages are to be worked out from.
+/// Input for decoding a read's pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded {
     /// The caller's token.
     pub token: u64,
     /// The segment.
     pub segment: u64,
-    /// Where in the read's list of pages those begin that are to be handed over.
+    /// Index in the read's pages of the first page to deliver.
     pub from: usize,
-    /// How many of the decoding's pages stand before these.
+    /// Number of the decoding's pages before that page.
     pub skip: usize,
-    /// How many pages there are with those.
+    /// Number of pages to deliver.
     pub count: usize,
-    /// The shard that is to be worked out.
+    /// Index of the shard to decode.
     pub wanted: usize,
-    /// Shards that have come.
+    /// Indices of the shards that arrived.
     pub come: Vec<usize>,
-    /// Shards that are zeros.
+    /// Indices of the shards that are zeros.
     pub zeros: Vec<usize>,
-    /// Shards of the stripe.
+    /// Number of shards in the stripe.
     pub shards: usize,
 }
 
@@ -238,14 +238,14 @@ struct Entry {
     asker: Asker,
     segment: u64,
     doing: Doing,
-    /// What is read.
+    /// Pages of the extent to read.
     pages: Vec<u32>,
-    /// Of a read: at most two, the first one and a hedge.
+    /// A read has at most two: the first one and a hedge.
     attempts: Vec<Attempt>,
-    /// Of a read: members that were asked and failed.
+    /// Members that a read asked in vain, or must avoid.
     tried: Vec<Place>,
     decoding: Option<Box<Decoding>>,
-    /// How often one was begun.
+    /// Number of decodings begun.
     decodings: u8,
 }
 
@@ -253,27 +253,27 @@ struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writing {
     key: Key,
-    /// The group that it is for.
+    /// The group to write to.
     pub group: Group,
 }
 
 /// All requests of one lane.
 #[derive(Debug)]
 pub struct Requests {
-    /// What they have under way. Connections are told of here.
+    /// In-flight requests per donor. The caller reports connection events here.
     pub flights: Flights,
     entries: Vec<Entry>,
     free: Vec<u32>,
     latencies: Latencies,
-    /// Reads that another member may be asked for as well, with when.
+    /// Reads that another member may be asked for as well, with the time to ask.
     hedges: VecDeque<(Key, Duration)>,
     ends: VecDeque<End>,
     failover: Duration,
 }
 
 impl Requests {
-    /// A lane with nothing under way. `failover` is how long a donor may be silent before others that
-    /// have the same pages take its place.
+    /// A lane without requests. After a donor is silent for `failover`, other donors with the same
+    /// pages take its place.
     pub fn new(limits: Limits, failover: Duration) -> Requests {
         Requests {
             flights: Flights::new(limits),
@@ -286,25 +286,25 @@ impl Requests {
         }
     }
 
-    /// Requests whose end has not been reported.
+    /// Number of requests whose outcome has not been reported.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len() + self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether all outcomes have been reported.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether a request of so many pages may be entered, of which so many copies go out.
+    /// Whether a request of `pages` pages may be entered that goes to `copies` members.
     pub fn has_room(&self, pages: usize, copies: usize) -> bool {
         self.len() + self.flights.len() + copies < MAX_REQUESTS
             && self.flights.has_room(pages * copies)
     }
 
-    /// Enters a read of some pages of a segment, which the group holds. Donors in `avoid` are not
-    /// asked, unless there is nobody else, and the pages cannot be worked out either. Returns the donor
-    /// that it is to be sent to; none if there are several, or none.
+    /// Enters a read of some pages of a segment, which the group holds. Donors in `avoid` are asked
+    /// only if no other member is left and the pages cannot be decoded either. Returns the donor to
+    /// send the read to; `None` if it goes to several donors or to none.
     pub fn read(
         &mut self,
         token: u64,
@@ -347,7 +347,7 @@ impl Requests {
         Some(place.donor)
     }
 
-    /// Enters a write to a group. Each of [`Requests::unsent`] is to be sent, or given up.
+    /// Enters a write to a group. The caller must send each of [`Requests::unsent`], or give it up.
     pub fn write(&mut self, token: u64, segment: u64, group: Group) -> Writing {
         let doing = Doing::Write { group, parts: [Part::Unsent; MAX_MEMBERS] };
         Writing { key: self.enter(Asker::Owner(token), segment, doing), group }
@@ -365,7 +365,7 @@ impl Requests {
             .map(move |at| group.members()[at].place)
     }
 
-    /// The write goes to this member right now, on its open connection.
+    /// Records that the caller sends the write to this member now, on its open connection.
     pub fn sending(
         &mut self,
         writing: &Writing,
@@ -380,13 +380,13 @@ impl Requests {
         slot
     }
 
-    /// It could not be sent after all.
+    /// Takes back the send to this member, because it failed.
     pub fn retract(&mut self, writing: &Writing, place: Place, slot: Slot) {
         self.flights.retract(slot);
         self.set_part(writing, place, Part::Unsent);
     }
 
-    /// The write is not going to be sent to this member.
+    /// Records that the write will not be sent to this member.
     pub fn give_up(&mut self, writing: &Writing, place: Place, cause: Cause) {
         let part = match cause {
             Cause::Unreachable => Part::GivenUp,
@@ -395,12 +395,12 @@ impl Requests {
         self.set_part(writing, place, part);
     }
 
-    /// The write was sent to nobody and is not going to be: it never was.
+    /// Removes a write that was sent to no member and will not be. It has no outcome.
     pub fn forget(&mut self, writing: &Writing) {
         self.leave(writing.key);
     }
 
-    /// Whether the write was sent to anybody.
+    /// Whether the write was sent to any member.
     pub fn is_sent(&self, writing: &Writing) -> bool {
         match self.doing(writing.key) {
             Doing::Write { parts, .. } => {
@@ -410,12 +410,12 @@ impl Requests {
         }
     }
 
-    /// Nothing of the write is left to send: its end follows from what becomes of the parts.
+    /// Records that no part of the write is left to send: the parts' outcomes now decide its own.
     pub fn sent(&mut self, writing: &Writing, groups: &mut dyn Groups, now: Duration) {
         self.judge(writing.key, groups, now);
     }
 
-    /// Pages have come for a flight: so many, `from` being where they begin in what was sent last.
+    /// Records that `count` pages of a flight arrived, starting at `from` of the pages sent last.
     pub fn pages(
         &mut self,
         slot: Slot,
@@ -430,7 +430,7 @@ impl Requests {
         let Doing::Read { given } = &mut entry.doing else { return None };
         let attempt = *entry.attempts.iter().find(|attempt| attempt.slot == slot)?;
         let first = attempt.from + begin;
-        // Each attempt begins at or before what is still missing, and brings its pages in order.
+        // Each attempt begins at or before the first missing page, and brings its pages in order.
         let skip = given.saturating_sub(first).min(count);
         let to = match entry.asker {
             Asker::Owner(token) => Recipient::Owner(token),
@@ -461,7 +461,7 @@ impl Requests {
         Some(delivery)
     }
 
-    /// A member has stored its part of a write.
+    /// Records that a member stored its part of a write.
     pub fn written(&mut self, slot: Slot, groups: &mut dyn Groups, now: Duration) {
         let Some(token) = self.flights.written(slot) else { return };
         let key = Key::of_token(token);
@@ -469,9 +469,9 @@ impl Requests {
         self.judge(key, groups, now);
     }
 
-    /// What the flights have failed at, and what follows from the clock and from connections that
-    /// broke. To be called after anything was told to [`Requests::flights`]. True if others may have been
-    /// asked for what has failed: there may be something to send.
+    /// Handles failed flights, also those that the clock or a broken connection has failed. Must be
+    /// called after each report to [`Requests::flights`]. True if any flight failed: other members
+    /// may have been asked instead, so there may be something to send.
     pub fn settle(&mut self, groups: &mut dyn Groups, now: Duration) -> bool {
         let any = self.flights.has_failures();
         while let Some(failure) = self.flights.next_failure() {
@@ -480,7 +480,7 @@ impl Requests {
         any
     }
 
-    /// A donor's connection has broken, or it has been silent: what others have too is asked of them.
+    /// Asks other members instead of a donor that is silent, or whose connection broke.
     pub fn fail_over(&mut self, donor: DonorIndex, groups: &mut dyn Groups, now: Duration) {
         // A flight that has failed has no slot any more, and its request does not know that yet.
         self.settle(groups, now);
@@ -498,7 +498,7 @@ impl Requests {
                     {
                         let entry = &mut self.entries[index as usize];
                         entry.attempts.retain(|other| other.slot != attempt.slot);
-                        // Or it could go to and fro between donors that are all away, for ever.
+                        // Otherwise the read could alternate for ever between unreachable donors.
                         for other in &entry.attempts {
                             self.flights.waits_as_long_as(other.slot, attempt.slot);
                         }
@@ -534,17 +534,17 @@ impl Requests {
         }
     }
 
-    /// When [`Requests::hedge`] is to be called next.
+    /// Time at which [`Requests::hedge`] must be called next.
     pub fn next_hedge(&self) -> Option<Duration> {
         self.hedges.front().map(|(_, due)| *due)
     }
 
-    /// An end to report, if there is one.
+    /// Takes the next outcome to report.
     pub fn next_end(&mut self) -> Option<End> {
         self.ends.pop_front()
     }
 
-    /// Whether there are ends to report.
+    /// Whether outcomes wait to be reported.
     pub fn has_ends(&self) -> bool {
         !self.ends.is_empty()
     }
@@ -576,8 +576,8 @@ impl Requests {
                     return;
                 }
                 self.stop_decoding(key);
-                // Somebody who has not answered may still have it, or it follows from the rest of its
-                // stripe, though not within so many decodings.
+                // A silent member may still have the page. Or the rest of its stripe gives it,
+                // though not within `MAX_DECODINGS` decodings.
                 let (place, cause) = match groups.whereabouts(segment) {
                     Whereabouts::Held(group) if cause == Cause::Lost => {
                         (group.whole().next().unwrap_or(NOWHERE), Cause::Unreachable)
@@ -595,7 +595,7 @@ impl Requests {
         }
     }
 
-    /// Asks a member that has not been asked yet for what a read still lacks.
+    /// Asks a member that was not asked yet for the missing pages of a read. False if none is left.
     fn read_elsewhere(
         &mut self,
         key: Key,
@@ -618,8 +618,8 @@ impl Requests {
         true
     }
 
-    /// Has a read's pages worked out from other shards of its stripe, as well as what was asked for
-    /// already. False if that cannot be done.
+    /// Begins to decode a read's pages from other shards of its stripe, beside the attempts in
+    /// flight. False if that is impossible.
     fn decode(&mut self, key: Key, groups: &mut dyn Groups, now: Duration) -> bool {
         let entry = &self.entries[key.index as usize];
         let (Doing::Read { given }, Asker::Owner(_)) = (entry.doing, entry.asker) else {
@@ -649,8 +649,8 @@ impl Requests {
         self.ask_shards(key, &all, now)
     }
 
-    /// Asks as many shards as are still needed, those first whose donors can be counted on. If there are not enough, the
-    /// decoding is over; false then.
+    /// Asks as many shards as are still needed, those first whose donors most likely answer. If too
+    /// few are left, ends the decoding and returns false.
     fn ask_shards(&mut self, key: Key, all: &[(u64, Whereabouts)], now: Duration) -> bool {
         for hope in [Hope::Good, Hope::Fair, Hope::None] {
             for (shard, (segment, at)) in all.iter().enumerate() {
@@ -674,7 +674,7 @@ impl Requests {
                 let pages = self.entries[key.index as usize].pages[from..].to_vec();
                 self.entries[part.index as usize].pages.extend(pages);
                 self.attempt(part, place, now);
-                // Shards may take each other's places, but not for ever.
+                // Shards may replace each other, but the wait counts from the first one.
                 if let Some(attempt) = self.entries[part.index as usize].attempts.last() {
                     self.flights.waits_since(attempt.slot, began);
                 }
@@ -705,7 +705,7 @@ impl Requests {
         }
     }
 
-    /// If all shards have come that a decoding needs, it is to be taken.
+    /// Reports a decoding if all shards that it needs have arrived.
     fn finish_decoding(&mut self, key: Key) {
         let Some(decoding) = &self.entries[key.index as usize].decoding else { return };
         if decoding.known() >= decoding.needed {
@@ -720,9 +720,9 @@ impl Requests {
         }
     }
 
-    /// A shard cannot be had. Another one takes its place; if there is none, and nobody else is waited
-    /// for, the read fails: as lost, if it is for one page only, which has gone bad in too many shards. Of
-    /// several pages, others may be had by themselves.
+    /// Replaces a shard that cannot be read. If no other shard is left and no attempt is in flight,
+    /// the read fails. It fails as lost if its only page is damaged in too many shards. If it has
+    /// several pages, some of them may succeed in reads of their own.
     fn shard_failed(
         &mut self,
         of: Key,
@@ -744,13 +744,13 @@ impl Requests {
             return;
         };
         if entry.attempts.is_empty() {
-            // What was to be avoided is better than nothing: who asked knows what it is worth.
+            // An avoided member is better than none: the caller knows what its pages are worth.
             if is_damaged {
                 self.entries[of.index as usize].tried.clear();
                 if self.read_elsewhere(of, Whom::Anyone, groups, now) {
                     return;
                 }
-                // It may have gone bad on its way, and be sound where it is.
+                // The page may be damaged on its way only, and sound at its donor.
                 if self.decode(of, groups, now) {
                     return;
                 }
@@ -767,8 +767,7 @@ impl Requests {
         }
     }
 
-    /// A shard is waited for in vain. Another one takes its place, if there is one that can be counted
-    /// on.
+    /// Replaces a shard whose donor is silent, if the donor of another one may answer.
     fn replace_shard(&mut self, of: Key, shard: usize, groups: &mut dyn Groups, now: Duration) {
         let segment = self.entries[of.index as usize].segment;
         let Some(Shards { all, .. }) = groups.shards(segment) else { return };
@@ -789,14 +788,14 @@ impl Requests {
             self.drop_part(part);
             self.ask_shards(of, &all, now);
         }
-        // It may be back before another one that has taken its place is known to be away.
+        // The shard's donor may be back before the replacement's donor proves unreachable.
         if has_other && let Some(decoding) = self.decoding_mut(of) {
             decoding.shards[shard] = ShardState::Unasked;
         }
     }
 
-    /// A page of a shard came from there, and is not what its donor keeps a sum of: others are asked, who have
-    /// the same shard or another one.
+    /// Handles a page of a shard that arrived from `place` and does not match its donor's checksum.
+    /// Asks other members that have this shard or another one.
     pub fn shard_is_damaged(
         &mut self,
         decoding: u64,
@@ -814,8 +813,8 @@ impl Requests {
         self.shard_failed(of, (shard, ShardState::Unasked), groups, now);
     }
 
-    /// What the pages of a read are to be worked out from, which ends the read. None if it has come to nothing:
-    /// the read has ended otherwise, or the stripe has been made plain meanwhile, and it is read again.
+    /// Ends a read and returns the input for decoding its pages. `None` if the read has ended
+    /// otherwise, or if the stripe turned plain meanwhile: then the pages are read again.
     pub fn take_decoded(
         &mut self,
         decoding: u64,
@@ -862,7 +861,7 @@ impl Requests {
         Some(Decoded { token, segment, from: given, skip, count, wanted, come, zeros, shards })
     }
 
-    /// Whether a decoding is under way: what has come for others is of no use.
+    /// Whether a decoding is in progress: pages that arrived for any other one are of no use.
     pub fn is_decoding(&self, decoding: u64) -> bool {
         let key = Key::of_token(decoding);
         matches!(self.doing(key), Doing::Read { .. })
@@ -902,7 +901,7 @@ impl Requests {
         entry.attempts.push(Attempt { slot, place, from, asked: now });
     }
 
-    /// The whole member to read from: one that can be counted on, if there is one.
+    /// The best whole member to read from: one whose donor is not down, if any is left.
     fn best_of(&mut self, group: &Group, now: Duration) -> Option<Place> {
         let mut places = [None; MAX_MEMBERS];
         let mut count = 0;
@@ -924,7 +923,7 @@ impl Requests {
         places[self.latencies.best(&donors[..count])?]
     }
 
-    /// Ends a write if its end is certain, and lets a member go that holds it up.
+    /// Ends a write if its outcome is certain, and removes members that delay it from the group.
     fn judge(&mut self, key: Key, groups: &mut dyn Groups, now: Duration) {
         let Doing::Write { group: asked, mut parts } = self.doing(key) else { return };
         let Entry { segment, asker, .. } = self.entries[key.index as usize];
@@ -941,7 +940,7 @@ impl Requests {
             for (at, member) in asked.members().iter().enumerate() {
                 let Part::Sent(slot) = parts[at] else { continue };
                 let is_down = self.flights.is_down(member.place.donor, now, self.failover);
-                // Who has left the group already need not be waited for either.
+                // A write does not wait for a member that has already left the group either.
                 let is_out = !group.contains(member.place);
                 if is_safe && is_down && (is_out || groups.desert(segment, member.place)) {
                     self.flights.abandon(slot);
@@ -962,7 +961,7 @@ impl Requests {
             return;
         }
         let whereabouts = groups.whereabouts(segment);
-        // Also those that have left since, or they would be as good as the others by their generation.
+        // Includes members that left since: their generation makes them look as good as the others.
         let is_with_all = parts[..asked.members().len()].iter().all(|part| *part == Part::Stored);
         let end = match whereabouts {
             Whereabouts::Held(group)
@@ -975,7 +974,7 @@ impl Requests {
                 End::Failed { token, from: 0, segment, place, cause }
             }
         };
-        // One that may still land is under way for good: it keeps the segment from being coded.
+        // A write that may still land counts as in flight for ever: the segment is never coded.
         let may_land = parts.contains(&Part::Failed(Cause::Unreachable));
         if !may_land || !matches!(end, End::Failed { cause: Cause::Unreachable, .. }) {
             groups.write_ends(segment);
@@ -1046,10 +1045,10 @@ impl Requests {
     }
 }
 
-/// Most decodings that are begun for one read. It fails after that, and its owner decides.
+/// Maximum of decodings that one read begins. After that the read fails, and its caller decides.
 const MAX_DECODINGS: u8 = 3;
 
-/// Where a segment is that has no member left.
+/// Place of a segment that has no member left.
 const NOWHERE: Place = Place { donor: DonorIndex::UNKNOWN, boot: 0, extent: ExtentId(0) };
 
 #[cfg(test)]

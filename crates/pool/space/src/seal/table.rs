@@ -1,14 +1,14 @@
-//! What opens the pages that donors hold sealed: the space's key, and of each page its seal, in memory
-//! that outlives the process that uses it.
+//! Keeps a space's key and the seals of its pages in memory that outlives the process.
 //!
-//! This is the only place where the key is, beside the memory of the process that uses it. It goes where
-//! the table goes: to the node, which keeps it for the next process, and to nobody else; when the last of
-//! them closes the file, the kernel empties its memory.
+//! Key and seals together open the pages that donors hold sealed. Beside the memory of the process
+//! that uses it, this table is the only place of the key. The key goes where the table goes: to the
+//! node, which keeps the table for the next process, and nowhere else. When the last of them closes
+//! the file, the kernel frees its memory.
 //!
-//! Versions are counted in the table, too, and a version is drawn before anything is sealed with it. So a
-//! process that is killed at any moment has used no version that its successor can draw again. When a
-//! page's seal is noted is up to who writes the page: a kill while it is leaves what opens nothing, so
-//! that a successor must write that page again before it reads it.
+//! The table counts versions too. A version is drawn before anything is sealed with it, so a
+//! successor never draws a version that a killed process has used. The writer of a page decides
+//! when its seal is noted. A kill during the noting leaves a seal that opens nothing: the successor
+//! must then write that page before it reads it.
 
 use crate::seal::{KEY_BYTES, Seal, Sealer, TAG_BYTES};
 use hecaton_memory::{PageNo, random_u64};
@@ -25,7 +25,7 @@ pub const SEAL_WORDS: usize = 1 + TAG_BYTES / 8;
 
 const KEY_WORDS: usize = KEY_BYTES / 8;
 
-/// Words of the key, and of what is counted with it.
+/// Words of the key, of its flag and of the version counter.
 pub const KEYS_WORDS: usize = KEY_WORDS + 2;
 
 const IS_MADE: usize = KEY_WORDS;
@@ -36,18 +36,18 @@ const LAST_VERSION: usize = KEY_WORDS + 1;
 pub struct SealTable<'a> {
     /// The key, whether it was made, and the last version that was drawn.
     keys: &'a [AtomicU64],
-    /// [`SEAL_WORDS`] of each page of the space.
+    /// [`SEAL_WORDS`] for each page of the space.
     seals: &'a [AtomicU64],
 }
 
 impl<'a> SealTable<'a> {
-    /// The one in these words, [`KEYS_WORDS`] and [`SEAL_WORDS`] for each page; zero in a new one.
+    /// The table in these words: [`KEYS_WORDS`], and [`SEAL_WORDS`] per page. A new one is zero.
     pub fn at(keys: &'a [AtomicU64], seals: &'a [AtomicU64]) -> SealTable<'a> {
         SealTable { keys, seals }
     }
 
-    /// What seals and opens the space's pages. Its key is made when it is first asked for, by the one
-    /// thread that there is then. The key stays out of swap and core dumps from then on, here and there.
+    /// Returns the sealer of the space's pages. The first call makes the key; only one thread
+    /// runs then. From then on, the key in table and sealer stays out of swap and core dumps.
     pub fn sealer(&self) -> Box<Sealer> {
         let sealer = Box::new(Sealer::new(&self.key()));
         keep_off_disk(self.keys);
@@ -57,7 +57,7 @@ impl<'a> SealTable<'a> {
 
     fn key(&self) -> [u8; KEY_BYTES] {
         if self.keys[IS_MADE].load(Acquire) == 0 {
-            // Who is killed in here has sealed nothing yet.
+            // A process that is killed in here has sealed nothing yet.
             self.keys[..KEY_WORDS].iter().for_each(|word| word.store(random_u64(), Relaxed));
             self.keys[IS_MADE].store(1, Release);
         }
@@ -68,7 +68,7 @@ impl<'a> SealTable<'a> {
         key
     }
 
-    /// A version that this key has not had.
+    /// Draws a version that was never used with this key.
     pub fn draw_version(&self) -> u64 {
         // 2^64 pages are not written in the life of a machine.
         self.keys[LAST_VERSION].fetch_add(1, AcqRel) + 1
@@ -84,7 +84,7 @@ impl<'a> SealTable<'a> {
         Seal { version: words[0].load(Acquire), tag }
     }
 
-    /// Notes a page's seal. A kill in between leaves what opens nothing.
+    /// Notes a page's seal. A kill between the stores leaves a seal that opens nothing.
     pub fn set(&self, page: PageNo, seal: &Seal) {
         let words = self.words(page);
         words[0].store(seal.version, Release);
@@ -98,7 +98,7 @@ impl<'a> SealTable<'a> {
     }
 }
 
-/// Says nothing of the key.
+/// Prints nothing of the key.
 impl fmt::Debug for SealTable<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SealTable")
@@ -108,13 +108,13 @@ impl fmt::Debug for SealTable<'_> {
 /// Keeps the pages that hold a key out of swap, and the process out of core dumps.
 fn keep_off_disk<T: ?Sized>(key: &T) {
     let (at, bytes) = (ptr::from_ref(key).cast_mut().cast(), size_of_val(key));
-    // SAFETY: what is locked is a reference's, and locking changes nothing in it. It is never unlocked:
-    // what was freed there may still be the key.
+    // SAFETY: the locked range is that of a reference, and locking changes nothing in it. It is
+    // never unlocked: freed memory may still contain the key.
     if let Err(error) = unsafe { rustix::mm::mlock(at, bytes) } {
         tracing::warn!(%error, "the key of this space cannot be locked into memory: it may be swapped");
     }
-    // Less than any dump has, and the one limit with which the kernel does not start the handler either
-    // that /proc/sys/kernel/core_pattern may name: with 0 it would.
+    // One byte is less than any dump. Only with this limit, the kernel does not start the handler
+    // in /proc/sys/kernel/core_pattern either: with 0 it would.
     let none = Rlimit { current: Some(1), maximum: Some(1) };
     if let Err(error) = setrlimit(Resource::Core, none) {
         tracing::warn!(%error, "the key of this space would be in a core dump of its process");
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use hecaton_memory::PAGE_SIZE;
 
-    /// Of a space of so many pages.
+    /// The words of a space of `pages` pages.
     fn words(pages: usize) -> (Vec<AtomicU64>, Vec<AtomicU64>) {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         (zeros(KEYS_WORDS), zeros(pages * SEAL_WORDS))

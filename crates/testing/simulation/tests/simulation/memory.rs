@@ -1,5 +1,5 @@
-//! What a simulated donor stores, in memory and in the file that it parks in. Both really hold the
-//! values, so that a page which is read from the wrong one of them shows.
+//! Simulates what a donor stores, in memory and in the file that it parks extents in.
+//! Both hold real values, so that a page which is read from the wrong one shows.
 
 use crate::network::Stored;
 use hecaton_donor::extents::table::LentExtent;
@@ -7,18 +7,18 @@ use hecaton_memory::ExtentId;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// How long it takes to bring an extent to the disk, or back.
+/// Time to move an extent to the disk or back.
 const MOVE_MS: u64 = 50;
 
 #[derive(Default)]
 pub(crate) struct Memory {
-    /// By page of the donor's memory. What is in neither is zero.
+    /// Keyed by page of the donor's memory. A page in neither map is zero.
     memory: BTreeMap<u64, Stored>,
     file: BTreeMap<u64, Stored>,
     moving: Option<Moving>,
 }
 
-/// An extent on its way, with the pages that were read of it and that nobody has changed since.
+/// An extent on its way, with those of its pages that were not written or removed since.
 struct Moving {
     lent: LentExtent,
     to_file: bool,
@@ -26,7 +26,7 @@ struct Moving {
     done_ms: u64,
 }
 
-/// What a move has come to.
+/// A finished move.
 pub(crate) struct Moved {
     pub(crate) lent: LentExtent,
     pub(crate) to_file: bool,
@@ -37,12 +37,12 @@ impl Memory {
         self.file.get(&page).or_else(|| self.memory.get(&page))
     }
 
-    /// For what goes bad where it is.
+    /// For pages that go bad in place.
     pub(crate) fn get_mut(&mut self, page: u64) -> Option<&mut Stored> {
         self.file.get_mut(&page).or_else(|| self.memory.get_mut(&page))
     }
 
-    /// A page is written, and so is in memory.
+    /// Stores a written page, which is then in memory.
     pub(crate) fn insert(&mut self, page: u64, stored: Stored) {
         self.remove(page);
         self.memory.insert(page, stored);
@@ -76,15 +76,15 @@ impl Memory {
         self.moving.is_some()
     }
 
-    /// Begins to bring an extent to the file, or to memory.
+    /// Begins to move an extent to the file or to memory.
     pub(crate) fn begin(&mut self, lent: LentExtent, to_file: bool, now_ms: u64) {
         let from = if to_file { &self.memory } else { &self.file };
         let noted = from.range(lent.pages()).map(|(page, stored)| (*page, *stored)).collect();
         self.moving = Some(Moving { lent, to_file, noted, done_ms: now_ms + MOVE_MS });
     }
 
-    /// Ends what was begun, if it is time and the extent still is there. Nothing has moved if the disk
-    /// has failed meanwhile, or is full.
+    /// Ends the move if it is due and the extent still exists. Nothing moves if the file has less
+    /// room than the extent needs: the disk is full or has failed.
     pub(crate) fn end(
         &mut self,
         now_ms: u64,
@@ -97,7 +97,7 @@ impl Memory {
             return None;
         }
         for (page, read) in noted {
-            // As it was read, and so that what was changed since would show.
+            // Stores the page as it was read, so that a change since then would show.
             let (from, to) = match to_file {
                 true => (&mut self.memory, &mut self.file),
                 false => (&mut self.file, &mut self.memory),

@@ -1,8 +1,8 @@
-//! What each page may be read as, and which losses are nobody's mistake.
+//! Knows which values each page may be read as, and which losses are no bug.
 //!
-//! A page may hold the value that was acknowledged last, or that of a write whose end is not known.
-//! Once such a write cannot land any more, the page is one of its possible values for good: the
-//! first read shows which, and every later one must show the same.
+//! A page may hold the value that was acknowledged last, or that of a write with unknown outcome.
+//! Once such a write cannot land any more, the page keeps one of its possible values for good. The
+//! first read shows which value, and every later read must show the same value.
 
 use crate::borrower::SEGMENT_PAGES;
 use crate::network::Value;
@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug)]
 struct Page {
     possible: Vec<Value>,
-    /// Counts the writes that began.
+    /// Counts the writes that began, and other changes.
     version: u64,
-    /// A write is under way, or its end is not known and it may still land.
+    /// A write is in flight, or its outcome is unknown and it may still land.
     open: bool,
-    /// Its write failed, and is to be done again.
+    /// The last write failed, and must be repeated.
     dirty: bool,
-    /// That write may still land, so that nobody is to ask the pool for the page.
+    /// That write may still land: the page must not be read from the pool.
     unsettled: bool,
-    /// Dirty and unsettled, before the write that is open.
+    /// `dirty` and `unsettled` as they were before the open write.
     before: (bool, bool),
 }
 
@@ -38,7 +38,7 @@ impl Default for Page {
     }
 }
 
-/// What a read that is under way may show.
+/// Values that an in-flight read may show for one page.
 #[derive(Debug)]
 pub(crate) struct Expected {
     pub(crate) page: u64,
@@ -51,12 +51,12 @@ pub(crate) struct Expected {
 pub(crate) struct Oracle {
     pages: BTreeMap<u64, Page>,
     reads: BTreeMap<u64, Vec<Expected>>,
-    /// Segments of which the last extent was lost with its donor.
+    /// Segments whose last extent was lost with its donor.
     losable: BTreeSet<u64>,
-    /// Of each segment, that of the last write or discard that was acknowledged.
+    /// Generation of the last acknowledged write or discard of each segment.
     generations: BTreeMap<u64, Generation>,
-    /// Whether segments have several copies, if only while they move, which may differ in what was not
-    /// acknowledged.
+    /// Whether segments have several copies, if only while they move. The copies may differ in
+    /// unacknowledged writes.
     has_copies: bool,
     values: Value,
     reads_begun: u64,
@@ -64,12 +64,12 @@ pub(crate) struct Oracle {
 }
 
 impl Oracle {
-    /// The values of no two spaces are the same: of this one they begin after that.
+    /// An oracle for one space. No two spaces have a value in common: its own begin after `values`.
     pub(crate) fn new(values: Value) -> Oracle {
         Oracle { values, ..Oracle::default() }
     }
 
-    /// Segments have several copies, if only while they move.
+    /// Records that segments have several copies, if only while they move.
     pub(crate) fn expect_copies(&mut self) {
         self.has_copies = true;
     }
@@ -98,7 +98,7 @@ impl Oracle {
         }
     }
 
-    /// The page has gone bad wherever it is stored: it is to be written before it is read.
+    /// Records that a page is damaged wherever it is stored: it must be written before it is read.
     pub(crate) fn decayed(&mut self, number: u64) {
         let page = self.pages.entry(number).or_default();
         page.version += 1;
@@ -110,7 +110,7 @@ impl Oracle {
         self.pages.iter().filter(|(_, page)| page.dirty).map(|(number, _)| *number).collect()
     }
 
-    /// What a successor is told of each segment with pages that are certainly not zero.
+    /// Tells a successor about each segment with pages that are certainly not zero.
     pub(crate) fn expected(&self) -> BTreeMap<u64, map::Expected> {
         let mut expected = BTreeMap::new();
         for (number, _) in self.pages.iter().filter(|(_, page)| !page.possible.contains(&0)) {
@@ -126,7 +126,7 @@ impl Oracle {
         self.generations.get(&segment).copied().unwrap_or_default()
     }
 
-    /// A write or discard was acknowledged, in that generation.
+    /// Records that a write or discard was acknowledged, in this generation.
     pub(crate) fn acknowledged(&mut self, segment: u64, generation: Generation) {
         let known = self.generations.entry(segment).or_default();
         *known = (*known).max(generation);
@@ -145,14 +145,14 @@ impl Oracle {
         }
     }
 
-    /// The write was acknowledged.
+    /// Records that the write was acknowledged.
     pub(crate) fn write_stored(&mut self, number: u64, value: Value) {
         let page = self.pages.entry(number).or_default();
         page.possible = vec![value];
         page.open = false;
     }
 
-    /// The write was not even begun.
+    /// Records that the write did not begin.
     pub(crate) fn write_refused(&mut self, number: u64, value: Value) {
         let page = self.pages.entry(number).or_default();
         page.possible.retain(|possible| *possible != value);
@@ -161,8 +161,8 @@ impl Oracle {
         page.version += 1;
     }
 
-    /// The write failed. `settled` says that it cannot land any more: with one copy the first read
-    /// shows what has become of it, with several the page is to be written before it is read.
+    /// Records that the write failed. `settled`: it cannot land any more. Then the first read shows
+    /// the outcome if one copy exists; with several, the page must be written before it is read.
     pub(crate) fn write_failed(&mut self, number: u64, settled: bool) {
         let has_copies = self.has_copies;
         let page = self.pages.entry(number).or_default();
@@ -170,13 +170,13 @@ impl Oracle {
         page.dirty = true;
         page.unsettled = !settled || has_copies;
         if page.unsettled {
-            // Keeps the reads that are under way from deciding what the page is.
+            // Keeps in-flight reads from deciding the value of the page.
             page.version += 1;
         }
     }
 
-    /// Writes of an earlier borrower cannot land any more. Those that nobody heard the end of may be
-    /// in some copies.
+    /// Records that writes of an earlier borrower cannot land any more. Writes with unknown outcome
+    /// may be in some copies.
     pub(crate) fn taken_over(&mut self) {
         for page in self.pages.values_mut() {
             let is_uncertain = page.possible.len() > 1 && self.has_copies;
@@ -204,7 +204,7 @@ impl Oracle {
         page.unsettled |= has_copies;
     }
 
-    /// A read begins; returns its key.
+    /// Begins a read. Returns its key.
     pub(crate) fn read_begins(&mut self, pages: &[u64]) -> u64 {
         self.reads_begun += 1;
         let expected = pages.iter().map(|number| {
@@ -219,8 +219,8 @@ impl Oracle {
         self.reads_begun
     }
 
-    /// The read shows a value for the page at this place of its list. What an earlier owner reads
-    /// decides nothing: its successor may have begun with other copies.
+    /// Checks the value that a read shows for its page at index `at`. A read of an earlier owner
+    /// decides nothing: the successor may have begun with other copies.
     pub(crate) fn read_shows(&mut self, read: u64, at: usize, value: Value, decides: bool) {
         let expected = &self.reads[&read][at];
         assert!(
@@ -248,7 +248,7 @@ impl Oracle {
         assert!(self.losable.contains(&segment), "segment {segment} is lost without a reason");
     }
 
-    /// The segment was freed, or its loss accepted: whatever is stored next is in another group.
+    /// Records that the segment was freed, or its loss accepted: later writes go to another group.
     pub(crate) fn freed(&mut self, segment: u64) {
         self.losable.remove(&segment);
         self.generations.remove(&segment);

@@ -1,4 +1,4 @@
-//! What spaces share: donors, the network to them, and the chance by which things go wrong there.
+//! Holds what spaces share: donors, the network to them, and the dice for failures.
 
 use crate::borrower::Borrower;
 use crate::dice::Dice;
@@ -10,18 +10,18 @@ use hecaton_space::group::{Group, Place};
 use hecaton_transport::protocol::{PageState, Refusal};
 use std::time::Duration;
 
-/// What goes wrong, beside messages, and what does not.
+/// Failures of a run, beside those of messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Conditions {
     /// Whether donors drain, or want some of their memory back, so that segments move.
     pub(crate) moves: bool,
-    /// Whether donors are cut off in one direction only: what a borrower has sent is done, and it never hears
-    /// so, or the other way round. The seeds that are kept by name are of other runs, and run as they did.
+    /// Whether donors are cut off in one direction only. A donor then hears requests but cannot
+    /// answer, or the reverse. Coded seeds kept by name have no such cut, and run as ever.
     pub(crate) cuts_one_way: bool,
-    /// Whether donors park what nobody can take.
+    /// Whether donors park extents that no other donor can take.
     pub(crate) parks: bool,
-    /// Whether segments move and pages go bad, and nothing else goes wrong: then no page is ever lost that
-    /// was right in another copy when it went bad.
+    /// Whether segments move and pages go bad, but nothing else goes wrong. Then no page is lost
+    /// that was right in another copy when it went bad.
     pub(crate) is_calm: bool,
 }
 
@@ -40,7 +40,7 @@ impl Pool {
         Pool { dice, net, donors, tally, boots: 100, conditions }
     }
 
-    /// A donor reads from another one, unless that cannot be reached.
+    /// A donor reads from another donor, unless that source is unreachable.
     pub(crate) fn fill_begins(&mut self, conn: ConnId, id: u64, asked: &Asked) {
         let &Asked::Fill { extent, first, count, from: (source, boot, other) } = asked else {
             return;
@@ -57,7 +57,7 @@ impl Pool {
         };
         match pages {
             Ok(pages) => {
-                // Much may happen between the reading and the storing.
+                // Other events may happen between the read and the store.
                 let at = self.net.now + Duration::from_micros(self.dice.below(60_000));
                 self.net.schedule(at, Event::Filled { conn, id, extent, first, pages });
             }
@@ -65,7 +65,7 @@ impl Pool {
         }
     }
 
-    /// A donor looks for damaged pages, and reads them from another one.
+    /// A donor looks for damaged pages, and reads them from another donor.
     pub(crate) fn repair_begins(&mut self, conn: ConnId, id: u64, asked: &Asked) {
         let &Asked::Repair { extent, first, count, from: (source, boot, other) } = asked else {
             return;
@@ -138,7 +138,7 @@ impl Pool {
         self.tally.hosts_changed += 1;
     }
 
-    /// A donor's disk takes more or less, or nothing more.
+    /// Changes how many pages a donor's disk takes: more, fewer, or no more.
     pub(crate) fn change_a_disk(&mut self) {
         let donor = self.dice.below(self.donors.len() as u64) as usize;
         let pages = self.donors[donor].pages();
@@ -157,7 +157,7 @@ impl Pool {
         self.net.cut_off(donor, cut, time);
     }
 
-    /// A donor dies, and comes back with nothing. Says which, and what it held.
+    /// A donor dies, and comes back empty. Returns the donor and the segments that it held.
     pub(crate) fn restart_a_donor(&mut self) -> (usize, Vec<(SpaceId, u64)>) {
         let donor = self.dice.below(self.donors.len() as u64) as usize;
         let extents = self.donors[donor].table.extents();
@@ -170,23 +170,23 @@ impl Pool {
         (donor, held)
     }
 
-    /// The donor at which a borrower's extent is.
+    /// The donor that holds a borrower's extent.
     pub(crate) fn at(&self, borrower: &Borrower, place: Place) -> &Donor {
         &self.donors[borrower.number_of(place.donor)]
     }
 
-    /// The same, for what is done to it.
+    /// The donor that holds a borrower's extent, mutable.
     pub(crate) fn at_mut(&mut self, borrower: &Borrower, place: Place) -> &mut Donor {
         &mut self.donors[borrower.number_of(place.donor)]
     }
 
-    /// Whether the extent is there.
+    /// Whether its donor still holds the extent.
     pub(crate) fn is_there(&self, borrower: &Borrower, place: Place) -> bool {
         let donor = self.at(borrower, place);
         donor.boot == place.boot && donor.has_extent(place.extent)
     }
 
-    /// Whether any of a group's whole members is there.
+    /// Whether a donor still holds any whole member of a group.
     pub(crate) fn is_any_there(&self, borrower: &Borrower, group: Group) -> bool {
         group.whole().any(|place| self.is_there(borrower, place))
     }

@@ -1,6 +1,6 @@
-//! What happened in a run.
+//! Counts what happened in a run.
 
-/// What happened in a run, to see that the seeds reach everything.
+/// Counts of one run or of several, which show whether the seeds reach everything.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) reads: u64,
@@ -11,7 +11,7 @@ pub(crate) struct Tally {
     pub(crate) fenced: u64,
     pub(crate) takeovers: u64,
     pub(crate) restarts: u64,
-    /// Messages that came as something else, and ended their connections.
+    /// Messages that arrived garbled, and ended their connections.
     pub(crate) garbled: u64,
     pub(crate) expired: u64,
     pub(crate) copies_made: u64,
@@ -19,13 +19,13 @@ pub(crate) struct Tally {
     pub(crate) drains: u64,
     pub(crate) recalls: u64,
     pub(crate) hosts_changed: u64,
-    /// Recalls on a good network that brought everything back, or all that others had room for.
+    /// Recalls on a good network that brought back everything, or all that others had room for.
     pub(crate) given_back: u64,
     pub(crate) nobody_had_room: u64,
     pub(crate) copies_left: u64,
-    /// Pages mended because a copy that had them right was to leave.
+    /// Pages repaired because a copy that had them right was about to leave.
     pub(crate) repaired_for_moves: u64,
-    /// Extents that went to a disk, and came back.
+    /// Extents that were moved to a disk, and moved back.
     pub(crate) parked: u64,
     pub(crate) fetched: u64,
     pub(crate) decayed: u64,
@@ -35,21 +35,21 @@ pub(crate) struct Tally {
     pub(crate) thawed: u64,
     pub(crate) rebuilt: u64,
     pub(crate) decoded: u64,
-    /// Found by a read, and by the scrub, to have gone bad in every copy.
+    /// Pages damaged in every copy, as found by a read, and as found by the scrub.
     pub(crate) decayed_everywhere: u64,
     pub(crate) found_lost: u64,
-    /// How often a manager began to lead, what those were refused whose time was over, and what came later than
-    /// what followed it.
+    /// Terms of managers, writes refused because their term was over, and writes that came after
+    /// later writes.
     pub(crate) terms: u64,
     pub(crate) superseded: u64,
     pub(crate) overtaken: u64,
-    /// How often a manager's disk was full.
+    /// Number of writes that failed because a manager's disk was full.
     pub(crate) refused_by_disks: u64,
-    /// Orders that managers have taken, and those of which nobody can say so.
+    /// Orders that managers acknowledged, and orders with unknown outcome.
     pub(crate) orders: u64,
     pub(crate) orders_unsure: u64,
     pub(crate) manager_crashes: u64,
-    /// Nodes that were lost with what they had lent, and had to be let in again.
+    /// Nodes that were lost with the memory that they had lent, and had to be admitted again.
     pub(crate) recoveries: u64,
     /// Ticks in which no manager led.
     pub(crate) leaderless: u64,

@@ -1,5 +1,5 @@
-//! What of a space its donors really have, which only a simulation can see: whose loss is nobody's mistake,
-//! what has gone bad and where it is right, whether the shards of coded stripes fit together.
+//! Inspects the donors' real contents of a space, which only a simulation can see. Finds losses that
+//! are no bug, damaged pages and their intact copies, and shards of a stripe that do not fit.
 
 use crate::borrower::{self, Borrower, SEGMENT_PAGES, SEGMENTS};
 use crate::network::{DECAYED, Value};
@@ -10,11 +10,11 @@ use hecaton_space::lookup::Whereabouts;
 use std::collections::BTreeMap;
 
 impl Tenant {
-    /// A page goes bad in one copy, or in all of them.
+    /// Damages a page in one copy, or in all of them.
     pub(crate) fn decay(&mut self, pool: &mut Pool) {
         let (segment, page) = (pool.dice.below(SEGMENTS), pool.dice.below(SEGMENT_PAGES) as u32);
         let (wholly, everywhere) = (pool.dice.below(4) == 0, pool.dice.below(8) == 0);
-        // Its owner knows the page's sum, which this owner of a coded space does not look at.
+        // An owner knows the page's checksum, but the owner of a coded space ignores it here.
         let wholly = wholly && self.code.is_none();
         let Whereabouts::Held(group) = self.owner().map.whereabouts(segment) else { return };
         let places: Vec<Place> = group.whole().collect();
@@ -37,7 +37,7 @@ impl Tenant {
         }
     }
 
-    /// Whether a page that goes bad in one copy is right in another one, which is not about to leave.
+    /// Whether a page damaged in one copy stays right in another copy that is not about to leave.
     fn has_other_copies(&self, pool: &Pool, segment: u64, page: u32, places: &[Place]) -> bool {
         let is_sound = |place: &Place| {
             pool.at(self.last(), *place).stored(place.extent, page).value & DECAYED == 0
@@ -45,7 +45,7 @@ impl Tenant {
         places.len() > 1 && places.iter().all(is_sound) && !self.last().is_tending(segment)
     }
 
-    /// Whether a copy has what is stored for a page. None, if that is not certain or a page of zeros.
+    /// Whether a copy has the stored value of a page. `None` if that is not certain, or zero.
     pub(crate) fn is_right(
         &self,
         pool: &Pool,
@@ -67,7 +67,7 @@ impl Tenant {
         held.collect()
     }
 
-    /// Whatever is there of coded stripes fits together.
+    /// Asserts that the existing shards of each coded stripe fit together.
     pub(crate) fn check_codes(&self, pool: &Pool) {
         let Some(code) = self.code.filter(|_| self.settled && !self.decays) else { return };
         for &stripe in self.recorded.keys() {
@@ -128,7 +128,7 @@ impl Tenant {
         is_right_nowhere && is_out_of_reach
     }
 
-    /// Whether a read that failed was for a page that is right nowhere; it is to be written then.
+    /// Whether a failed read was for one page that is right nowhere. It must then be written.
     pub(crate) fn is_right_nowhere(
         &mut self,
         pool: &Pool,
@@ -144,11 +144,11 @@ impl Tenant {
         is_so
     }
 
-    /// An extent of the segment is gone. The segment may be lost if that was the last one which the
-    /// owner could count on.
+    /// Records that an extent of the segment is gone. The segment may be lost if its owner could
+    /// count on no other extent.
     pub(crate) fn note_loss(&mut self, pool: &Pool, segment: u64) {
         let Some(code) = self.code else { return self.note_loss_of(pool, segment) };
-        // The others of its stripe may depend on it.
+        // The other segments of its stripe may depend on it.
         let stripe = code.shard_of(segment).0;
         for other in code.segments_of(stripe).filter(|other| *other < SEGMENTS) {
             if other == segment || self.is_held(other) {
@@ -162,7 +162,7 @@ impl Tenant {
         owners.into_iter().any(|b| matches!(b.map.whereabouts(segment), Whereabouts::Held(_)))
     }
 
-    /// Whether enough shards of a segment's stripe are there, as a borrower knows it.
+    /// Whether donors hold enough shards of a segment's stripe, as a borrower knows it.
     fn is_decodable(&self, pool: &Pool, borrower: &Borrower, segment: u64) -> bool {
         borrower.map.shards(segment).is_some_and(|shards| {
             let is_there = |(_, at): &&(u64, Whereabouts)| match at {
@@ -181,9 +181,9 @@ impl Tenant {
         let is_left = match owner.map.whereabouts(segment) {
             _ if self.is_decodable(pool, owner, segment) => true,
             Whereabouts::Held(group) => pool.is_any_there(owner, group),
-            // One of its first extents, perhaps the only one that it gets.
+            // The lost extent is one of its first ones, perhaps the only one that it gets.
             Whereabouts::Nowhere => !owner.map.is_taking(segment),
-            // Not found yet. What its predecessor had given up may go at any moment.
+            // Not found yet. Extents that its predecessor gave up may go at any moment.
             Whereabouts::Lost(_) => match borrowers.next() {
                 Some(before) if self.is_decodable(pool, before, segment) => true,
                 Some(before) if let Whereabouts::Held(group) = before.map.whereabouts(segment) => {

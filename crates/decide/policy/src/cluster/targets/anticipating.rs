@@ -9,15 +9,15 @@
 //! - *Failing*: the bid doubles in each period with failed puts, as TCP's slow start does, from
 //!   what failed. Nothing depends on a percentage that is right for one node's size and wrong for
 //!   another's.
-//! - *Fair at any speed*: a large bid is no large share. What is contended is divided evenly, so
-//!   there is no trade-off between adaptability and fairness, which is what the paper's P trades.
+//! - *Fair at any speed*: a large bid is no large share. Contended memory is divided evenly, so
+//!   adaptability costs no fairness. The paper's P trades one for the other.
 //! - *Idle*: a page that is neither stored nor read back in a long time is of no use in memory. A
-//!   consumer cannot have touched more pages than it stored and read, so what it holds beyond that
-//!   is idle, and needs no access bits. Idle pages are bid for no longer, and are taken back when
-//!   somebody else is in want: the paper's own open question (section V-C).
-//! - *In want*: who finds no room waits for its disk, and touches the less of what it holds, which
-//!   would look idle and be taken next. So with it everything has to lie still for longer, counted
-//!   from when the want began.
+//!   consumer cannot have touched more pages than it stored and read, so the rest of its pages are
+//!   idle. That needs no access bits. Idle pages leave the bid, and are taken back when another
+//!   consumer is in want: the paper's own open question (section V-C).
+//! - *In want*: a consumer that finds no room waits for its disk, and touches fewer of its pages.
+//!   They would look idle and be taken next. So its pages must lie still for longer, counted from
+//!   when the want began.
 //! - *Calm*: a bid falls slowly, and a target that would change by little is left as it is.
 //!
 //! Invariants, which the property tests hold (`tests/behaviour/targets.rs`):
@@ -75,16 +75,16 @@ impl Default for Settings {
 /// Failing periods after which a bid does not double any more.
 const DOUBLINGS: u32 = 6;
 
-/// What a consumer in want holds counts as idle after so many times as long.
+/// Factor by which pages of a consumer in want must lie still for longer to count as idle.
 const LONGER_IN_WANT: u64 = 6;
 
-/// Of what a bid is above the estimate, the part that it keeps each period: 3 of 4.
+/// Part of a bid's excess over the estimate that the bid keeps each period: 3 of 4.
 const DECAY: (u64, u64) = (3, 4);
 
 /// A consumer that used a page or more holds so much beyond it: one sixteenth.
 const HEADROOM: u64 = 16;
 
-/// What is remembered of one consumer.
+/// History of one consumer.
 #[derive(Clone, Copy, Debug, Default)]
 struct History {
     used_pages: u64,
@@ -107,7 +107,7 @@ struct History {
 // One for each consumer of the cluster in a simulation of it: `docs/scale.md` counts on that.
 const _: () = assert!(size_of::<History>() == 56);
 
-/// What is remembered of all consumers of a node.
+/// Histories of all consumers of a node, and buffers for the decisions.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     histories: HashMap<ConsumerId, History>,
@@ -205,8 +205,8 @@ impl Memory {
         }
     }
 
-    /// Turns the shares into targets: within a step of what they were, and not moved for little.
-    /// Who gives goes first: what is to be gained is scaled down to what the sum allows.
+    /// Turns the shares into targets: within a step of the present ones, and unmoved for small
+    /// changes. Targets that fall come first. The gains are scaled down to what the sum allows.
     fn move_towards(&mut self, settings: &Settings, situation: &Situation<'_>, minimum: u64) {
         let total = situation.total_pages;
         let step = permille(total, settings.step_permille).max(settings.minimum_pages);

@@ -5,7 +5,7 @@
 //! | [`Policy::GreedyLocal`] | none: who comes first | never |
 //! | [`Policy::GreedyRemote`] | none | a fixed number of pages when a put failed |
 //! | [`Policy::Tlp`] | [`tlp`], the paper's algorithm 2 | by as much as the targets overran |
-//! | [`Policy::Anticipating`] | [`anticipating`], our own | with its statistics, which say what it could use |
+//! | [`Policy::Anticipating`] | [`anticipating`], our own | by `wanted_pages` in its statistics |
 //!
 //! All but the greedy ones keep the sum of the targets within what the node owns.
 
@@ -36,24 +36,24 @@ pub enum Policy {
     Anticipating(anticipating::Settings),
 }
 
-/// What a node knows when it decides.
+/// Input of a node's decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
     /// Pages that its consumers may use (`total_alloc_pages`).
     pub total_pages: u64,
-    /// Of these, pages that the manager has asked for and that are in use.
+    /// Pages of the total that the manager has asked for and that are in use.
     pub owed_pages: u64,
     /// The period that has just ended.
     pub consumers: &'a [ConsumerStatistics],
 }
 
-/// What a node decides.
+/// Outcome of a node's decision.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Decision {
     /// The target of each consumer, in their order; `None`: only free memory limits it.
     pub targets: Vec<Option<u64>>,
-    /// Of each consumer, pages to spill that it has not touched for long and that others are in
-    /// want of.
+    /// Pages that each consumer must spill: it has not touched them for long, and others are in
+    /// want of them.
     pub take_back: Vec<u64>,
     /// Pages to ask the manager for (*Grant-Any*); 0: none.
     pub request_pages: u64,
@@ -98,7 +98,7 @@ fn greedy(situation: &Situation<'_>, request_pages: u64, decision: &mut Decision
     decision.wanted_pages = situation.consumers.iter().map(|consumer| consumer.used_pages).sum();
 }
 
-/// What a consumer without a target starts from: an equal portion (the paper's III-D).
+/// Present target. A consumer without one starts from an equal portion (the paper's III-D).
 fn present_target(situation: &Situation<'_>, consumer: &ConsumerStatistics) -> u64 {
     let portion = situation.total_pages / (situation.consumers.len() as u64).max(1);
     consumer.target_pages.unwrap_or(portion)

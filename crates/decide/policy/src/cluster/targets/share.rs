@@ -11,11 +11,11 @@ pub fn scale_to_fit(shares: &mut [u64], total: u64) {
     }
 }
 
-/// Divides `total` max-min fairly: nobody gets more than its `bid`, and nobody gets more than
-/// another who is left below its bid, except that everybody gets its `floor` first (or its bid, if
-/// that is less). Floors that do not fit are scaled down. What nobody bids for is left over. Both
-/// slices are of one length; `shares` is overwritten. Time: 64 passes over the bids at most, no
-/// sorting and no memory.
+/// Divides `total` max-min fairly. No share exceeds its `bid`, or the share of another bidder that
+/// is left below its bid. But each bidder first gets its `floor` (or its bid, if that is less).
+/// Floors that do not fit are scaled down. Pages that no bid covers are left over. Both slices
+/// are of one length; `shares` is overwritten. Time: 64 passes over the bids at most, no sorting
+/// and no memory.
 pub fn max_min(total: u64, floors: &[u64], bids: &[u64], shares: &mut Vec<u64>) {
     assert_eq!(floors.len(), bids.len(), "one floor for each bid");
     let at_level = |level: u64, at: usize| level.clamp(floors[at].min(bids[at]), bids[at]);

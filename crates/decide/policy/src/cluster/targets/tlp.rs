@@ -1,8 +1,8 @@
 //! The first level of TLP, the paper's two-level policy (algorithm 2).
 //!
-//! A consumer with failed puts gets P % of the node's pages more; one that leaves more than a
-//! threshold of its target unused loses P % of it; when the targets overrun what the node owns, the
-//! difference is asked for and the targets are scaled down (equation 2).
+//! A consumer with failed puts gets P % of the node's pages more. A consumer that leaves more than
+//! a threshold of its target unused loses P % of it. When the targets overrun what the node owns,
+//! the node asks for the difference and scales the targets down (equation 2).
 //!
 //! The paper divides `ttmem / sumtgt` before it multiplies. In integers that is zero, so it is
 //! meant as a real number; here the product comes first, and is rounded down.

@@ -31,7 +31,7 @@ const RECLAIM_S: &str = "400";
 
 pub(super) const HARVEST_VM: &str = "harvest";
 
-/// What the rest of the harvest VM's guest keeps.
+/// Memory that the application leaves to the rest of the harvest VM's guest, in bytes.
 const RESERVE: u64 = 384 << 20;
 
 /// Ended in this order: machines are the caller's, before this.
@@ -42,7 +42,7 @@ pub(super) struct Host {
     dir: PathBuf,
 }
 
-/// What of this host it has, in bytes.
+/// Memory that the agent divides, the part of it that stays free, and its batch, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shares {
     pub(super) managed: u64,
@@ -73,7 +73,7 @@ impl Host {
                 .args(["--manage", &bytes(shares.managed), "--buffer", &bytes(shares.buffer)])
                 .args(["--batch", &bytes(shares.batch)])
                 .args(["--reclaim-patience", RECLAIM_S, "--reclaim-time", RECLAIM_S])
-                // What it says of machines that come and go is no news.
+                // The node would log each machine that comes and goes.
                 .env("HECATON_LOG", "error")
                 .stdin(Stdio::null())
                 .stdout(Stdio::null()),
@@ -101,7 +101,7 @@ impl Host {
 
     /// A machine that has its memory, and runs nothing: it was never told to begin.
     pub(super) fn regular(&self, kit: &Kit, name: &str, bytes: u64) -> anyhow::Result<Guarded> {
-        // What QEMU says when it is ended is no news.
+        // QEMU complains when it is ended; a file takes that, not the terminal.
         let complaints = fs::File::create(self.dir.join(format!("{name}.complaints")))?;
         let memory = ["--regular".to_owned(), "--memory".to_owned(), bytes.to_string()];
         let words = self.create(name, &memory)?;
@@ -140,7 +140,7 @@ impl Host {
                 one.harvested_bytes,
                 one.requested_bytes
             );
-            // What is left over is what cannot be divided.
+            // The rest below this limit cannot be divided.
             let left: u64 = report.nodes.iter().map(|node| node.ledger.unassigned_bytes).sum();
             ensure!(left < 8 * BLOCK_BYTES, "{left} bytes are nobody's");
             Ok(())

@@ -1,9 +1,9 @@
-//! How long regular VMs wait to be created while a harvest VM has what nobody needs: an hour of
-//! arrivals is replayed with buffers of several sizes, as the servers of table 2 of the paper
-//! (section 6.4) and its figure 11.
+//! Measures how long regular VMs wait for creation while a harvest VM holds the memory that is left
+//! over. Replays an hour of arrivals with buffers of several sizes, as the servers of table 2 of
+//! the paper (section 6.4) and its figure 11.
 //!
-//! Once in full size by the broker alone, for ten hosts; and once with real machines under a real
-//! agent, at a 64th of the sizes and in less time.
+//! The broker alone replays the hour in full size, for ten hosts. Real machines under a real agent
+//! replay it at a 64th of the sizes and in less time.
 
 mod host;
 mod model;
@@ -27,23 +27,23 @@ const SCALE: f64 = 64.0;
 /// suffices.
 const BUFFERS_GIB: [f64; 4] = [0.0, 8.0, 32.0, 64.0];
 
-/// Of these, with real machines.
+/// Buffers of the replay with real machines, in GiB of the hour.
 const REPLAYED_GIB: [f64; 3] = [0.0, 8.0, 64.0];
 
 /// Hosts of the ten, with real machines.
 const HOSTS: usize = 2;
 
-/// What a harvest VM gives in a second in the model: in the paper's table 2, and about what an idle
-/// emulated guest gives in the best way ([`super::reclaim`]).
+/// Rates at which a harvest VM gives memory in the model. The first is that of the paper's table 2.
+/// The second is about that of an idle emulated guest in the best way ([`super::reclaim`]).
 const RATES: [(&str, f64); 2] = [("8.5 GB/s", 8.5e9), ("1 GiB/s", (1 << 30) as f64)];
 
-/// What came of it.
+/// Results of the model and of the replay.
 #[derive(Serialize)]
 pub(super) struct Arrivals {
     source: &'static str,
     /// Sizes of the replay are a part of the hour's.
     scale: f64,
-    /// What the replay takes for the hour.
+    /// Seconds in which the replay runs the hour.
     hour_s: f64,
     replayed: Vec<Row>,
     modelled: Vec<Row>,
@@ -60,7 +60,7 @@ struct Row {
     /// The host of the replay; of the model, all ten.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<usize>,
-    /// What the harvest VM gives in a second.
+    /// Rate at which the harvest VM gives memory; only in the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     rate: Option<&'static str>,
     /// In GiB of the hour.
@@ -72,7 +72,7 @@ struct Row {
     p99_s: f64,
     max_s: f64,
     sum_s: f64,
-    /// What harvest VMs had beyond their minima on average, in GiB of the hour.
+    /// Average memory of harvest VMs beyond their minima, in GiB of the hour.
     harvested_gib: f64,
 }
 

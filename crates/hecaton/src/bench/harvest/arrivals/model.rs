@@ -26,12 +26,12 @@ const HARVEST_VM: VmId = VmId(0);
 
 const GIB: f64 = (1 << 30) as f64;
 
-/// What became of an hour.
+/// Result of an hour.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Outcome {
     /// How long each regular VM that came has waited, in seconds.
     pub(super) delays_s: Vec<f64>,
-    /// What the harvest VM had beyond its minimum, on average.
+    /// Average memory of the harvest VM beyond its minimum.
     pub(super) harvested_gib: f64,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Outcome {
 pub(super) fn replay(hour: &Hour, buffer_gib: f64, rate_bytes_s: f64) -> anyhow::Result<Outcome> {
     let settings = Settings {
         buffer_bytes: whole(buffer_gib),
-        // What is asked is how long they wait, not whether somebody would be evicted for it.
+        // The model measures waiting times: the patience is so long that no VM is evicted.
         patience: Duration::from_secs(3600),
         reclaim_time: Duration::from_secs(3600),
         ..Settings::default()
@@ -89,7 +89,7 @@ struct Model {
     broker: Broker,
     host: Host,
     rate_bytes_s: f64,
-    /// What the harvest VM has worked off of its next block.
+    /// Bytes that the harvest VM has given towards its next whole block.
     given_bytes: f64,
     /// When each of the hour's machines came, of those that have not left.
     arrived: Vec<Option<Duration>>,
@@ -202,7 +202,7 @@ impl Model {
     }
 }
 
-/// What a device has, as its guest says and its host finds.
+/// Sets the size that the guest reports for a device, and the size that the host finds.
 fn set_plugged(device: &mut Device, bytes: u64) {
     device.plugged_bytes = bytes;
     device.held_bytes = vec![bytes];

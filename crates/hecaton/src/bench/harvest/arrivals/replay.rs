@@ -29,7 +29,7 @@ const AFTER: Duration = Duration::from_secs(120);
 pub(super) struct Course {
     /// Since the hour began, in its own time.
     pub(super) times_s: Vec<f64>,
-    /// Of each of [`CLASSES`].
+    /// One series for each of [`CLASSES`].
     pub(super) classes: [Vec<f64>; 4],
 }
 
@@ -111,7 +111,7 @@ fn scaled(gib: f64) -> u64 {
     ((gib * f64::from(1 << 30) / SCALE) as u64).next_multiple_of(BLOCK_BYTES)
 }
 
-/// What was seen.
+/// Observations of one replay.
 struct Replayed {
     has_come: Vec<bool>,
     is_there_from_the_start: Vec<bool>,

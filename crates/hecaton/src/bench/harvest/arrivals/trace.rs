@@ -2,14 +2,14 @@
 
 use anyhow::{Context as _, bail};
 
-/// Whose it is: to be shown wherever the hour is.
+/// Attribution of the data: must be shown wherever the hour is shown.
 pub(super) const SOURCE: &str = "Azure Public Dataset V1 (Microsoft, CC-BY 4.0), as prepared by \
                                  huaweicloud/trace_generation_rnn; one hour of 10 of 512 hosts, changed by \
                                  scripts/azure-hour.sh";
 
 const FILE: &str = include_str!("azure-v1-hour.csv");
 
-/// What a host has for virtual machines: the paper's servers have 512 GiB, and keep 64.
+/// Memory of a host for virtual machines: the paper's servers have 512 GiB, and keep 64.
 pub(super) const HOST_GIB: f64 = 448.0;
 
 /// A harvest VM's minimum.
@@ -21,13 +21,13 @@ pub(super) const SECONDS: f64 = 3600.0;
 /// A host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Hour {
-    /// What regular VMs have that are there for all of it.
+    /// Memory of the regular VMs that stay for the whole hour.
     pub(super) staying_gib: f64,
     pub(super) machines: Vec<Regular>,
 }
 
 impl Hour {
-    /// What the others, and harvest VMs, can have.
+    /// Memory for the other regular VMs and for harvest VMs.
     pub(super) fn left_gib(&self) -> f64 {
         HOST_GIB - self.staying_gib
     }

@@ -1,7 +1,6 @@
-//! Whole huge pages: what of the memory that an application has let go of is in pieces that are
-//! worth something to the host, with small and with huge pages. Figure 9 of the paper (section
-//! 6.2), and what figure 9 is for: what the host has by a balloon, which gives pages, and by
-//! virtio-mem, which gives blocks.
+//! Measures how much of the memory that an application gives back is whole huge pages, with small
+//! and with huge pages. Draws figure 9 of the paper (section 6.2). Then measures the memory that
+//! the host gets by a balloon, which gives pages, and by virtio-mem, which gives blocks.
 
 mod holes;
 mod picture;
@@ -30,11 +29,11 @@ use std::{
 /// How long the application may take to give back.
 const READY: Duration = Duration::from_secs(60);
 
-/// What the balloon leaves of the memory that the guest has from its start: QEMU counts no
-/// virtio-mem to what a balloon can take.
+/// Bytes that the balloon leaves of the guest's initial memory. QEMU counts no virtio-mem memory
+/// into the memory that a balloon can take.
 const BALLOON_LEAVES: u64 = 256 << 20;
 
-/// What came of it.
+/// Results, one row for each application.
 #[derive(Serialize)]
 pub(super) struct Fragmentation {
     rows: Vec<Row>,
@@ -53,7 +52,7 @@ struct Row {
     given: Sums,
     /// The host has taken it.
     taken: Sums,
-    /// What the host had of it by the balloon, which then let go again.
+    /// Memory that the host got by the balloon, which was then deflated.
     balloon: Back,
     /// And by virtio-mem.
     virtio_mem: Back,
@@ -61,7 +60,7 @@ struct Row {
     pictures: [String; 3],
 }
 
-/// What the host has again.
+/// Memory that the host got back.
 #[derive(Clone, Copy, Serialize)]
 struct Back {
     asked_bytes: u64,

@@ -1,5 +1,5 @@
-//! A snapshot as figure 9 of the paper draws it: a point for each page, coloured by who has it, 512
-//! pages in a line, so that a line is a huge page's size and a square of 512 lines 1 GiB.
+//! Draws a snapshot as figure 9 of the paper does: one point for each page, coloured by its owner.
+//! A line of 512 pages is a huge page's size, and a square of 512 lines is 1 GiB.
 
 use crate::bench::program::pages::Owner;
 use std::fmt::Write as _;
@@ -62,7 +62,7 @@ mod tests {
             svg.contains("class=\"l0\" style=\"stroke-width:1\" d=\"M0 .5m3 0h2m4 0h1m-9 1h1\""),
             "{svg}"
         );
-        // What is free is the rest; and nobody else is there.
+        // Free pages fill the rest, and no other owner has any.
         assert!(svg.contains("d=\"M0 .5m0 0h3m2 0h4m1 0h502m-512 1h1m1 0h510\""), "{svg}");
         assert_eq!(svg.matches("<path").count(), 2);
     }

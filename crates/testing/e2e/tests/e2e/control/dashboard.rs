@@ -1,4 +1,4 @@
-//! What an administrator sees of a cluster, and does to it, in a browser and in a terminal.
+//! Tests the administrator's view and actions in a browser, and `hecaton top` in a terminal.
 
 use crate::{
     harness::{
@@ -20,13 +20,13 @@ use std::{
     thread,
 };
 
-/// The text of an element in the donors' table.
+/// Script with a function `row`: the text of a donor's row in the donors' table.
 const fn donor_row() -> &'static str {
     "const row = name => document.querySelector(`#donors tr[data-key=\"${name}\"]`)?.innerText ?? '';"
 }
 
-/// A program runs, a donor is killed, another one drains: all of it is on the page, and the drain
-/// begins when it is confirmed and not before.
+/// The page shows a running program, a killed donor and a draining donor. The drain begins when it
+/// is confirmed and not before.
 pub(crate) fn in_a_browser() -> TestResult {
     if let Some(reason) = browser::none_here() {
         return Ok(Outcome::Skipped(reason));
@@ -125,8 +125,8 @@ pub(crate) fn in_a_browser() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Text whose contrast with what is behind it is less than the 4.5 to 1 of the Web Content Accessibility Guidelines
-/// 2.1 (1.4.3); how much text there is; and how light the page's ground is, of 255.
+/// Finds text with less contrast than the 4.5 to 1 of the Web Content Accessibility Guidelines 2.1
+/// (1.4.3). Also returns the number of texts, and the lightness of the page's ground (0 to 255).
 const FAINT_TEXT: &str = r#"
 const rgba = text => { const n = text.match(/[\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
 const light = colour => {
@@ -161,7 +161,7 @@ fn process_of(cluster: &Cluster, donor: &str) -> anyhow::Result<u32> {
     Ok(u32::try_from(pid.with_context(|| format!("no process of {donor}: {status}"))?)?)
 }
 
-/// `hecaton top` shows the cluster, and leaves the terminal as it was by key and by signal.
+/// `hecaton top` shows the cluster. It restores the terminal when a key or a signal ends it.
 pub(crate) fn in_a_terminal(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing("script") {
         return Ok(Outcome::Skipped(reason));
@@ -199,7 +199,7 @@ pub(crate) fn in_a_terminal(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Reads in a thread of its own, so that what is never said is not waited for without end.
+/// Reads in a thread of its own, so that the wait for missing output can time out.
 fn read_on(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (tell, said) = channel();
     thread::spawn(move || {

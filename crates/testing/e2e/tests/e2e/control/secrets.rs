@@ -1,4 +1,4 @@
-//! What is in the logs when as much is logged as can be: nothing that is secret.
+//! Tests that the most verbose log contains no secret.
 
 use crate::{
     harness::{
@@ -18,16 +18,16 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// All that there is.
+/// The most verbose filter of the log.
 const FILTER: &str = "trace";
 
-/// A text that stands in no log, and whose it is.
+/// A text that no log may contain, and its owner.
 struct Secret {
     whose: String,
     text: String,
 }
 
-/// Bytes in the ways in which a program may print them.
+/// Bytes in each form in which a program may print them.
 fn printed(whose: &str, bytes: &[u8]) -> Vec<Secret> {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let list = format!("{bytes:?}");
@@ -51,10 +51,10 @@ fn from_base64(text: &str) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What is secret in the file of a private key (PKCS #8, of an elliptic curve): its lines, and its number in whatever
-/// way it is printed, alone or with what stands around it.
+/// Secrets in a private key's file (PKCS #8, elliptic curve): its lines, and its number in each
+/// printed form. They are found alone or with the bytes around them.
 fn of_key(file: &Path) -> anyhow::Result<Vec<Secret>> {
-    // An octet string of 32 bytes, the first in a key of version 1 (RFC 5915).
+    // Start of the octet string of 32 bytes that comes first in a key of version 1 (RFC 5915).
     const BEFORE: &[u8] = &[0x02, 0x01, 0x01, 0x04, 0x20];
     let whose = file.display().to_string();
     let pem = fs::read_to_string(file).with_context(|| whose.clone())?;
@@ -64,7 +64,7 @@ fn of_key(file: &Path) -> anyhow::Result<Vec<Secret>> {
     let at = at.with_context(|| format!("{whose} is no key of an elliptic curve"))? + BEFORE.len();
     let number = der.get(at..at + 32).context("it is cut off")?;
     let mut secrets = printed(&whose, number);
-    // What comes after these lines is the public key.
+    // The public key follows after these lines.
     let lines = body.iter().take(2);
     secrets.extend(lines.map(|line| Secret { whose: whose.clone(), text: (*line).to_owned() }));
     for leak in [format!("key: {der:?}"), format!("key: {pem:?}")] {
@@ -77,7 +77,7 @@ fn told<'a>(log: &str, secrets: &'a [Secret]) -> Option<&'a Secret> {
     secrets.iter().find(|secret| log.contains(&secret.text))
 }
 
-/// All keys below a directory.
+/// Collects all keys below a directory.
 fn keys_in(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -91,8 +91,8 @@ fn keys_in(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nodes that join with a token, an encrypted program whose pager is killed, an encrypted volume, commands of an
-/// administrator, and some who are refused: all of it with the most verbose log.
+/// Nodes join with a token, and one is refused. A pager of an encrypted program is killed. An
+/// encrypted volume and an administrator's commands run. All of it has the most verbose log.
 pub(crate) fn are_in_no_log() -> TestResult {
     if let Some(reason) = missing("nbdcopy") {
         return Ok(Outcome::Skipped(reason));
@@ -169,7 +169,7 @@ pub(crate) fn are_in_no_log() -> TestResult {
 
     let mut keys = Vec::new();
     keys_in(cluster.file("").as_path(), &mut keys)?;
-    // Of the authority, the manager, the administrator and two nodes.
+    // Keys of the authority, the manager, the administrator and two nodes.
     ensure!(keys.len() >= 5, "there are only {keys:?}");
     let mut secrets = Vec::new();
     for key in &keys {
@@ -182,7 +182,7 @@ pub(crate) fn are_in_no_log() -> TestResult {
     secrets.extend(printed("the token", &bytes?));
 
     let log = String::from_utf8_lossy(&fs::read(cluster.file("log"))?).into_owned();
-    // The manager and all nodes, donors, pagers and volumes' processes, the authority, and a pager that was killed.
+    // Log of authority, manager, nodes, donors, volumes and pagers, with the killed pager.
     for word in
         ["TRACE rustls", "axum", "hecaton_donor", "hecaton_space", "hecaton_node", "took a node in"]
     {
@@ -196,7 +196,7 @@ pub(crate) fn are_in_no_log() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// One that comes with a token that others have used.
+/// Starts a node with a token that other nodes have used up.
 fn node_that_is_late(url: &str, token: &Path, cluster: &Cluster) -> anyhow::Result<Running> {
     let mut command = Command::new(hecaton()?);
     command.args(["node", "--name", "c", "--manager", url, "--join"]).arg(token);

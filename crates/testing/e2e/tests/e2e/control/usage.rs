@@ -1,4 +1,4 @@
-//! What is wrong is said in one line, with the right exit status, and nothing is left behind.
+//! Tests that bad input gives one clear line, the right exit status and no leftovers.
 
 use crate::harness::{
     Outcome, TestResult,

@@ -1,4 +1,4 @@
-//! What never needs to be fetched or sent, is not.
+//! Tests that zero pages are not transferred, and that clean pages are not sent again.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -8,13 +8,13 @@ use crate::harness::{
 use anyhow::ensure;
 use serde_json::Value;
 
-/// Pages of the programs here.
+/// Pages that each program writes: 64 MiB.
 const PAGES: u64 = 16 << 10;
 
 /// Other memory of the interpreter, which is paged too.
 const SLACK: u64 = 4 << 10;
 
-/// Twice as much memory as is local, each page written with zeros, read, and again.
+/// Two sweeps over twice as much memory as is local: each writes zeros to all pages and reads them.
 const ZEROS: &str = "
 size = 64 << 20
 memory = bytearray(size)
@@ -53,7 +53,7 @@ pub(crate) fn zero_pages_and_clean_pages_are_not_sent(cluster: &Cluster) -> Test
         ensure!(count(&zeros, counter) < SLACK, "{counter}: {zeros}");
     }
     let clean = pager(CLEAN)?;
-    // Half of the pages, or more, come in for each of the four sweeps, and leave as they came.
+    // At least half of the pages are fetched in each of the four sweeps, and evicted clean.
     ensure!(count(&clean, "pages_in") > PAGES, "{clean}");
     ensure!(count(&clean, "pages_dropped_clean") > PAGES / 2, "{clean}");
     ensure!(count(&clean, "pages_out") < PAGES + SLACK, "{clean}");

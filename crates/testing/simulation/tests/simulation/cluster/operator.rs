@@ -1,5 +1,5 @@
-//! Who tells managers what donors are to do, and knows what was promised: what is acknowledged holds until the
-//! next order; of what failed nobody can say whether it was taken.
+//! Gives managers orders for donors, and remembers which orders must hold.
+//! An acknowledged order holds until the next one. A failed order may or may not have been taken.
 
 use super::{Body, Letter, OPERATOR, Reply, Request, manager_host};
 use crate::borrower::donor_name;
@@ -8,10 +8,10 @@ use crate::network::Network;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How long a manager may take: longer than a letter does that is not lost.
+/// Time limit of a reply: longer than any letter takes that is not lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Most orders that wait.
+/// Maximum of waiting orders.
 const MOST_ORDERS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) enum Order {
     Limit(Option<u64>),
 }
 
-/// What one donor may have been told last.
+/// Last orders that one donor may have been given.
 #[derive(Debug)]
 struct Told {
     draining: Vec<bool>,
@@ -31,11 +31,11 @@ struct Told {
 struct Ordering {
     donor: usize,
     order: Order,
-    /// It is given again until a manager says that it is done.
+    /// Whether the order is repeated until a manager acknowledges it.
     insists: bool,
     call: u64,
     until: Duration,
-    /// Some manager may have taken it.
+    /// Whether some manager may have taken the order.
     is_unsure: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Operator {
     told: Vec<Told>,
     /// One order at a time.
     ordering: Option<Ordering>,
-    /// Those that follow, each as soon as the one before is answered.
+    /// Orders that follow, each as soon as the previous order is over.
     next: VecDeque<Ordering>,
     managers: usize,
     asks: usize,
@@ -67,7 +67,7 @@ impl Operator {
         }
     }
 
-    /// Gives an order, after those that were given before.
+    /// Queues an order after the earlier ones. Drops it if [`MOST_ORDERS`] orders wait.
     pub(super) fn order(&mut self, donor: usize, order: Order, insists: bool) {
         if self.next.len() < MOST_ORDERS {
             let (call, until, is_unsure) = (0, Duration::ZERO, false);
@@ -79,13 +79,13 @@ impl Operator {
         self.ordering.is_none() && self.next.is_empty()
     }
 
-    /// Whether a donor does what it was told last, as far as anybody can say what that is.
+    /// Whether a donor's state matches an order that may be its last one.
     pub(super) fn is_obeyed(&self, donor: usize, draining: bool, limit: Option<u64>) -> bool {
         let told = &self.told[donor];
         told.draining.contains(&draining) && told.limits.contains(&limit)
     }
 
-    /// What the donors may have been told.
+    /// Describes the orders that the donors may have been given.
     pub(super) fn words(&self) -> String {
         format!("{:?} {:?}", self.told, self.ordering)
     }
@@ -135,7 +135,7 @@ impl Operator {
         }
         if let Some(ordering) = &mut self.ordering {
             match ordering.insists {
-                // Not before that long, or it could be taken by two managers at once.
+                // Not before the time limit, or two managers could take the order at once.
                 true => ordering.until = ordering.until.max(now),
                 false => self.give_up(),
             }

@@ -135,7 +135,7 @@ enum Hope {
     Good,
     /// The connection broke, and no request has needed another one since.
     Fair,
-    /// Requests already wait for the donor, without an answer.
+    /// The donor has been silent for the failover time, or its last attempt to connect failed.
     None,
 }
 

@@ -1,6 +1,6 @@
 //! Keeps a space's key and the seals of its pages in memory that outlives the process.
 //!
-//! Key and seals together open the pages that donors hold sealed. Beside the memory of the process
+//! Key and seals together open the pages that donors hold sealed. Besides the memory of the process
 //! that uses it, this table is the only place of the key. The key goes where the table goes: to the
 //! node, which keeps the table for the next process, and nowhere else. When the last of them closes
 //! the file, the kernel frees its memory.

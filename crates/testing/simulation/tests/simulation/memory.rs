@@ -83,8 +83,8 @@ impl Memory {
         self.moving = Some(Moving { lent, to_file, noted, done_ms: now_ms + MOVE_MS });
     }
 
-    /// Ends the move if it is due and the extent still exists. Nothing moves if the file has less
-    /// room than the extent needs: the disk is full or has failed.
+    /// Ends the move if it is due and the extent still exists. Nothing moves to the file
+    /// if it has less room than the extent needs: the disk is full or has failed.
     pub(crate) fn end(
         &mut self,
         now_ms: u64,

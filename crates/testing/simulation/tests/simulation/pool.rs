@@ -10,7 +10,7 @@ use hecaton_space::group::{Group, Place};
 use hecaton_transport::protocol::{PageState, Refusal};
 use std::time::Duration;
 
-/// Failures of a run, beside those of messages.
+/// Failures of a run, besides those of messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Conditions {
     /// Whether donors drain, or want some of their memory back, so that segments move.

@@ -1,4 +1,4 @@
-//! Inspects the donors' real contents of a space, which only a simulation can see. Finds losses that
+//! Inspects what donors really hold of a space, which only a simulation can see. Finds losses that
 //! are no bug, damaged pages and their intact copies, and shards of a stripe that do not fit.
 
 use crate::borrower::{self, Borrower, SEGMENT_PAGES, SEGMENTS};

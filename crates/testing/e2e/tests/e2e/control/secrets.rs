@@ -92,7 +92,7 @@ fn keys_in(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
 }
 
 /// Nodes join with a token, and one is refused. A pager of an encrypted program is killed. An
-/// encrypted volume and an administrator's commands run. All of it has the most verbose log.
+/// encrypted volume and an administrator's commands run. All use the most verbose log.
 pub(crate) fn are_in_no_log() -> TestResult {
     if let Some(reason) = missing("nbdcopy") {
         return Ok(Outcome::Skipped(reason));

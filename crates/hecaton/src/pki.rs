@@ -37,11 +37,11 @@ pub(crate) struct InitArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct IssueArgs {
-    /// Whose it is: a node's name in the cluster, or any name
+    /// Owner of the certificate: a node's name in the cluster, or any name
     name: String,
-    /// What it allows: manager, to serve the control plane; node, to lend and borrow under that
-    /// name; admin, to look and give orders; read-only, to look, and to read volumes; export, to
-    /// serve volumes to other hosts; client, to use them
+    /// Rights of its owner. manager: serve the control plane; node: lend and borrow under that
+    /// name; admin: look and give orders; read-only: look, and read volumes; export: serve volumes
+    /// to other hosts; client: use volumes
     #[arg(long, default_value = "node", value_parser = |text: &str| text.parse::<Role>())]
     role: Role,
     /// Where a manager, or one that serves volumes, is reached, a name or an address; can be given
@@ -66,7 +66,7 @@ pub(crate) struct IssueArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct RevokeArgs {
-    /// Whose certificates
+    /// Owner of the certificates
     name: String,
     /// The authority's directory
     #[arg(long, value_name = "DIR", default_value = "pki")]
@@ -103,7 +103,7 @@ pub(crate) struct TokenArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Where it listens; port 0 takes a free one. Whoever comes has to show a token, and says
+    /// Where it listens; port 0 takes a free one. A node that joins must show a token; it sends
     /// nothing before this authority has shown its certificate
     #[arg(long, value_name = "ADDRESS")]
     listen: SocketAddr,

@@ -76,7 +76,7 @@ impl CopyArgs {
     }
 }
 
-/// What programs and machines want of the pool.
+/// Arguments of programs and machines that choose their part of the pool.
 #[derive(clap::Args)]
 pub(crate) struct PoolArgs {
     #[command(flatten)]

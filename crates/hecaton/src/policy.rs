@@ -12,7 +12,7 @@ use hecaton_policy::cluster::targets::{GREEDY_REQUEST_PAGES, tlp};
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// Who may hold how much of the pool.
+/// Commands about the policy that divides the pool.
 #[derive(Subcommand)]
 pub(crate) enum Policy {
     /// Shows the policy by which the pool is divided
@@ -96,11 +96,11 @@ pub(crate) struct SetArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
-    /// Everybody may hold what it gets
+    /// No limit: each consumer holds what it gets
     None,
-    /// Nodes use what they lend themselves; who comes first has it
+    /// Nodes use what they lend themselves; the first to ask gets it
     GreedyLocal,
-    /// Who comes first has it, and a node without room asks for other nodes' share
+    /// The first to ask gets it, and a node without room asks for other nodes' share
     GreedyRemote,
     /// The two-level policy of the vMCA paper
     Tlp,

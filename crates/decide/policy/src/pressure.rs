@@ -131,8 +131,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the host does: what is missing is wanted back, nothing is while nothing is
-        /// missing, and the limit never rises within the time of calm after something was missing.
+        /// On any host: missing memory puts the limit at least as much below the memory in use.
+        /// Without it the limit does not fall. The limit rises only after [`CALM`] without it.
         #[test]
         fn the_limit_follows_the_host(
             steps in prop::collection::vec((0u64..8, 0u64..40, 0u64..20), 1..100),

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// Size of the swap device.
     #[arg(long)]
     swap: Size,
-    /// What is swapped to.
+    /// The kind of swap device.
     #[arg(long, value_enum, default_value_t = Kind::Disk)]
     method: Kind,
     /// Seconds after which the command is ended.

@@ -46,11 +46,11 @@ pub(crate) enum Bench {
     /// A volume beside nbdkit and qemu-storage-daemon, which have their data in their own memory:
     /// over NBD, and as drives over vhost-user.
     Block(block::Args),
-    /// What deciding who may hold how much costs in a large cluster, beside one pass over its
+    /// Measures the decisions on targets and grants in a large cluster, beside one pass over its
     /// statistics.
     Policy(control::policy::Args),
-    /// What a manager's process takes for thousands of nodes that say each second how they are,
-    /// over mutual TLS.
+    /// Measures the manager's processor time and memory while thousands of nodes report to it each
+    /// second, over mutual TLS.
     Manager(control::manager::Args),
     /// Runs one command under a memory limit and on a swap device, to compare with `hecaton run`.
     Limited(limited::Args),
@@ -62,7 +62,7 @@ pub(crate) enum Bench {
 /// The standard's directory for large temporary files; the other one, `/tmp`, is often in memory.
 const DISK: &str = "/var/tmp";
 
-/// What every bench takes.
+/// Arguments of every bench.
 #[derive(clap::Args)]
 pub(crate) struct Common {
     /// Prints one JSON object instead of a table.

@@ -7,7 +7,7 @@ use hecaton_node::agent::AgentConfig;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the agent is to do.
+/// Arguments of the agent.
 #[derive(clap::Args)]
 pub(crate) struct AgentArgs {
     /// Has harvest VMs, and what --lend lends, use the memory of this host that no regular virtual

@@ -16,8 +16,8 @@ pub(crate) const MIN_LEND_BYTES: u64 = 64 << 20;
 /// Arguments that choose the memory to lend.
 #[derive(clap::Args)]
 pub(crate) struct MemoryArgs {
-    /// Lends the memory of this NUMA node alone; with `all`, that of all nodes, each in proportion
-    /// to what it has free
+    /// Lends the memory of this NUMA node alone; with `all`, that of all nodes, in proportion to
+    /// the free memory of each, or with --agent to its whole memory
     #[arg(long, value_name = "NODE|all", default_value = "all", requires = "lend")]
     numa: Numa,
     /// Lends huge pages of 2 MiB, which the host must have set aside (sysctl vm.nr_hugepages); they

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     daemon: Daemon,
 }
 
-/// What is asked of nodes that run.
+/// Commands about running nodes.
 #[derive(clap::Subcommand)]
 enum Action {
     /// Lists the nodes of the cluster
@@ -49,7 +49,7 @@ enum Action {
     Recall(recall::Args),
 }
 
-/// What this host is to be.
+/// Arguments of the node daemon.
 #[derive(clap::Args)]
 struct Daemon {
     /// The manager of the cluster, or several with commas between [default: HECATON_MANAGER]; with
@@ -76,8 +76,8 @@ struct Daemon {
     /// name, and near donors are taken before far ones
     #[arg(long, value_name = "RACK/CHASSIS", value_parser = location)]
     location: Option<String>,
-    /// Where the node's donor serves pages; port 0 takes a free one. Of several, each after the
-    /// first has the next port
+    /// Where the node's donor serves pages; port 0 takes a free one. Each further donor
+    /// takes the next port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", requires = "lend")]
     listen: SocketAddr,
     #[command(flatten)]

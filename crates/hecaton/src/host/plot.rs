@@ -39,7 +39,7 @@ const HEIGHT: f64 = 380.0;
 /// Arguments of `hecaton host plot`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What `hecaton host watch --json` has printed
+    /// Output of `hecaton host watch --json`
     #[arg(value_name = "FILE")]
     recording: PathBuf,
     /// The report, one file that is complete in itself

@@ -20,7 +20,7 @@ const AWAY_PATIENCE: Duration = Duration::from_secs(60);
 /// Without a terminal, a line now and then.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Whom it is about, and how long and in what form it is shown.
+/// The donor to watch, and the time and form in which its progress is shown.
 #[derive(clap::Args)]
 pub(crate) struct WatchArgs {
     /// The donor; that of `hecaton node` has the node's name

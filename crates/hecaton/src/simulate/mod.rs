@@ -6,7 +6,7 @@ mod results;
 
 use std::process::ExitCode;
 
-/// What is simulated.
+/// Simulations.
 #[derive(clap::Subcommand)]
 pub(crate) enum Simulate {
     /// Memory policies side by side, in the scenarios of the vMCA paper and two more

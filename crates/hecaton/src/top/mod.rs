@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Prints one JSON object, and ends
     #[arg(long, conflicts_with = "once")]
     json: bool,
-    /// What consumers are sorted by at first
+    /// Order of consumers at the start
     #[arg(long, value_name = "ORDER", value_enum, default_value_t = Order::Faults)]
     sort: Order,
     #[command(flatten)]

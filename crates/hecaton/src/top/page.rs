@@ -29,7 +29,7 @@ const PARTS: [(char, Color, &str); 6] = [
     ('╱', Color::Yellow, "borrowed"),
 ];
 
-/// What consumers are sorted by.
+/// Order of consumers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Order {
     /// Faults a second, most first

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     cluster: ClusterArgs,
     /// The domain's name
     domain: String,
-    /// What libvirt does; nothing is waited for but `prepare`
+    /// The operation of libvirt; only `prepare` waits
     operation: String,
     /// libvirt's further words
     words: Vec<String>,

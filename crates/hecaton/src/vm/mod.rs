@@ -44,7 +44,7 @@ pub(crate) enum Vm {
     /// Prints the script that has libvirt start a domain once this host's agent has room for it:
     /// for /etc/libvirt/hooks/qemu
     LibvirtHook(admit::HookArgs),
-    /// What that script runs: waits until a domain that libvirt is about to start is admitted
+    /// Waits until a domain that libvirt is about to start is admitted; run by that script
     Admit(admit::Args),
 }
 

@@ -129,8 +129,8 @@ pub(crate) struct ExportArgs {
     #[arg(long)]
     read_only: bool,
     /// Has clients of the NBD protocol speak TLS, and shows them the certificate in this directory,
-    /// which `hecaton pki issue --role export` makes; they show one of role client or admin, or of
-    /// role read-only, with which they may not write
+    /// which `hecaton pki issue --role export` makes. Clients show one of role client or admin, or
+    /// of role read-only, which may not write
     #[arg(long, value_name = "DIR", conflicts_with_all = ["vhost_user", "fuse", "ublk"])]
     tls: Option<PathBuf>,
     /// Takes an address that other hosts can reach, though nothing is encrypted or authenticated

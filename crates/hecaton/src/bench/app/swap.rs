@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-/// What pages are swapped out to.
+/// The swap device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(in crate::bench) enum Kind {
     /// A swap file.

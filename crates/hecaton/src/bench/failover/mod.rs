@@ -46,8 +46,8 @@ pub(crate) struct Args {
     /// One that is never reached shows what donors can do.
     #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_value = "950M,1T")]
     copying: Vec<Size>,
-    /// What the link of each host carries each way, in Gbit/s; without it, as much as this machine
-    /// can copy.
+    /// Limits the link of each host to this rate each way, in Gbit/s; without it, the machine's
+    /// speed of copying is the limit.
     #[arg(long, value_name = "GBITS", value_parser = clap::value_parser!(u16).range(1..=1000))]
     link: Option<u16>,
     #[command(flatten)]

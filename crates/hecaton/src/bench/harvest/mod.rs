@@ -37,10 +37,10 @@ use std::{
 pub(crate) struct Args {
     #[command(flatten)]
     kit: KitArgs,
-    /// What a guest has to give each time.
+    /// Memory that a guest gives back in each round.
     #[arg(long, default_value = "1G")]
     reclaim: Size,
-    /// What is asked for at once, in ways that have batches.
+    /// Memory asked for at once, in ways that have batches.
     #[arg(long, default_value = "256M")]
     batch: Size,
     /// How often everything is measured; the medians are reported.
@@ -72,14 +72,14 @@ pub(crate) struct Args {
     place: Place,
 }
 
-/// What is measured.
+/// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Part {
     /// One guest, in all ways and under all loads.
     Reclaim,
     /// Several guests at the same time.
     Together,
-    /// What is in whole huge pages of what an application gives.
+    /// The share of whole huge pages in the memory that an application gives back.
     Fragmentation,
     /// Regular VMs that come and go.
     Arrivals,

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Where the two files are.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// What its memory is made of.
+    /// The pages that the program allocates.
     #[arg(long, value_enum)]
     pages: Pages,
 }

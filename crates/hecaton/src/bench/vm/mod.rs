@@ -46,16 +46,16 @@ pub(crate) struct Args {
     common: Common,
 }
 
-/// What is measured.
+/// A part of the bench.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum Part {
     /// mbw, as in figure 7 of the Hecatonchire paper.
     Copying,
     /// A database, as in its table 2.
     Queries,
-    /// What a fault costs a guest.
+    /// The cost of a fault to a guest.
     Faults,
-    /// What one guest's storm costs another.
+    /// The cost of one guest's storm to another guest.
     Fairness,
 }
 

@@ -12,7 +12,7 @@ use std::{
     process::exit,
 };
 
-/// Of a child that has found something else than it should.
+/// Exit status of a child that found wrong memory.
 const WRONG: i32 = 77;
 
 fn main() {

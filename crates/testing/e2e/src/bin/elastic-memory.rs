@@ -17,7 +17,7 @@ use std::{
 
 const MIB: usize = 1 << 20;
 
-/// What is left to everything else that it has.
+/// Bytes of a target that are kept for the program's other memory.
 const REST: usize = 32 * MIB;
 
 type Held = Arc<Mutex<Vec<u8>>>;

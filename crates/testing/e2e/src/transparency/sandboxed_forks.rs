@@ -32,7 +32,7 @@ fn main() {
             "files" => with_shared_descriptors(|| in_child(&mut memory, round)),
             _ => fork_and(|| in_child(&mut memory, round)),
         };
-        // What moves meanwhile is the parent's affair.
+        // The parent writes meanwhile: its writes must not reach the child.
         (0..PAGES).step_by(3).for_each(|page| memory.write(page));
         wait_for(child);
         memory.verify_all();

@@ -46,8 +46,8 @@ pub(crate) fn is_as_described() -> TestResult {
     let url = ready["manager"].as_str().unwrap_or_default().to_owned();
     let mut command = Command::new(fuzzer);
     command.args(["run", &format!("{url}/api/openapi.json"), "--no-color"]);
-    // What the children of a node count is not described to the last figure: not all that fits the
-    // description of a report is one.
+    // The description leaves out statistics of a node's donors and consumers. The manager
+    // therefore rejects some reports that fit the description.
     command.args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"]);
     command.args(["--phases", "examples,coverage,fuzzing"]);
     command.args(["--max-examples", "60", "--seed", "1", "--warnings", "off"]);

@@ -22,17 +22,18 @@ use std::{
 
 const PAGE: u64 = 4096;
 
-/// What the nodes lend: the first, which has the program, less than that needs from the beginning.
+/// Bytes that each node lends. The first node runs the program, and lends less than the program
+/// needs from its start.
 const LENDS: [u64; 2] = [64 << 20, 200 << 20];
 
-/// What all lend.
+/// Pages that both nodes lend.
 const POOL_PAGES: u64 = (LENDS[0] + LENDS[1]) / PAGE;
 
 /// About as much as the program grows by at a time.
 const REQUEST_PAGES: u64 = 1000;
 
-/// What is granted before anything is killed: more than a manager that has forgotten it could grant
-/// again before that is looked for. Less than the program would hold.
+/// Pages that are granted before the first kill. A manager that forgot them could not grant as many
+/// again before the test checks the grants. The program would hold more.
 const GRANTED_PAGES: u64 = 6 * REQUEST_PAGES;
 
 /// A manager that has started anew listens to quotas for so long, in milliseconds, and a round and
@@ -46,15 +47,13 @@ const GRANTING: Duration = Duration::from_millis(2500);
 /// How long a step that is to kill may keep the test waiting: some rounds of the manager.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// What the manager writes with, and where it is killed: at the first of these system calls since
-/// the order, at the second, and so on until all is over without that. A kind is counted for
-/// itself, which tells them apart.
+/// System calls by which the manager writes, and the counts at which it is killed. The count of
+/// each system call starts with the order. The counts grow until a run ends without a kill.
 ///
 /// - `pwrite64`, `fdatasync`: each step of the commit that an order waits for;
-/// - `writev`: the order's answer, then those to heartbeats. That is what a grant is made of: the
-///   answer to the node that asks, before or after that to the node that gives. They come twice a
-///   second, to either of the manager's two threads, so that the later ones are looked at with
-///   gaps.
+/// - `writev`: the answer to the order, then the answers to heartbeats. A grant consists of two
+///   such answers, in either order: one to the node that asks, one to the node that gives. Two
+///   heartbeats a second reach either of the manager's two threads, so the later counts have gaps.
 const STEPS: [(&str, &[u64]); 3] = [
     ("pwrite64", &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
     ("fdatasync", &[1, 2, 3, 4]),
@@ -265,7 +264,7 @@ fn kill_at(id: u32, call: &str, nth: u64) -> anyhow::Result<Result<Running, Stri
     if !line.contains("attached") {
         return Ok(Err(format!("processes cannot be traced here: {}", line.trim())));
     }
-    // What it says of further threads is not to stop it.
+    // A full pipe must not stop strace: drain its messages about further threads.
     thread::spawn(move || said.read_to_end(&mut Vec::new()));
     Ok(Ok(tracer))
 }
@@ -292,7 +291,8 @@ pub(crate) fn are_made_once_wherever_the_manager_is_killed(cluster: &Cluster) ->
         for &nth in steps {
             let what = format!("killed at {call} {nth}");
             if call == "writev" {
-                // What the disk does is over before anybody is granted anything.
+                // An order's disk writes end before the manager grants memory: only the steps of
+                // `writev` must settle first.
                 granted = hosts.settled(granted)?[0];
             }
             let tracer = match kill_at(hosts.manager.id(), call, nth)? {
@@ -320,7 +320,7 @@ pub(crate) fn are_made_once_wherever_the_manager_is_killed(cluster: &Cluster) ->
                     Ok(if is_granted(&quotas) { Ok(()) } else { Err(format!("{quotas:?}")) })
                 })?;
             }
-            // Who is killed before it answers is being killed.
+            // A manager that did not answer is being killed: wait for its end.
             let is_killed = match is_answered {
                 true => hosts.is_killed()?,
                 false => hosts.manager.wait(PATIENCE, || Ok(())).map(|_| true)?,

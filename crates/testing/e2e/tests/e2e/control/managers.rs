@@ -71,7 +71,7 @@ fn members(scratch: &Path, clients: &[String]) -> anyhow::Result<Several> {
             command.args(["--name", &format!("m{index}"), "--initial-cluster", &initial]);
             command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
             command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-            // What is tried is not what a power failure leaves.
+            // The test simulates no power failure, so etcd need not sync its files.
             command.arg("--data-dir").arg(&data).arg("--unsafe-no-fsync");
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             Ok(command)
@@ -109,9 +109,9 @@ fn told_limit(status: &Value) -> Option<u64> {
     donor["stats"]["told_limit_bytes"].as_u64()
 }
 
-/// The leader is killed, sleeps for longer than its lease, and etcd loses a member and then its
-/// majority: one manager leads at most, an order that was taken is never forgotten, nor is the
-/// policy, and a program notices nothing.
+/// Kills the leader, stops the next leader for longer than its lease, and kills one member of etcd
+/// and then a second. At most one manager leads at a time. The managers keep each order that one of
+/// them has taken, and the policy. A program notices nothing.
 pub(crate) fn take_turns() -> TestResult {
     if let Some(reason) = missing("etcd") {
         return Ok(Outcome::Skipped(reason));
@@ -194,7 +194,7 @@ pub(crate) fn take_turns() -> TestResult {
         let mut nodes = status["nodes"].as_array().into_iter().flatten();
         Ok(nodes.all(|node| node["state"] == "up"))
     })?;
-    // What is refused while etcd chooses its own leader is asked again, as commands do.
+    // A manager answers 503 while etcd elects its own leader: retry, as commands do.
     until("an order is taken with most of etcd", PATIENCE, || {
         let current = leader(&urls, |_| true)?;
         match ureq::delete(format!("{}/v1/donors/{DONOR}/limit", urls[current])).call() {

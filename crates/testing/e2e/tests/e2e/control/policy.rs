@@ -15,8 +15,8 @@ use std::{
 
 const PAGE: u64 = 4096;
 
-/// What the node of the programs lends: an equal half is less than a program would hold, and more
-/// than it must.
+/// Memory that the node of the two programs lends. Half of it is less than one program would hold,
+/// and more than one must hold.
 const LENDS: &str = "112M";
 const LENDS_PAGES: u64 = (112 << 20) / PAGE;
 
@@ -141,7 +141,8 @@ pub(crate) fn start_manager(
     Ok((manager, ready["manager"].as_str().context("no URL")?.to_owned()))
 }
 
-/// What each consumer holds, and may hold; `None` where nothing limits one of them.
+/// Pages of the pool that each consumer holds, and its target in pages. `None` if a consumer
+/// reports no target.
 fn held_and_targets(status: &Value) -> Option<Vec<(u64, u64)>> {
     let held = all(status, "consumers").map(|one| {
         let bytes = |name: &str| one["stats"][name].as_u64();
@@ -161,9 +162,9 @@ fn is_respected(status: &Value) -> bool {
         && found.iter().all(|(held, target)| *held <= target + SLACK)
 }
 
-/// Two programs that hold more of the pool than their node lends come to their targets when a
-/// policy is set; the next manager has the policy, and the quotas from the nodes; the next pager
-/// hears its target; and no page of theirs is lost.
+/// Sets a policy while two programs hold more of the pool than their node lends: both come to their
+/// targets. After a kill the next manager has the policy, and learns the quotas from the nodes. The
+/// next pager of a program learns its target, and no page of the programs is lost.
 pub(crate) fn targets_are_kept_to(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));

@@ -35,7 +35,7 @@ fn until_coded(cluster: &Cluster) -> anyhow::Result<()> {
             pool["coded_bytes"].as_u64() > Some(0) && pool["saved_bytes"].as_u64() > Some(0);
         if is_coded { Ok(()) } else { Err(pool.to_string()) }
     })?;
-    // What is not coded yet has all copies.
+    // Pages that are not coded yet must have all copies.
     cluster.until_whole()
 }
 
@@ -73,8 +73,9 @@ pub(crate) fn two_donors_of_six_are_away() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What is coded is encrypted as well. Two donors are away, two are killed, one alters all that it
-/// has: what nobody reads is mended from the others, and after that two others may be away again.
+/// Codes encrypted memory. Two donors are unreachable for a while, then two are killed, then one
+/// alters all its pages. The scrub uses the other donors to repair pages that the program does not
+/// read. Afterwards two donors may be unreachable again.
 pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -101,7 +102,8 @@ pub(crate) fn what_is_encrypted_is_coded_and_mended() -> TestResult {
     };
     cluster
         .eventually("pages are mended", LONG, |status| Ok(scrub(status, "repaired_pages") > 0))?;
-    // What was altered while a round was at another place is mended in the next one.
+    // A round may have passed a page before the donor altered it. The next round repairs that
+    // page.
     let rounds = scrub(&cluster.status()?, "rounds");
     cluster.eventually("everything was looked at", LONG, |status| {
         Ok(scrub(status, "rounds") >= rounds + 2)

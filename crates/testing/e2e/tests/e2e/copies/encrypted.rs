@@ -118,8 +118,8 @@ pub(crate) fn marked(cluster: &Cluster) -> anyhow::Result<(u64, u64)> {
     Ok((pages, marked))
 }
 
-/// Whoever looks into a donor finds a program's memory there; not so with `--encrypt`, whatever
-/// becomes of its pager meanwhile.
+/// The memory of the donors shows a program's pages. With `--encrypt` it shows none, even if the
+/// program's pager is killed meanwhile.
 pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -168,8 +168,8 @@ pub(crate) fn alter(donor: &Value) -> anyhow::Result<u64> {
     })
 }
 
-/// What a donor changes is taken from another one, and its copies are made anew; where there is no
-/// other, the program is ended, with the reason.
+/// If one donor alters a page, the pager fetches the page from another donor and makes its copies
+/// anew. If no donor has the page unaltered, the pager ends the program and reports the reason.
 pub(crate) fn donors_can_change_nothing() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
@@ -216,8 +216,9 @@ pub(crate) fn donors_can_change_nothing() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever looks into a donor finds a volume's data there; not so with `--encrypt`. What its
-/// process leaves when it is killed is there, and what donors change is an error, not data.
+/// The memory of the donors shows a volume's data. With `--encrypt` it shows none. The data survive
+/// a kill of the volume's process. A read of data that a donor altered fails if no other copy
+/// exists.
 pub(crate) fn donors_can_neither_read_nor_change_a_volume() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));

@@ -39,7 +39,7 @@ use std::{
 
 /// Where the programs run. It lends nothing.
 const BORROWER: usize = 0;
-/// Who lends in a small cluster.
+/// Hosts that lend in a small cluster.
 const DONORS: [usize; 3] = [1, 2, 3];
 /// Hosts that may lend in a large one.
 const MANY: usize = 20;
@@ -114,7 +114,7 @@ impl Hosts {
         Ok(Ok(hosts))
     }
 
-    /// What the status says of a host's node.
+    /// Entry of a host's node in the status; null if the status has none.
     fn node<'a>(&self, status: &'a Value, host: usize) -> &'a Value {
         let name = self.network.host(host).name();
         let mut nodes = status["nodes"].as_array().into_iter().flatten();
@@ -359,7 +359,7 @@ pub(crate) fn they_fail_one_after_another() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Nor does one that maps and unmaps memory all the time, and tests it.
+/// `stress-ng` maps, unmaps and tests memory all the time, and never notices the failures.
 pub(crate) fn stress_ng_outlives_them() -> TestResult {
     if let Some(reason) = missing("stress-ng") {
         return Ok(Outcome::Skipped(reason));
@@ -386,7 +386,7 @@ pub(crate) fn stress_ng_outlives_them() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Nor do programs that nobody wrote for this: one that sorts, and one that keeps what its client sets.
+/// `sort` and a Redis server, both unmodified, never notice the failures either.
 pub(crate) fn programs_outlive_them() -> TestResult {
     if let Some(reason) = missing_any(&["sort", "redis-server"]) {
         return Ok(Outcome::Skipped(reason));
@@ -532,8 +532,8 @@ pub(crate) fn who_outsleeps_the_lease_is_fenced() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// In a cluster of twenty, hosts crash, come, leave and come back while programs use their memory: no
-/// program notices, and everything is given back.
+/// In a cluster of twenty, hosts crash, join, leave and return while programs use their memory. No
+/// program notices, and the donors get all memory back.
 pub(crate) fn twenty_come_and_go() -> TestResult {
     let at_first: Vec<usize> = (1..=MANY / 2).collect();
     let hosts = match Hosts::start(&at_first, MANY)? {

@@ -108,7 +108,7 @@ impl Beside {
         Ok(())
     }
 
-    /// What the manager says, after one more heartbeat of the donor's node.
+    /// The manager's status, after one more heartbeat of the donor's node.
     fn status(&self) -> anyhow::Result<Value> {
         self.beat()?;
         let answer = ureq::get(&format!("{}/v1/status", self.url)).call()?;
@@ -152,8 +152,9 @@ pub(crate) fn a_page_damaged_once_is_read_again(cluster: &Cluster) -> TestResult
     let output = running.output()?;
     let mut lines = BufReader::new(output).lines();
     ensure!(lines.next().transpose()?.as_deref() == Some("filled"), "it does not fill its memory");
-    // What is damaged may be a request, or a frame's head, which costs a connection. Once more
-    // then, but never before it is known that no page was: two damages might meet in one page.
+    // The damage may hit a request or the head of a frame, which costs a connection. Repeat it
+    // then, but only after the statistics show that no page was damaged: two damages might meet
+    // in one page.
     until("a page is damaged", LONG, || {
         let (before, _) = beside.pages_in()?;
         beside.chaos.corrupt_next_grain();
@@ -198,7 +199,7 @@ pub(crate) fn a_page_damaged_twice_ends_the_program(cluster: &Cluster) -> TestRe
             beside.beat()?;
             beaten = Instant::now();
         }
-        // What is left is to give the extents back.
+        // After the program has ended, only the return of its extents remains: let it pass.
         if !family(launcher).iter().any(is_program) {
             beside.chaos.set_plan(good);
         }

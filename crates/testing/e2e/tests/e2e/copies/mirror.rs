@@ -112,8 +112,8 @@ pub(crate) fn pagers_die_while_a_donor_is_silent() -> TestResult {
     has_verified(&cluster, running, output)
 }
 
-/// Whoever drains is empty while its borrower runs, with one copy of each page or two. Encrypted
-/// pages are moved as they are, and open where they have come to.
+/// Drains a donor under a running program with one copy of each page, and with two: the donor must
+/// be empty. Encrypted pages move as ciphertext, and the pager decrypts them after the move.
 pub(crate) fn a_donor_is_emptied_under_a_program() -> TestResult {
     for options in [&["--mirror", "1", "--encrypt"][..], &["--mirror", "2"]] {
         let cluster = Cluster::start(3, "400M")?;

@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-/// What is killed, one after the other, each when the one before is back.
+/// Kills in one test. The next process is killed when the one before is back.
 const KILLS: usize = 14;
 
 /// Long enough for a test, and no longer for what a failed one leaves.
@@ -46,7 +46,7 @@ struct Daemons {
     nodes: Vec<Running>,
 }
 
-/// What can be killed.
+/// A process that a test kills.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Victim {
     Manager,

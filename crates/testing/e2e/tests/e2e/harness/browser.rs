@@ -69,7 +69,7 @@ impl Browser {
         Ok(browser)
     }
 
-    /// What a script in the page returns.
+    /// Runs a script in the page and returns its result.
     pub(crate) fn script(&self, script: &str) -> anyhow::Result<Value> {
         self.post("execute/sync", json!({ "script": script, "args": [] }))
     }
@@ -102,7 +102,7 @@ impl Browser {
         self.post("goog/cdp/execute", wish).map(drop)
     }
 
-    /// What the page's console said, violations of its policy included.
+    /// Messages of the page's console, including violations of the page's policy.
     pub(crate) fn console(&self) -> anyhow::Result<Vec<String>> {
         let lines = self.post("se/log", json!({ "type": "browser" }))?;
         let lines = lines.as_array().context("no log")?.iter();

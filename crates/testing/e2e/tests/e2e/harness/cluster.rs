@@ -18,8 +18,8 @@ use std::{
     time::Duration,
 };
 
-/// Whether a consumer's or a volume's statistics were taken at this moment or later. Who serves it
-/// tells its node once a second, and the node the manager.
+/// Whether a consumer's or a volume's statistics were taken at this moment or later. The pager or
+/// the volume's server reports to its node once a second, and the node to the manager.
 pub(crate) fn is_since(stats: &Value, since_ms: u64) -> bool {
     stats["taken_at_ms"].as_u64() >= Some(since_ms)
 }
@@ -71,7 +71,7 @@ pub(crate) fn check_built() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the daemons of a cluster log goes to this file of its directory.
+/// Log file of a cluster's daemons, in the directory of the cluster.
 const LOG: &str = "log";
 
 /// A directory for a cluster. It stays until the world ends: the logs of a test that fails are in
@@ -79,7 +79,7 @@ const LOG: &str = "log";
 pub(crate) fn scratch() -> anyhow::Result<tempfile::TempDir> {
     // A short name: sockets are in it.
     let scratch = tempfile::Builder::new().prefix("").disable_cleanup(true).tempdir()?;
-    // Whoever a prefix makes of us writes here.
+    // A prefix may run commands as another user, who must be able to write here.
     fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o777))?;
     Ok(scratch)
 }
@@ -132,7 +132,7 @@ pub(crate) fn until_heartbeats(
 pub(crate) struct Cluster {
     pub(crate) hecaton: PathBuf,
     pub(crate) url: String,
-    /// What every command begins with.
+    /// Words at the start of every command line.
     prefix: Vec<OsString>,
     /// The node that commands start programs through. Before the directory that it is in.
     node: Running,
@@ -256,12 +256,12 @@ impl Cluster {
         command
     }
 
-    /// What `hecaton status --json` says.
+    /// Output of `hecaton status --json`.
     pub(crate) fn status(&self) -> anyhow::Result<Value> {
         self.status_from(&self.prefix)
     }
 
-    /// What it says where a command line with this prefix runs.
+    /// Output of `hecaton status --json` where a command line with this prefix runs.
     pub(crate) fn status_from(&self, prefix: &[OsString]) -> anyhow::Result<Value> {
         let mut command = prefixed(prefix, &self.hecaton);
         command.args(["status", "--json"]).env("HECATON_MANAGER", &self.url).stdin(Stdio::null());
@@ -354,7 +354,7 @@ pub(crate) fn all<'a>(status: &'a Value, kind: &'a str) -> impl Iterator<Item = 
     nodes.flat_map(move |node| node[kind].as_array().into_iter().flatten())
 }
 
-/// Who borrows, and what is lent, of a status that fills screens.
+/// Consumers and lent pages of a status, in one line: the whole status fills screens.
 fn in_short(status: &Value) -> String {
     let name = |one: &Value| one["name"].as_str().unwrap_or("?").to_owned();
     let consumers: Vec<_> =

@@ -1,5 +1,5 @@
-//! A virtual machine of the tests: a Debian kernel and a small initramfs (`scripts/guest.sh`), whose
-//! init runs a script and prints on the serial console.
+//! Runs virtual machines with a Debian kernel and a small initramfs (`scripts/guest.sh`).
+//! Their init runs a script and prints on the serial console.
 
 pub(crate) mod archive;
 
@@ -29,18 +29,18 @@ use std::{
 /// How long a guest may take for anything: emulated, on a busy machine, with its memory elsewhere.
 pub(crate) const GUEST_PATIENCE: Duration = Duration::from_secs(400);
 
-/// A processor feature that QEMU 7.2 emulates wrongly (CMPXCHG16B spoils the flags), so that a kernel
-/// that uses it crashes now and then, with plain memory too.
+/// QEMU 7.2 emulates this processor feature wrongly: CMPXCHG16B spoils the flags. A kernel that
+/// uses the feature crashes now and then, with plain memory too.
 const BROKEN: &str = "cx16";
 
-/// What of a console tells why a guest is of no more use.
+/// Parts of console lines that show why a guest has failed.
 const TELLING: [&str; 6] =
     ["Out of memory:", "Kernel panic", "BUG:", "detected stall", "blocked for more", "guest: exit"];
 
 /// The directory of the guest's files, for processes of a world.
 const GUESTS: &str = "HECATON_E2E_GUESTS";
 
-/// What guests are made of.
+/// Files that guests start from: kernels, initramfs, and QEMU of the backports.
 #[derive(Clone, Debug)]
 pub(crate) struct Guests {
     dir: PathBuf,
@@ -56,8 +56,8 @@ pub(crate) enum Qemu {
 }
 
 impl Guests {
-    /// Builds the guest, QEMU and libvirt of the backports, or finds them built; the reason to skip if
-    /// that cannot be. Packages are fetched from the network, which no world has.
+    /// Builds the guest, and QEMU and libvirt of the backports, unless they are built. Returns the
+    /// reason to skip if the build fails. Packages come from the network, which no world has.
     pub(crate) fn build() -> anyhow::Result<Result<Self, String>> {
         if let Some(reason) = missing("qemu-system-x86_64") {
             return Ok(Err(reason));
@@ -247,8 +247,8 @@ impl Machine {
         Self::spawn(spec.name, command, monitor)
     }
 
-    /// `hecaton vm attach`, and then QEMU as somebody else would start it. The attachment ends when the
-    /// machine has.
+    /// Starts `hecaton vm attach`, and then QEMU as another launcher would start it. The attachment
+    /// ends after the machine.
     pub(crate) fn start_attached(
         cluster: &Cluster,
         guests: &Guests,
@@ -420,7 +420,7 @@ impl Machine {
         self.said.iter().any(|line| line.contains(text))
     }
 
-    /// What came of asking it something, with what its console said if that failed.
+    /// Passes the result on; extends an error with the machine's state and its last console lines.
     pub(crate) fn explained<T, E: Into<anyhow::Error>>(
         &mut self,
         asked: Result<T, E>,
@@ -428,7 +428,7 @@ impl Machine {
         asked.map_err(|error| self.failed(format!("{:#}", error.into())))
     }
 
-    /// A failure of this machine's: what it is and what seems to be its cause in one line, and the console's last ones.
+    /// An error that gives the failure and its probable cause in one line, then 15 console lines.
     pub(crate) fn failed(&mut self, what: String) -> anyhow::Error {
         // A kernel that dies has more to say, and a process takes its time to end.
         let until = Instant::now() + Duration::from_secs(2);
@@ -455,7 +455,7 @@ impl Machine {
 /// A `hecaton vm attach` that waits for its machine's end.
 pub(crate) struct Attachment {
     running: Running,
-    /// What it has printed.
+    /// JSON that the command has printed, with `socket` and `library`.
     pub(crate) needs: Value,
 }
 
@@ -492,7 +492,7 @@ impl Attachment {
     }
 }
 
-/// What `hecaton vm status` says of a machine.
+/// Output of `hecaton vm status --json` for one machine.
 pub(crate) fn report(cluster: &Cluster, name: &str) -> anyhow::Result<Value> {
     let mut command = cluster.command("vm");
     command.args(["status", name, "--json", "--dir"]).arg(cluster.file("node"));

@@ -16,7 +16,7 @@ use std::{
 
 const TICK: Duration = Duration::from_millis(5);
 
-/// What a process said before it ended.
+/// Exit status and output of a process that has ended.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: Vec<u8>,
@@ -59,7 +59,7 @@ impl Running {
         &mut self.child
     }
 
-    /// What it writes, if that is piped and nobody has it yet.
+    /// Takes the standard output. Fails if the output is not piped or was taken before.
     pub(crate) fn output(&mut self) -> anyhow::Result<ChildStdout> {
         self.child.stdout.take().context("its output is not piped, or somebody has it")
     }

@@ -26,7 +26,7 @@ impl Verifier {
         Ok(verifier)
     }
 
-    /// What it says next; nothing if it has ended.
+    /// The next line of the program's output; `None` after the program has ended.
     pub(crate) fn says(&mut self) -> anyhow::Result<Option<String>> {
         Ok(self.lines.next().transpose()?)
     }

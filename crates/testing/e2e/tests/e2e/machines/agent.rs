@@ -1,7 +1,7 @@
-//! A node's agent divides a part of this host among real machines: `hecaton vm create` starts them, and the agent
-//! is killed in between.
+//! Divides a part of this host's memory among real VMs through a node's agent.
+//! `hecaton vm create` starts the VMs, and the tests kill the agent in between.
 //!
-//! The machines are emulated, and so nobody is evicted for being slow, and nothing is timed.
+//! The guests are emulated: the agent evicts no VM for being slow, and the tests time nothing.
 
 use crate::{
     harness::{
@@ -33,7 +33,7 @@ const SCRIPT: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/mem
     while [ $(has) -le 800 ]; do sleep 1; done
     echo guest: has grown; sleep 3600";
 
-/// What is plugged is movable, from the first block on.
+/// The guest's kernel puts plugged memory into its movable zone, from the first block on.
 const KERNEL: &str = " memhp_default_state=online_movable";
 
 /// A node with an agent that has 1280 MiB of this host, 64 of which nobody harvests.
@@ -66,7 +66,7 @@ impl<'a> Host<'a> {
         arguments: &'a [&'a str],
         before: Vec<OsString>,
     ) -> anyhow::Result<Self> {
-        // Of its own: what it lends is nobody else's matter.
+        // With its own manager, this node lends nothing to programs of the test's cluster.
         let (running, manager) = start_manager(&cluster.hecaton, "127.0.0.1:0")?;
         let mut host = Host { cluster, node: None, manager, _manager: running, arguments, before };
         host.start_node()?;
@@ -161,7 +161,7 @@ impl<'a> Host<'a> {
         Machine::spawn(name, command, self.vms().join(format!("{name}.qmp")))
     }
 
-    /// What `hecaton host status --json` says.
+    /// Returns the output of `hecaton host status --json`.
     pub(crate) fn status(&self) -> anyhow::Result<Value> {
         let mut command = self.cluster.command("host");
         command.args(["status", "--json", "--dir"]).arg(self.cluster.file("agent-node"));
@@ -170,14 +170,14 @@ impl<'a> Host<'a> {
         Ok(serde_json::from_slice(&ended.stdout)?)
     }
 
-    /// What the manager says of the cluster, which is this node.
+    /// Returns the manager's status of the cluster, whose only node is this one.
     fn manager_status(&self) -> anyhow::Result<Value> {
         let mut command = Command::new(&self.cluster.hecaton);
         let ended = run(command.args(["status", "--json", "--manager", &self.manager]), PATIENCE)?;
         Ok(serde_json::from_slice(&ended.stdout)?)
     }
 
-    /// Waits until what it says is so.
+    /// Waits until the agent's status satisfies `holds`.
     pub(crate) fn eventually(
         &self,
         what: &str,
@@ -187,7 +187,7 @@ impl<'a> Host<'a> {
         eventually(|| self.status(), what, patience, holds)
     }
 
-    /// What its status says of a machine.
+    /// Returns the entry of one VM in the agent's status.
     fn machine_status(&self, name: &str) -> anyhow::Result<Value> {
         let status = self.status()?;
         let machines = status["machines"].as_array().context("no machines")?;
@@ -205,7 +205,7 @@ impl<'a> Host<'a> {
         Ok(self.machine_status(name)?["waited_ms"].as_u64())
     }
 
-    /// A program has memory of this node's donor that harvest VMs have had before, and nothing of theirs is in it.
+    /// A program borrows memory that a harvest VM had. The memory must hold no page of that VM.
     fn lends_nothing_of_it(&self) -> anyhow::Result<()> {
         let wanted = Some(512 * M);
         self.eventually("it lends what the machine had", GUEST_PATIENCE, |status| {
@@ -254,10 +254,10 @@ impl<'a> Host<'a> {
     }
 }
 
-/// What harvest VMs fill their memory with, again and again: 32 bytes with the line's end.
+/// Harvest VMs fill their memory with copies of this text: 32 bytes with its newline.
 const PATTERN: &str = "of a harvest VM and nobody else";
 
-/// What programs on lent memory fill it with, in the same way.
+/// Programs fill lent memory with copies of this text: 32 bytes.
 const LENT: &str = "this is a program on lent memory";
 
 /// A process's memory files, each once.
@@ -281,7 +281,7 @@ fn memory_files(pid: u32) -> anyhow::Result<Vec<fs::File>> {
     Ok(files)
 }
 
-/// What of them is in memory, at this moment.
+/// Returns how many bytes of a process's memory files are in memory now.
 pub(crate) fn held(pid: u32) -> anyhow::Result<u64> {
     let mut blocks = 0;
     for file in memory_files(pid)? {
@@ -336,8 +336,8 @@ pub(crate) fn adds_up(status: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A harvest VM grows into what is free; regular ones come, and start when it has given what they need; they
-/// leave, and it grows. An agent that is killed while one waits, or between, is the next one's matter alone.
+/// A harvest VM grows into free memory, and shrinks before a regular VM starts. When the agent is
+/// killed, the next agent admits a VM that waits, and notices one that has left.
 pub(crate) fn it_divides_a_host_and_is_killed(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = Host::start(cluster)?;
     let mut harvest =
@@ -404,8 +404,8 @@ fn managed(cluster: &Cluster, guests: &Guests, name: &str) -> anyhow::Result<Gue
     guests.with(cluster.file(name), &cluster.hecaton, &files)
 }
 
-/// A guest that shrinks is told how far before its first block goes, and has its applications give back first; the
-/// next agent goes on with it.
+/// A guest learns its new size before its first block goes, and its applications give memory back
+/// first. The next agent goes on with this guest.
 pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster, guests: &Guests) -> TestResult {
     let guests = managed(cluster, guests, "managed")?;
     let mut host = Host::start(cluster)?;
@@ -430,8 +430,8 @@ pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster, guests: &Gues
     Ok(Outcome::Passed)
 }
 
-/// Waits until the guest's application is told of a shrink to so many MiB, as its kernel will count them, and
-/// looks whether that was before.
+/// Waits until the guest's application is told to shrink to `mib` MiB less what the kernel keeps.
+/// The guest must still be larger at that moment.
 fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
     // An order that overtakes the first one is the application's first, whose reason is `start`.
     let line = harvest.wait_for("guest: told s")?;
@@ -444,13 +444,13 @@ fn is_told(harvest: &mut Machine, mib: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A regular VM that needs a harvest VM's minimum has it: the guest is warned, and shuts down by itself, or is killed
-/// when its time is over; the newcomer starts then and not before. Whoever asks for the harvest VM again has it when
-/// there is room, who was killed a minute later at the earliest, and with `--restart` by itself, until it is told to
-/// end. `hecaton host watch` records all of this.
+/// A regular VM that needs a harvest VM's minimum gets it. The agent warns the guest, which shuts
+/// down or is killed at its deadline; only then does the regular VM start. A new request for the
+/// harvest VM waits for room, and after a kill for at least a minute. With `--restart` the launcher
+/// repeats the request until it is told to end. `hecaton host watch` records all of this.
 ///
-/// Who is killed leaves its memory full of a pattern: neither the machine that comes nor what the node lends then
-/// has a page of it.
+/// A killed VM leaves its memory full of a pattern. Neither the next VM's memory nor the memory
+/// that the node lends holds a page of it.
 pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> TestResult {
     let guests = managed(cluster, guests, "evicted")?;
     let host = Host::start_with(cluster, &["--eviction-warning", "15", "--lend", "1G"])?;
@@ -533,8 +533,8 @@ pub(crate) fn a_regular_vm_evicts_a_harvest_vm(cluster: &Cluster, guests: &Guest
     Ok(Outcome::Passed)
 }
 
-/// The guest has 400 MiB of its own for a while, and then 700 in its page cache, which nothing but a balloon has it give
-/// up.
+/// The guest fills 400 MiB for a while, and then has 700 MiB in its page cache. Only a balloon
+/// makes the guest give that cache up.
 const BALLOONED: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/meminfo; }
     next() { echo guest: $1; read -r word </dev/ttyS0; }
     caches() { dd if=/dev/vda of=/dev/null bs=1M 2>/dev/null; }
@@ -547,8 +547,8 @@ const BALLOONED: &str = "has() { awk '/^MemTotal/ {print int($2 / 1024)}' /proc/
     while [ $(has) -gt 720 ]; do sleep 1; done; echo guest: has shrunk
     while [ $(has) -lt 900 ]; do sleep 1; done; caches; echo guest: has grown; sleep 3600";
 
-/// Without virtio-mem: a machine that begins with its maximum, when there is room for that, gives back by its balloon.
-/// What counts is what is in memory of its file on the host.
+/// A VM without virtio-mem starts once its maximum fits, and gives memory back by its balloon.
+/// The test measures how much of the VM's memory file is in the host's memory.
 pub(crate) fn a_machine_shrinks_by_its_balloon(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = Host::start(cluster)?;
     let disk = cluster.file("balloon.img");
@@ -613,7 +613,7 @@ pub(crate) fn sleeping_qemu(cluster: &Cluster) -> anyhow::Result<PathBuf> {
     Ok(fake)
 }
 
-/// A machine whose monitor says nothing stalls nobody else: its memory stays its own, and others are admitted.
+/// A VM whose monitor is silent keeps its memory, and the agent still admits other VMs.
 pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster, guests: &Guests) -> TestResult {
     let host = Host::start(cluster)?;
     let mut harvest =
@@ -635,7 +635,7 @@ pub(crate) fn a_silent_machine_stalls_nobody(cluster: &Cluster, guests: &Guests)
     Ok(Outcome::Passed)
 }
 
-/// What the node lends is what machines leave, and gives way to them. No guest is needed.
+/// The node lends the memory that VMs leave free, and shrinks it for them. No guest is needed.
 pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
     let mut host = Host::start_with(cluster, &["--lend", "1G"])?;
     let lends = |host: &Host<'_>, mib: u64, what: &str| {
@@ -666,7 +666,7 @@ pub(crate) fn what_the_node_lends_gives_way(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// The cluster's quota of harvest VMs goes for all of its nodes, and over the kill of one. No guest is needed, as above.
+/// The quota of harvest VMs holds cluster-wide, also after a node is killed. No guest is needed.
 pub(crate) fn a_quota_of_harvest_vms_is_kept(cluster: &Cluster) -> TestResult {
     let mut host = Host::start(cluster)?;
     let fake = cluster.file("growing-qemu");
@@ -685,7 +685,7 @@ pub(crate) fn a_quota_of_harvest_vms_is_kept(cluster: &Cluster) -> TestResult {
         ended.expect_success("hecaton policy harvest-quota")?;
         anyhow::Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
     };
-    // Who is there, and who waits for what; no more than the quota at any look.
+    // Waits until just these VMs run and these wait for the quota; at no time may more VMs run.
     let is_so = |host: &Host<'_>, what: &str, there: &[&str], waiting: &[&str]| {
         host.eventually(what, PATIENCE, |status| {
             let name = |one: &Value| one["name"].as_str().unwrap_or_default().to_owned();
@@ -721,7 +721,7 @@ pub(crate) fn a_quota_of_harvest_vms_is_kept(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What cannot be is said in clear words, and no machine is started.
+/// The command refuses an impossible request with a clear message, and starts no VM.
 pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
     let host = Host::start(cluster)?;
     // A QEMU without virtio-mem and virtio-balloon, which says that it was started.

@@ -140,7 +140,7 @@ pub(crate) fn one_takes_what_is_free_and_gives_it(cluster: &Cluster) -> TestResu
     kill_dead(process);
     elastic.end_of_any_kind()?;
 
-    // What the shell has started is the container now, also to the next agent.
+    // The shell is dead: the program that it started is the container now, for the next agent too.
     host.kill_node()?;
     drop(first);
     host.start_node()?;
@@ -170,8 +170,8 @@ pub(crate) fn one_that_cannot_give_is_evicted(cluster: &Cluster) -> TestResult {
     let [stubborn, regular, obedient, large] =
         ["stubborn", "regular", "obedient", "large"].map(name);
     let options = ["--harvest", "--restart", "--min", "256M", "--max", "1G"];
-    // The first process ends at once. What a shell starts in the background has none of its input
-    // by itself.
+    // The first process ends at once. A shell gives a background process no standard input, so the
+    // script passes it on as descriptor 3.
     let words = ["sh", "-c", "exec 3<&0; \"$0\" <&3 & echo started", ELASTIC];
     let mut container = start(&host, &stubborn, &options, &words)?;
     container.wait_for("started")?;
@@ -228,7 +228,7 @@ pub(crate) fn one_that_cannot_give_is_evicted(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What cannot be is said in clear words, and no container is started.
+/// The command refuses an impossible request with a clear message, and starts no container.
 pub(crate) fn what_cannot_be_is_refused(cluster: &Cluster) -> TestResult {
     if let Some(reason) = lacking() {
         return Ok(Outcome::Skipped(reason));

@@ -21,8 +21,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// What a harvest VM and a regular one are known by, also to whom has to end them: this test's, and
-/// nobody else's.
+/// UUIDs of the harvest domain and of the regular one. They contain the process id of this test,
+/// which kills the domains' processes by their UUIDs.
 fn harvest() -> String {
     format!("5c1b8f0e-2f0c-4c52-9f01-{:012x}", std::process::id())
 }
@@ -31,7 +31,7 @@ fn plain() -> String {
     format!("5c1b8f0e-2f0c-4c52-9f02-{:012x}", std::process::id())
 }
 
-/// What is plugged is movable, and the guest says when it has more than 800 MiB.
+/// The guest makes plugged memory movable, and says when it has more than 800 MiB.
 const SCRIPT: &str = "echo online_movable >/sys/devices/system/memory/auto_online_blocks
     while [ $(awk '/^MemTotal/ {print int($2 / 1024)}' /proc/meminfo) -le 800 ]; do sleep 1; done
     echo guest: has grown; sleep 3600";

@@ -1,9 +1,9 @@
 //! Harvest VMs: stock QEMU whose guest grows and shrinks through virtio-mem, on each of its NUMA
 //! nodes.
 //!
-//! The machines are emulated, and so how long things take is printed and not judged. What a guest
-//! sees of its size and what QEMU says of it change one after the other: a guest ends when it is
-//! told to, and not by what it sees.
+//! The guests are emulated, so the tests print durations and do not judge them. The size that a
+//! guest sees and the size that QEMU reports change one after the other. So a guest ends when the
+//! test tells it to, and not at a size that it sees.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -53,9 +53,9 @@ const TWO_NODES: &[&str] = &[
     "virtio-mem-pci,id=vm1,memdev=more1,node=1,block-size=2M,requested-size=0",
 ];
 
-/// What is plugged is movable; `until_has NODE gt|lt MIB` waits until a node has more or less;
-/// `told` until the test says something, and is no process, for which a full guest may have no
-/// memory.
+/// Makes plugged memory movable, and defines shell functions. `until_has NODE gt|lt MIB` waits
+/// until a node has more or less memory. `told` waits for a line from the test. `told` starts no
+/// process, because a full guest may have no memory for one.
 const PRELUDE: &str = "echo online_movable > /sys/devices/system/memory/auto_online_blocks
     has() { awk '/MemTotal/ {print int($4/1024)}' /sys/devices/system/node/node$1/meminfo; }
     until_has() { while ! [ $(has $1) -$2 $3 ]; do sleep 1; done; echo guest: node $1 has $(has $1); }
@@ -103,7 +103,7 @@ fn comes_to_size(monitor: &mut Monitor, id: &str, bytes: u64) -> anyhow::Result<
 /// Between two looks at a host or a guest that changes all the time.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What QEMU's memory files take on this host, all together.
+/// Returns how many bytes of this host's memory all of QEMU's memory files take.
 fn host_bytes(monitor: &Monitor) -> anyhow::Result<u64> {
     Ok(memory_files(monitor)?.iter().map(|(_, bytes)| bytes).sum())
 }
@@ -161,7 +161,7 @@ fn grows_and_shrinks(cluster: &Cluster, guests: &Guests, qemu: Qemu) -> TestResu
     let both = [expected("vm0", "more0", 0, 512 * M), expected("vm1", "more1", 1, 384 * M)];
     ensure!(devices == both, "{devices:?}");
 
-    // What cannot be is said in clear words, and the guest is not asked.
+    // An impossible size is refused with a clear error, and the guest is not asked.
     let error = monitor.request_size("vm0", 3 * M, PATIENCE).expect_err("half a block");
     ensure!(matches!(error, ResizeError::NoBlocks { .. }), "{error}");
     let error = monitor.request_size("vm0", 514 * M, PATIENCE).expect_err("too large");
@@ -202,9 +202,8 @@ pub(crate) fn debians_own_qemu(cluster: &Cluster, guests: &Guests) -> TestResult
     grows_and_shrinks(cluster, guests, Qemu::Installed)
 }
 
-/// A guest that is full cannot give what it is asked for: the sizes say so for as long as it is so,
-/// the monitor answers, and when the memory is free the guest goes on as soon as it is asked once
-/// more.
+/// A full guest cannot give what it is asked for. The device sizes show this while it lasts, and
+/// the monitor answers. Once the memory is free, the guest goes on as soon as it is asked again.
 pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = format!(
         "{PRELUDE} echo guest: waits
@@ -409,8 +408,8 @@ impl<'a> Figure<'a> {
         Ok(())
     }
 
-    /// Looks at the host, and does what the broker says. What the harvest VM has beyond its
-    /// minimum.
+    /// Takes a snapshot of the host and executes the broker's actions. Returns the bytes that the
+    /// harvest VM has beyond its minimum.
     fn step(&mut self) -> anyhow::Result<u64> {
         let node = NumaNode { total_bytes: 2048 * M, ..NumaNode::default() };
         let regular = self.regular.iter().map(|(id, (_, bytes))| Vm {

@@ -43,7 +43,7 @@ const TWO_NODES: &[&str] = &[
     "node,nodeid=1,memdev=node1,cpus=1",
 ];
 
-/// What the scripts below have in common.
+/// Beginning of the scripts below: defines their shell functions, and starts a manager.
 const HOST: &str = r#"
 export HECATON_LOG=error
 die() { echo "guest: at $*"; cat /tmp/log; exit 1; }
@@ -162,7 +162,7 @@ pub(crate) fn machines_stay_within_a_node(cluster: &Cluster, guests: &Guests) ->
     // Its memory really is there, whoever writes it.
     let filled = host.wait_for("guest: filled")?;
     let bytes: u64 = filled.split(' ').nth(2).context("no figure")?.parse()?;
-    // Of the 48 MiB; others give and take a little meanwhile.
+    // The script filled 48 MiB; other processes take and free a little meanwhile.
     ensure!(bytes > 44 * M && filled.contains(" bind:1 "), "it is bound otherwise: {filled}");
     let within = status(&mut host, "within")?;
     let regular = of_nodes(&within, "regular_bytes")?;
@@ -227,13 +227,13 @@ hecaton node drain host-numa0 --cancel --manager http://127.0.0.1:7070 || die ca
 [ "$(sum)" = "$sum" ] || die damaged
 "#;
 
-/// What a node with an agent lends is of NUMA nodes, each with a donor and a limit of its own: who
-/// comes to one of them has what that one has lent moved to the other, and not more, also when the
-/// node is killed meanwhile. The manager's orders go on working. Where the memory is, the kernel
-/// says.
+/// A node with an agent lends memory of two NUMA nodes, each through its own donor and limit.
+/// When a regular VM needs one NUMA node, only the memory lent there moves to the other NUMA node.
+/// This holds although the node daemon is killed meanwhile, and the manager's orders still work.
+/// The kernel tells on which NUMA node the memory is.
 pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut host = host(cluster, guests, "numa-lends", LENDS, None)?;
-    // What is lent and used of each node; the script has seen that it is in memory there.
+    // Returns the lent bytes in use per node. The script has checked that they are in memory there.
     let shown = |host: &mut Machine, name: &str| {
         let status = status(host, name)?;
         let used = of_nodes(&status, "lent_used_bytes")?;
@@ -254,9 +254,9 @@ pub(crate) fn what_is_lent_gives_way_on_its_node(cluster: &Cluster, guests: &Gue
     Ok(Outcome::Passed)
 }
 
-/// A host of two nodes of 768 MiB, as this one's agent sees it: in a mount namespace of its own,
-/// with files in place of the kernel's. What is bound to the second node is bound to this machine's
-/// own.
+/// Shows the agent a host of two nodes of 768 MiB. The agent runs in its own mount namespace, with
+/// files in place of the kernel's. Memory that QEMU binds to the second node is bound to this
+/// machine's only node.
 fn two_nodes(
     cluster: &Cluster,
     guests: &Guests,
@@ -300,7 +300,7 @@ fn two_nodes(
     Ok(Ok((before, line)))
 }
 
-/// What comes before the agent's node, and what starts a guest; or why there cannot be such a host.
+/// Command prefix of the agent's node, and command line of a guest; or the reason to skip.
 type TwoNodes = Result<(Vec<OsString>, Vec<OsString>), String>;
 
 /// The guest says what it has of each of its nodes whenever that has changed, in MiB.
@@ -368,7 +368,7 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
         let mut command = host.create(&["--regular", "--numa", &node, "--memory", memory]);
         Running::spawn(command.arg(&sleeping).stdout(Stdio::null()))
     };
-    // Of 640 MiB on each node, 32 are the buffer's, and on the first 256 its minimum.
+    // Each node has 640 MiB: 32 MiB are buffer, and 256 MiB of the first are the VM's minimum.
     let second = regular(&host, nodes[1], "320M")?;
     is(&host, "a regular VM is on the second node", [0, 320], &|both| both == [352, 288])?;
     has_what_is_said(&host, &mut harvest)?;
@@ -386,8 +386,8 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
     Ok(Outcome::Passed)
 }
 
-/// Of the harvest VM, which runs: the host's nodes in the guest's order, and what is harvested of
-/// each in MiB.
+/// Returns the host's nodes in the guest's order, and the MiB that the harvest VM has harvested of
+/// each. Fails unless the harvest VM runs.
 fn parts(status: &Value) -> anyhow::Result<[(usize, u64); 2]> {
     let mut machines = status["machines"].as_array().into_iter().flatten();
     let machine =
@@ -402,8 +402,8 @@ fn parts(status: &Value) -> anyhow::Result<[(usize, u64); 2]> {
     Ok([part(0)?, part(1)?])
 }
 
-/// A machine with a balloon is on the node that is named. Who comes to another one has nothing of
-/// it.
+/// A VM with a balloon has all its memory on the named node. A regular VM on the other node takes
+/// none of that memory.
 pub(crate) fn a_balloon_gives_on_its_node(cluster: &Cluster, guests: &Guests) -> TestResult {
     let (before, line) =
         match two_nodes(cluster, guests, "two-nodes-balloon", "echo guest: waits; sleep 3600")? {
@@ -445,7 +445,7 @@ pub(crate) fn a_balloon_gives_on_its_node(cluster: &Cluster, guests: &Guests) ->
     Ok(Outcome::Passed)
 }
 
-/// What the host has shown under this name.
+/// Returns the agent's status that the host printed under this name.
 fn status(host: &mut Machine, name: &str) -> anyhow::Result<Value> {
     let start = format!("guest: {name} ");
     let line = host.wait_for(&start)?;

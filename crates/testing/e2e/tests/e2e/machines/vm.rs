@@ -338,7 +338,7 @@ pub(crate) fn memory_grows_and_shrinks(cluster: &Cluster, guests: &Guests) -> Te
     machine.wait_for("guest: shrunk")?;
     cluster.eventually("what was unplugged is given up", PATIENCE, |_| {
         let discarded = number(&report(cluster, "guest")?, "/pager/stats/pages_discarded")?;
-        // What 600 MiB take beyond the memory that the guest was started with is more than this.
+        // The 600 MiB take more than this beyond the memory that the guest was started with.
         Ok(discarded >= before + (100 << 20) / 4096)
     })?;
     machine.say("")?;
@@ -442,7 +442,7 @@ pub(crate) fn rebooted_again_and_again(cluster: &Cluster, guests: &Guests) -> Te
     Ok(Outcome::Passed)
 }
 
-/// What the whole machine's memory is saved to and read from again goes through the pager.
+/// QEMU reads the guest's whole memory through the pager into a dump, and the guest goes on.
 pub(crate) fn saved_and_dumped(cluster: &Cluster, guests: &Guests) -> TestResult {
     let spec = Spec { script: VERIFY, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;

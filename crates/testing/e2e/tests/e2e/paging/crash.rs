@@ -1,5 +1,5 @@
-//! SIGKILL, at random moments, for everything that a running program depends on. What the program
-//! computes must not change by a byte.
+//! Kills each process that a running program depends on, at random moments.
+//! The signal is SIGKILL. No byte of the program's result may change.
 
 use crate::{
     harness::{

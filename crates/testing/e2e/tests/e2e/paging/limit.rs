@@ -63,10 +63,10 @@ fn stays_below(cluster: &Cluster, program: &str, arguments: &[&str]) -> TestResu
 /// Memory of the program whose pager is measured.
 const LARGE: u64 = 1 << 30;
 
-/// What the pager may take beside its tables.
+/// Bytes that the pager may take beside its tables.
 const FIXED: u64 = 64 << 20;
 
-/// What it may take for each page of the program, and how much more with `--encrypt`.
+/// Bytes that the tables may take for each page of the program, and how many more with `--encrypt`.
 const BYTES_PER_PAGE: u64 = 16;
 const SEAL_BYTES: u64 = 24;
 

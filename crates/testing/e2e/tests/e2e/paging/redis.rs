@@ -93,7 +93,7 @@ impl Redis {
     /// Waits until the server has loaded what there is in `dir`, and answers.
     pub(crate) fn start(mut command: Command, dir: &Path) -> anyhow::Result<Redis> {
         let socket = dir.join("socket");
-        // What is left of the one before cannot be mistaken for this one's.
+        // So the client cannot take a former server's socket for this server's.
         let _ = fs::remove_file(&socket);
         command
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])

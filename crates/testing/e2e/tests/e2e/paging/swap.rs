@@ -57,8 +57,8 @@ fn swapping(cluster: &Cluster, options: &[&str]) -> Command {
     command
 }
 
-/// What is swapped to loop devices of this test's files. /proc/swaps has those of the whole
-/// machine.
+/// Returns the bytes swapped to loop devices of this test's files. `/proc/swaps` lists the swap
+/// devices of the whole machine.
 fn swapped_bytes() -> anyhow::Result<u64> {
     let own = loop_devices_here()?;
     let swaps = fs::read_to_string("/proc/swaps")?;
@@ -158,7 +158,7 @@ fn nothing_of_it_is_swapped(cluster: &Cluster, server: u32) -> anyhow::Result<()
         let name = format!("/memfd:{arena} (deleted)");
         let is_it = |file: &PathBuf| fs::read_link(file).is_ok_and(|at| at == Path::new(&name));
         let file = files?.into_iter().find(is_it).context("the donor's arena")?;
-        // What is stored goes to locked pages at once; both figures change meanwhile.
+        // A donor stores each page in locked memory. Both figures change while the test reads them.
         until("all that a donor has is locked", PATIENCE, || {
             let (locked, had) = (locked_bytes(pid, &arena)?, fs::metadata(&file)?.blocks() * 512);
             Ok(if locked == had { Ok(()) } else { Err(format!("{locked} of {had} bytes")) })
@@ -195,9 +195,9 @@ pub(crate) fn ten_times_the_limit() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever looks into a donor finds there what the kernel has swapped out; not so with `--encrypt`.
-/// The program has the right bytes in either case, though the process that serves the swap and a
-/// donor are killed.
+/// The donors' memory shows what the kernel has swapped out, but not with `--encrypt`. The program
+/// has the right bytes in both cases, although the process that serves the swap and a donor are
+/// killed.
 pub(crate) fn donors_can_read_nothing() -> TestResult {
     if let Some(reason) = lacking().or_else(|| missing("python3")) {
         return Ok(Outcome::Skipped(reason));

@@ -53,7 +53,7 @@ pub(crate) fn programs_fork() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What to put before a command to have it run as that user; or why it cannot be done here.
+/// Returns the words that, before a command, run it as [`USER`]; or the reason to skip.
 fn ordinary_user(scratch: &Path) -> anyhow::Result<Result<Vec<OsString>, String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Err("this user has no privileges; the other tests show it".into()));

@@ -14,10 +14,12 @@ use std::{fs, path::Path};
 
 const VERIFY: &str = env!("CARGO_BIN_EXE_verify-threads");
 
-/// Fills a file system on a device whose process is killed again and again, and its node, too,
-/// takes the device away, and finds all of it on another one that is to be read only. Of a device
-/// whose node and process are killed together it finds nothing, and nobody waits for it. Then a
-/// program has four times the memory that it may have, on swap whose process is killed.
+/// Fills a file system on a device while the device's process and its node are killed. After
+/// `unexport`, a read-only device of the same volume must have all files.
+///
+/// Then kills the node and a device's process together: the next node removes the device, and a
+/// read that waits ends without data. Last, a program has four times its `--local` memory on swap,
+/// and the process that serves the swap is killed.
 const SCRIPT: &str = r#"
 load ublk_drv
 cd /tmp/h || exit 1

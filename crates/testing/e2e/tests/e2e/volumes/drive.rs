@@ -370,10 +370,9 @@ pub(crate) fn a_machine_swaps_on_a_volume(cluster: &Cluster, guests: &Guests) ->
     let port = uri.rsplit(':').next().and_then(|rest| rest.split('/').next());
     let port = port.with_context(|| format!("no port in {uri}"))?;
     let (data, sum) = random_file(cluster, 200 << 20)?;
-    // What reaches this address of QEMU's own network reaches the host's loopback. `dd` has a
-    // buffer that is larger than the guest's memory, fills it, and writes out what is in it.
-    // Answers must find memory to be received into: without a reserve the guest's kernel drops
-    // them, and waits ever longer.
+    // QEMU's user network forwards 10.0.2.2 to the host's loopback. `dd` fills a buffer that is
+    // larger than the guest's memory, and writes the buffer out. Without a memory reserve the
+    // guest's kernel drops the server's answers, and waits ever longer.
     let script = format!(
         "load virtio_net nbd
         echo 16384 >/proc/sys/vm/min_free_kbytes

@@ -323,7 +323,7 @@ pub(crate) fn requests_come_through_io_uring(cluster: &Cluster) -> TestResult {
     ensure!(!ended.success(), "the kernel has kept what the killed process had");
     ensure!(open.read_at(&mut [0; 4096], 0).is_err(), "what was open is served on");
     drop(open);
-    // What was answered is there, and the file is what it was.
+    // The file can be opened again, and still holds the data that was synced.
     let file = fs::File::open(&disk.path)?;
     let mut read = vec![0; kept.len()];
     file.read_exact_at(&mut read, 64 << 20)?;

@@ -103,7 +103,7 @@ impl Host<'_> {
         Ok(u32::try_from(status["pid"].as_u64().context("it has no process")?)?)
     }
 
-    /// What `volume status` says.
+    /// `volume status` on this node must print `said`.
     fn shows(&self, said: &str) -> anyhow::Result<()> {
         let shown = self.volume(&["status", "disk"])?.text();
         ensure!(shown.contains(said), "{} shows {shown:?}, without {said:?}", self.name);
@@ -254,7 +254,7 @@ pub(crate) fn nodes_read_one_volume_or_one_writes() -> TestResult {
     let (cluster, others) = three_nodes(scratch()?)?;
     let [a, b, c] = ["a", "b", "c"].map(|name| Host { cluster: &cluster, name });
     let (old, new) = (image(&cluster, "old", 1)?, image(&cluster, "new", 2)?);
-    // What is a hole at first, for which no donor is asked.
+    // The first 8 MiB are a hole at first, for which a reader asks no donor.
     let mut bytes = fs::read(&old)?;
     bytes[..8 << 20].fill(0);
     fs::write(&old, &bytes)?;
@@ -337,7 +337,7 @@ pub(crate) fn nodes_read_one_volume_or_one_writes() -> TestResult {
     ensure!(hole == "error", "a reader that was stopped has said {hole} of what is written");
     drop(asked);
     shell.wait(PATIENCE, || Ok(()))?;
-    // Who comes again finds what there is now.
+    // A reader that connects again finds the new contents.
     b.before_long(|| b.holds(&new))?;
     a.does(&["unshare", "disk", "--force"])?;
     a.write(&old)?;

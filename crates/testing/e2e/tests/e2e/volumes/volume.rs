@@ -1,4 +1,4 @@
-//! Volumes, with the clients that people use: libnbd's, QEMU's and fio, and what is killed under them.
+//! Tests volumes with libnbd's tools, QEMU and fio while processes are killed.
 
 use crate::harness::{
     Outcome, TestResult,
@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-/// A volume with a socket. It is deleted by the test, which must find it unused; by a test that fails, too.
+/// A volume with a socket. A test deletes it and must find it unused; a failed test deletes it too.
 pub(crate) struct Disk<'a> {
     cluster: &'a Cluster,
     name: &'static str,
@@ -117,7 +117,7 @@ impl<'a> Disk<'a> {
         format!("nbd+unix:///{}?socket={}", self.name, self.socket.display())
     }
 
-    /// What `hecaton volume status --json` says.
+    /// Returns the output of `hecaton volume status --json`.
     pub(crate) fn status(&self) -> anyhow::Result<Value> {
         let mut status = self.cluster.command("volume");
         let ended = run(status.args(["status", self.name, "--json"]), PATIENCE)?;
@@ -125,7 +125,7 @@ impl<'a> Disk<'a> {
         Ok(serde_json::from_slice(&ended.stdout)?)
     }
 
-    /// What it has counted, as told after this was called.
+    /// Returns statistics that the volume took after this call began.
     pub(crate) fn stats(&self) -> anyhow::Result<Value> {
         let since_ms = unix_time_ms();
         until("the volume tells its statistics", PATIENCE, || {
@@ -366,7 +366,7 @@ pub(crate) fn many_read_or_one_writes(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Whoever is attached is named, or cut off by force; other exports, and what is in the volume, stay.
+/// `unexport` names the attached client; `--force` cuts it off. Other exports and the data stay.
 pub(crate) fn an_export_is_taken_back(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["qemu-io", "nbdinfo"]) {
         return Ok(Outcome::Skipped(reason));
@@ -415,8 +415,8 @@ pub(crate) fn an_export_is_taken_back(cluster: &Cluster) -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// What the pool has no room for goes to a file, and comes back when there is room; its process is
-/// killed in between.
+/// A volume spills to a file when the pool has no room, and takes the data back once room exists.
+/// The test kills the volume's process in between.
 pub(crate) fn the_rest_is_spilled_and_comes_back() -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy", "qemu-io"]) {
         return Ok(Outcome::Skipped(reason));
@@ -548,8 +548,8 @@ fn is_killed_under_a_client(cluster: &Cluster, options: &[&str]) -> anyhow::Resu
     disk.delete()
 }
 
-/// A donor that says nothing has the write in its socket. Its client is told that it failed; nothing
-/// is read from its pages, or written to them, before it is known what became of it.
+/// A silent donor has a write in its socket, and the client is told that the write failed. The
+/// volume refuses reads and writes of these pages until it knows the outcome of that write.
 pub(crate) fn a_write_to_a_silent_donor_is_settled() -> TestResult {
     if let Some(reason) = missing("qemu-io") {
         return Ok(Outcome::Skipped(reason));
@@ -570,7 +570,7 @@ pub(crate) fn a_write_to_a_silent_donor_is_settled() -> TestResult {
         let said = ended.text() + &ended.stderr;
         ensure!(said.contains("Input/output error"), "it said {said:?}");
     }
-    // The one that failed first comes late, and until then its pages are refused, not what they were.
+    // The write that failed first arrives late. Reads of its pages fail until then.
     cluster.eventually("all is settled", PATIENCE, |_| {
         let ended = io("read -P 2 0 64k")?;
         let said = ended.text() + &ended.stderr;
@@ -591,8 +591,8 @@ pub(crate) fn a_write_to_a_silent_donor_is_settled() -> TestResult {
     Ok(Outcome::Passed)
 }
 
-/// Over TLS, whoever shows a certificate of the cluster's for it is served, and nobody else; all of them
-/// clients of others.
+/// Over TLS, an export serves only clients that show a certificate of the cluster for volumes.
+/// The clients are libnbd's tools and QEMU.
 pub(crate) fn over_tls_only_who_may_is_served(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["nbdinfo", "nbdcopy", "qemu-img"]).or_else(no_libnbd) {
         return Ok(Outcome::Skipped(reason));
@@ -682,7 +682,7 @@ pub(crate) fn over_tls_only_who_may_is_served(cluster: &Cluster) -> TestResult {
         format!("{}?tls-certificates={}", plain.replace("nbd:", "nbds:"), alice.display());
     is_refused(&wanting, "")?;
     ensure!(!qemu(&issued(&other, "alice"))?.status.success(), "a stranger was served");
-    // Who only reads does so, whatever the export is.
+    // A client with the role `read-only` only reads, although the export is writable.
     let info =
         run(Command::new("nbdinfo").args(["--json", &with(&issued(&own, "bob"))]), PATIENCE)?;
     info.expect_success("nbdinfo of who only reads")?;
@@ -699,7 +699,7 @@ h.connect_uri(os.environ['URI']); sys.stdin.read()";
     is_told("carol", "client `alice` at 127.0.0.1")?;
     drop(writer.child_mut().stdin.take());
     ensure!(writer.wait(PATIENCE, || Ok(()))?.success(), "the writer failed");
-    // What is revoked is not good any more, and nothing is started again for that.
+    // A revoked certificate is refused at once; no process is restarted for that.
     pki(&own, &["revoke", "bob"])?;
     is_refused(&with(&issued(&own, "bob")), "")?;
     run(Command::new("nbdinfo").arg(with(&alice)), PATIENCE)?.expect_success("nbdinfo")?;
@@ -710,7 +710,7 @@ h.connect_uri(os.environ['URI']); sys.stdin.read()";
     Ok(Outcome::Passed)
 }
 
-/// What a client writes to the buffer of a volume, and notes as it is answered; and what it must find.
+/// Writes numbered pages to a volume's buffer, and prints each answered write and flush.
 const NOTING_CLIENT: &str = r#"
 import nbd, os, random
 h = nbd.NBD()
@@ -727,8 +727,8 @@ while True:
         print("f", turn, flush=True)
 "#;
 
-/// The system's Python, for which its package of libnbd's module is: `nbdsh` takes the first one of the
-/// path.
+/// The system's Python, for which the distribution packages libnbd's module. `nbdsh` takes the
+/// first Python of the path.
 const PYTHON: &str = "/usr/bin/python3";
 
 fn no_libnbd() -> Option<String> {
@@ -737,8 +737,8 @@ fn no_libnbd() -> Option<String> {
     (!is_there).then(|| "Python has no module nbd: install python3-libnbd".to_owned())
 }
 
-/// What was answered is there after the process that serves the volume was killed, though donors
-/// had not had it; a flush is answered when they have.
+/// Answered writes survive a kill of the volume's process, although donors do not have them yet.
+/// The volume answers a flush when donors have the data.
 pub(crate) fn what_is_buffered_outlives_the_process(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["nbdcopy"]).or_else(no_libnbd) {
         return Ok(Outcome::Skipped(reason));
@@ -794,8 +794,8 @@ pub(crate) fn what_is_buffered_outlives_the_process(cluster: &Cluster) -> TestRe
     Ok(Outcome::Passed)
 }
 
-/// A copy as of one moment: what becomes of the volume, and of its process, is nothing to it, and nobody
-/// writes to it.
+/// A snapshot stays the same when its volume changes or is deleted, and when its own process is
+/// killed. No client can write to it.
 pub(crate) fn a_snapshot_stays_as_it_is(cluster: &Cluster) -> TestResult {
     if let Some(reason) = missing_any(&["qemu-io", "nbdcopy", "nbdinfo"]) {
         return Ok(Outcome::Skipped(reason));
@@ -866,7 +866,7 @@ pub(crate) fn twenty_are_used_at_once() -> TestResult {
         .into_iter()
         .map(|name| Disk::create(&cluster, name, "32M", &["--thin"]))
         .collect::<anyhow::Result<_>>()?;
-    // What a command has done, the manager has heard.
+    // When a command has ended, the manager already knows its result.
     let status = cluster.status()?;
     let told = status["nodes"][0]["volumes"].as_array().map_or(&[][..], Vec::as_slice);
     let exported =

@@ -16,7 +16,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// What its pager has counted; null while that is not known.
+    /// Statistics of the program's pager; null while the status has none.
     pub(super) fn stats<'a>(&self, status: &'a Value) -> &'a Value {
         let mine = all(status, "consumers").find(|one| one["name"] == *self.name);
         mine.map_or(&Value::Null, |one| &one["stats"])
@@ -69,7 +69,7 @@ impl Program {
         Ok(())
     }
 
-    /// What it and `hecaton run` have said on their standard error. They have ended.
+    /// Standard error of the program and of `hecaton run`. Both must have ended.
     fn complaint(&mut self) -> anyhow::Result<String> {
         let mut complaint = String::new();
         if let Some(mut stderr) = self.running.child_mut().stderr.take() {

@@ -8,7 +8,7 @@ use std::{
 /// Lines of each file that are printed. The whole is kept.
 const LINES: usize = 60;
 
-/// What daemons write is named like this: `log`, `node.log`, `console`, `guest.console`.
+/// Log files have names such as `log`, `node.log`, `console` and `guest.console`.
 fn is_log(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     ["log", "console"].contains(&name.rsplit('.').next().unwrap_or_default())

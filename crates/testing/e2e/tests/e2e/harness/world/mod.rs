@@ -197,7 +197,8 @@ fn die_with_parent() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a new world lacks. This process is its first.
+/// Mounts /tmp, /proc and the cgroups of a new world, and starts its loopback device. This process
+/// is the first of the world.
 fn furnish(groups: &Groups) -> anyhow::Result<()> {
     use rustix::mount::{MountFlags, mount, mount_bind};
     if !env::current_exe()?.starts_with("/tmp") {

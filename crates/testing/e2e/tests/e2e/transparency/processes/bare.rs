@@ -94,7 +94,7 @@ pub(crate) fn they_start_programs(cluster: &Cluster) -> TestResult {
     each_like_native(cluster, "children")
 }
 
-/// What is not paged: stacks, written-to data, the library; and one batch on its way out.
+/// Memory that is not paged (stacks, written-to data, the library), and one batch in flight.
 const NOT_PAGED: u64 = 5 << 20;
 
 /// Memory that such a program has mapped is local until it is found; from then on it is within the

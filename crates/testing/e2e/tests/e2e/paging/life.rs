@@ -110,7 +110,9 @@ pub(crate) fn processes_left_behind_are_named(cluster: &Cluster) -> TestResult {
     command.args(["-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & exit 3"]);
     let mut running = Running::spawn(command.stderr(Stdio::piped()))?;
     let errors = running.child_mut().stderr.take().context("its errors are piped")?;
-    let line = BufReader::new(errors).lines().next().context("it says nothing")??;
+    // Read from until it has ended: it may say more.
+    let mut errors = BufReader::new(errors).lines();
+    let line = errors.next().context("it says nothing")??;
     let named = line.split_once(": sleep (").and_then(|(_, rest)| rest.split_once(')'));
     let left: u32 = named.with_context(|| format!("it said {line}"))?.0.parse()?;
     let way_out = format!("`kill {}`", running.id());

@@ -169,8 +169,9 @@ pub(crate) fn they_end_as_without(cluster: &Cluster) -> TestResult {
         let mut command = cluster.on_pool("24M", program);
         command.arg("steady").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut running = Running::spawn(&mut command)?;
-        let mut line = String::new();
-        BufReader::new(running.output()?).read_line(&mut line)?;
+        // Read from until it has ended: it says more.
+        let mut output = BufReader::new(running.output()?);
+        output.read_line(&mut String::new())?;
         running.signal(Signal::TERM);
         let status = running.wait(LONG, || Ok(()))?;
         // As a shell tells of it.

@@ -16,6 +16,7 @@ use crate::programs::fork::ForkRequest;
 use crate::programs::helper::Helper;
 use crate::programs::stage::Stage;
 use crate::shared::EpollSet;
+use crate::shared_memory::keeping::Files;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place, TAG_MASK};
 use crate::state::record::Record;
@@ -87,6 +88,8 @@ pub(crate) struct Core {
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
+    /// Shared memory of the programs.
+    pub(crate) files: Files,
     pub(crate) spaces: Vec<Option<AddressSpace>>,
     pub(crate) order: Box<dyn Order>,
     pub(crate) clock: EvictionClock,
@@ -169,6 +172,7 @@ impl Core {
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
+            files: Files::default(),
             spaces: Vec::new(),
             order: evict::default(),
             clock: EvictionClock::new(capacity),

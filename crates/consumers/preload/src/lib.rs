@@ -30,6 +30,7 @@ mod hypervisor;
 mod maps;
 mod own;
 mod reach;
+mod shared;
 mod sys;
 mod turn;
 mod withhold;

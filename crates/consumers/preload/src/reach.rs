@@ -81,16 +81,16 @@ pub(crate) fn userfaultfd() -> Result<Uffd, Errno> {
     })
 }
 
-struct Path([u8; MAX_PATH]);
+pub(crate) struct Path([u8; MAX_PATH]);
 
 impl Path {
-    fn to_bytes(&self) -> &[u8] {
+    pub(crate) fn to_bytes(&self) -> &[u8] {
         let Path(bytes) = self;
         &bytes[..bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len())]
     }
 }
 
-fn path() -> Path {
+pub(crate) fn path() -> Path {
     // SAFETY: written once, before any fork.
     Path(unsafe { (&raw const SOCKET_PATH).read() })
 }

@@ -86,8 +86,9 @@ fn perform(request: &Request, shared: &Shared, pool: &Pool) -> Value {
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
             let mut core = shared.lock();
-            let before = core.limit;
+            let before = core.total_limit();
             core.resize(pages);
+            let pages = core.limit;
             drop(core);
             evict_down_to(shared, pages)
                 .inspect(|()| pool.config().local_bytes = bytes)

@@ -102,9 +102,6 @@ enum Command {
     /// Keeps the swap of one program; started by `hecaton run`
     #[command(hide = true)]
     SwapKeeper,
-    /// Keeps the shared memory of one consumer; started by its pager
-    #[command(hide = true)]
-    SharedMemoryKeeper,
 }
 
 impl Command {
@@ -146,7 +143,6 @@ fn run() -> ExitCode {
         Command::Pager => daemons::pager::run(),
         Command::VolumeServer => daemons::volume_server::run(),
         Command::SwapKeeper => run::swap::keeper::run(),
-        Command::SharedMemoryKeeper => run::shared_memory::run(),
     });
     result.unwrap_or_else(|error| {
         let error_text = format!("{error:#}");

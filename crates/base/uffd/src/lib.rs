@@ -5,14 +5,12 @@
 //! - [`handover`]: the protocol between `libhecaton.so` and the pager for a program.
 //! - [`guest_ram`]: their protocol for a hypervisor.
 //! - [`bare`]: the launcher's message to the library in a program that has no glibc.
-//! - [`files`]: the library's protocol for shared memory.
 //!
 //! The `userfaultfd` crate was considered: it lacks MOVE and the write-protected copy, and the
 //! preload library needs all of it without allocation.
 
 pub mod abi;
 pub mod bare;
-pub mod files;
 pub mod guest_ram;
 pub mod handover;
 pub mod sys;

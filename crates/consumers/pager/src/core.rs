@@ -16,7 +16,6 @@ use crate::programs::fork::ForkRequest;
 use crate::programs::helper::Helper;
 use crate::programs::stage::Stage;
 use crate::shared::EpollSet;
-use crate::shared_memory::keeping::Files;
 use crate::state::CHUNK_PAGES;
 use crate::state::entry::{Entry, Place, TAG_MASK};
 use crate::state::record::Record;
@@ -88,8 +87,6 @@ pub(crate) struct Core {
     pub(crate) tables: Tables,
     pub(crate) pages: SpacePages,
     pub(crate) staging: Staging,
-    /// Shared memory of the programs.
-    pub(crate) files: Files,
     pub(crate) spaces: Vec<Option<AddressSpace>>,
     pub(crate) order: Box<dyn Order>,
     pub(crate) clock: EvictionClock,
@@ -172,7 +169,6 @@ impl Core {
             tables,
             pages: SpacePages::new(),
             staging: Staging::new(),
-            files: Files::default(),
             spaces: Vec::new(),
             order: evict::default(),
             clock: EvictionClock::new(capacity),

@@ -80,7 +80,6 @@ impl Evictor {
         while !self.shared.lock().over {
             self.writer.send();
             let idle = self.wait_for_work();
-            self.unmap_files();
             if !idle {
                 self.evict_batch();
             }
@@ -110,9 +109,6 @@ impl Evictor {
             if self.writer.awaits_answers() {
                 drop(core);
                 self.writer.collect(Some(Duration::from_millis(1)));
-                return true;
-            }
-            if core.wants_unmapping() {
                 return true;
             }
             let until = Duration::from_millis(20);

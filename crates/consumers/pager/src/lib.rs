@@ -12,7 +12,6 @@
 //! | [`programs`] | attaches programs, follows their forks, talks to the helper of each |
 //! | [`guest`] | pages the RAM of virtual machines |
 //! | [`pool`] | decides how the pool holds the memory: donors, cold segments, scrubbing, target |
-//! | [`shared_memory`] | shares local memory with files that several programs map |
 //! | [`recover`] | takes over from a pager that died |
 //! | [`process`] | runs the process: threads, descriptors that the node holds, the node's orders |
 //! | [`config`], [`stats`], [`error`] | what a pager is told, what it counts, and why it fails |
@@ -29,7 +28,6 @@ mod programs;
 mod recover;
 mod serve;
 mod shared;
-mod shared_memory;
 mod state;
 pub mod stats;
 
@@ -94,15 +92,13 @@ fn page(
         let listener = listen(&config.socket, SocketType::SEQPACKET)?;
         let public = process::admission::listen(config);
         let control = listen(&control_path, SocketType::STREAM)?;
-        let files = shared_memory::listen(config)?;
         let state = state::State::create()?;
         let firecracker = match &config.guest {
             Some(Guest::Firecracker { socket, .. }) => Some(listen(socket, SocketType::STREAM)?),
             _ => None,
         };
         let lost = false;
-        let held =
-            process::worker::Held { state, listener, public, control, files, firecracker, lost };
+        let held = process::worker::Held { state, listener, public, control, firecracker, lost };
         let (labels, fds): (_, Vec<RawFd>) = held.labelled().into_iter().unzip();
         guard.hold(labels, &fds);
         held
@@ -122,7 +118,6 @@ fn page(
     let ended = process::worker::run(config, held, ways);
     let _ = std::fs::remove_file(&config.socket);
     let _ = std::fs::remove_file(&control_path);
-    shared_memory::remove(config);
     if let Some(Guest::Firecracker { socket, .. }) = &config.guest {
         let _ = std::fs::remove_file(socket);
     }

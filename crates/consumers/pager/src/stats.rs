@@ -3,7 +3,6 @@
 use crate::pool::placement::PoolUse;
 use hdrhistogram::Histogram;
 use hecaton_memory::Size;
-use hecaton_shared::line::Usage;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -102,9 +101,6 @@ pub struct Stats {
     /// Processes that the programs started, and that are not on the pool.
     #[serde(default)]
     pub outside: Outside,
-    /// Memory that programs share.
-    #[serde(default)]
-    pub shared_memory: SharedMemory,
     /// Times that a successor took over from a pager that had died.
     pub restarts: u64,
     /// Time from reading a fault to the page's arrival, for faults that a donor served.
@@ -128,36 +124,6 @@ impl Stats {
                  its results may be wrong. Please report this"
             )
         })
-    }
-}
-
-/// Memory that the consumer's programs share, as files on a volume of the pool. All 0 before a
-/// program shares any.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedMemory {
-    /// Bytes that may be in this host's page cache.
-    pub limit_bytes: u64,
-    /// Bytes that are in the page cache.
-    pub local_bytes: u64,
-    /// The most that `local_bytes` was, in looks 100 ms apart.
-    pub local_peak_bytes: u64,
-    /// Bytes read from the volume.
-    pub read_bytes: u64,
-    /// Bytes written to it.
-    pub written_bytes: u64,
-}
-
-impl SharedMemory {
-    /// Notes what a keeper reports. `before`: what its predecessors had read and written.
-    pub(crate) fn note(&mut self, usage: Usage, before: &SharedMemory, limit_bytes: u64) {
-        let local_bytes = usage.resident_bytes;
-        *self = SharedMemory {
-            limit_bytes,
-            local_bytes,
-            local_peak_bytes: self.local_peak_bytes.max(local_bytes),
-            read_bytes: before.read_bytes + usage.read_bytes,
-            written_bytes: before.written_bytes + usage.written_bytes,
-        };
     }
 }
 

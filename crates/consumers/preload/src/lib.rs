@@ -30,7 +30,6 @@ mod hypervisor;
 mod maps;
 mod own;
 mod reach;
-mod shared;
 mod sys;
 mod turn;
 mod withhold;

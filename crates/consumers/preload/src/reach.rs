@@ -81,16 +81,16 @@ pub(crate) fn userfaultfd() -> Result<Uffd, Errno> {
     })
 }
 
-pub(crate) struct Path([u8; MAX_PATH]);
+struct Path([u8; MAX_PATH]);
 
 impl Path {
-    pub(crate) fn to_bytes(&self) -> &[u8] {
+    fn to_bytes(&self) -> &[u8] {
         let Path(bytes) = self;
         &bytes[..bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len())]
     }
 }
 
-pub(crate) fn path() -> Path {
+fn path() -> Path {
     // SAFETY: written once, before any fork.
     Path(unsafe { (&raw const SOCKET_PATH).read() })
 }

@@ -4,8 +4,6 @@
 //! is named in the state before it is sent ([`crate::state`]) and answered when all copies have it.
 //! Parts of pages are read, changed and written under the same lock.
 
-pub use config::VolumeConfig;
-
 use crate::attach::{Attachment, Attachments, Client, Held, Role};
 use crate::pool::fetch::{fetch, runs};
 use crate::pool::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
@@ -13,7 +11,7 @@ use crate::pool::scrub;
 use crate::pool::sealing::Sealed;
 use crate::pool::settle::{self, Unsettled};
 use crate::pool::store::{Fate, Item, Writer, fate_of, store};
-use crate::readers::{self, Reading};
+use crate::readers::{self, Reading, SharedBy};
 use crate::requests::buffer::{self, Buffer, Reserved};
 use crate::requests::page_locks::{Access, PageLock, PageLocks};
 use crate::requests::slots::Slots;
@@ -30,9 +28,13 @@ use hecaton_memory::{
 };
 use hecaton_pki::CredentialsDir;
 use hecaton_space::seal::Sealer;
-use hecaton_space::{Directory, Redundancy, Space, SpaceConfig, SpaceError};
+use hecaton_space::{
+    COPYING_BYTES_PER_S, Directory, FAILOVER, Redundancy, Site, Space, SpaceConfig, SpaceError,
+};
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, RwLock};
@@ -59,6 +61,75 @@ const COMPLAINT_INTERVAL: Duration = Duration::from_secs(1);
 const DISCARD_PAUSE: Duration = Duration::from_millis(100);
 
 static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// Configuration of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeConfig {
+    /// Its name, for people and clients.
+    pub name: String,
+    /// Its space, chosen at random.
+    pub space: u64,
+    /// Its size in pages, when it was created.
+    pub pages: u64,
+    /// The kernel swaps to it: what it takes to serve it is bounded, and had in advance
+    /// ([`crate::requests::reserve`]).
+    #[serde(default)]
+    pub for_swap: bool,
+    /// Copies of each page: 1 to 3.
+    pub copies: u8,
+    /// Where it is served: nearer donors are taken first.
+    pub site: Site,
+    /// The only donors that may be used, by name; all if there are none.
+    pub donors: Vec<String>,
+    /// The directory of its node's certificate: donors are spoken to by TLS, and show their nodes'.
+    #[serde(default)]
+    pub tls_dir: Option<PathBuf>,
+    /// How long donors keep the space when they hear nothing.
+    pub lease: Duration,
+    /// How long a donor may be away before requests for its pages fail.
+    pub donor_patience: Duration,
+    /// Bytes that donors read in a second, all together, to compare the copies of pages. 0 compares
+    /// only pages that came back wrong.
+    #[serde(default)]
+    pub scrub_bytes_per_s: u64,
+    /// Bytes that donors copy to each other in a second, all together, to make or move copies.
+    #[serde(default = "copying")]
+    pub copying_bytes_per_s: u64,
+    /// How long a donor may be silent before other copies take its place.
+    #[serde(default = "failover")]
+    pub failover: Duration,
+    /// The file for what the pool has no room for.
+    #[serde(default)]
+    pub spill: Option<PathBuf>,
+    /// Most bytes of the pool that all copies together take; the rest goes to that file.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Several clients may write at a time.
+    #[serde(default)]
+    pub multi_writer: bool,
+    /// Writes are answered before donors have them, as long as these are not more bytes
+    /// ([`crate::requests::buffer`]).
+    #[serde(default)]
+    pub write_buffer_bytes: Option<u64>,
+    /// Donors and the spill file get pages only encrypted, and cannot alter them unnoticed.
+    #[serde(default)]
+    pub encrypt: bool,
+    /// It is a copy of that volume as of one moment, and nobody may write to it.
+    #[serde(default)]
+    pub snapshot_of: Option<String>,
+    /// It is that node's, and is read here ([`crate::readers`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_from: Option<SharedBy>,
+}
+
+fn copying() -> u64 {
+    COPYING_BYTES_PER_S
+}
+
+fn failover() -> Duration {
+    FAILOVER
+}
 
 /// Data to write.
 #[derive(Clone, Copy)]
@@ -533,11 +604,7 @@ impl Volume {
             let round = first..(first + ROUND).min(pages.end);
             first = round.end;
             let how = How { allocate, lock: &mut lock, reserved: reserved.as_mut() };
-            if let Err(error) = self.write_round(round.clone(), offset, source, how) {
-                // What is not settled yet has the lock.
-                lock.iter().for_each(|_| self.lose_unkept(round.clone()));
-                return Err(error);
-            }
+            self.write_round(round, offset, source, how)?;
         }
         match &self.state.spill {
             Some(spill)
@@ -1141,8 +1208,6 @@ fn part(page: PageNo, offset: u64, bytes: u64) -> (Range<usize>, Range<usize>) {
     (of_page.start as usize..of_page.end as usize, within.start as usize..within.end as usize)
 }
 
-mod config;
 pub(crate) mod flow;
 #[cfg(test)]
 pub(crate) mod tests;
-mod unkept;

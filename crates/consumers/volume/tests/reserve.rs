@@ -146,7 +146,6 @@ fn writers_never_ask_the_kernel_for_memory() {
         write_buffer_bytes: None,
         encrypt: true,
         snapshot_of: None,
-        shared_memory_of: None,
         reads_from: None,
         for_swap: true,
         copies: 2,

@@ -24,7 +24,8 @@ use crate::vms::Vms;
 use crate::volumes::{Volumes, VolumesError};
 use hecaton_memory::locked::{LockError, lock_process};
 use hecaton_memory::{PAGE_SIZE, random_u64};
-use hecaton_pager::{Site, adoption::Outlive};
+use hecaton_pager::Site;
+use hecaton_pager::adoption::Outlive;
 use hecaton_pki::Credentials;
 use rustix::process::Pid;
 use std::io;
@@ -374,7 +375,6 @@ impl Node {
         for machine in self.inner.pagers.adopt_left(&self.inner.dir) {
             self.inner.vms.adopt(machine);
         }
-        self.inner.volumes.follow_consumers(&self.inner.pagers)?;
         if let Some(agent) = &self.inner.agent {
             agent.open(Arc::downgrade(&self.inner))?;
         }

@@ -313,11 +313,6 @@ impl Pagers {
         Arc::clone(&self.0.news)
     }
 
-    /// Whether there is a consumer with this space.
-    pub(crate) fn has_space(&self, space: u64) -> bool {
-        self.table().pagers.values().any(|pager| pager.config.space == space)
-    }
-
     /// How many there are.
     pub fn count(&self) -> usize {
         self.table().pagers.len()

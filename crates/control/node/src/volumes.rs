@@ -10,9 +10,7 @@
 
 mod export;
 mod hand_over;
-mod of_consumers;
 mod orphans;
-mod reports;
 mod sharing;
 mod supervisor;
 mod tables;
@@ -648,7 +646,6 @@ impl Volumes {
                 limit_bytes: None,
                 write_buffer_bytes: None,
                 snapshot_of: Some(wish.volume.clone()),
-                shared_memory_of: None,
                 ..volume.config.clone()
             };
             Ok::<_, VolumesError>((config, volume.report.size_bytes))
@@ -792,6 +789,26 @@ impl Volumes {
         spilling.for_each(|(name, volume)| volume.word = word_for(name));
     }
 
+    /// All volumes as they are now.
+    pub fn reports(&self) -> Vec<VolumeReport> {
+        self.table().values().map(|volume| volume.report.clone()).collect()
+    }
+
+    /// The volumes that clients are connected to, as of their last statistics, or whose files are
+    /// used.
+    pub fn in_use(&self) -> Vec<String> {
+        let is_used = |volume: &&Volume| {
+            volume
+                .report
+                .stats
+                .as_ref()
+                .is_some_and(|stats| stats.clients > 0 || !stats.readers.is_empty())
+                || volume.entrances.iter().any(|entrance| entrance.file_in_use().is_some())
+        };
+        let table = self.table();
+        table.values().filter(is_used).map(|volume| volume.report.name.clone()).collect()
+    }
+
     /// Ends all volumes, and the connections of their clients.
     pub fn stop(&self) {
         self.0.stop.set();
@@ -840,7 +857,6 @@ impl Volumes {
             write_buffer_bytes: wish.write_buffer_bytes,
             encrypt: wish.encrypt,
             snapshot_of: None,
-            shared_memory_of: wish.shared_memory_of,
             reads_from: None,
         };
         self.enter(config, wish.size_bytes)

@@ -72,7 +72,7 @@ pub(crate) async fn stdin_closed() {
 
 /// Waits for the node's consumers to end, or for one more signal.
 pub(crate) async fn drain(node: &Node, signals: &mut EndSignals) {
-    let volumes = node.volumes().in_use_by_clients();
+    let volumes = node.volumes().in_use();
     if !volumes.is_empty() {
         eprintln!(
             "hecaton: waiting for the clients of {} volume(s): {}; interrupt once more to \

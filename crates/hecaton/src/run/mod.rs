@@ -7,7 +7,6 @@
 
 pub(crate) mod access;
 mod bare;
-mod disk;
 mod embedded;
 pub(crate) mod exit;
 mod family;
@@ -16,7 +15,6 @@ pub(crate) mod machine;
 mod program;
 mod room;
 mod session;
-pub(crate) mod shared_memory;
 pub(crate) mod signals;
 mod stats_file;
 pub(crate) mod swap;

@@ -60,7 +60,7 @@ impl Core {
                  available; free some, or stop other machines"
             ));
         }
-        self.set_limit(pages_for_bytes(bytes) + HEADROOM);
+        self.resize(pages_for_bytes(bytes) + HEADROOM);
         self.state.note(Flag::Detaching, true);
         self.detach.get_or_insert_default();
         Ok(())

@@ -299,7 +299,7 @@ impl Core {
         let fixed: u64 = guests.filter(|ram| !ram.has_files()).map(Ram::bytes).sum();
         if fixed > 0 {
             self.limit_is_advisory = true;
-            self.set_limit(self.limit + hecaton_memory::pages_for_bytes(fixed));
+            self.resize(self.limit + hecaton_memory::pages_for_bytes(fixed));
         }
     }
 

@@ -36,10 +36,9 @@ pub(crate) fn adopt(held: Labelled) -> Result<(Held, Vec<String>), PagerError> {
     let (state, _) = State::open(unsafe { BorrowedFd::borrow_raw(state_fd) })?;
     let firecracker = held.remove(guard::FIRECRACKER).map(IntoRawFd::into_raw_fd);
     let public = held.remove(guard::PUBLIC).map(IntoRawFd::into_raw_fd);
-    let files = held.remove(guard::FILES).map(IntoRawFd::into_raw_fd);
     let lost = renumber(&state, &mut held);
     let strays = held.into_keys().collect();
-    Ok((Held { state: state_fd, listener, public, control, files, firecracker, lost }, strays))
+    Ok((Held { state: state_fd, listener, public, control, firecracker, lost }, strays))
 }
 
 /// Enters the numbers under which the descriptors came, and takes those out of `held`. True if a

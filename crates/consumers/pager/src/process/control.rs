@@ -86,9 +86,8 @@ fn perform(request: &Request, shared: &Shared, pool: &Pool) -> Value {
         Request::ResizeLocal { bytes } => {
             let pages = pages_for_bytes(bytes);
             let mut core = shared.lock();
-            let before = core.total_limit();
+            let before = core.limit;
             core.resize(pages);
-            let pages = core.limit;
             drop(core);
             evict_down_to(shared, pages)
                 .inspect(|()| pool.config().local_bytes = bytes)

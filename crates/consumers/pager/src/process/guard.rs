@@ -31,8 +31,6 @@ pub(crate) const STATE: &str = "state";
 pub(crate) const LISTENER: &str = "listener";
 /// The label of the listener at the abstract address.
 pub(crate) const PUBLIC: &str = "public";
-/// The label of the listener at which programs ask for shared memory.
-pub(crate) const FILES: &str = "files";
 /// The label of the control socket.
 pub(crate) const CONTROL: &str = "control";
 

@@ -172,7 +172,7 @@ const SMALLEST: u64 = 64 << 10;
 
 impl Core {
     /// Changes how much may be local, while the program runs.
-    pub(crate) fn set_limit(&mut self, pages: u64) {
+    pub(crate) fn resize(&mut self, pages: u64) {
         self.limit = pages;
         let limits = hecaton_policy::prefetch::Limits::for_capacity(pages as usize);
         self.prefetcher.set_limits(limits);

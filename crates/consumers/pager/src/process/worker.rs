@@ -18,7 +18,6 @@ use crate::process::node::{NodeDirectory, NodeLine};
 use crate::programs::fork;
 use crate::serve::Server;
 use crate::shared::Shared;
-use crate::shared_memory::keeping::Keeping;
 use crate::state::sealing::Sealing;
 use crate::state::{Flag, State};
 use hecaton_memory::{Epoch, SpaceId, pages_for_bytes};
@@ -41,8 +40,6 @@ pub(crate) struct Held {
     /// Where programs attach that show the consumer's key.
     pub(crate) public: Option<RawFd>,
     pub(crate) control: RawFd,
-    /// Where programs ask for shared memory, if they may.
-    pub(crate) files: Option<RawFd>,
     /// Where Firecracker connects, if it is to.
     pub(crate) firecracker: Option<RawFd>,
     /// A program ran on memory whose userfaultfd is gone: see [`crate::process::adopt`].
@@ -54,7 +51,6 @@ impl Held {
     pub(crate) fn labelled(&self) -> Vec<(String, RawFd)> {
         let firecracker = self.firecracker.map(|fd| (guard::FIRECRACKER, fd));
         let public = self.public.map(|fd| (guard::PUBLIC, fd));
-        let files = self.files.map(|fd| (guard::FILES, fd));
         [
             (guard::STATE, self.state),
             (guard::LISTENER, self.listener),
@@ -63,7 +59,6 @@ impl Held {
         .into_iter()
         .chain(firecracker)
         .chain(public)
-        .chain(files)
         .map(|(label, fd)| (label.to_owned(), fd))
         .collect()
     }
@@ -193,12 +188,6 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     spawn("leases", move || renewed.keep_leases(&|| false));
     spawn("upkeep", move || tended.keep_copies(copying_bytes_per_s, &|| false));
 
-    if let Some(listener) = held.files {
-        // SAFETY: it is never closed.
-        let listener = unsafe { BorrowedFd::borrow_raw(listener) }.try_clone_to_owned()?;
-        let keeping = Keeping { shared: shared.clone(), config: config.clone(), listener };
-        spawn("shared-memory", move || keeping.run());
-    }
     let launch_over = Arc::new(AtomicBool::new(false));
     let lifeline = Lifeline {
         shared: shared.clone(),

@@ -1,10 +1,9 @@
 //! Reads the mappings of a process from `/proc/PID/maps`: all, or the one at an address.
 
-use hecaton_shared::line::FileRun;
 use hecaton_uffd::handover::{LARGEST_FOUND_BYTES, Range};
 use rustix::io::Errno;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 
 /// A line of `/proc/PID/maps`.
@@ -36,48 +35,6 @@ pub(crate) fn read_mappings(pid: i32) -> std::io::Result<Vec<Mapping>> {
         }
     }
     Ok(mappings)
-}
-
-/// A shared mapping of a file.
-pub(crate) struct SharedMapping {
-    /// Its addresses.
-    pub(crate) range: Range,
-    /// The file's inode number.
-    pub(crate) node: u64,
-    /// Where the mapping begins in the file, in bytes.
-    pub(crate) offset: u64,
-}
-
-impl SharedMapping {
-    /// Where a part of this run is mapped. `None` if nothing of it is.
-    pub(crate) fn addresses_of(&self, run: &FileRun) -> Option<Range> {
-        let start = run.offset.max(self.offset);
-        let end = (run.offset + run.bytes).min(self.offset + self.range.len);
-        (run.node == self.node && start < end)
-            .then(|| Range { start: self.range.start + (start - self.offset), len: end - start })
-    }
-}
-
-/// The shared mappings that a process has of files of this device (major and minor number).
-pub(crate) fn shared_mappings(pid: i32, device: [u32; 2]) -> std::io::Result<Vec<SharedMapping>> {
-    let mut text = String::new();
-    File::open(format!("/proc/{pid}/maps"))?.read_to_string(&mut text)?;
-    let device = format!("{:02x}:{:02x}", device[0], device[1]);
-    Ok(text.lines().filter_map(|line| parse_shared(line, &device)).collect())
-}
-
-fn parse_shared(line: &str, device: &str) -> Option<SharedMapping> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let is_shared = fields.next()?.ends_with('s');
-    let offset = fields.next()?;
-    if !is_shared || fields.next()? != device {
-        return None;
-    }
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
-    let range = Range { start, len: end.checked_sub(start)? };
-    Some(SharedMapping { range, node: fields.next()?.parse().ok()?, offset: number(offset)? })
 }
 
 /// The memory of a process that a fork has left empty, or will (`MADV_WIPEONFORK`). Costs more than
@@ -206,24 +163,6 @@ mod tests {
         assert!(!pageable("7ffd0000000-7ffd0021000 rw-p 00000000 00:00 0    [stack]"));
         assert!(!pageable("7f0000000000-7f0000021000 rw-s 00000000 00:01 12  /dev/zero (deleted)"));
         assert!(!pageable("7f0000000000-7f0000021000 rw-p 00001000 fe:00 12  /usr/lib/libc.so.6"));
-    }
-
-    #[test]
-    fn finds_shared_mappings_of_a_device() {
-        let parse = |line| parse_shared(line, "07:02");
-        let found = parse("7f0000001000-7f0000004000 rw-s 00002000 07:02 12  /#12 (deleted)");
-        let found = found.unwrap();
-        assert_eq!(found.range, Range { start: 0x7f00_0000_1000, len: 0x3000 });
-        assert_eq!((found.node, found.offset), (12, 0x2000));
-        let run = FileRun { node: 12, offset: 0x4000, bytes: 0x4000 };
-        let range = Range { start: 0x7f00_0000_3000, len: 0x1000 };
-        assert_eq!(found.addresses_of(&run), Some(range));
-        assert!(
-            parse("7f0000001000-7f0000004000 rw-s 00002000 07:01 12  /#12 (deleted)").is_none()
-        );
-        assert!(
-            parse("7f0000001000-7f0000004000 rw-p 00002000 07:02 12  /#12 (deleted)").is_none()
-        );
     }
 
     #[test]

@@ -80,8 +80,6 @@ pub(crate) enum Flag {
     ImageLoaded = 4,
     /// The image's pages are a machine's.
     ImageGiven = 5,
-    /// A program has asked for shared memory.
-    SharedMemory = 6,
 }
 
 /// The mapped tables.

@@ -6,12 +6,10 @@
 mod memory_files;
 mod next;
 mod robust;
-mod shared_memory;
 
 /// Looks all functions up: later, a signal handler may be the first that calls one.
 pub(crate) fn prepare() {
-    let nexts = memory_files::NEXT.iter().chain(&shared_memory::NEXT);
-    for next in nexts.chain([&robust::NEXT]) {
+    for next in memory_files::NEXT.iter().chain([&robust::NEXT]) {
         next.get();
     }
 }

@@ -25,7 +25,7 @@ use crate::fork;
 use crate::hypervisor::guest;
 use crate::own::{KEPT_BY_PROGRAM, LEFT_ALONE};
 use crate::turn::{Act, Alone, Together};
-use crate::{exec, own, shared, sys, withhold};
+use crate::{exec, own, sys, withhold};
 use hecaton_uffd::Errno;
 use hecaton_uffd::handover::Range;
 use hecaton_uffd::sys::syscall;
@@ -75,7 +75,6 @@ pub(crate) fn install() -> Result<(), Failure> {
             (c"munlockall", locked::munlockall as *const ()),
             (c"ioctl", registered::ioctl as *const ()),
             (c"prctl", prctl as *const ()),
-            (c"memfd_create", memfd_create as *const ()),
             (c"execve", exec::execve as *const ()),
             (c"execveat", exec::execveat as *const ()),
             (c"fexecve", exec::fexecve as *const ()),
@@ -129,16 +128,6 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    if let Some(file) = shared::anonymous(len, flags) {
-        if room::is_too_large(len) {
-            sys::close(file);
-            return as_address(Err(Errno(libc::ENOMEM)));
-        }
-        // SAFETY: the caller's promises are those of mmap. All who inherit the mapping share it.
-        let mapped = unsafe { mmap(address, len, prot, flags & !libc::MAP_ANONYMOUS, file, 0) };
-        sys::close(file);
-        return mapped;
-    }
     let kind = Kind::of(flags);
     let is_charged = prot & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0;
     if kind == Kind::Paged && is_charged && room::is_too_large(len) {
@@ -278,13 +267,6 @@ unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -
         _ => {}
     }
     as_status(advised)
-}
-
-unsafe extern "C" fn memfd_create(name: *const libc::c_char, flags: libc::c_uint) -> c_int {
-    match shared::make_memory_file(name, flags) {
-        Ok(file) => file,
-        Err(errno) => as_status(Err(errno)),
-    }
 }
 
 unsafe extern "C" fn prctl(

@@ -5,8 +5,7 @@
 //! because there is no later moment at which a fork could be followed: see [`crate::fork`]. The
 //! clone in `_Fork` must be found, or the program does not run. `clone` and `syscall` are for
 //! programs that go past `fork`; where they are not as expected, the children that they make are
-//! not followed. `syscall` also tells of `MADV_WIPEONFORK`, and does `MADV_DODUMP` and
-//! `memfd_create` our way.
+//! not followed. `syscall` also tells of `MADV_WIPEONFORK`, and does `MADV_DODUMP` our way.
 
 use crate::failure::Failure;
 use crate::own::{IS_FILTERED, USES_WIPE_ON_FORK};
@@ -59,8 +58,6 @@ std::arch::global_asm!(
     "mov dword ptr [rip + {is_filtered}], 1",
     "jmp 5f",
     "4:",
-    "cmp eax, {memfd_create}",
-    "je 78f",
     "cmp eax, {madvise}",
     "jne 5f",
     "cmp edx, {let_dump}",
@@ -95,17 +92,12 @@ std::arch::global_asm!(
     "jnz 5b",
     "mov rax, {unknown}",
     "jmp 55b",
-    "78:",
-    "lea r11, [rip + {make_memory_file}]",
-    "jmp 79f",
     "77:",
-    "lea r11, [rip + {let_cores_have}]",
-    "79:",
     "lea rsp, [rsp - 128]",
     "push rbp",
     "mov rbp, rsp",
     "and rsp, -16",
-    "call r11",
+    "call {let_cores_have}",
     "mov rsp, rbp",
     "pop rbp",
     "lea rsp, [rsp + 128]",
@@ -122,8 +114,6 @@ std::arch::global_asm!(
     is_filtered = sym IS_FILTERED,
     let_dump = const libc::MADV_DODUMP,
     let_cores_have = sym let_cores_have,
-    memfd_create = const libc::SYS_memfd_create,
-    make_memory_file = sym make_memory_file,
     wipe_on_fork = const libc::MADV_WIPEONFORK,
     uses_wipe_on_fork = sym USES_WIPE_ON_FORK,
     clone3_least = const 64,
@@ -141,14 +131,6 @@ unsafe extern "C" {
 extern "C" fn let_cores_have(start: usize, len: usize) -> isize {
     match super::cores::let_cores_have(start, len) {
         Ok(()) => 0,
-        Err(errno) => -(errno.0 as isize),
-    }
-}
-
-/// The same for `memfd_create`.
-extern "C" fn make_memory_file(name: *const libc::c_char, flags: libc::c_uint) -> isize {
-    match crate::shared::make_memory_file(name, flags) {
-        Ok(file) => file as isize,
         Err(errno) => -(errno.0 as isize),
     }
 }

@@ -255,34 +255,26 @@ pub(crate) fn send(fd: RawFd, bytes: &[u8]) -> Result<usize, Errno> {
 
 /// A packet connection to the Unix socket at `path`.
 pub(crate) fn connect(path: &[u8]) -> Result<RawFd, Errno> {
-    connect_as(libc::SOCK_SEQPACKET, path, None)
-}
-
-/// The same. It fails with EAGAIN if that takes longer, as receiving does later.
-pub(crate) fn connect_within(path: &[u8], seconds: i64) -> Result<RawFd, Errno> {
-    connect_as(libc::SOCK_SEQPACKET, path, Some(seconds))
+    connect_as(libc::SOCK_SEQPACKET, path)
 }
 
 /// A stream connection to the Unix socket at `path`.
 pub(crate) fn connect_stream(path: &[u8]) -> Result<RawFd, Errno> {
-    connect_as(libc::SOCK_STREAM, path, None)
+    connect_as(libc::SOCK_STREAM, path)
 }
 
 /// A packet connection to the Unix socket at the abstract address that is `path` after a zero.
 pub(crate) fn connect_abstract(path: &[u8]) -> Result<RawFd, Errno> {
-    // To connect waits for those before, who may be strangers.
-    let socket = connect_to(libc::SOCK_SEQPACKET, path, 1, Some(2))?;
-    limit_waiting(socket, 0);
-    Ok(socket)
+    connect_to(libc::SOCK_SEQPACKET, path, 1)
 }
 
-fn connect_as(kind: i32, path: &[u8], seconds: Option<i64>) -> Result<RawFd, Errno> {
-    connect_to(kind, path, 0, seconds)
+fn connect_as(kind: i32, path: &[u8]) -> Result<RawFd, Errno> {
+    connect_to(kind, path, 0)
 }
 
 /// With so many zeros before the path. An abstract address ends where it ends; a path has zeros
 /// after it.
-fn connect_to(kind: i32, path: &[u8], zeros: usize, seconds: Option<i64>) -> Result<RawFd, Errno> {
+fn connect_to(kind: i32, path: &[u8], zeros: usize) -> Result<RawFd, Errno> {
     // SAFETY: an all-zero sockaddr_un is valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
@@ -301,28 +293,28 @@ fn connect_to(kind: i32, path: &[u8], zeros: usize, seconds: Option<i64>) -> Res
             0 => size_of::<libc::sockaddr_un>(),
             zeros => std::mem::offset_of!(libc::sockaddr_un, sun_path) + zeros + path.len(),
         };
-        if let Some(seconds) = seconds {
-            limit_waiting(fd as RawFd, seconds);
+        let limit_sends = |tv_sec| {
+            let limit = libc::timeval { tv_sec, tv_usec: 0 };
+            let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_SNDTIMEO as usize);
+            let (at, len) = (&raw const limit as usize, size_of_val(&limit));
+            let _ = syscall(libc::SYS_setsockopt, [fd, level, name, at, len, 0]);
+        };
+        if zeros > 0 {
+            // To connect waits for those before, who may be strangers.
+            limit_sends(2);
         }
         match syscall(libc::SYS_connect, [fd, at, len, 0, 0, 0]) {
-            Ok(_) => Ok(fd as RawFd),
+            Ok(_) => {
+                if zeros > 0 {
+                    limit_sends(0);
+                }
+                Ok(fd as RawFd)
+            }
             Err(error) => {
                 close(fd as RawFd);
                 Err(error)
             }
         }
-    }
-}
-
-/// Connecting, sending and receiving fail with EAGAIN after so long. 0: never.
-pub(crate) fn limit_waiting(socket: RawFd, seconds: i64) {
-    let limit = libc::timeval { tv_sec: seconds, tv_usec: 0 };
-    let (at, len) = (&raw const limit as usize, size_of_val(&limit));
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        let (level, option) = (libc::SOL_SOCKET as usize, option as usize);
-        // SAFETY: the kernel reads the structure. It knows the option, of all sockets.
-        let _ =
-            unsafe { syscall(libc::SYS_setsockopt, [socket as usize, level, option, at, len, 0]) };
     }
 }
 
@@ -370,30 +362,6 @@ pub(crate) fn read_with_descriptor(
     socket: RawFd,
     bytes: &mut [u8],
 ) -> Result<(usize, Option<RawFd>), Errno> {
-    loop {
-        match receive(socket, bytes, true) {
-            Err(Errno(libc::EINTR)) => {}
-            received => return received.map(|Received { read, fd, .. }| (read, fd)),
-        }
-    }
-}
-
-/// A packet that was received.
-pub(crate) struct Received {
-    /// Bytes of it.
-    pub(crate) read: usize,
-    /// The descriptor beside it.
-    pub(crate) fd: Option<RawFd>,
-    /// There was one, for which this process has no room.
-    pub(crate) is_cut: bool,
-}
-
-/// The same; fails with EINTR, too.
-pub(crate) fn receive(
-    socket: RawFd,
-    bytes: &mut [u8],
-    closes_on_exec: bool,
-) -> Result<Received, Errno> {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut space = DescriptorSpace([0; 24]);
     // SAFETY: an all-zero msghdr is valid; the kernel writes `bytes` and the control buffer, which
@@ -404,15 +372,19 @@ pub(crate) fn receive(
         message.msg_iovlen = 1;
         message.msg_control = space.0.as_mut_ptr().cast();
         message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as usize;
-        let flags = if closes_on_exec { libc::MSG_CMSG_CLOEXEC } else { 0 };
-        let at = &raw mut message as usize;
-        let read = syscall(libc::SYS_recvmsg, [socket as usize, at, flags as usize, 0, 0, 0])?;
+        let (at, flags) = (&raw mut message as usize, libc::MSG_CMSG_CLOEXEC as usize);
+        let read = loop {
+            match syscall(libc::SYS_recvmsg, [socket as usize, at, flags, 0, 0, 0]) {
+                Err(Errno(libc::EINTR)) => {}
+                read => break read?,
+            }
+        };
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         let is_descriptor = !header.is_null()
             && (*header).cmsg_level == libc::SOL_SOCKET
             && (*header).cmsg_type == libc::SCM_RIGHTS;
         let fd = is_descriptor.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned());
-        Ok(Received { read, fd, is_cut: message.msg_flags & libc::MSG_CTRUNC != 0 })
+        Ok((read, fd))
     }
 }
 

@@ -121,7 +121,6 @@ impl World {
             write_buffer_bytes: None,
             encrypt: false,
             snapshot_of: None,
-            shared_memory_of: None,
             reads_from: None,
         };
         World { donors, known, config, dir: tempfile::tempdir().unwrap() }

@@ -217,9 +217,6 @@ pub struct CreateVolume {
     /// As in [`Wanted`]; the spill file, too, gets only encrypted pages.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub encrypt: bool,
-    /// The space of the consumer whose shared memory is on it. The volume goes with the consumer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shared_memory_of: Option<u64>,
 }
 
 /// A request to serve a volume at one more address.

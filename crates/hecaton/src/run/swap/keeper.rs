@@ -12,15 +12,17 @@
 //! them allocates for a request.
 
 use crate::cgroup::Cgroup;
-use crate::run::disk::Volume;
 use crate::run::signals::Signals;
 use crate::swap_device::{Loop, SwapOn};
 use crate::tools::{self, tool};
-use anyhow::Context as _;
-use hecaton_node::socket::message::CreateVolume;
+use anyhow::{Context as _, bail};
+use hecaton_block::ublk;
+use hecaton_node::socket::client::NodeClient;
+use hecaton_node::socket::message::{CreateVolume, Export};
+use hecaton_node::volumes::ExportAddress;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -85,7 +87,7 @@ struct Swap {
     cgroup: Cgroup,
     _on: SwapOn,
     _device: Device,
-    _volume: ItsVolume,
+    _volume: Volume,
 }
 
 /// Device that the kernel swaps to.
@@ -101,13 +103,12 @@ impl Swap {
         for (program, package) in [("mkswap", "util-linux"), ("swapon", "mount")] {
             tools::require(program, package)?;
         }
-        let its = ItsVolume(Volume::create(wish.node, wish.volume)?);
-        let volume = &its.0;
-        let device = match volume.block_device() {
+        let volume = Volume::create(wish.node, wish.volume)?;
+        let device = match volume.disk() {
             Ok(path) => Device::Volumes(path.to_string_lossy().into_owned()),
             Err(error) => {
-                tracing::debug!(volume = volume.name(), "swap on a loop device: {error:#}");
-                volume.file(&wish.file)?;
+                tracing::debug!(volume = volume.name, "swap on a loop device: {error:#}");
+                volume.export(ExportAddress::Fuse(wish.file.clone()))?;
                 // With a page cache in between, writing pages out would take memory.
                 Device::Loop(Loop::direct(&wish.file.to_string_lossy())?)
             }
@@ -115,7 +116,7 @@ impl Swap {
         tool("mkswap", &[device.path()])?;
         let on = SwapOn::with(&["--priority", PRIORITY, "--discard=pages"], device.path())?;
         let cgroup = Cgroup::new(&wish.cgroup, wish.local_bytes)?;
-        Ok(Swap { cgroup, _on: on, _device: device, _volume: its })
+        Ok(Swap { cgroup, _on: on, _device: device, _volume: volume })
     }
 }
 
@@ -129,14 +130,54 @@ impl Device {
 }
 
 /// The volume. It is deleted when this is dropped.
-struct ItsVolume(Volume);
+struct Volume {
+    node: PathBuf,
+    name: String,
+}
 
-impl Drop for ItsVolume {
+impl Volume {
+    fn create(node: PathBuf, wish: CreateVolume) -> anyhow::Result<Volume> {
+        let name = wish.name.clone();
+        connect(&node)?.create_volume(wish)?;
+        Ok(Volume { node, name })
+    }
+
+    /// Has it a block device, where the kernel can do that.
+    fn disk(&self) -> anyhow::Result<PathBuf> {
+        ublk::check()?;
+        match self.export(ExportAddress::Ublk(None))? {
+            ExportAddress::Ublk(Some(number)) => Ok(ublk::disk::path(number)),
+            other => bail!("the node exports a block device at {other}"),
+        }
+    }
+
+    /// Has it served; returns where.
+    fn export(&self, address: ExportAddress) -> anyhow::Result<ExportAddress> {
+        let export = Export {
+            volume: self.name.clone(),
+            address,
+            read_only: false,
+            tls: None,
+            insecure: false,
+            uring: false,
+        };
+        Ok(connect(&self.node)?.export_volume(export)?)
+    }
+}
+
+fn connect(node: &Path) -> anyhow::Result<NodeClient> {
+    NodeClient::connect(node).context("the node does not answer")
+}
+
+impl Drop for Volume {
     fn drop(&mut self) {
         // A loop device lets go of its file a moment after it was told to.
-        if let Err(error) = tools::eventually_even_if_interrupted(|| self.0.delete()) {
+        let deleted = tools::eventually_even_if_interrupted(|| {
+            NodeClient::connect(&self.node)?.delete_volume(&self.name).map_err(anyhow::Error::from)
+        });
+        if let Err(error) = deleted {
             // Without its node, the volume's process ends as nobody uses it.
-            tracing::warn!(volume = self.0.name(), "{error:#}");
+            tracing::warn!(volume = self.name, "{error:#}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! `pinned-buffers HOW FILE PAGES`, where HOW is `registered` (buffers of io_uring), `direct`
 //! (O_DIRECT, many requests in flight) or `spliced` (vmsplice). FILE is written first, then read
-//! and compared. `shared-direct` and `shared-spliced` use shared memory for all.
+//! and compared.
 
 use hecaton_e2e::{Checked, Random, number_argument};
 use io_uring::{IoUring, opcode, types};
@@ -25,75 +25,21 @@ const ROUNDS: u64 = 2;
 fn main() {
     let how = std::env::args().nth(1).expect("HOW is missing");
     let path = std::env::args().nth(2).expect("FILE is missing");
-    let pages = number_argument(3);
-    let (kind, how) = match how.strip_prefix("shared-") {
-        Some(how) => (libc::MAP_SHARED, how),
-        None => (libc::MAP_PRIVATE, how.as_str()),
-    };
-    let mut others = match kind {
-        libc::MAP_SHARED => {
-            Others::Shared(SharedPages { bytes: map(kind, pages * PAGE), writes: 0 })
-        }
-        _ => Others::Private(Checked::new(1, pages)),
-    };
-    match how {
+    let mut others = Checked::new(1, number_argument(3));
+    match how.as_str() {
         "registered" => registered(Path::new(&path), &mut others),
-        "direct" => direct(Path::new(&path), map(kind, LEN), &mut others),
-        "spliced" => spliced(map(kind, PART), &mut others),
+        "direct" => direct(Path::new(&path), &mut others),
+        "spliced" => spliced(&mut others),
         _ => panic!("HOW is none of registered, direct, spliced: {how}"),
     }
     others.verify_all();
     println!("verified");
 }
 
-/// Memory that pushes other memory out.
-enum Others {
-    Private(Checked),
-    Shared(SharedPages),
-}
-
-/// Each page that was written has the number of its last write in its first word.
-struct SharedPages {
-    bytes: &'static mut [u8],
-    writes: u64,
-}
-
-impl Others {
-    fn pages(&self) -> usize {
-        match self {
-            Others::Private(pages) => pages.pages(),
-            Others::Shared(pages) => pages.bytes.len() / PAGE,
-        }
-    }
-
-    fn write(&mut self, page: usize) {
-        match self {
-            Others::Private(pages) => pages.write(page),
-            Others::Shared(pages) => {
-                pages.writes += 1;
-                let contents = [pages.writes, page as u64].map(u64::to_le_bytes);
-                pages.bytes[page * PAGE..][..16].copy_from_slice(contents.as_flattened());
-            }
-        }
-    }
-
-    fn verify_all(&self) {
-        match self {
-            Others::Private(pages) => pages.verify_all(),
-            Others::Shared(pages) => {
-                for (number, page) in pages.bytes.chunks(PAGE).enumerate() {
-                    let words = page[..16].as_chunks::<8>().0;
-                    let [write, at] = [words[0], words[1]].map(u64::from_le_bytes);
-                    assert!(write == 0 || at == number as u64, "page {number} has {write}, {at}");
-                }
-            }
-        }
-    }
-}
-
-/// Memory of its own, as an allocator has it from the kernel, or shared memory.
-fn map(kind: i32, len: usize) -> &'static mut [u8] {
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS);
+/// Memory of its own, as an allocator has it from the kernel.
+fn map(len: usize) -> &'static mut [u8] {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice, which stays for good.
     unsafe {
         let at = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
@@ -117,14 +63,14 @@ fn expect(bytes: &[u8], round: u64, what: &str) {
     assert!(wrong == 0, "{what}, round {round}: {wrong} of {} pages are wrong", bytes.len() / PAGE);
 }
 
-fn push_out(others: &mut Others) {
+fn push_out(others: &mut Checked) {
     (0..others.pages()).for_each(|page| others.write(page));
 }
 
-fn registered(path: &Path, others: &mut Others) {
+fn registered(path: &Path, others: &mut Checked) {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
     let file = file.expect("the file can be made");
-    let buffer = map(libc::MAP_PRIVATE, LEN);
+    let buffer = map(LEN);
     let mut ring = IoUring::new(64).expect("the kernel has io_uring");
     let whole = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: LEN };
     // SAFETY: the buffer stays for good.
@@ -165,12 +111,13 @@ fn complete(ring: &mut IoUring, request: &io_uring::squeue::Entry) {
 /// Requests in flight at once.
 const IN_FLIGHT: usize = 32;
 
-fn direct(path: &Path, buffer: &mut [u8], others: &mut Others) {
+fn direct(path: &Path, others: &mut Checked) {
     let mut contents = vec![0; LEN];
     fill(&mut contents, 0);
     File::create(path).and_then(|mut file| file.write_all(&contents)).expect("the file is written");
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
     let file = file.expect("the file system has direct I/O");
+    let buffer = map(LEN);
     let mut ring = IoUring::new(IN_FLIGHT as u32).expect("the kernel has io_uring");
     let fd = types::Fd(file.as_raw_fd());
     for round in 0..ROUNDS {
@@ -197,20 +144,19 @@ fn direct(path: &Path, buffer: &mut [u8], others: &mut Others) {
     }
 }
 
-fn spliced(buffer: &mut [u8], others: &mut Others) {
+fn spliced(others: &mut Checked) {
+    let buffer = map(PART);
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     for round in 0..ROUNDS * 4 {
         fill(buffer, round);
         let part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: PART };
-        // SAFETY: the pipe has the buffer's pages, and shows what is in them when it is read.
+        // SAFETY: the buffer is not written to before it was read.
         let given = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const part, 1, 0) };
         assert_eq!(given, PART as isize, "{}", std::io::Error::last_os_error());
         push_out(others);
-        expect(buffer, round, "the buffer that was spliced");
-        let written = if round % 2 == 0 { round } else { !round };
-        fill(buffer, written);
         let mut read = vec![0; PART];
         reader.read_exact(&mut read).expect("what was given");
-        expect(&read, written, "spliced");
+        expect(&read, round, "spliced");
+        expect(buffer, round, "the buffer that was spliced");
     }
 }

@@ -20,7 +20,7 @@ use paging::{
 };
 use std::process::ExitCode;
 use transparency::{
-    memory::{core_files, interfaces, locked, overcommit, pinned, shared, wiped},
+    memory::{core_files, interfaces, locked, overcommit, pinned, wiped},
     processes::{bare, followed, identity, limits, runtimes, sandboxes, tracers},
 };
 use volumes::{disk, drive, file, nbd_clients, sharing, volume};
@@ -63,12 +63,7 @@ fn main() -> ExitCode {
         pinned::direct_reads_in_flight,
         pinned::pages_given_to_a_pipe,
         pinned::all_that_may_be_local,
-        pinned::shared_memory,
         wiped::on_fork,
-        shared::by_processes,
-        shared::of_python_stays_below,
-        shared::outlives_what_is_killed,
-        shared::java_has_its_heap_there,
         core_files::have_no_false_zeros,
         bare::threads_share_holes,
         bare::children_are_followed,
@@ -128,7 +123,6 @@ fn main() -> ExitCode {
         encrypted::donors_can_neither_read_nor_change_a_volume,
         restart::of_everything_in_any_order,
         restart::of_a_node_whose_program_ends_meanwhile,
-        restart::of_a_node_under_shared_memory,
         restart::of_a_node_under_a_machine,
         restart::of_a_node_under_qemu,
         restart::of_a_node_under_a_volume,

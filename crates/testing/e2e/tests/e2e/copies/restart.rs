@@ -15,7 +15,6 @@ use crate::{
         wait::until,
     },
     life::program_of,
-    transparency::memory::shared,
 };
 use anyhow::{Context as _, ensure};
 use hecaton_e2e::Random;
@@ -285,38 +284,6 @@ pub(crate) fn of_a_node_whose_program_ends_meanwhile(cluster: &Cluster) -> TestR
     let status = running.wait(PATIENCE, || Ok(()))?;
     ensure!(status.code() == Some(7), "it ended with {status}");
     daemons.eventually("its pager ends", |status| Ok(all(status, "consumers").count() == 0))?;
-    daemons.end()?;
-    Ok(Outcome::Passed)
-}
-
-/// The next node takes over the pager, and the volume that is the disk of shared memory.
-pub(crate) fn of_a_node_under_shared_memory(cluster: &Cluster) -> TestResult {
-    if let Some(reason) = shared::reason_without() {
-        return Ok(Outcome::Skipped(reason));
-    }
-    let mut daemons = Daemons::start(&cluster.hecaton)?;
-    let mut command = daemons.on_pool(shared::PROGRAM);
-    // It writes and reads until its input ends.
-    command.arg("rounds").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut running = Running::spawn(&mut command)?;
-    let mut output = running.output()?;
-    daemons.eventually("shared memory is in the pool", |status| {
-        let pager = part_of(status, Victim::Pager);
-        let shared = pager.map(|pager| &pager["stats"]["shared_memory"]["written_bytes"]);
-        Ok(shared.and_then(Value::as_u64) > Some(4_000_000))
-    })?;
-    for victim in [Victim::Node(0), Victim::Volume, Victim::Pager, Victim::Node(0)] {
-        daemons.kill(victim)?;
-    }
-    drop(running.child_mut().stdin.take());
-    let status = running.wait(LONG, || Ok(()))?;
-    let mut said = String::new();
-    output.read_to_string(&mut said)?;
-    ensure!(status.success(), "it ended with {status}\n    {}", daemons.log());
-    ensure!(said == "0 pages were wrong\n", "the program said {said:?}");
-    daemons.eventually("nothing borrows", |status| {
-        Ok(all(status, "consumers").chain(all(status, "volumes")).count() == 0)
-    })?;
     daemons.end()?;
     Ok(Outcome::Passed)
 }

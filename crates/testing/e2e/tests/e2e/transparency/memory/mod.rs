@@ -5,5 +5,4 @@ pub(crate) mod interfaces;
 pub(crate) mod locked;
 pub(crate) mod overcommit;
 pub(crate) mod pinned;
-pub(crate) mod shared;
 pub(crate) mod wiped;

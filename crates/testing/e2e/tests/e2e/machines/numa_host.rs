@@ -185,6 +185,10 @@ const LENDS: &str = r#"
 load ublk_drv
 lends() { start --manage 384M --buffer 32M --lend 256M; }
 all_is_lent() { status | grep -o '"lent_[a-z]*_bytes":[0-9]*' | awk -F: '{ s += $2 } END { exit s != 268435456 }'; }
+# The manager hears of it a moment later than the agent.
+manager_knows() {
+  hecaton status --json --manager http://127.0.0.1:7070 | grep -o '"lend_bytes":[0-9]*' | awk -F: '{ s += $2 } END { exit s < 100663296 }'
+}
 # What is said is a look old. The donors' books, logs and the like are a little more.
 agrees() {
   used=$(status | sed "s/.*\"node\":$1[^}]*\"lent_used_bytes\":\([0-9]*\).*/\1/")
@@ -199,6 +203,7 @@ sum() { echo 3 >/proc/sys/vm/drop_caches; md5sum <$disk; }
 lends
 until_true all_is_lent
 first0=$(shmem 0) first1=$(shmem 1)
+until_true manager_knows
 hecaton volume create d --size 96M --dir /tmp/n >>/tmp/log 2>&1 || die volume
 disk=$(hecaton volume export d --ublk --dir /tmp/n 2>>/tmp/log) || die export
 dd if=/dev/urandom of=$disk bs=1M count=96 conv=fsync 2>>/tmp/log || die write

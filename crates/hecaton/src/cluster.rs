@@ -13,21 +13,22 @@ use hecaton_node::socket::client::NodeClient;
 use hecaton_pki::Credentials;
 use hecaton_policy::cluster::choice::Choice;
 use serde::de::DeserializeOwned;
+use std::cell::Cell;
 use std::env;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
-use ureq::Body;
 use ureq::http::header::RETRY_AFTER;
-use ureq::http::{Response, StatusCode};
+use ureq::http::{HeaderValue, Request, Response, StatusCode};
+use ureq::middleware::MiddlewareNext;
+use ureq::{Body, SendBody};
 
 /// The variable that names the manager.
 const MANAGER_VARIABLE: &str = "HECATON_MANAGER";
 
-/// How long a manager may take to answer if the cluster has no other one. A manager answers no
-/// request while it writes its registry; a busy disk took more than 5 s for one such write.
+/// How long a manager may take to answer if the cluster has no other one: its host may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long a manager may take to answer if the command can ask another one.
@@ -37,8 +38,15 @@ const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(5);
 /// does when the one that led has died.
 const ELECTION_PATIENCE: Duration = Duration::from_secs(15);
 
+/// How long a command goes on trying while the manager says that it has taken the order, and writes
+/// it. A busy disk took 22 s.
+const WRITE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a manager is to wait for its write before it says that.
+const WRITE_WAIT: &str = "wait=2";
+
 /// Time between two tries.
-const ELECTION_INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Longest refusal that is read.
 const MAX_REFUSAL_BYTES: u64 = 4 << 10;
@@ -88,6 +96,8 @@ enum Unanswered {
     Away(anyhow::Error),
     /// Another one leads, or none does yet.
     NotLeading(anyhow::Error),
+    /// It has done it, and not written it yet.
+    Unwritten(anyhow::Error),
 }
 
 impl ClusterArgs {
@@ -201,7 +211,20 @@ impl Manager {
     /// Has a node forgotten that is gone.
     pub(crate) fn remove(&self, node: &str) -> anyhow::Result<()> {
         let path = format!("v1/nodes/{node}/remove");
-        self.ask(|agent, url| agent.post(format!("{url}/{path}")).send_empty()).map(drop)
+        let was_taken = Cell::new(false);
+        let asked = self.ask(|agent, url| {
+            let mut answer = agent.post(format!("{url}/{path}")).send_empty()?;
+            match answer.status() {
+                StatusCode::GATEWAY_TIMEOUT => was_taken.set(true),
+                // It was forgotten when it was asked before, and that is written now.
+                StatusCode::NOT_FOUND if was_taken.get() => {
+                    *answer.status_mut() = StatusCode::NO_CONTENT;
+                }
+                _ => {}
+            }
+            Ok(answer)
+        });
+        asked.map(drop)
     }
 
     /// Has a donor lend no more than so many bytes, or again all that it has.
@@ -234,7 +257,8 @@ impl Manager {
     }
 
     /// The answer of the manager that leads, unless it is a refusal. While managers answer that
-    /// none of them leads, or not yet, they are asked again: whatever is asked may be asked twice.
+    /// none of them leads, or not yet, or that the one that does is still writing, they are asked
+    /// again: whatever is asked may be asked twice.
     fn ask(
         &self,
         send: impl Fn(&ureq::Agent, &str) -> Result<Response<Body>, ureq::Error>,
@@ -242,24 +266,38 @@ impl Manager {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(patience(self.managers.count())))
             .http_status_as_error(false)
+            .middleware(prefer_to_wait)
             .build();
         let agent = hecaton_pki::agent(config, self.credentials.clone());
         let begun = Instant::now();
+        let mut is_announced = false;
         loop {
-            let mut will_pass = false;
+            let mut limit = Duration::ZERO;
             let answer = self.managers.ask(|url| match self.ask_one(url, &agent, &send) {
                 Ok(response) => Tried::Answer(Ok(response)),
                 Err(Unanswered::Refused(error)) => Tried::Answer(Err(error)),
                 Err(Unanswered::Away(error)) => Tried::Next(Err(error)),
                 Err(Unanswered::NotLeading(error)) => {
-                    will_pass = true;
+                    limit = limit.max(ELECTION_PATIENCE);
                     Tried::Next(Err(error))
                 }
+                Err(Unanswered::Unwritten(error)) => {
+                    limit = WRITE_PATIENCE;
+                    Tried::Answer(Err(error))
+                }
             });
-            if answer.is_ok() || !will_pass || begun.elapsed() > ELECTION_PATIENCE {
+            if answer.is_ok() || begun.elapsed() > limit {
                 return answer;
             }
-            thread::sleep(ELECTION_INTERVAL);
+            if limit == WRITE_PATIENCE && !is_announced {
+                is_announced = true;
+                eprintln!(
+                    "hecaton: the manager has taken this, and its registry takes long to write; \
+                     waiting for up to {} s",
+                    WRITE_PATIENCE.as_secs()
+                );
+            }
+            thread::sleep(INTERVAL);
         }
     }
 
@@ -280,6 +318,9 @@ impl Manager {
         Err(match response.status() {
             StatusCode::SERVICE_UNAVAILABLE if response.headers().contains_key(RETRY_AFTER) => {
                 Unanswered::NotLeading(refusal)
+            }
+            StatusCode::GATEWAY_TIMEOUT if response.headers().contains_key(RETRY_AFTER) => {
+                Unanswered::Unwritten(refusal)
             }
             // It cannot write its registry.
             StatusCode::SERVICE_UNAVAILABLE => Unanswered::Away(refusal),
@@ -317,6 +358,15 @@ impl Manager {
             self.url
         )
     }
+}
+
+/// Says with each request how long the answer may wait for the manager's disk.
+fn prefer_to_wait(
+    mut request: Request<SendBody<'_>>,
+    next: MiddlewareNext<'_>,
+) -> Result<Response<Body>, ureq::Error> {
+    request.headers_mut().insert("prefer", HeaderValue::from_static(WRITE_WAIT));
+    next.handle(request)
 }
 
 /// How long one of so many managers may take to answer.
@@ -361,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_waits_for_the_only_manager_longer_than_a_registry_write_takes() {
+    fn command_waits_for_the_only_manager_longer() {
         assert_eq!(patience(Endpoints::new("http://a:1").count()), PATIENCE);
         let several = Endpoints::new("http://a:1,http://b:1,http://c:1");
         assert_eq!(patience(several.count()), PATIENCE_WITH_OTHERS);

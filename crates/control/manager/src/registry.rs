@@ -12,7 +12,6 @@ use crate::removal::{self, RemovalError};
 use crate::roster::Roster;
 use hecaton_node::cluster::report::{DonorAddress, HeartbeatAnswer};
 use hecaton_node::cluster::report::{NameError, NodeReport, check_name};
-use hecaton_node::donors::DonorReport;
 use hecaton_node::{agent::HarvestWord, pagers::MAX_PAGERS};
 use hecaton_policy::cluster::choice::{Choice, Named};
 pub use hecaton_policy::cluster::membership::NodeState as MemberState;
@@ -210,28 +209,6 @@ impl Entry {
     }
 }
 
-fn record(report: &NodeReport) -> NodeRecord {
-    NodeRecord {
-        boot: report.boot,
-        pid: report.pid,
-        location: report.location.clone(),
-        donors: report.donors.iter().map(|donor| donor.name.clone()).collect(),
-    }
-}
-
-/// Report of a node that is known only from its record.
-fn recalled(name: &str, record: NodeRecord) -> NodeReport {
-    let donor = |name| DonorReport { name, ..DonorReport::default() };
-    NodeReport {
-        name: name.to_owned(),
-        boot: record.boot,
-        pid: record.pid,
-        location: record.location,
-        donors: record.donors.into_iter().map(donor).collect(),
-        ..NodeReport::default()
-    }
-}
-
 impl Default for Registry {
     fn default() -> Registry {
         Registry::new(Lasting::default())
@@ -244,7 +221,7 @@ impl Registry {
         let Lasting { epoch: before, nodes, draining, limits, policy, .. } = lasting;
         let harvest = HarvestQuota::new(lasting.harvest_quota, lasting.harvest_records);
         let nodes = nodes.into_iter().map(|(name, record)| {
-            let report = recalled(&name, record);
+            let report = record.recalled(&name);
             (name, Entry { heard: None, report })
         });
         let nodes: BTreeMap<String, Entry> = nodes.collect();
@@ -281,6 +258,11 @@ impl Registry {
     /// All of [`Registry::changes`] is written down.
     pub fn written(&mut self) {
         self.changes = Changes::default();
+    }
+
+    /// So much of [`Registry::changes`] is written down: what it said at an earlier moment.
+    pub(crate) fn settle(&mut self, written: &Changes) {
+        self.changes.settle(written);
     }
 
     /// Takes a node's heartbeat, and answers with what the node should know.
@@ -325,8 +307,8 @@ impl Registry {
         }
         let granted = self.harvest.hear(now, &report);
         self.changes.harvest_records.extend(granted);
-        let record_now = record(&report);
-        let is_recorded = |entry: &Entry| record(&entry.report) == record_now;
+        let record_now = NodeRecord::of(&report);
+        let is_recorded = |entry: &Entry| NodeRecord::of(&entry.report) == record_now;
         if !self.nodes.get(name).is_some_and(is_recorded) {
             self.changes.nodes.insert(name.to_owned(), Some(record_now));
         }
@@ -445,8 +427,11 @@ impl Registry {
 
     /// Forgets a node that is gone, and in which nobody has memory any more.
     pub fn remove(&mut self, now: Duration, name: &str) -> Result<(), RemovalError> {
+        // Whoever asks again waits until it is written that the node is forgotten.
+        let is_being_forgotten = self.changes.nodes.get(name) == Some(&None);
         // Harvest VMs may still count for a node that was forgotten long ago.
-        if self.nodes.contains_key(name) || !self.harvest.knows(name) {
+        let is_known = self.nodes.contains_key(name) || !self.harvest.knows(name);
+        if is_known && !is_being_forgotten {
             removal::check(&self.status(now).nodes, name, SILENT_AFTER)?;
         }
         self.forget(name);
@@ -484,7 +469,7 @@ impl Registry {
         }
     }
 
-    fn set_limit(&mut self, donor: &str, limit_bytes: Option<u64>) {
+    pub(crate) fn set_limit(&mut self, donor: &str, limit_bytes: Option<u64>) {
         let before = match limit_bytes {
             Some(bytes) => self.limits.insert(donor.to_owned(), bytes),
             None => self.limits.remove(donor),
@@ -601,7 +586,7 @@ mod tests {
     use hecaton_donor::Snapshot;
     use hecaton_node::cluster::donor_list::{DonorList, ListVersion};
     use hecaton_node::cluster::report::MemberReport;
-    use hecaton_node::donors::DonorState;
+    use hecaton_node::donors::{DonorReport, DonorState};
     use hecaton_node::pagers::ConsumerReport;
     use hecaton_policy::cluster::member::Phase;
     use proptest::prelude::*;
@@ -802,8 +787,10 @@ mod tests {
         assert!(matches!(early, Err(RemovalError::TooEarly { .. })), "{early:?}");
         next.remove(START, "a").expect("it is gone");
         assert!(next.status(START).nodes.is_empty());
-        assert_eq!(next.remove(START, "a"), Err(RemovalError::Unknown("a".into())));
+        next.remove(START, "a").expect("whoever asks again waits until it is written");
         lasting.apply(next.changes());
+        next.written();
+        assert_eq!(next.remove(START, "a"), Err(RemovalError::Unknown("a".into())));
         let nothing = Lasting { epoch: 2, ..Lasting::default() };
         assert_eq!(lasting, nothing);
     }

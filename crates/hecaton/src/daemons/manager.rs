@@ -15,6 +15,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a manager that ends waits for a write to its disk that hangs. Nobody has been told that
+/// the write has succeeded.
+const LAST_WRITE: Duration = Duration::from_secs(3);
 
 /// Arguments of `hecaton manager`.
 #[derive(clap::Args)]
@@ -66,6 +71,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     runtime.block_on(signals.next());
     runtime.block_on(manager.stop());
+    runtime.shutdown_timeout(LAST_WRITE);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,8 +6,9 @@ use hecaton_testkit::wait_until_seen;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 fn manager(state: &Path, listen: &str) -> Command {
     let mut command = hecaton();
@@ -74,10 +75,11 @@ fn a_killed_manager_is_followed_by_one_that_knows() {
     );
     second.end(Signal::KILL);
 
-    // Cut off: refused with the way out, which works.
+    // Cut off: refused with the way out, which works. Half a file would not do: all records may lie
+    // in it, whole.
     let file = state.join("registry.redb");
     let bytes = fs::read(&file).expect("there");
-    fs::write(&file, &bytes[..bytes.len() / 2]).expect("written");
+    fs::write(&file, &bytes[..4096]).expect("written");
     let refused = manager(&state, &address).output().expect("runs");
     let error = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{error}");
@@ -148,4 +150,113 @@ fn a_registry_that_cannot_be_written_takes_no_order() {
     signal_process(a.id(), Signal::TERM);
     assert!(wait(&mut a).success());
     manager.end(Signal::TERM);
+}
+
+/// A library for a manager whose disk is slow: `fdatasync` waits for as long as there is a file
+/// `$GATE`, and makes `$GATE.met` first.
+const GATE: &str = r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+int fdatasync(int fd) {
+    const char *gate = getenv("GATE");
+    char met[4096];
+    snprintf(met, sizeof met, "%s.met", gate);
+    while (access(gate, F_OK) == 0) {
+        close(open(met, O_CREAT | O_WRONLY, 0600));
+        usleep(10000);
+    }
+    return syscall(SYS_fdatasync, fd);
+}
+"#;
+
+/// A command whose order the manager has taken and not written: it has said that it waits.
+struct Ordering {
+    command: Child,
+    _stderr: BufReader<ChildStderr>,
+}
+
+impl Ordering {
+    fn start(url: &str, args: &[&str]) -> Ordering {
+        let mut command = hecaton();
+        command.args(args).args(["--manager", url]).stderr(Stdio::piped());
+        let mut command = command.spawn().expect("starts");
+        let mut stderr = BufReader::new(command.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        assert!(line.contains("its registry takes long to write"), "{line}");
+        assert!(command.try_wait().expect("asked").is_none(), "it promises what is not written");
+        Ordering { command, _stderr: stderr }
+    }
+}
+
+#[test]
+fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
+    let scratch = scratch();
+    let (state, gate) = (scratch.path().join("state"), scratch.path().join("gate"));
+    let (source, library) = (scratch.path().join("gate.c"), scratch.path().join("gate.so"));
+    fs::write(&source, GATE).expect("written");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
+    assert!(compiler.status().expect("a C compiler, as Rust needs one").success());
+    let mut command = manager(&state, "127.0.0.1:0");
+    command.env("LD_PRELOAD", &library).env("GATE", &gate).stderr(Stdio::null());
+    let manager = Daemon::start(&mut command);
+    let url = manager.manager().to_owned();
+    let mut a = node("a", &scratch.path().join("a"), &url);
+    let mut gone = node("gone", &scratch.path().join("gone"), &url);
+    heard(&url, "a");
+    let donor = heard(&url, "gone")["pid"].as_u64().expect("a process");
+    signal_process(gone.id(), Signal::KILL);
+    gone.wait().expect("killed");
+    signal_process(donor as u32, Signal::KILL);
+
+    fs::write(&gate, "").expect("written");
+    let mut drain = Ordering::start(&url, &["node", "drain", "a"]);
+    assert!(scratch.path().join("gate.met").exists(), "nothing waits for the disk");
+    // A node that begins is listed: its heartbeats are taken, and others may read.
+    let mut b = node("b", &scratch.path().join("b"), &url);
+    heard(&url, "b");
+    let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let lift = agent.delete(format!("{url}/v1/policy")).header("prefer", "wait=0");
+    let slow = lift.call().expect("answered");
+    assert_eq!((slow.status().as_u16(), slow.headers().contains_key("retry-after")), (504, true));
+    let unknown = agent.post(format!("{url}/v1/donors/x/drain")).send_empty().expect("answered");
+    assert_eq!(unknown.status().as_u16(), 404, "a refusal promises nothing, and need not wait");
+    assert!(drain.command.try_wait().expect("asked").is_none());
+    fs::remove_file(&gate).expect("removed");
+    assert!(wait(&mut drain.command).success());
+    wait_until_so(
+        "the donor drains",
+        || heard(&url, "a"),
+        |donor| donor["stats"]["draining"] == true,
+    );
+
+    // The manager has forgotten the node when it is asked again.
+    wait_until_so(
+        "the node is missed",
+        || status(&url),
+        |status| {
+            let nodes = status["nodes"].as_array().expect("nodes");
+            nodes.iter().any(|node| node["name"] == "gone" && node["state"] == "silent")
+        },
+    );
+    fs::write(&gate, "").expect("written");
+    let mut remove = Ordering::start(&url, &["node", "remove", "gone"]);
+    fs::remove_file(&gate).expect("removed");
+    assert!(wait(&mut remove.command).success());
+    for node in [&mut a, &mut b] {
+        signal_process(node.id(), Signal::TERM);
+        assert!(wait(node).success());
+    }
+
+    // A manager ends although its disk does not answer.
+    fs::write(&gate, "").expect("written");
+    let set = ["policy", "set", "greedy-local"];
+    let mut set = Ordering::start(&url, &set);
+    assert!(manager.end(Signal::TERM).success());
+    assert!(!wait(&mut set.command).success());
 }

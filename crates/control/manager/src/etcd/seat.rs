@@ -58,7 +58,7 @@ impl Seat {
     }
 
     /// Asks etcd once, and takes the registry over if this manager has come to lead.
-    fn turn(&self, ledger: &Mutex<Ledger>) -> Result<(), String> {
+    fn turn(&self, ledger: &Ledger) -> Result<(), String> {
         let asked = self.begun.elapsed();
         let ask = self.election().next(asked);
         let answer = self.etcd.ask(ask);
@@ -76,12 +76,12 @@ impl Seat {
             return Err(trouble);
         }
         let Some(term) = self.term() else { return Ok(()) };
-        if locked(ledger).term() == Some(term) {
+        if ledger.term() == Some(term) {
             return Ok(());
         }
         let taken = self.registry_of(term);
         match taken {
-            Ok(registry) => locked(ledger).take_over(term, registry),
+            Ok(registry) => ledger.take_over(term, registry),
             Err(error) => {
                 // Another manager may be able to.
                 self.resign();
@@ -91,8 +91,8 @@ impl Seat {
         Ok(())
     }
 
-    /// Reads the registry that the previous leader left, and writes this term's epoch. The ledger
-    /// is not locked meanwhile: requests are told at once that this manager does not lead yet.
+    /// Reads the registry that the previous leader left, and writes this term's epoch. Meanwhile
+    /// requests are told at once that this manager does not lead yet.
     fn registry_of(&self, term: Term) -> Result<Registry, EtcdError> {
         let mut registry = Registry::new(self.etcd.read()?);
         self.etcd.write(term, registry.changes())?;
@@ -110,12 +110,8 @@ impl Seat {
     }
 }
 
-fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
-    ledger.lock().expect("no thread panics with the registry")
-}
-
 impl Campaign {
-    pub(crate) fn start(seat: Arc<Seat>, ledger: Arc<Mutex<Ledger>>) -> io::Result<Campaign> {
+    pub(crate) fn start(seat: Arc<Seat>, ledger: Arc<Ledger>) -> io::Result<Campaign> {
         let stop = Arc::new(Stop::default());
         let thread = thread::Builder::new().name("campaign".into()).spawn({
             let stop = Arc::clone(&stop);
@@ -273,24 +269,25 @@ mod tests {
     fn a_policy_of_a_later_version_keeps_nobody_from_leading_and_stays_as_it_is() {
         let (url, kept) = etcd();
         let seat = Arc::new(Seat::new(Etcd::new(&url, "http://a", None)));
-        let ledger = Mutex::new(Ledger::in_etcd(Arc::clone(&seat)));
+        let ledger = Ledger::in_etcd(Arc::clone(&seat));
         let record = r#"{"policy":"fair", "spread":{"of":3}}"#;
         let policy = (BASE64_STANDARD.encode(record), 1);
         let key = BASE64_STANDARD.encode("/hecaton/1/policy");
         kept.lock().unwrap().keys.insert(key, policy);
         seat.turn(&ledger).expect("it leads");
-        let status = locked(&ledger).see(|registry, now| registry.status(now)).expect("it leads");
+        let status = ledger.see(|registry, now| registry.status(now)).expect("it leads");
         assert_eq!(status.policy, Some(Named::Unknown { policy: "fair".to_owned() }));
         assert_eq!(
             (epoch_kept(&kept).as_deref(), kept_as(&kept, "policy").as_deref()),
             (Some("1"), Some(record))
         );
-        let mut locked = locked(&ledger);
         let choice = Choice::Anticipating {};
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let set =
-            runtime.block_on(async { locked.change(|registry, _| registry.choose(Some(choice))) });
-        set.expect("written");
+        let set = ledger.change(Duration::from_secs(60), |registry, _| {
+            registry.choose(Some(choice));
+            Ok::<_, ()>(())
+        });
+        runtime.block_on(set).expect("written").expect("not refused");
         assert_eq!(kept_as(&kept, "policy").as_deref(), Some(r#"{"policy":"anticipating"}"#));
     }
 
@@ -298,13 +295,13 @@ mod tests {
     fn who_cannot_write_its_epoch_answers_nobody_and_resigns() {
         let (url, kept) = etcd();
         let seat = Arc::new(Seat::new(Etcd::new(&url, "http://a", None)));
-        let ledger = Mutex::new(Ledger::in_etcd(Arc::clone(&seat)));
+        let ledger = Ledger::in_etcd(Arc::clone(&seat));
         kept.lock().unwrap().refuses_changes = true;
         for _ in 0..2 {
             let trouble = seat.turn(&ledger).expect_err("it cannot write");
             assert!(trouble.contains("no space"), "{trouble}");
-            assert_eq!((seat.term(), locked(&ledger).term()), (None, None));
-            assert!(locked(&ledger).see(|_, _| ()).is_err(), "an epoch nobody has written");
+            assert_eq!((seat.term(), ledger.term()), (None, None));
+            assert!(ledger.see(|_, _| ()).is_err(), "an epoch nobody has written");
             let leader = BASE64_STANDARD.encode(LEADER);
             assert!(!kept.lock().unwrap().keys.contains_key(&leader), "another one may lead");
         }
@@ -313,13 +310,13 @@ mod tests {
         kept.lock().unwrap().refuses_changes = false;
         seat.turn(&ledger).expect("it leads");
         assert_eq!(epoch_kept(&kept).as_deref(), Some("1"));
-        assert_eq!(locked(&ledger).see(|registry, now| registry.status(now).epoch).unwrap(), 1);
-        assert_eq!(locked(&ledger).term(), seat.term());
+        assert_eq!(ledger.see(|registry, now| registry.status(now).epoch).unwrap(), 1);
+        assert_eq!(ledger.term(), seat.term());
         seat.turn(&ledger).expect("it leads on");
 
         seat.resign();
         assert_eq!(seat.term(), None, "it does not wait for its lease to end");
-        assert!(locked(&ledger).see(|_, _| ()).is_err());
+        assert!(ledger.see(|_, _| ()).is_err());
         seat.turn(&ledger).expect("it leads again");
         assert_eq!(epoch_kept(&kept).as_deref(), Some("2"));
     }

@@ -19,10 +19,13 @@
 //! | `GET /` | | the dashboard |
 //!
 //! A refusal is one line of text with a 4xx status, or 503 when the registry cannot be written,
-//! or another manager leads; in the latter case with `Retry-After`.
+//! or another manager leads; in the latter case with `Retry-After`. 504, with `Retry-After`: the
+//! order is taken, and is not written yet. `Prefer: wait=N` (RFC 7240) says for how many seconds
+//! the answer may wait for that.
 
 use crate::http::openapi;
 use crate::http::permission::{ROUTES, call_of};
+use crate::http::prefer::Wait;
 use crate::http::tls::{Peer, Refused};
 use crate::records::ledger::{Ledger, LedgerError};
 use crate::registry::{ClusterStatus, Registry, RegistryError};
@@ -42,16 +45,19 @@ use hecaton_node::with_causes;
 use hecaton_pki::Credentials;
 use hecaton_policy::cluster::choice::Choice;
 use serde::Deserialize;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest body that is read: a report of some hundred consumers.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
+/// How long a heartbeat's answer waits until its news is written. Nodes wait 2 s for an answer.
+const HEARTBEAT_WAIT: Duration = Duration::from_secs(1);
+
 /// A registry, where it is written down, and the clock that it is told.
 #[derive(Clone, Debug)]
 pub struct Manager {
-    ledger: Arc<Mutex<Ledger>>,
+    ledger: Arc<Ledger>,
     /// `None`: nobody is asked who they are.
     credentials: Option<Arc<Credentials>>,
 }
@@ -61,7 +67,8 @@ pub struct Manager {
 pub(crate) struct Refusal {
     status: StatusCode,
     text: String,
-    /// Nobody leads at present, or not this manager; in some seconds that may be otherwise.
+    /// Nobody leads at present, or not this manager, or a write takes long; in some seconds that
+    /// may be otherwise.
     will_pass: bool,
 }
 
@@ -113,36 +120,56 @@ impl From<RemovalError> for Refusal {
 
 impl From<LedgerError> for Refusal {
     fn from(error: LedgerError) -> Refusal {
-        let text = with_causes(&error);
-        let will_pass = matches!(error, LedgerError::NotLeading(_));
-        if !will_pass {
-            tracing::error!("{text}");
-        }
-        Refusal { will_pass, ..Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text) }
+        let (status, will_pass) = match error {
+            LedgerError::NotLeading(_) => (StatusCode::SERVICE_UNAVAILABLE, true),
+            LedgerError::Unwritten(_) => (StatusCode::SERVICE_UNAVAILABLE, false),
+            LedgerError::Slow(_) => (StatusCode::GATEWAY_TIMEOUT, true),
+        };
+        Refusal { will_pass, ..Refusal::new(status, with_causes(&error)) }
     }
 }
 
 impl Manager {
     /// A manager and its registry.
-    pub(crate) fn new(
-        ledger: Arc<Mutex<Ledger>>,
-        credentials: Option<Arc<Credentials>>,
-    ) -> Manager {
+    pub(crate) fn new(ledger: Arc<Ledger>, credentials: Option<Arc<Credentials>>) -> Manager {
         Manager { ledger, credentials }
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().expect("no thread panics with the registry")
     }
 
     /// Looks at the registry.
     fn see<T>(&self, look: impl FnOnce(&Registry, Duration) -> T) -> Result<T, Refusal> {
-        self.ledger().see(look).map_err(Refusal::from)
+        self.ledger.see(look).map_err(Refusal::from)
     }
 
-    /// Changes the registry, and comes back when that is written down.
-    fn change<T>(&self, act: impl FnOnce(&mut Registry, Duration) -> T) -> Result<T, Refusal> {
-        self.ledger().change(act).map_err(Refusal::from)
+    /// Changes the registry, and comes back when that is written down; or after so long, with a
+    /// refusal that says that it is not yet.
+    async fn change<T, E: Into<Refusal>>(
+        &self,
+        wait: Duration,
+        act: impl FnOnce(&mut Registry, Duration) -> Result<T, E>,
+    ) -> Result<T, Refusal> {
+        self.ledger.change(wait, act).await?.map_err(E::into)
+    }
+
+    /// Changes the registry as somebody orders who waits for so long.
+    async fn order(
+        &self,
+        wait: Wait,
+        act: impl FnOnce(&mut Registry, Duration),
+    ) -> Result<StatusCode, Refusal> {
+        let act = |registry: &mut Registry, now| {
+            act(registry, now);
+            Ok::<(), Refusal>(())
+        };
+        self.try_order(wait, act).await
+    }
+
+    /// The same, if the registry may refuse.
+    async fn try_order<E: Into<Refusal>>(
+        &self,
+        Wait(wait): Wait,
+        act: impl FnOnce(&mut Registry, Duration) -> Result<(), E>,
+    ) -> Result<StatusCode, Refusal> {
+        self.change(wait, act).await.map(|()| StatusCode::NO_CONTENT)
     }
 
     /// The cluster at this moment.
@@ -217,19 +244,17 @@ async fn donors(State(manager): State<Manager>) -> Result<Json<Vec<DonorAddress>
 async fn drain(
     State(manager): State<Manager>,
     Path(name): Path<String>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
-    set_draining(&manager, &name, true)
+    manager.try_order(wait, |registry, _| told(registry.drain(&name, true), &name)).await
 }
 
 async fn stop_draining(
     State(manager): State<Manager>,
     Path(name): Path<String>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
-    set_draining(&manager, &name, false)
-}
-
-fn set_draining(manager: &Manager, name: &str, draining: bool) -> Result<StatusCode, Refusal> {
-    told(manager.change(|registry, _| registry.drain(name, draining))?, name)
+    manager.try_order(wait, |registry, _| told(registry.drain(&name, false), &name)).await
 }
 
 #[derive(Deserialize)]
@@ -241,21 +266,24 @@ async fn limit(
     State(manager): State<Manager>,
     Path(name): Path<String>,
     Query(limit): Query<Limit>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
-    told(manager.change(|registry, _| registry.limit(&name, Some(limit.bytes)))?, &name)
+    let limit = Some(limit.bytes);
+    manager.try_order(wait, |registry, _| told(registry.limit(&name, limit), &name)).await
 }
 
 async fn lift_limit(
     State(manager): State<Manager>,
     Path(name): Path<String>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
-    told(manager.change(|registry, _| registry.limit(&name, None))?, &name)
+    manager.try_order(wait, |registry, _| told(registry.limit(&name, None), &name)).await
 }
 
 /// Whether there was a donor to tell.
-fn told(exists: bool, name: &str) -> Result<StatusCode, Refusal> {
+fn told(exists: bool, name: &str) -> Result<(), Refusal> {
     match exists {
-        true => Ok(StatusCode::NO_CONTENT),
+        true => Ok(()),
         false => {
             let text =
                 format!("there is no donor `{name}`; `hecaton status` names those there are");
@@ -269,7 +297,9 @@ async fn heartbeat(
     Path(name): Path<String>,
     Json(report): Json<NodeReport>,
 ) -> Result<Json<HeartbeatAnswer>, Refusal> {
-    Ok(Json(manager.change(|registry, now| registry.heartbeat(now, &name, report))??))
+    let taken =
+        manager.change(HEARTBEAT_WAIT, |registry, now| registry.heartbeat(now, &name, report));
+    taken.await.map(Json)
 }
 
 #[derive(Deserialize)]
@@ -281,31 +311,30 @@ async fn farewell(
     State(manager): State<Manager>,
     Path(name): Path<String>,
     Query(farewell): Query<Farewell>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
     check_name(&name).map_err(RegistryError::from)?;
-    manager.change(|registry, _| registry.farewell(&name, farewell.boot))?;
-    Ok(StatusCode::NO_CONTENT)
+    manager.order(wait, |registry, _| registry.farewell(&name, farewell.boot)).await
 }
 
 async fn remove(
     State(manager): State<Manager>,
     Path(name): Path<String>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
-    manager.change(|registry, now| registry.remove(now, &name))??;
-    Ok(StatusCode::NO_CONTENT)
+    manager.try_order(wait, |registry, now| registry.remove(now, &name)).await
 }
 
 async fn set_policy(
     State(manager): State<Manager>,
+    wait: Wait,
     Json(choice): Json<Choice>,
 ) -> Result<StatusCode, Refusal> {
-    manager.change(|registry, _| registry.choose(Some(choice)))?;
-    Ok(StatusCode::NO_CONTENT)
+    manager.order(wait, |registry, _| registry.choose(Some(choice))).await
 }
 
-async fn lift_policy(State(manager): State<Manager>) -> Result<StatusCode, Refusal> {
-    manager.change(|registry, _| registry.choose(None))?;
-    Ok(StatusCode::NO_CONTENT)
+async fn lift_policy(State(manager): State<Manager>, wait: Wait) -> Result<StatusCode, Refusal> {
+    manager.order(wait, |registry, _| registry.choose(None)).await
 }
 
 #[derive(Deserialize)]
@@ -316,14 +345,17 @@ struct HarvestQuota {
 async fn set_harvest_quota(
     State(manager): State<Manager>,
     Query(quota): Query<HarvestQuota>,
+    wait: Wait,
 ) -> Result<StatusCode, Refusal> {
-    manager.change(|registry, _| registry.set_harvest_quota(Some(quota.machines)))?;
-    Ok(StatusCode::NO_CONTENT)
+    let quota = Some(quota.machines);
+    manager.order(wait, |registry, _| registry.set_harvest_quota(quota)).await
 }
 
-async fn lift_harvest_quota(State(manager): State<Manager>) -> Result<StatusCode, Refusal> {
-    manager.change(|registry, _| registry.set_harvest_quota(None))?;
-    Ok(StatusCode::NO_CONTENT)
+async fn lift_harvest_quota(
+    State(manager): State<Manager>,
+    wait: Wait,
+) -> Result<StatusCode, Refusal> {
+    manager.order(wait, |registry, _| registry.set_harvest_quota(None)).await
 }
 
 async fn prometheus(State(manager): State<Manager>) -> Result<Response, Refusal> {

@@ -5,5 +5,6 @@ pub mod events;
 pub mod metrics;
 pub(crate) mod openapi;
 pub mod permission;
+mod prefer;
 pub mod server;
 pub(crate) mod tls;

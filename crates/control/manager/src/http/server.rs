@@ -12,7 +12,7 @@ use hecaton_pki::Credentials;
 use rustix::io::Errno;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -115,7 +115,6 @@ impl ManagerServer {
                 Ledger::in_etcd(Arc::clone(taken))
             }
         };
-        let ledger = Arc::new(Mutex::new(ledger));
         let manager = Manager::new(Arc::clone(&ledger), credentials.clone());
         let routes = manager.router(dashboard::routes(&manager));
         let certified = credentials.clone();

@@ -3,6 +3,8 @@
 //! Heartbeats bring back everything else that a manager knows.
 
 use crate::harvest::HarvestRecord;
+use hecaton_node::cluster::report::NodeReport;
+use hecaton_node::donors::DonorReport;
 use hecaton_policy::cluster::choice::{Choice, Named};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +21,31 @@ pub struct NodeRecord {
     pub location: Option<String>,
     /// Donors of the node. [`Lasting`] has further entries for them.
     pub donors: Vec<String>,
+}
+
+impl NodeRecord {
+    /// Record of a node that reports this.
+    pub fn of(report: &NodeReport) -> NodeRecord {
+        NodeRecord {
+            boot: report.boot,
+            pid: report.pid,
+            location: report.location.clone(),
+            donors: report.donors.iter().map(|donor| donor.name.clone()).collect(),
+        }
+    }
+
+    /// Report of a node that is known only from its record.
+    pub fn recalled(self, name: &str) -> NodeReport {
+        let donor = |name| DonorReport { name, ..DonorReport::default() };
+        NodeReport {
+            name: name.to_owned(),
+            boot: self.boot,
+            pid: self.pid,
+            location: self.location,
+            donors: self.donors.into_iter().map(donor).collect(),
+            ..NodeReport::default()
+        }
+    }
 }
 
 /// All stored data.
@@ -65,6 +92,19 @@ impl Changes {
     /// Whether nothing changed.
     pub fn is_empty(&self) -> bool {
         *self == Changes::default()
+    }
+
+    /// Drops the changes that `written` has brought about. What has changed again since stays.
+    pub fn settle(&mut self, written: &Changes) {
+        let Changes { epoch, nodes, draining, limits, policy, harvest_quota, harvest_records } =
+            written;
+        self.epoch = self.epoch.filter(|_| self.epoch != *epoch);
+        self.nodes.retain(|name, record| nodes.get(name) != Some(record));
+        self.draining.retain(|donor, is_draining| draining.get(donor) != Some(is_draining));
+        self.limits.retain(|donor, limit| limits.get(donor) != Some(limit));
+        self.policy = self.policy.filter(|_| self.policy != *policy);
+        self.harvest_quota = self.harvest_quota.filter(|_| self.harvest_quota != *harvest_quota);
+        self.harvest_records.retain(|name, record| harvest_records.get(name) != Some(record));
     }
 }
 

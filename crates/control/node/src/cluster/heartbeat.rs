@@ -37,8 +37,9 @@ pub enum HeartbeatError {
         /// Its own words.
         reason: String,
     },
-    /// The manager cannot take heartbeats now: another one leads, or nobody does yet.
-    #[error("the manager at {url} takes no heartbeats at present: {reason}")]
+    /// The manager cannot answer heartbeats now: another one leads, or nobody does yet, or its
+    /// registry takes long to write.
+    #[error("the manager at {url} answers no heartbeats at present: {reason}")]
     NotNow {
         /// The manager's base URL.
         url: String,
@@ -93,7 +94,7 @@ impl ManagerLink {
             let text = response.body_mut().with_config().limit(MAX_REFUSAL_BYTES).read_to_string();
             let reason = text.unwrap_or_else(|_| format!("HTTP status {status}"));
             return Err(match status.as_u16() {
-                503 => HeartbeatError::NotNow { url, reason },
+                503 | 504 => HeartbeatError::NotNow { url, reason },
                 _ => HeartbeatError::Refused { url, reason },
             });
         }

@@ -1,8 +1,7 @@
 //! The registry's file, as redb is to a manager that is alone: what was committed, all of a change
 //! or nothing.
 
-use hecaton_manager::records::book::Book;
-use hecaton_manager::records::lasting::Lasting;
+use hecaton_manager::records::lasting::{Changes, Lasting};
 use std::time::Duration;
 
 #[derive(Default)]
@@ -19,16 +18,13 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Takes what the book has to be written, if there is room. Whether it did.
-    pub(super) fn commit(&mut self, book: &mut Book, now: Duration) -> bool {
+    /// Takes all changes, if there is room. Whether it did.
+    pub(super) fn commit(&mut self, changes: &Changes, now: Duration) -> bool {
         if now < self.full_until {
             self.refused += 1;
             return false;
         }
-        if let Some(changes) = book.unwritten() {
-            self.lasting.apply(changes);
-        }
-        book.written();
+        self.lasting.apply(changes);
         true
     }
 }

@@ -1,6 +1,7 @@
 //! A manager's process: its own election and registry, with letters where the product has etcd's
 //! HTTP interface and its own, and two things under way at most, as it has a thread that campaigns
-//! and a lock around the registry. Or one that is alone, with a file.
+//! and one that writes the registry. Or one that is alone, with a file. Requests are taken while a
+//! write is under way, and their answers wait for the next.
 
 use super::file::File;
 use super::keeper::{LEASE, Process};
@@ -8,7 +9,7 @@ use super::{Answer, Body, KEEPER, Letter, Question, Reply, Request, manager_host
 use crate::dice::Dice;
 use crate::network::{Host, Network};
 use hecaton_manager::Registry;
-use hecaton_manager::records::book::Book;
+use hecaton_manager::records::book::{Book, Durability, Receipt, Write};
 use hecaton_manager::records::election::{Election, Heard, Term};
 use hecaton_manager::records::pen::{Pen, Stroke};
 use std::collections::VecDeque;
@@ -38,17 +39,12 @@ enum Campaign {
         call: u64,
         term: Term,
         stroke: Stroke,
-        registry: Registry,
+        registry: Box<Registry>,
         since: Duration,
-    },
-    /// The registry is to be taken over when nobody holds its lock.
-    Opened {
-        term: Term,
-        registry: Registry,
     },
 }
 
-/// A request whose outcome is being written, with the answer that follows.
+/// A write that etcd has been asked for.
 struct Writing {
     call: u64,
     since: Duration,
@@ -57,15 +53,23 @@ struct Writing {
     term: Term,
     /// The write in flight; none while the keeper is asked for its stamp.
     stroke: Option<Stroke>,
-    reply: (Host, u64, Reply),
+    write: Write,
 }
 
-/// A request whose outcome is being committed to the file, with the answer that follows.
+/// A write that is being committed to the file.
 struct Committing {
     until: Duration,
     /// Whether it is committed though the process dies meanwhile.
     outlives: bool,
-    reply: (Host, u64, Reply),
+    write: Write,
+}
+
+/// An answer that leaves when its change is durable.
+struct Waiting {
+    receipt: Receipt,
+    to: Host,
+    call: u64,
+    reply: Reply,
 }
 
 pub(super) struct Manager {
@@ -84,6 +88,7 @@ pub(super) struct Manager {
     /// It has written its epoch to the file, and serves.
     is_open: bool,
     committing: Option<Committing>,
+    waiting: Vec<Waiting>,
     inbox: VecDeque<(Host, u64, Request)>,
     /// Letters that have come while it was stopped.
     mail: Vec<Letter>,
@@ -110,6 +115,7 @@ impl Manager {
             file,
             is_open: false,
             committing: None,
+            waiting: Vec::new(),
             inbox: VecDeque::new(),
             mail: Vec::new(),
             calls: 0,
@@ -121,9 +127,10 @@ impl Manager {
     /// Its process dies; another one comes at that time.
     pub(super) fn crash(&mut self, until: Duration, now: Duration) {
         let mut file = self.file.take();
-        if let (Some(file), Some(Committing { outlives: true, .. })) = (&mut file, &self.committing)
+        if let Some(Committing { outlives: true, write, .. }) = &self.committing
+            && let Some(file) = &mut file
         {
-            file.commit(&mut self.book, now);
+            file.commit(&write.changes, now);
         }
         *self = Manager::new(self.number, self.life + 1, file, now);
         self.down_until = until;
@@ -214,10 +221,10 @@ impl Manager {
         }
         if let Some(writing) = self.writing.take_if(|writing| writing.since + PATIENCE <= now) {
             self.pen.unsure();
-            self.reply(writing.reply.0, writing.reply.1, Reply::Unwritten, net, dice);
+            self.book.end_write(&writing.write, false);
         }
         if let Some(committing) = self.committing.take_if(|committing| committing.until <= now) {
-            self.commit(committing.reply, now, net, dice);
+            self.commit(committing.write, now, dice);
         }
         if self.writing.as_ref().is_some_and(|writing| writing.since + PATIENCE / 2 <= now) {
             self.repeat(net, dice);
@@ -248,14 +255,13 @@ impl Manager {
 
     /// Asks for what `writing` needs next: to be written, or first what is there.
     fn write(&mut self, mut writing: Writing, net: &mut Network, dice: &mut Dice) {
-        let Some(changes) = self.book.unwritten().cloned() else {
+        if self.book.term() != Some(writing.term) {
             // Another registry was taken over meanwhile.
-            let (to, call, _) = writing.reply;
-            return self.reply(to, call, Reply::Unwritten, net, dice);
-        };
+            return;
+        }
         writing.stroke = self.pen.stroke(writing.term);
         let question = match writing.stroke {
-            Some(stroke) => Question::Write(writing.term, stroke, changes),
+            Some(stroke) => Question::Write(writing.term, stroke, writing.write.changes.clone()),
             None => Question::Look,
         };
         writing.to_repeat = Some(question.clone());
@@ -263,24 +269,43 @@ impl Manager {
         self.writing = Some(writing);
     }
 
-    /// Commits what is unwritten to the file, and answers, if that takes no time.
-    fn commit(
-        &mut self,
-        (to, call, reply): (Host, u64, Reply),
-        now: Duration,
-        net: &mut Network,
-        dice: &mut Dice,
-    ) {
+    /// Commits to the file, if that takes no time.
+    fn commit(&mut self, write: Write, now: Duration, dice: &mut Dice) {
         let Some(file) = &mut self.file else { return };
         if now < file.slow_until {
             let (until, outlives) = (file.slow_until, dice.below(2) == 0);
-            let reply = (to, call, reply);
-            self.committing = Some(Committing { until, outlives, reply });
+            self.committing = Some(Committing { until, outlives, write });
             return;
         }
-        let is_taken = file.commit(&mut self.book, now);
-        let reply = if is_taken { reply } else { Reply::Unwritten };
-        self.reply(to, call, reply, net, dice);
+        let is_taken = file.commit(&write.changes, now);
+        self.book.end_write(&write, is_taken);
+    }
+
+    /// Sends the answers that may leave, and begins the write that the others wait for.
+    fn release(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
+        while self.writing.is_none()
+            && self.committing.is_none()
+            && let Some(write) = self.book.begin_write()
+        {
+            match (self.file.is_some(), write.term()) {
+                (false, Some(term)) => {
+                    let (stroke, to_repeat) = (None, None);
+                    let writing = Writing { call: 0, since: now, to_repeat, term, stroke, write };
+                    self.write(writing, net, dice);
+                }
+                _ => self.commit(write, now, dice),
+            }
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            let Waiting { receipt, to, call, .. } = waiting;
+            match self.book.durability(receipt) {
+                Durability::Durable => self.reply(to, call, waiting.reply, net, dice),
+                Durability::Pending => self.waiting.push(waiting),
+                Durability::Failed | Durability::Superseded => {
+                    self.reply(to, call, Reply::Unwritten, net, dice);
+                }
+            }
+        }
     }
 
     fn reply(&self, to: Host, call: u64, reply: Reply, net: &mut Network, dice: &mut Dice) {
@@ -304,9 +329,7 @@ impl Manager {
             match (writing.stroke, answer) {
                 (Some(stroke), Answer::Written) => {
                     self.pen.taken(stroke);
-                    self.book.written();
-                    let (to, request, reply) = writing.reply;
-                    self.reply(to, request, reply, net, dice);
+                    self.book.end_write(&writing.write, true);
                 }
                 (_, Answer::Stamp(stamp)) => {
                     self.pen.found(stamp);
@@ -318,8 +341,7 @@ impl Manager {
                 }
                 _ => {
                     self.pen.unsure();
-                    let (to, request, _) = writing.reply;
-                    self.reply(to, request, Reply::Unwritten, net, dice);
+                    self.book.end_write(&writing.write, false);
                 }
             }
             return;
@@ -333,7 +355,7 @@ impl Manager {
             (Campaign::Reading { call: asked_in, term, .. }, Answer::Lasting(lasting, stamp))
                 if asked_in == call =>
             {
-                let registry = Registry::new(lasting);
+                let registry = Box::new(Registry::new(lasting));
                 let changes = registry.changes().clone();
                 self.pen.found(stamp);
                 let stroke = self.pen.stroke(term).expect("it was looked what is there");
@@ -346,7 +368,8 @@ impl Manager {
             ) if asked_in == call => {
                 self.pen.taken(stroke);
                 registry.written();
-                self.campaign = Campaign::Opened { term, registry };
+                self.book.take_over(term, *registry, now);
+                self.writing = None;
             }
             (Campaign::Asking { call: asked_in, asked }, _) if asked_in == call => {
                 self.heard(asked, Heard::Silence, now, net, dice);
@@ -396,27 +419,24 @@ impl Manager {
     /// Answers what it was asked, one after the other.
     fn serve(&mut self, now: Duration, net: &mut Network, dice: &mut Dice) {
         if let Some(file) = self.file.as_mut().filter(|_| !self.is_open) {
-            self.is_open = file.commit(&mut self.book, now);
+            let (_, receipt) = self.book.change(now, |_, _| ());
+            if let Some(write) = self.book.begin_write() {
+                let is_taken = file.commit(&write.changes, now);
+                self.book.end_write(&write, is_taken);
+            }
+            self.is_open = self.book.durability(receipt) == Durability::Durable;
             file.opened += u64::from(self.is_open);
             if !self.is_open {
                 // It has not started, and is started again.
                 return self.inbox.clear();
             }
         }
-        loop {
-            if self.writing.is_some() || self.committing.is_some() {
-                return;
-            }
-            match std::mem::replace(&mut self.campaign, Campaign::Resting) {
-                Campaign::Opened { term, registry } => self.book.take_over(term, registry, now),
-                campaign => self.campaign = campaign,
-            }
-            let Some((from, call, request)) = self.inbox.pop_front() else { return };
+        while let Some((from, call, request)) = self.inbox.pop_front() {
             if self.file.is_none() && !self.book.is_of(self.election.leads(now)) {
                 self.reply(from, call, Reply::NotLeading, net, dice);
                 continue;
             }
-            let reply = self.book.change(now, |registry, now| match request {
+            let (reply, receipt) = self.book.change(now, |registry, now| match request {
                 Request::Beat(report) => {
                     let name = report.name.clone();
                     Reply::Beat(registry.heartbeat(now, &name, *report).map(Box::new).map_err(drop))
@@ -430,17 +450,14 @@ impl Manager {
                     false => Reply::NoDonor,
                 },
             });
-            match (self.book.unwritten().is_some(), self.book.term()) {
-                (true, _) if self.file.is_some() => {
-                    self.commit((from, call, reply), now, net, dice);
+            match reply {
+                // A refusal promises nothing.
+                Reply::NoDonor | Reply::Beat(Err(())) => {
+                    self.reply(from, call, reply, net, dice);
                 }
-                (true, Some(term)) => {
-                    let (reply, stroke, to_repeat) = ((from, call, reply), None, None);
-                    let writing = Writing { call: 0, since: now, to_repeat, term, stroke, reply };
-                    self.write(writing, net, dice);
-                }
-                _ => self.reply(from, call, reply, net, dice),
+                reply => self.waiting.push(Waiting { receipt, to: from, call, reply }),
             }
         }
+        self.release(now, net, dice);
     }
 }

@@ -10,7 +10,7 @@ use crate::pool::lanes::{Lanes, Lent, MAX_LANES, SWAP_LANES};
 use crate::pool::scrub;
 use crate::pool::sealing::Sealed;
 use crate::pool::settle::{self, Unsettled};
-use crate::pool::store::{Fate, Item, Writer, fate_of, store};
+use crate::pool::store::{Attempt, Fate, Item, Writer, fate_of, store};
 use crate::readers::{self, Reading, SharedBy};
 use crate::requests::buffer::{self, Buffer, Reserved};
 use crate::requests::page_locks::{Access, PageLock, PageLocks};
@@ -49,7 +49,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const ROUND: u64 = SLOTS as u64 / 4;
 
 /// Slots that may be with writes that are not settled; the others are for those that go on.
-const MAX_UNSETTLED_SLOTS: usize = SLOTS as usize / 2;
+pub(crate) const MAX_UNSETTLED_SLOTS: usize = SLOTS as usize / 2;
 
 /// Most discards that are not settled.
 const MAX_UNSETTLED_DISCARDS: u64 = 64;
@@ -674,12 +674,13 @@ impl Volume {
         for (slot, item) in slots.iter().zip(&items) {
             self.state.fill(*slot, item.page, item.contents);
         }
-        let mut was_sent = false;
+        let (mut was_sent, mut failed) = (false, None);
         loop {
-            let (pending, error) = self.store(&mut lane, &items, &slots, was_sent, Writer::Client);
-            was_sent = true;
+            let Attempt { pending, failed: now, waiting } =
+                self.store(&mut lane, &items, &slots, was_sent, Writer::Client);
+            (was_sent, failed) = (true, failed.or(now));
             if pending.is_empty() {
-                return error.map_or(Ok(()), Err);
+                return failed.map_or(Ok(()), Err);
             }
             items = pending.iter().map(|at| items[*at]).collect();
             slots = pending.into_iter().map(|at| slots[at]).collect();
@@ -690,7 +691,7 @@ impl Volume {
                 locks.iter().for_each(PageLock::set_stuck);
                 let writes = Unsettled::Writes(Box::new(lane), locks, slots, Writer::Client);
                 settle::begin(self, writes);
-                return Err(error.unwrap_or(BlockError::Stuck));
+                return Err(failed.or(waiting).unwrap_or(BlockError::Stuck));
             }
             if self.is_over() {
                 return Err(BlockError::Over);
@@ -698,9 +699,8 @@ impl Volume {
         }
     }
 
-    /// Writes the pages that these slots name. A settled page leaves its slot. Returns the places
-    /// of the others, with the first error of all. For `was_sent` see [`store`]. For seals see
-    /// [`crate::pool::sealing`].
+    /// Writes the pages that these slots name. A settled page leaves its slot. For `was_sent` see
+    /// [`store`]. For seals see [`crate::pool::sealing`].
     pub(crate) fn store(
         &self,
         lane: &mut Lent,
@@ -708,13 +708,12 @@ impl Volume {
         slots: &[u32],
         was_sent: bool,
         writer: Writer,
-    ) -> (Vec<usize>, Option<BlockError>) {
+    ) -> Attempt {
         let sealed = self.sealer.as_deref();
         let sealed = sealed.map(|sealer| Sealed::of(items, sealer, self.state.seals()));
         let to_send = sealed.as_ref().map(|sealed| sealed.items(items));
         let items = to_send.as_deref().unwrap_or(items);
-        let mut pending = Vec::new();
-        let mut first_error = None;
+        let mut attempt = Attempt::default();
         let mut free = Vec::with_capacity(slots.len());
         let mut settle = |run: Range<usize>, fate| {
             let error = match fate {
@@ -728,16 +727,15 @@ impl Volume {
                     None
                 }
                 Fate::Pending(error) => {
-                    first_error.get_or_insert(error);
-                    pending.extend(run);
-                    return;
+                    attempt.waiting.get_or_insert(error);
+                    return attempt.pending.extend(run);
                 }
                 Fate::Unchanged(error) => {
-                    first_error.get_or_insert(error);
+                    attempt.failed.get_or_insert(error);
                     match writer {
                         Writer::Client => free.extend(&slots[run]),
                         Writer::Buffer => {}
-                        Writer::Predecessor => pending.extend(run),
+                        Writer::Predecessor => attempt.pending.extend(run),
                     }
                     return;
                 }
@@ -767,9 +765,7 @@ impl Volume {
                     buffer.lost();
                 }
             }
-            if let Some(error) = error {
-                first_error.get_or_insert(error);
-            }
+            attempt.failed = attempt.failed.take().or(error);
             free.extend(&slots[run]);
         };
         for (run, place) in self.placed(items) {
@@ -790,7 +786,7 @@ impl Volume {
             }
         }
         self.leave(&free);
-        (pending, first_error)
+        attempt
     }
 
     /// The writes in these slots are over.

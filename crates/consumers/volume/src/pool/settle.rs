@@ -91,7 +91,8 @@ fn run(volume: &Volume, mut what: Unsettled) {
             Unsettled::Writes(lane, locks, slots, writer) => {
                 let named = Named::of(&volume.state, slots);
                 let items: Vec<_> = named.iter().map(Named::item).collect();
-                let (pending, error) = volume.store(lane, &items, slots, true, *writer);
+                let mut attempt = volume.store(lane, &items, slots, true, *writer);
+                let pending = std::mem::take(&mut attempt.pending);
                 if let (Writer::Predecessor, Some(buffer)) = (*writer, &volume.buffer) {
                     let is_done = |at: &usize| !pending.contains(at);
                     let done = (0..named.len()).filter(is_done).map(|at| named[at].page);
@@ -101,7 +102,8 @@ fn run(volume: &Volume, mut what: Unsettled) {
                 if pending.is_empty() {
                     return;
                 }
-                let (pages, error) = (pending.len(), error.map(tracing::field::display));
+                let error = attempt.error().map(tracing::field::display);
+                let pages = pending.len();
                 tracing::debug!(pages, error, "not settled");
                 *slots = pending.into_iter().map(|at| slots[at]).collect();
                 // From now on, requests that wait for a predecessor's pages are refused.

@@ -35,6 +35,25 @@ pub(crate) enum Fate {
     Pending(BlockError),
 }
 
+/// Outcome of an attempt at the pages of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Attempt {
+    /// Places of the pages that are not settled, for the next attempt.
+    pub(crate) pending: Vec<usize>,
+    /// The first error of a page that is settled. No later attempt writes that page, so the request
+    /// fails however those end.
+    pub(crate) failed: Option<BlockError>,
+    /// The first error of a page that is not settled.
+    pub(crate) waiting: Option<BlockError>,
+}
+
+impl Attempt {
+    /// The first error of all.
+    pub(crate) fn error(self) -> Option<BlockError> {
+        self.failed.or(self.waiting)
+    }
+}
+
 /// Writes different pages, and tells what became of each run of them. `was_sent` says that an
 /// earlier attempt may have reached donors.
 pub(crate) fn store(
@@ -57,5 +76,38 @@ pub(crate) fn fate_of(error: SpaceError, was_sent: bool) -> Fate {
         error if !was_sent => Fate::Unchanged(error.into()),
         SpaceError::Away { .. } | SpaceError::NoRoom { .. } => Fate::Pending(error.into()),
         error => Fate::Unknown(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::state::SLOTS;
+    use crate::volume::MAX_UNSETTLED_SLOTS;
+    use crate::volume::tests::{World, read};
+    use hecaton_memory::PAGE_SIZE;
+    use hecaton_testkit::wait_until;
+    use std::sync::atomic::Ordering::Release;
+
+    #[test]
+    fn a_request_fails_if_a_part_of_it_was_refused_and_the_rest_came_later() {
+        let mut world = World::full();
+        let volume = world.volume();
+        let beyond = World::FIRST_WITHOUT_ROOM;
+        let last = beyond - PAGE_SIZE as u64;
+        volume.write(last, &[1; PAGE_SIZE]).expect("there is room");
+        // Nothing more may be left to be settled: a request is tried until donors answer.
+        volume.unsettled_slots.store(MAX_UNSETTLED_SLOTS, Release);
+        let address = world.donors[0].stop();
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| volume.write(last, &[2; 2 * PAGE_SIZE]));
+            let named = || (0..SLOTS).filter(|slot| volume.state.named(*slot).is_some()).count();
+            wait_until("one page is refused, and the other is tried again", || named() == 1);
+            assert!(!writing.is_finished());
+            world.donors[0].serve_again(address);
+            let written = writing.join().expect("joined");
+            written.expect_err("the second page is nowhere");
+        });
+        assert_eq!(read(&volume, last, PAGE_SIZE), [2; PAGE_SIZE]);
+        assert_eq!(read(&volume, beyond, PAGE_SIZE), [0; PAGE_SIZE]);
     }
 }

@@ -350,9 +350,10 @@ fn write_out(
             .map(|(page, _, contents)| Item { page: *page, sum: page_sum(contents), contents })
             .collect();
         let slots: Vec<u32> = pages.iter().map(|(_, slot, _)| *slot).collect();
-        let (pending, error) = volume.store(&mut lane, &items, &slots, was_sent, Writer::Buffer);
+        let mut attempt = volume.store(&mut lane, &items, &slots, was_sent, Writer::Buffer);
         was_sent = true;
-        first_error = first_error.or(error);
+        let pending = std::mem::take(&mut attempt.pending);
+        first_error = first_error.or(attempt.error());
         pages = pending.into_iter().map(|at| pages[at].clone()).collect();
         if first_error.is_some() {
             buffer.tried(true);

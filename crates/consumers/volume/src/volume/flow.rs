@@ -13,7 +13,7 @@ use super::{PAGE, Volume};
 use crate::BlockError;
 use crate::pool::lanes::Lent;
 use crate::pool::settle::{self, Named, Unsettled};
-use crate::pool::store::Writer;
+use crate::pool::store::{Attempt, Writer};
 use crate::requests::page_locks::{Access, PageLock};
 use crate::state::{Page, SEGMENT_PAGES, word_of};
 use crate::volume::{Contents, part};
@@ -70,6 +70,8 @@ struct Write<T> {
     sums: Vec<PageSum>,
     slots: Vec<u32>,
     lock: PageLock,
+    /// The first error of a page of it that is settled.
+    failed: Option<BlockError>,
 }
 
 /// Outcome of an attempt to begin a request.
@@ -180,7 +182,7 @@ impl<T> Flow<T> {
         }
         let sums: Vec<PageSum> = contents.iter().map(|contents| page_sum(contents)).collect();
         let numbers: Vec<PageNo> = pages.clone().collect();
-        let write = Write { asked, pages, sums: sums.clone(), slots, lock };
+        let write = Write { asked, pages, sums: sums.clone(), slots, lock, failed: None };
         let begin = |lane: &mut Lent, token| {
             lane.write_later(token, &numbers, &sums, &[data]).is_ok_and(|begun| begun)
         };
@@ -355,7 +357,7 @@ impl<T> Read<T> {
 
 impl<T> Write<T> {
     fn end(self, volume: &Volume, generation: Generation) -> Ended<T> {
-        let Write { asked, pages, sums, slots, lock } = self;
+        let Write { asked, pages, sums, slots, lock, .. } = self;
         volume.target.put(sums.len() as u64, true);
         volume.state.acknowledged(pages.start / SEGMENT_PAGES, generation);
         for (page, sum) in pages.zip(&sums) {
@@ -367,9 +369,8 @@ impl<T> Write<T> {
         Ended::Written(asked)
     }
 
-    /// Writes through the same lane once more. The places of those of its slots that are not
-    /// settled, and the first error.
-    fn again(&self, volume: &Volume, lane: &mut Lent) -> (Vec<usize>, Option<BlockError>) {
+    /// Writes through the same lane once more.
+    fn again(&self, volume: &Volume, lane: &mut Lent) -> Attempt {
         let named = Named::of(&volume.state, &self.slots);
         let items: Vec<_> = named.iter().map(Named::item).collect();
         volume.store(lane, &items, &self.slots, true, Writer::Client)
@@ -388,10 +389,11 @@ impl<T> Unfinished<T> {
             ends.push((asked, volume.counted("write", offset, bytes, result)));
         };
         while let Some(mut write) = writes.pop() {
-            let (pending, mut error) = write.again(volume, &mut lane);
+            let Attempt { pending, failed, mut waiting } = write.again(volume, &mut lane);
+            write.failed = write.failed.or(failed);
             if pending.is_empty() {
                 drop(write.lock);
-                end(write.asked, write.pages, error.map_or(Ok(()), Err));
+                end(write.asked, write.pages, write.failed.map_or(Ok(()), Err));
                 continue;
             }
             write.slots = pending.into_iter().map(|at| write.slots[at]).collect();
@@ -402,12 +404,12 @@ impl<T> Unfinished<T> {
                 continue;
             }
             let (mut locks, mut slots) = (Vec::new(), Vec::new());
-            for Write { asked, pages, slots: of_it, lock, .. } in writes.into_iter().rev() {
+            for Write { asked, pages, slots: of_it, lock, failed, .. } in writes.into_iter().rev() {
                 lock.set_stuck();
                 locks.push(lock);
                 slots.extend(of_it);
                 let others = if is_left { BlockError::Stuck } else { BlockError::Over };
-                end(asked, pages, Err(error.take().unwrap_or(others)));
+                end(asked, pages, Err(failed.or(waiting.take()).unwrap_or(others)));
             }
             if is_left {
                 settle::begin(volume, Unsettled::Writes(lane, locks, slots, Writer::Client));

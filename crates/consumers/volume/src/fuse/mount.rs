@@ -246,8 +246,10 @@ fn is_dead(path: &Path) -> bool {
 /// Whether a volume's file is mounted there. Nothing is asked of who serves it.
 fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // The kernel names the directory that symbolic links lead to. The file itself may be dead.
+    let real = path.parent().and_then(|dir| Some(dir.canonicalize().ok()?.join(path.file_name()?)));
     let mut place = String::new();
-    for letter in path.to_string_lossy().chars() {
+    for letter in real.as_deref().unwrap_or(path).to_string_lossy().chars() {
         match letter {
             // As the kernel writes what would break its lines.
             ' ' | '\t' | '\n' | '\\' => place.push_str(&format!("\\{:03o}", letter as u32)),
@@ -318,13 +320,16 @@ mod tests {
     fn one_that_a_killed_node_left_is_taken_over() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
-        let Some(mut mount) = mounted(&path) else { return };
-        // As if the process was killed: nothing unmounts.
-        mount.device = None;
-        std::mem::forget(mount);
-        assert_eq!(mounts_on(&path), 1);
-        drop(Mount::new(&path, "disk", Role::Reader).unwrap());
-        assert_eq!(mounts_on(&path), 0);
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("link")).unwrap();
+        for named in [path.clone(), dir.path().join("link/disk")] {
+            let Some(mut mount) = mounted(&named) else { return };
+            // As if the process was killed: nothing unmounts.
+            mount.device = None;
+            std::mem::forget(mount);
+            assert_eq!(mounts_on(&path), 1);
+            drop(Mount::new(&named, "disk", Role::Reader).unwrap());
+            assert_eq!(mounts_on(&path), 0);
+        }
     }
 
     #[test]

@@ -204,9 +204,15 @@ pub(crate) fn debians_own_qemu(cluster: &Cluster, guests: &Guests) -> TestResult
 
 /// A full guest cannot give what it is asked for. The device sizes show this while it lasts, and
 /// the monitor answers. Once the memory is free, the guest goes on as soon as it is asked again.
+///
+/// To give a block, the guest's kernel moves what is in it elsewhere. In a full guest that takes
+/// the last free page, until the kernel finds that it has to keep the block. Whoever wants a page
+/// at that moment has a process killed. So memory of the kernel's own is reserved here.
 pub(crate) fn a_guest_that_gives_nothing(cluster: &Cluster, guests: &Guests) -> TestResult {
     let script = format!(
-        "{PRELUDE} echo guest: waits
+        "{PRELUDE} echo 256 16 > /proc/sys/vm/lowmem_reserve_ratio
+        echo 7 > /proc/sys/kernel/printk
+        echo guest: waits
         until_has 0 gt 600; until_has 1 gt 500
         mount -o remount,size=1000M /tmp
         dd if=/dev/zero of=/tmp/full bs=1M count=900 2>/dev/null

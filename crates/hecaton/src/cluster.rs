@@ -42,11 +42,12 @@ const ELECTION_PATIENCE: Duration = Duration::from_secs(15);
 /// it. A busy disk took 22 s.
 const WRITE_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a manager is to wait for its write before it says that.
+/// How long a manager is to wait for its write before it says that. The next request waits for the
+/// same write.
 const WRITE_WAIT: &str = "wait=2";
 
 /// Time between two tries.
-const INTERVAL: Duration = Duration::from_millis(500);
+const ELECTION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Longest refusal that is read.
 const MAX_REFUSAL_BYTES: u64 = 4 << 10;
@@ -289,7 +290,10 @@ impl Manager {
             if answer.is_ok() || begun.elapsed() > limit {
                 return answer;
             }
-            if limit == WRITE_PATIENCE && !is_announced {
+            if limit < WRITE_PATIENCE {
+                // Nothing tells a command that a manager leads.
+                thread::sleep(ELECTION_INTERVAL);
+            } else if !is_announced {
                 is_announced = true;
                 eprintln!(
                     "hecaton: the manager has taken this, and its registry takes long to write; \
@@ -297,7 +301,6 @@ impl Manager {
                     WRITE_PATIENCE.as_secs()
                 );
             }
-            thread::sleep(INTERVAL);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::common::{Daemon, get, hecaton, scratch, signal_process, text, wait, w
 use hecaton_testkit::wait_until_seen;
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -152,23 +152,25 @@ fn a_registry_that_cannot_be_written_takes_no_order() {
     manager.end(Signal::TERM);
 }
 
-/// A library for a manager whose disk is slow: `fdatasync` waits for as long as there is a file
-/// `$GATE`, and makes `$GATE.met` first.
+/// A library for a manager whose disk is slow: `fdatasync` waits for as long as somebody has an
+/// exclusive lock on the file `$GATE`, and makes `$GATE.met` first.
 const GATE: &str = r#"
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 int fdatasync(int fd) {
-    const char *gate = getenv("GATE");
-    char met[4096];
-    snprintf(met, sizeof met, "%s.met", gate);
-    while (access(gate, F_OK) == 0) {
-        close(open(met, O_CREAT | O_WRONLY, 0600));
-        usleep(10000);
+    int gate = open(getenv("GATE"), O_RDONLY | O_CLOEXEC);
+    if (flock(gate, LOCK_SH | LOCK_NB) != 0) {
+        char met[4096];
+        snprintf(met, sizeof met, "%s.met", getenv("GATE"));
+        close(open(met, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+        flock(gate, LOCK_SH);
     }
+    close(gate);
     return syscall(SYS_fdatasync, fd);
 }
 "#;
@@ -196,14 +198,15 @@ impl Ordering {
 #[test]
 fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
     let scratch = scratch();
-    let (state, gate) = (scratch.path().join("state"), scratch.path().join("gate"));
+    let (state, place) = (scratch.path().join("state"), scratch.path().join("gate"));
+    let gate = File::create(&place).expect("created");
     let (source, library) = (scratch.path().join("gate.c"), scratch.path().join("gate.so"));
     fs::write(&source, GATE).expect("written");
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
     assert!(compiler.status().expect("a C compiler, as Rust needs one").success());
     let mut command = manager(&state, "127.0.0.1:0");
-    command.env("LD_PRELOAD", &library).env("GATE", &gate).stderr(Stdio::null());
+    command.env("LD_PRELOAD", &library).env("GATE", &place).stderr(Stdio::null());
     let manager = Daemon::start(&mut command);
     let url = manager.manager().to_owned();
     let mut a = node("a", &scratch.path().join("a"), &url);
@@ -214,7 +217,7 @@ fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
     gone.wait().expect("killed");
     signal_process(donor as u32, Signal::KILL);
 
-    fs::write(&gate, "").expect("written");
+    gate.lock().expect("locked");
     let mut drain = Ordering::start(&url, &["node", "drain", "a"]);
     assert!(scratch.path().join("gate.met").exists(), "nothing waits for the disk");
     // A node that begins is listed: its heartbeats are taken, and others may read.
@@ -227,7 +230,7 @@ fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
     let unknown = agent.post(format!("{url}/v1/donors/x/drain")).send_empty().expect("answered");
     assert_eq!(unknown.status().as_u16(), 404, "a refusal promises nothing, and need not wait");
     assert!(drain.command.try_wait().expect("asked").is_none());
-    fs::remove_file(&gate).expect("removed");
+    gate.unlock().expect("unlocked");
     assert!(wait(&mut drain.command).success());
     wait_until_so(
         "the donor drains",
@@ -244,9 +247,9 @@ fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
             nodes.iter().any(|node| node["name"] == "gone" && node["state"] == "silent")
         },
     );
-    fs::write(&gate, "").expect("written");
+    gate.lock().expect("locked");
     let mut remove = Ordering::start(&url, &["node", "remove", "gone"]);
-    fs::remove_file(&gate).expect("removed");
+    gate.unlock().expect("unlocked");
     assert!(wait(&mut remove.command).success());
     for node in [&mut a, &mut b] {
         signal_process(node.id(), Signal::TERM);
@@ -254,7 +257,7 @@ fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
     }
 
     // A manager ends although its disk does not answer.
-    fs::write(&gate, "").expect("written");
+    gate.lock().expect("locked");
     let set = ["policy", "set", "greedy-local"];
     let mut set = Ordering::start(&url, &set);
     assert!(manager.end(Signal::TERM).success());

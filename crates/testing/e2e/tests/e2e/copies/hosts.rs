@@ -298,15 +298,6 @@ impl Hosts {
         command.args(["--local", "16M", "--name", name]).args(two_copies()).arg("--");
         command
     }
-
-    /// Pages that donors other than `except` have lent to the consumer.
-    fn lent_to(&self, consumer: &str, except: usize) -> anyhow::Result<u64> {
-        let (status, except) = (self.cluster.status()?, self.network.host(except).name());
-        let others = all(&status, "donors").filter(|donor| donor["name"] != *except);
-        let spaces = others.flat_map(|donor| donor["stats"]["spaces"].as_array()).flatten();
-        let its = spaces.filter(|space| space["consumer"] == consumer);
-        Ok(its.filter_map(|space| space["pages"].as_u64()).sum())
-    }
 }
 
 /// Options of a program or a volume.
@@ -517,8 +508,9 @@ pub(crate) fn who_outsleeps_the_lease_is_fenced() -> TestResult {
     let awake = hosts.verifier("awake", &["--lease", LEASE])?;
     let [stopped, ..] = DONORS;
     let asleep = [hosts.donor(stopped)?, sleeper.pager(&hosts.cluster)?].map(Stopped::stop);
-    hosts.cluster.eventually("the sleeper's lease has run out", AFTER_SHORT_LEASE, |_| {
-        Ok(hosts.lent_to("sleeper", stopped)? == 0)
+    hosts.cluster.eventually("the sleeper's lease has run out", AFTER_SHORT_LEASE, |status| {
+        Ok(sleeper.lent_by(DONORS.len() - 1, &hosts.network.host(stopped).name(), status)
+            == Some(0))
     })?;
     // Its extents become theirs.
     let heir = hosts.verifier("heir", &["--lease", LEASE])?;

@@ -56,6 +56,17 @@ impl Program {
         Ok(())
     }
 
+    /// Pages that so many donors, without `except`, have lent to it; `None` if one is not heard.
+    pub(super) fn lent_by(&self, count: usize, except: &str, status: &Value) -> Option<u64> {
+        let others: Vec<_> = all(status, "donors").filter(|one| one["name"] != except).collect();
+        let lent = others.iter().map(|donor| {
+            let spaces = donor["stats"]["spaces"].as_array()?.iter();
+            let its = spaces.filter(|space| space["consumer"] == *self.name);
+            Some(its.filter_map(|space| space["pages"].as_u64()).sum::<u64>())
+        });
+        (others.len() == count).then(|| lent.sum())?
+    }
+
     /// It ends by itself, for one of these reasons, without having seen a wrong byte: it would have
     /// ended with another status, and said so.
     pub(super) fn was_ended_because(mut self, reasons: &[&str]) -> anyhow::Result<()> {

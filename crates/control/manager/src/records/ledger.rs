@@ -236,7 +236,7 @@ impl Ledger {
                 let ms = took.as_millis() as u64;
                 tracing::warn!(
                     ms,
-                    "the registry took long to write; answers to orders and to nodes with news waited"
+                    "the registry took long to write; answers to orders and heartbeats waited"
                 );
             }
             let mut open = self.open();

@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | parent | [`Kind::Fork`] | waits |
 //! | pager | [`Step::Go`] | leaves the parent's memory as it is |
+//! | or pager | [`Step::Again`] | closes the connection; the parent begins anew |
 //! | parent | nothing | forks, and closes its copy of the connection |
 //! | child | [`Kind::Child`], with a userfaultfd of its own | waits |
 //! | pager | [`Step::Welcome`] | serves both |
@@ -149,7 +150,8 @@ const _: () = assert!(size_of::<Knock>() == 8 + 16);
 pub enum Kind {
     /// A program that has just started.
     Program = 1,
-    /// A program that is about to fork. The rest of the message is unused.
+    /// A program that is about to fork. `ranges` are pages to which the kernel writes whenever the
+    /// forking thread runs, and the rest of the message is unused.
     Fork = 2,
     /// The child of that fork.
     Child = 3,
@@ -176,8 +178,9 @@ pub struct Attach {
     pub left_alone: u64,
     /// [`USES_WIPE_ON_FORK`] or 0.
     pub flags: u64,
-    /// Registered ranges that may already hold pages. None for a child: the pager registers the
-    /// ranges whose entries it has copied, and others that are worth it.
+    /// Of a new program: registered ranges that may already hold pages. Of a parent: see
+    /// [`Kind::Fork`]. Of a child: none. The pager registers the ranges whose entries it has
+    /// copied, and others that are worth it.
     pub ranges: [Range; MAX_RANGES],
 }
 
@@ -205,6 +208,9 @@ pub enum Step {
     Welcome = 2,
     /// The pager does not serve the address space.
     Refused = 3,
+    /// To a parent: a page of its `ranges` is not in memory, or not to be written to without a
+    /// fault. Bring them in and ask again.
+    Again = 4,
 }
 
 /// The pager's answer to [`Attach`].

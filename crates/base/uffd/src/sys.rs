@@ -8,6 +8,10 @@ use std::os::fd::RawFd;
 
 const PAGE: u64 = 4096;
 
+/// The lowest address that the kernel lets be mapped and copied to by default. Hecaton's own
+/// processes have nothing there.
+pub const NOWHERE: u64 = 1 << 16;
+
 /// A kernel error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Errno(pub i32);
@@ -199,6 +203,13 @@ impl Uffd {
     pub fn is_changing(self) -> bool {
         // The kernel looks at this before it looks at the range, and refuses an empty one.
         self.unprotect(0, 0) == Err(Errno(libc::EAGAIN))
+    }
+
+    /// Whether the process whose memory it is of has given that up, by its end or by `exec`.
+    pub fn has_lost_memory(self) -> bool {
+        // The kernel looks for the memory first. Whatever a program has mapped there (Wine's have)
+        // stays as it is: nothing can be copied from where this process has nothing.
+        self.copy(NOWHERE, NOWHERE as *const u8, PAGE, 0).error == Some(Errno(libc::ESRCH))
     }
 
     /// Lets the threads that wait for a page in the range fault again.

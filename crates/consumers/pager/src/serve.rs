@@ -13,8 +13,9 @@ use crate::error::PagerError;
 use crate::fault::fetch::Arrival;
 use crate::guest::firecracker::Firecracker;
 use crate::guest::{self, detach};
+use crate::programs::helper::Helper;
 use crate::programs::stage::Stage;
-use crate::programs::{attach, fork, helper};
+use crate::programs::{attach, fork};
 use crate::serve::source::Source;
 use crate::serve::watched::Watched;
 use crate::shared::Shared;
@@ -180,9 +181,9 @@ impl Server {
             };
             // While a process forks its helper has nothing to do that would raise an event, and the
             // events of its other threads stay unread.
-            let uffd = if core.is_forked_from(space) { -1 } else { uffd.0 };
+            let events = (!core.is_forked_from(space)).then_some(uffd);
             drop(core);
-            let settled = helper::barrier(helper.socket, uffd, || self.read_events(space));
+            let settled = helper.line(uffd).barrier(events, || self.read_events(space));
             if settled.is_err() {
                 shared.lock().lose_helper_before_settling(space);
             }
@@ -320,8 +321,7 @@ impl Server {
                 let mut core = self.shared.lock();
                 // A program that has called `exec` or ended. Looked at again, since what was
                 // reported may be another's who had the index before.
-                let ended = core.helper(space).filter(helper::Helper::has_ended);
-                if let Some(helper) = ended {
+                if let Some(helper) = core.helper(space).filter(Helper::has_hung_up) {
                     self.unwatch(helper.socket);
                     core.lose_helper(space);
                 }

@@ -136,7 +136,14 @@ fn fresh_with_own_memory() -> Result<Fresh, Failure> {
     let mover = open_area();
     attach.area = mover.map_or(0, |_| own::area() as u64);
     may_be_read();
-    match ask(&attach, Some(uffd), Step::Welcome) {
+    let welcomed = ask(&attach, Some(uffd)).and_then(|(socket, step)| match step {
+        Step::Welcome => Ok(socket),
+        _ => {
+            sys::close(socket);
+            Err(REFUSED)
+        }
+    });
+    match welcomed {
         Ok(socket) => Ok(Fresh { socket, mover }),
         Err(failure) => {
             UFFD.store(-1, Relaxed);
@@ -182,7 +189,7 @@ pub(crate) fn child(connection: RawFd, welcomed: impl FnOnce()) -> Result<(), Fa
             }
             // Its successor has not heard it.
             Step::Go => say(connection, &attach, Some(uffd)).map_err(HUNG_UP)?,
-            Step::Refused => return Err(REFUSED),
+            Step::Refused | Step::Again => return Err(REFUSED),
         }
     }
 }
@@ -201,9 +208,20 @@ pub(crate) fn stay_local(shares_descriptors: bool) {
 
 /// Tells the pager that this process is about to fork. Once this has returned, the pager leaves the
 /// process's memory as it is, and serves none of its faults, until the child has attached through
-/// the connection returned or all copies of that are closed.
-pub(crate) fn announce_fork() -> Result<RawFd, Failure> {
-    ask(&introduction(Kind::Fork), None, Step::Go)
+/// the connection returned or all copies of that are closed. `None`: one of the pages `written` is
+/// not in memory any more, or a write to it would be a fault.
+pub(crate) fn announce_fork(written: &[usize]) -> Result<Option<RawFd>, Failure> {
+    let mut attach = introduction(Kind::Fork);
+    for (range, &page) in attach.ranges.iter_mut().zip(written) {
+        *range = Range { start: page as u64, len: own::PAGE as u64 };
+        attach.range_count += 1;
+    }
+    let (socket, step) = ask(&attach, None)?;
+    if step == Step::Go {
+        return Ok(Some(socket));
+    }
+    sys::close(socket);
+    if step == Step::Again { Ok(None) } else { Err(REFUSED) }
 }
 
 fn introduction(kind: Kind) -> Attach {
@@ -233,21 +251,17 @@ fn may_be_read() {
 const HUNG_UP: fn(Errno) -> Failure = |errno| Failure("the pager hung up", errno);
 const REFUSED: Failure = Failure("the pager refuses this process", Errno(libc::EAGAIN));
 
-/// Says `attach` on a connection of its own and waits for `wanted`.
-fn ask(attach: &Attach, uffd: Option<Uffd>, wanted: Step) -> Result<RawFd, Failure> {
+/// Says `attach` on a connection of its own, which is returned with the pager's answer.
+fn ask(attach: &Attach, uffd: Option<Uffd>) -> Result<(RawFd, Step), Failure> {
     for attempt in 1.. {
         let socket =
             reach::connect().map_err(|errno| Failure("the pager cannot be reached", errno))?;
         let heard = say(socket, attach, uffd).map_err(HUNG_UP).and_then(|()| answer(socket));
         match heard {
-            Ok(step) if step == wanted => return Ok(socket),
+            Ok(step) => return Ok((socket, step)),
             Err(failure) if attempt == reach::TRIES => {
                 sys::close(socket);
                 return Err(failure);
-            }
-            Ok(_) => {
-                sys::close(socket);
-                return Err(REFUSED);
             }
             Err(_) => sys::close(socket),
         }
@@ -268,7 +282,7 @@ fn answer(socket: RawFd) -> Result<Step, Failure> {
     }
     // SAFETY: any bytes are a valid Answer.
     let answer = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<Answer>()) };
-    let steps = [Step::Go, Step::Welcome, Step::Refused];
+    let steps = [Step::Go, Step::Welcome, Step::Refused, Step::Again];
     let step = steps.into_iter().find(|&step| step as u32 == answer.step);
     step.filter(|_| read == bytes.len() && answer.magic == MAGIC)
         .ok_or(Failure("the pager is of another version", Errno(libc::EPROTO)))

@@ -11,7 +11,7 @@ mod moving;
 
 use crate::evict::Evictor;
 use crate::fault::Content;
-use crate::programs::{helper, remote};
+use crate::programs::remote;
 use crate::state::tables::Key;
 use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::Range;
@@ -87,13 +87,14 @@ impl Evictor {
             let space = core.spaces[index].as_ref().expect("it has a helper");
             (helper, space.uffd, space.pid.expect("a space with a helper has a process"))
         };
-        let goes_on = helper.area == 0 || self.move_away(first, group, &helper, pid);
+        let line = helper.line(uffd);
+        let goes_on = helper.area == 0 || self.move_away(first, group, &helper, line, pid);
         if goes_on && group.iter().any(Victim::is_left) {
-            self.protect_copy_drop(first, group, helper.socket, uffd, pid);
+            self.protect_copy_drop(first, group, line, uffd, pid);
         }
         // Pages may be in the area that the helper has not told of. No thread of the program may
         // run on after it has been given zeros for one.
-        if group.iter().any(Victim::is_left) && helper.has_ended() {
+        if group.iter().any(Victim::is_left) && line.ends_within(Duration::ZERO) {
             self.shared.lock().lose_helper(group[0].key.space());
         }
     }
@@ -174,11 +175,13 @@ impl Evictor {
         }
     }
 
-    /// A program could not be read. If that is because it has ended, its connection ends too, if
-    /// not at once: a thread's memory goes before its descriptors do.
+    /// A program could not be read. If that is because it has ended, its helper ends too, if not at
+    /// once: a thread's memory goes before its descriptors do.
     fn note_end(&mut self, index: usize) {
-        let helper = self.shared.lock().helper(index);
-        if helper.is_none_or(|helper| helper::has_ended(helper.socket, DEATH_PATIENCE)) {
+        let core = self.shared.lock();
+        let line = core.helper(index).zip(core.uffd(index)).map(|(helper, uffd)| helper.line(uffd));
+        drop(core);
+        if line.is_none_or(|line| line.ends_within(DEATH_PATIENCE)) {
             self.shared.lock().end_space(index);
         }
     }

@@ -7,9 +7,8 @@ use crate::programs::helper::Helper;
 use crate::programs::mappings::read_mappings;
 use crate::programs::stage::Stage;
 use crate::state::{SPACE_WORDS, State};
-use hecaton_memory::PAGE_SIZE;
+use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::Range;
-use hecaton_uffd::{Errno, Uffd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::fs::File;
 use std::os::fd::RawFd;
@@ -201,9 +200,7 @@ impl AddressSpace {
 
     /// Whether the process has given up its memory.
     pub(crate) fn has_ended(&self) -> bool {
-        // Nothing is ever mapped at page 16; a living process answers ENOENT.
-        let page = PAGE_SIZE as u64;
-        self.uffd.zero(16 * page, page).error == Some(Errno(libc::ESRCH))
+        self.uffd.has_lost_memory()
     }
 
     /// Writes down what a successor needs.

@@ -5,12 +5,13 @@ use crate::guest;
 use crate::guest::handover::is_userfaultfd;
 use crate::process::guard::{helper_label, uffd_label};
 use crate::programs::address_space::AddressSpace;
-use crate::programs::fork;
+use crate::programs::fork::{self, ForkRequest};
 use crate::programs::helper::Helper;
 use crate::programs::remote;
 use crate::programs::stage::Stage;
 use crate::serve::Server;
 use crate::shared::Shared;
+use hecaton_memory::PAGE_SIZE;
 use hecaton_uffd::handover::{Answer, Attach, Kind, MAGIC, Range, Step};
 use hecaton_uffd::{Uffd, guest_ram};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -68,7 +69,11 @@ pub(crate) fn newcomer(server: &mut Server, shared: &Shared, socket: RawFd) {
                 refuse(why, Some(fd));
             }
         }
-        None if attach.kind == Kind::Fork as u32 => fork::requested(server, shared, socket, pid),
+        None if attach.kind == Kind::Fork as u32 => {
+            let ranges = attach.ranges.iter().take(attach.range_count as usize);
+            let written = ranges.map(|range| range.start / PAGE_SIZE as u64).collect();
+            fork::requested(server, shared, ForkRequest { pid, connection: socket, written });
+        }
         uffd => refuse("a userfaultfd is missing, or is one too many", uffd),
     }
 }

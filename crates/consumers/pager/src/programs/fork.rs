@@ -3,7 +3,8 @@
 //! A program says that it is about to fork, and waits ([`hecaton_uffd::handover`]). Then
 //!
 //! 1. *Quiet*: no eviction batch names the parent, and none begins; what the kernel reports of it
-//!    is read to the end.
+//!    is read to the end. If the thread that is to fork could not run without a fault, it is told
+//!    to begin anew.
 //! 2. *Copy*: the child gets an address space with its parent's entries. A space page that both
 //!    name has two references and is not overwritten: who changes its copy gets another page when
 //!    that is evicted.
@@ -39,6 +40,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct ForkRequest {
     pub(crate) pid: i32,
     pub(crate) connection: RawFd,
+    /// Numbers of pages to which the kernel writes whenever the forking thread runs.
+    pub(crate) written: Vec<u64>,
 }
 
 /// How long forks make way for the evictor, which may be waiting for something else.
@@ -72,6 +75,16 @@ impl Core {
         }
     }
 
+    /// Whether the kernel can write to these pages of a process without a fault that the pager
+    /// would have to serve.
+    fn are_written_without_fault(&mut self, index: usize, pages: &[u64]) -> bool {
+        let space = self.spaces[index].as_mut().expect("named by the caller");
+        pages.iter().all(|&vpn| {
+            let mapped = space.mapped(vpn, 1);
+            mapped.is_ok_and(|pages| pages[0].present && pages[0].protected == Some(false))
+        })
+    }
+
     /// Takes out the first request that can be granted, with the parent's index (`None`: it is not
     /// known).
     fn next_fork(&mut self) -> Option<(ForkRequest, Option<usize>)> {
@@ -98,8 +111,8 @@ impl Core {
 }
 
 /// A program wants to fork.
-pub(crate) fn requested(server: &mut Server, shared: &Shared, connection: RawFd, pid: i32) {
-    shared.lock().fork_requests.push_back(ForkRequest { pid, connection });
+pub(crate) fn requested(server: &mut Server, shared: &Shared, request: ForkRequest) {
+    shared.lock().fork_requests.push_back(request);
     grant(server, shared);
 }
 
@@ -132,6 +145,12 @@ pub(crate) fn grant(server: &mut Server, shared: &Shared) {
         if core.batch.iter().any(|item| item.now_at.space() == parent) {
             core.fork_requests.push_front(request);
             return;
+        }
+        if !core.are_written_without_fault(parent, &request.written) {
+            // An error means that the parent has ended.
+            let _ = attach::say(connection, Step::Again);
+            close(connection);
+            continue;
         }
         let Some(child) = core.copy_for_child(parent, connection) else {
             refuse("there are too many processes on one pager");
@@ -286,12 +305,50 @@ mod tests {
     use super::*;
     use crate::programs::inherit::tests::{PARENT, connection, pager};
     use crate::state::tables::Key;
+    use hecaton_memory::PAGE_SIZE;
+    use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+
+    /// The kernel writes to the thread's memory before it returns from the call that waits for
+    /// `Go`, and then nobody serves a fault.
+    #[test]
+    fn a_fork_needs_memory_that_its_thread_can_write_to() {
+        let mut core = pager();
+        let (protection, len) = (ProtFlags::READ | ProtFlags::WRITE, PAGE_SIZE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let page = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE).unwrap()
+        };
+        let at = page as u64;
+        let mut is_ready = || core.are_written_without_fault(PARENT, &[at / PAGE_SIZE as u64]);
+        assert!(!is_ready());
+        // SAFETY: in the mapping, which nobody else knows.
+        let write = || unsafe { page.cast::<u8>().write_volatile(1) };
+        write();
+        assert!(is_ready());
+        if let Ok(uffd) = Uffd::open() {
+            uffd.api(0).unwrap();
+            let mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_WP;
+            uffd.register(at, len as u64, mode).unwrap();
+            uffd.protect(at, len as u64).unwrap();
+            assert!(!is_ready());
+            close(uffd.0);
+            assert!(is_ready());
+        } else {
+            println!("skipped: a_fork_needs_memory_that_its_thread_can_write_to: no userfaultfd");
+        }
+        // SAFETY: as above.
+        unsafe { madvise(page, len, Advice::LinuxDontNeed).unwrap() };
+        assert!(!is_ready());
+        // Nobody has that.
+        assert!(!core.are_written_without_fault(PARENT, &[u64::MAX / PAGE_SIZE as u64]));
+    }
 
     #[test]
     fn one_fork_of_a_process_at_a_time_and_the_evictor_in_between() {
         let mut core = pager();
         let pid = std::process::id() as i32;
-        let request = |pid| ForkRequest { pid, connection: -1 };
+        let request = |pid| ForkRequest { pid, connection: -1, written: Vec::new() };
         core.fork_requests.push_back(request(pid));
         // In the future: the evictor's turn does not end while the test runs.
         core.eviction_is_next = Some(Instant::now() + Duration::from_secs(3600));

@@ -1,8 +1,10 @@
 //! Talks to the helper of a program.
 
 use crate::programs::remote;
+use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{Attach, Command, MAX_RUNS, Op, Range, Reply};
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 /// The helper of a program: what it can be asked through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,9 +40,14 @@ impl Helper {
         Helper { socket, area, own, left_alone, left_alone_count: left_alone_count as usize }
     }
 
-    /// Whether its end of the connection is closed.
-    pub(crate) fn has_ended(&self) -> bool {
-        has_ended(self.socket, std::time::Duration::ZERO)
+    /// Whether nobody has its end of the connection any more.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        waits(self.socket, libc::POLLRDHUP, Duration::ZERO)
+    }
+
+    /// To ask it something; `uffd` is its program's.
+    pub(crate) fn line(&self, uffd: Uffd) -> Line {
+        Line { socket: self.socket, uffd }
     }
 
     /// Ranges that the program does not want registered, at this moment.
@@ -55,6 +62,111 @@ impl Helper {
         table.push(self.own);
         table
     }
+}
+
+/// The connection to a helper, and the userfaultfd of the memory that it shares with its program.
+///
+/// The connection alone does not tell that a child has ended. Its parent has a copy of the child's
+/// end until the parent's own system call returns, and may wait for a page meanwhile. So its memory
+/// is looked at, too.
+#[derive(Clone, Copy)]
+pub(crate) struct Line {
+    socket: RawFd,
+    uffd: Uffd,
+}
+
+/// How long a helper may be silent before its memory is looked at.
+const LOOK_AFTER: Duration = Duration::from_millis(50);
+
+impl Line {
+    /// Whether the helper ends within `patience`.
+    pub(crate) fn ends_within(self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if waits(self.socket, libc::POLLRDHUP, left.min(LOOK_AFTER))
+                || self.uffd.has_lost_memory()
+            {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
+    }
+
+    /// Waits until the helper has done everything that was asked of it before. Whenever `events`
+    /// has something to say, `read_events` is called: the helper may be waiting for that.
+    pub(crate) fn barrier(
+        self,
+        events: Option<Uffd>,
+        mut read_events: impl FnMut(),
+    ) -> Result<(), Gone> {
+        send(self.socket, &Command::new(Op::Barrier, BARRIER_NONCE))?;
+        let events = events.map_or(-1, |uffd| uffd.0);
+        loop {
+            let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let mut polled = [poll(self.socket), poll(events)];
+            // SAFETY: two structures, as said.
+            let ready =
+                unsafe { libc::poll(polled.as_mut_ptr(), 2, LOOK_AFTER.as_millis() as i32) };
+            if polled[1].revents != 0 {
+                read_events();
+            }
+            if polled[0].revents != 0 && self.receive()?.nonce == BARRIER_NONCE {
+                return Ok(());
+            }
+            if ready == 0 && self.uffd.has_lost_memory() {
+                return Err(Gone);
+            }
+        }
+    }
+
+    /// Has `op` done on `runs`, and waits. Returns the pages done of each run.
+    pub(crate) fn ask(self, op: Op, runs: &[Range], nonce: u64) -> Result<Vec<u32>, Gone> {
+        let mut command = Command::new(op, nonce);
+        command.runs[..runs.len()].copy_from_slice(runs);
+        command.count = runs.len() as u32;
+        send(self.socket, &command)?;
+        loop {
+            let reply = self.receive()?;
+            // An answer to a predecessor's command has another nonce.
+            if reply.nonce == nonce {
+                return Ok(reply.done[..runs.len()].to_vec());
+            }
+        }
+    }
+
+    fn receive(self) -> Result<Reply, Gone> {
+        let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
+        loop {
+            while !waits(self.socket, libc::POLLIN, LOOK_AFTER) {
+                if self.uffd.has_lost_memory() {
+                    return Err(Gone);
+                }
+            }
+            let to = (&raw mut reply).cast();
+            // SAFETY: any bytes are a valid Reply, and the kernel writes at most its size.
+            let read = unsafe { libc::recv(self.socket, to, size_of::<Reply>(), 0) };
+            if read > 0 {
+                return Ok(reply);
+            }
+            let error = std::io::Error::last_os_error();
+            if read == 0 || error.kind() != std::io::ErrorKind::Interrupted {
+                return Err(Gone);
+            }
+        }
+    }
+}
+
+/// No other command has it: the others count up from 1.
+const BARRIER_NONCE: u64 = u64::MAX;
+
+/// Whether something of `events` waits at the socket, or comes within `patience`.
+fn waits(socket: RawFd, events: libc::c_short, patience: Duration) -> bool {
+    let mut polled = libc::pollfd { fd: socket, events, revents: 0 };
+    // SAFETY: one structure, as said.
+    unsafe { libc::poll(&raw mut polled, 1, patience.as_millis() as i32) == 1 }
 }
 
 /// More entries are not believed.
@@ -89,64 +201,95 @@ pub(crate) fn try_send(socket: RawFd, command: &Command) -> bool {
     sent == bytes.len() as isize
 }
 
-/// Waits until the helper has done everything that was asked of it before. Whenever `uffd` has
-/// something to say, `read_events` is called: the helper may be waiting for that.
-pub(crate) fn barrier(
-    socket: RawFd,
-    uffd: RawFd,
-    mut read_events: impl FnMut(),
-) -> Result<(), Gone> {
-    send(socket, &Command::new(Op::Barrier, BARRIER_NONCE))?;
-    loop {
-        let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polled = [poll(socket), poll(uffd)];
-        // SAFETY: two structures, as said.
-        unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
-        if polled[1].revents != 0 {
-            read_events();
-        }
-        if polled[0].revents != 0 && receive(socket)?.nonce == BARRIER_NONCE {
-            return Ok(());
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hecaton_memory::PAGE_SIZE;
+    use hecaton_uffd::abi::UFFDIO_REGISTER_MODE_MISSING;
+    use hecaton_uffd::sys::NOWHERE;
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+    use std::os::unix::fs::FileExt;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+
+    /// In a child that was forked: has memory at [`NOWHERE`], registers it, says the descriptor's
+    /// number, and waits.
+    fn be_a_child(says: RawFd) -> ! {
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+        );
+        let at = NOWHERE as *mut libc::c_void;
+        // SAFETY: a new mapping where there is none; system calls only, as a forked child may.
+        unsafe {
+            let mapped = libc::mmap(at, PAGE_SIZE, protection, flags, -1, 0) == at;
+            let uffd = Uffd::open().ok().filter(|uffd| uffd.api(0).is_ok());
+            let registered = uffd.filter(|uffd| {
+                let mode = UFFDIO_REGISTER_MODE_MISSING;
+                uffd.register(NOWHERE, PAGE_SIZE as u64, mode).is_ok()
+            });
+            let fd = registered.filter(|_| mapped).map_or(-1, |uffd| uffd.0);
+            libc::write(says, (&raw const fd).cast(), size_of::<RawFd>());
+            loop {
+                libc::pause();
+            }
         }
     }
-}
 
-/// No other command has it: the others count up from 1.
-const BARRIER_NONCE: u64 = u64::MAX;
-
-/// Has `op` done on `runs`, and waits. Returns the pages done of each run.
-pub(crate) fn ask(socket: RawFd, op: Op, runs: &[Range], nonce: u64) -> Result<Vec<u32>, Gone> {
-    let mut command = Command::new(op, nonce);
-    command.runs[..runs.len()].copy_from_slice(runs);
-    command.count = runs.len() as u32;
-    send(socket, &command)?;
-    loop {
-        let reply = receive(socket)?;
-        // An answer to a predecessor's command has another nonce.
-        if reply.nonce == nonce {
-            return Ok(reply.done[..runs.len()].to_vec());
+    /// As a child's parent does while it waits for a page: it holds a copy of the child's end of
+    /// the connection.
+    #[test]
+    fn a_helper_has_ended_although_another_holds_its_connection() {
+        let (mut hears, says) = std::io::pipe().unwrap();
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            be_a_child(says.as_raw_fd());
         }
-    }
-}
-
-/// Whether the helper's end of the connection closes within `patience`.
-pub(crate) fn has_ended(socket: RawFd, patience: std::time::Duration) -> bool {
-    let mut polled = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one structure, as said.
-    unsafe { libc::poll(&raw mut polled, 1, patience.as_millis() as i32) == 1 }
-}
-
-fn receive(socket: RawFd) -> Result<Reply, Gone> {
-    let mut reply = Reply { nonce: 0, done: [0; MAX_RUNS] };
-    loop {
-        // SAFETY: any bytes are a valid Reply, and the kernel writes at most its size.
-        let read = unsafe { libc::recv(socket, (&raw mut reply).cast(), size_of::<Reply>(), 0) };
-        if read > 0 {
-            return Ok(reply);
+        let mut number = [0u8; size_of::<RawFd>()];
+        hears.read_exact(&mut number).unwrap();
+        let end = || {
+            // SAFETY: the child of this process, not waited for yet.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        };
+        let number = RawFd::from_ne_bytes(number);
+        if number < 0 {
+            end();
+            println!("skipped: a_helper_has_ended_although_another_holds_its_connection: no uffd");
+            return;
         }
-        let error = std::io::Error::last_os_error();
-        if read == 0 || error.kind() != std::io::ErrorKind::Interrupted {
-            return Err(Gone);
-        }
+        let process = pidfd_open(Pid::from_raw(child).unwrap(), PidfdFlags::empty()).unwrap();
+        let uffd = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).unwrap();
+        let uffd = Uffd(uffd.into_raw_fd());
+
+        // What it has in the pool at that address is not filled with zeros.
+        assert!(!uffd.has_lost_memory());
+        let mut word = [0u8; 8];
+        let pagemap = File::open(format!("/proc/{child}/pagemap")).unwrap();
+        pagemap.read_exact_at(&mut word, NOWHERE / PAGE_SIZE as u64 * 8).unwrap();
+        assert_eq!(u64::from_le_bytes(word) >> 63, 0);
+
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let line = Line { socket: ours.as_raw_fd(), uffd };
+        assert!(!line.ends_within(LOOK_AFTER * 2));
+        let (asked, answers) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let gone = line.ask(Op::Barrier, &[], 1).is_err();
+                asked.send(gone && line.barrier(None, || {}).is_err()).unwrap();
+            });
+            assert!(answers.recv_timeout(LOOK_AFTER * 2).is_err());
+            end();
+            assert!(answers.recv().unwrap() && line.ends_within(Duration::ZERO));
+        });
+        drop(theirs);
+        // SAFETY: nobody else has it.
+        drop(unsafe { File::from_raw_fd(uffd.0) });
     }
 }

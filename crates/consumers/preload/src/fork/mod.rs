@@ -40,6 +40,7 @@ static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 /// how many pages.
 #[unsafe(link_section = ".data")]
 static WRITTEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+const MAX_WRITTEN: usize = 3;
 /// Where the program wants the child's number or descriptor written, in the parent; 0: nowhere. The
 /// kernel writes it here: it does so before the child runs, and a page of the program's may be in
 /// the pool.
@@ -67,7 +68,9 @@ extern "C" fn enter() -> usize {
     let written = match offset {
         // A bare program does not tell. Static glibc has the area near the thread's control block,
         // below or in it; others have none.
-        0 if own::is_bare() => [page_of(thread_pointer_of_bare()).wrapping_sub(own::PAGE), 3],
+        0 if own::is_bare() => {
+            [page_of(thread_pointer_of_bare()).wrapping_sub(own::PAGE), MAX_WRITTEN]
+        }
         0 => [0, 0],
         _ => [page_of(thread_pointer().wrapping_add(offset)), 1],
     };
@@ -182,25 +185,23 @@ fn get_ready(flags: u64) -> Result<Ready, Failure> {
 fn follow() -> Result<RawFd, Failure> {
     for _ in 0..TRIES {
         let [first, count] = WRITTEN.each_ref().map(|word| word.load(Relaxed));
-        let mut written = [0usize; 3];
-        for (i, page) in written.iter_mut().enumerate().take(count) {
-            let address = first.wrapping_add(i * own::PAGE);
-            if bring_in(address) {
-                *page = address;
+        let (mut written, mut brought_in) = ([0usize; MAX_WRITTEN], 0);
+        for page in (0..count).map(|i| first.wrapping_add(i * own::PAGE)) {
+            if bring_in(page) {
+                written[brought_in] = page;
+                brought_in += 1;
             }
         }
-        let connection = attach::announce_fork()?;
-        if written.iter().all(|&page| page == 0 || sys::is_resident(page)) {
-            return match withhold::suspend() {
-                Ok(()) => Ok(connection),
-                Err(failure) => {
-                    sys::close(connection);
-                    Err(failure)
-                }
-            };
-        }
-        // Evicted between the two.
-        sys::close(connection);
+        // The pager looks whether one was evicted since. This thread could not: the kernel writes
+        // to them before it returns from the system call that waits for the answer.
+        let Some(connection) = attach::announce_fork(&written[..brought_in])? else { continue };
+        return match withhold::suspend() {
+            Ok(()) => Ok(connection),
+            Err(failure) => {
+                sys::close(connection);
+                Err(failure)
+            }
+        };
     }
     Err(Failure("a fork finds no memory for its thread", Errno(libc::EAGAIN)))
 }

@@ -43,12 +43,6 @@ pub(crate) unsafe fn dont_need(start: usize, len: usize) -> Result<(), Errno> {
     unsafe { advise(start, len, libc::MADV_DONTNEED as usize) }
 }
 
-/// Whether the page is in memory.
-pub(crate) fn is_resident(page: usize) -> bool {
-    let mut here = [0u8];
-    residency(page, &mut here) && here[0] & 1 != 0
-}
-
 /// Sets bit 0 for each page from `first` that is in memory. False if that cannot be told.
 pub(crate) fn residency(first: usize, pages: &mut [u8]) -> bool {
     let to = pages.as_mut_ptr() as usize;

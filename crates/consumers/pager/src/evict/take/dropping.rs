@@ -10,11 +10,11 @@
 use super::{Victim, runs_of};
 use crate::core::BatchItem;
 use crate::evict::Evictor;
-use crate::programs::{helper, remote};
+use crate::programs::helper::{Gone, Line};
+use crate::programs::remote;
 use crate::state::entry::Place;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{HELD, Op, Range};
-use std::os::fd::RawFd;
 
 impl Evictor {
     /// Keeps libc from changing the program's mappings until the pager sends the helper the next
@@ -24,11 +24,11 @@ impl Evictor {
         &mut self,
         first: usize,
         group: &mut [Victim],
-        socket: RawFd,
+        line: Line,
         enough: &[u32],
-    ) -> Result<(), helper::Gone> {
+    ) -> Result<(), Gone> {
         self.last_nonce += 1;
-        let held = helper::ask(socket, Op::Hold, &[Range::default()], self.last_nonce)?;
+        let held = line.ask(Op::Hold, &[Range::default()], self.last_nonce)?;
         let is_held = held.first().is_some_and(|held| enough.contains(held));
         let mut core = self.shared.lock();
         for (i, victim) in group.iter_mut().enumerate().filter(|(_, victim)| victim.is_left()) {
@@ -46,11 +46,11 @@ impl Evictor {
         &mut self,
         first: usize,
         group: &mut [Victim],
-        socket: RawFd,
+        line: Line,
         uffd: Uffd,
         pid: i32,
     ) {
-        if self.hold(first, group, socket, &[HELD]).is_err() {
+        if self.hold(first, group, line, &[HELD]).is_err() {
             return;
         }
         let index = group[0].key.space();
@@ -94,7 +94,7 @@ impl Evictor {
         // Also if there is nothing to drop: libc goes on after this.
         let runs = runs_of(group, Victim::is_droppable);
         self.last_nonce += 1;
-        if helper::ask(socket, Op::Drop, &runs, self.last_nonce).is_err() {
+        if line.ask(Op::Drop, &runs, self.last_nonce).is_err() {
             return;
         }
         let mut core = self.shared.lock();

@@ -14,7 +14,7 @@
 use super::{Victim, runs_of};
 use crate::core::BatchItem;
 use crate::evict::Evictor;
-use crate::programs::helper::{self, Helper};
+use crate::programs::helper::{self, Helper, Line};
 use crate::programs::mappings::MappingQuery;
 use crate::programs::remote;
 use crate::state::entry::Place;
@@ -40,22 +40,23 @@ impl Evictor {
         first: usize,
         group: &mut [Victim],
         helper: &Helper,
+        line: Line,
         pid: i32,
     ) -> bool {
-        if !self.move_once(first, group, helper, pid, Runs::Long) {
+        if !self.move_once(first, group, helper.area, line, pid, Runs::Long) {
             return false;
         }
         if !group.iter().any(Victim::is_movable) {
             return true;
         }
-        if !self.unshare(first, group, helper, pid) {
+        if !self.unshare(first, group, line, pid) {
             return false;
         }
         if !group.iter().any(Victim::is_movable) {
             // Libc goes on when the helper is asked something: if nothing is to be dropped, this.
             self.last_nonce += 1;
             return group.iter().any(Victim::is_left)
-                || helper::ask(helper.socket, Op::Barrier, &[], self.last_nonce).is_ok();
+                || line.ask(Op::Barrier, &[], self.last_nonce).is_ok();
         }
         // From here on the area's places are those of the pages that are asked for now.
         if helper::send(helper.socket, &Command::new(Op::Clear, 0)).is_err() {
@@ -66,7 +67,7 @@ impl Evictor {
             core.state.batch.leave_out(first + i);
         }
         drop(core);
-        let moved = self.move_once(first, group, helper, pid, Runs::Single);
+        let moved = self.move_once(first, group, helper.area, line, pid, Runs::Single);
         self.refuse(group, Victim::is_movable);
         moved
     }
@@ -80,7 +81,8 @@ impl Evictor {
         &mut self,
         first: usize,
         group: &mut [Victim],
-        helper: &Helper,
+        area: u64,
+        line: Line,
         pid: i32,
         kind: Runs,
     ) -> bool {
@@ -110,7 +112,7 @@ impl Evictor {
             }
         };
         self.last_nonce += 1;
-        let answer = helper::ask(helper.socket, Op::Take, &runs, self.last_nonce);
+        let answer = line.ask(Op::Take, &runs, self.last_nonce);
         self.shared.lock().taking = None;
         self.shared.taken.notify_all();
         let Ok(done) = answer else { return false };
@@ -122,7 +124,7 @@ impl Evictor {
             let pages = (run.len / PAGE) as usize;
             for step in 0..pages.min(moved as usize) {
                 let i = asked[at + step];
-                place[i] = Some(helper.area + (at + step) as u64 * PAGE);
+                place[i] = Some(area + (at + step) as u64 * PAGE);
                 group[i].taken = true;
             }
             at += pages;
@@ -139,8 +141,8 @@ impl Evictor {
     /// pool, the evictor would wait for itself. So libc changes no mappings until the pager sends
     /// the helper the next command. A program without glibc can change them; the pager ends it if
     /// the evictor meets such a page (see [`crate::core::Core::fault`]).
-    fn unshare(&mut self, first: usize, group: &mut [Victim], helper: &Helper, pid: i32) -> bool {
-        if self.hold(first, group, helper.socket, &[HELD, NEVER_HELD]).is_err() {
+    fn unshare(&mut self, first: usize, group: &mut [Victim], line: Line, pid: i32) -> bool {
+        if self.hold(first, group, line, &[HELD, NEVER_HELD]).is_err() {
             return false;
         }
         let mut query = MappingQuery::new(pid);

@@ -1,6 +1,6 @@
 //! `hecaton guest` with the memory of this machine.
 
-use crate::common::{Daemon, get, hecaton, scratch, signal_process, text, wait_until_so};
+use crate::common::{Daemon, get, hecaton, scratch, text, wait_until_so};
 use hecaton_testkit::patience;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -63,11 +63,10 @@ fn it_answers_the_host_and_ends_and_is_started_again_after_a_kill() {
         [format!("start {}", total - (16 << 20)), format!("shrink {}", total - (24 << 20))];
     assert_eq!(told.lines().collect::<Vec<_>>(), limits);
 
-    signal_process(guest.pid(), Signal::KILL);
+    assert!(!guest.end(Signal::KILL).success());
     drop(stream);
     // Its socket is there still, and is no obstacle.
     let again = start();
-    drop(guest);
     let mut stream = BufReader::new(host.accept().expect("it connects").0);
     assert_eq!(hear(&mut stream)["message"], "hello");
     wait_until_so(

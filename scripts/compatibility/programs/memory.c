@@ -47,6 +47,18 @@ static void grow(void)
     printf("%zu wrong\n", bad);
 }
 
+/* Lives long enough for the pager to find memory that no library has told it of. */
+static void sweeps(void)
+{
+    char *at = map_filled(64 * MIB, 0);
+    size_t bad = 0;
+    for (size_t round = 0; round < 12; round++) {
+        bad += wrong(at, 64 * MIB, round);
+        fill(at, 64 * MIB, round + 1);
+    }
+    printf("%zu wrong\n", bad);
+}
+
 static void break_heap(void)
 {
     char *start = sbrk(0);
@@ -275,8 +287,8 @@ static void limited(void)
 }
 
 static const struct mode MODES[] = {
-    {"sparse", sparse}, {"grow", grow}, {"break", break_heap}, {"free", advice_free},
-    {"dontneed", advice_dontneed}, {"fork", advice_fork}, {"moves", moves},
+    {"sparse", sparse}, {"grow", grow}, {"sweeps", sweeps}, {"break", break_heap},
+    {"free", advice_free}, {"dontneed", advice_dontneed}, {"fork", advice_fork}, {"moves", moves},
     {"protections", protections}, {"huge-pages", huge_pages}, {"mappings", many_mappings},
     {"locked", locked}, {"lock-future", lock_future}, {"lock-current", lock_current},
     {"memfd", memory_file}, {"tmpfs", tmpfs}, {"shared", shared_anonymous},

@@ -207,8 +207,8 @@ impl Uffd {
 
     /// Whether the process whose memory it is of has given that up, by its end or by `exec`.
     pub fn has_lost_memory(self) -> bool {
-        // The kernel looks for the memory first. Whatever a program has mapped there (Wine's have)
-        // stays as it is: nothing can be copied from where this process has nothing.
+        // The kernel looks for the memory before it copies. Whatever a program has mapped there
+        // (Wine's have) stays as it is: nothing can be copied from where this process has nothing.
         self.copy(NOWHERE, NOWHERE as *const u8, PAGE, 0).error == Some(Errno(libc::ESRCH))
     }
 

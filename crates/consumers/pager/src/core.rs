@@ -5,7 +5,9 @@
 //! is held for table look-ups and for the ioctls that map pages: so the table and the kernel's
 //! mappings change together. It is never held across a wait for a donor, a helper or a disk.
 
+use crate::evict::own_reads::OwnReads;
 use crate::evict::staging::Staging;
+use crate::evict::turn::Turn;
 use crate::fault::emptied::Emptied;
 use crate::guest::Ram;
 use crate::guest::detach::Detach;
@@ -108,14 +110,13 @@ pub(crate) struct Core {
     pub(crate) taking: Option<usize>,
     /// Programs that want to fork, in the order in which they said so.
     pub(crate) fork_requests: VecDeque<ForkRequest>,
-    /// Since when the evictor has made way for forks: it is next.
-    pub(crate) eviction_is_next: Option<Instant>,
+    /// Whether forks or evictions are next.
+    pub(crate) turn: Turn,
     /// For a successor: pages of a batch that was copied and not settled, and their slots.
     pub(crate) unsettled: HashMap<Key, u32>,
     pub(crate) own_drop: OwnDrop,
     pub(crate) emptied: Emptied,
-    /// The evictor's thread: a fault of its own must be answered whatever else.
-    pub(crate) evictor_thread: u32,
+    pub(crate) own_reads: OwnReads,
     /// Ranges whose waiting threads fault again once the batch is settled.
     pub(crate) parked: Vec<Key>,
     /// The same, once there is room.
@@ -182,11 +183,11 @@ impl Core {
             batch: Vec::new(),
             taking: None,
             fork_requests: VecDeque::new(),
-            eviction_is_next: None,
+            turn: Turn::default(),
             unsettled: HashMap::new(),
             own_drop: OwnDrop::new(),
             emptied: Emptied::default(),
-            evictor_thread: 0,
+            own_reads: OwnReads::default(),
             parked: Vec::new(),
             starved: VecDeque::new(),
             triggers: HashMap::new(),

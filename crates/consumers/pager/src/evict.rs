@@ -17,12 +17,15 @@
 //! the pager, so a kill at any point loses nothing.
 
 pub(crate) mod give_back;
+pub(crate) mod own_reads;
 mod room;
 pub(crate) mod staging;
 pub(crate) mod take;
+pub(crate) mod turn;
 pub(crate) mod write_out;
 
 use crate::core::{BatchItem, Core};
+use crate::evict::own_reads::OwnReads;
 use crate::evict::take::Victim;
 use crate::evict::write_out::Writer;
 use crate::fault::{Content, examine};
@@ -48,13 +51,16 @@ pub(crate) struct Evictor {
     emptied: Vec<u32>,
     /// Nonce of the last question to a helper.
     pub(crate) last_nonce: u64,
-    /// Pages tried since one could be taken.
+    /// Pages tried, or passed over for a fork, since one could be taken.
     refused: u64,
 }
 
 /// Pause once every page was tried and none could be taken. The kernel reports no event when a
 /// program unpins memory, so the evictor looks again after this time.
 const NOTHING_TO_TAKE_PAUSE: Duration = Duration::from_millis(10);
+
+/// About how many pages of programs that fork are passed over for one batch.
+const MAX_KEPT: usize = 16 * MAX_BATCH;
 
 impl Evictor {
     pub(crate) fn new(shared: Arc<Shared>, space: &Arc<Space>) -> Result<Evictor, SpaceError> {
@@ -71,7 +77,7 @@ impl Evictor {
 
     /// Puts an image into the pool first, if there is one; then runs until the consumer has ended.
     pub(crate) fn run(mut self, image: Option<&Path>) {
-        self.shared.lock().evictor_thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        self.shared.lock().own_reads = OwnReads::of_this_thread();
         if let Some(image) = image
             && let Err(error) = self.load_image(image)
         {
@@ -89,11 +95,10 @@ impl Evictor {
         }
     }
 
-    /// The evictor has had its turn, if it could.
     fn make_way_for_forks(&self) {
         let mut core = self.shared.lock();
-        if !core.is_forking() {
-            core.eviction_is_next = None;
+        if !core.wants_eviction() {
+            core.turn.end();
         }
         let forks_wait = !core.fork_requests.is_empty();
         drop(core);
@@ -121,11 +126,15 @@ impl Evictor {
         let mut victims = self.claim();
         if victims.is_empty() {
             // Nothing can be evicted just now: slots are being written, or all is in programs that
-            // have no helper. In the latter case, waiting would be for ever.
+            // have no helper, or that fork. In the second case, waiting would be for ever.
             if !self.writer.is_idle() {
                 self.writer.collect(Some(Duration::from_millis(1)));
             } else {
                 let mut core = self.shared.lock();
+                let are_starved = self.refused >= core.resident && !core.starved.is_empty();
+                if are_starved && core.turn.is_overdue(Instant::now()) {
+                    core.grow_excess();
+                }
                 core.wake_waiting();
                 drop(core);
                 std::thread::sleep(Duration::from_millis(1));
@@ -175,11 +184,17 @@ impl Evictor {
     fn claim(&mut self) -> Vec<Victim> {
         let mut core = self.shared.lock();
         let core = &mut *core;
-        if core.is_forking() {
-            // No page may leave a parent before its child has it. The evictor's turn comes when
-            // these forks are done, whether more are wanted by then or not.
-            core.eviction_is_next.get_or_insert_with(Instant::now);
-            return Vec::new();
+        // No page may leave a parent before its child has it. The evictor's turn comes when these
+        // forks are done, whether more are wanted by then or not.
+        let forking = core.spaces_that_fork();
+        if forking.is_empty() {
+            core.turn.end();
+        } else {
+            let now = Instant::now();
+            core.turn.is_blocked(now);
+            if !core.turn.goes_round_forks(now) {
+                return Vec::new();
+            }
         }
         // Small steps keep faults on the batch's pages from waiting long when little is needed.
         let reserve = core.reserve();
@@ -190,15 +205,23 @@ impl Evictor {
         let slots = core.staging.available();
         let most = (wanted as usize).clamp(32, MAX_BATCH).min(slots).min(core.limit as usize / 16);
         let mut places = Vec::with_capacity(most);
+        let mut kept = Vec::new();
         {
             let (tables, state, spaces) = (&mut core.tables, &core.state, &core.spaces);
             let mut still = |place: u32| {
                 let Some(key) = tables.key_at(state, place) else { return false };
                 let entry = tables.get(state, key);
+                if entry.place() != Place::Resident || entry.is_busy() {
+                    return false;
+                }
                 let space = spaces[key.space()].as_ref().filter(|space| !space.gone);
-                let evictable = space.is_some_and(|space| space.can_give_up(key.address()))
-                    && entry.place() == Place::Resident
-                    && !entry.is_busy();
+                let stays = forking.contains(&key.space())
+                    || space.is_some_and(|space| !space.is_under_way());
+                if stays {
+                    kept.push(place);
+                    return kept.len() > MAX_KEPT;
+                }
+                let evictable = space.is_some_and(|space| space.can_give_up(key.address()));
                 if evictable {
                     tables.set(state, key, entry.with_busy(true));
                 }
@@ -206,6 +229,10 @@ impl Evictor {
             };
             core.order.victims(most, &mut still, &mut places);
         }
+        kept.sort_unstable();
+        places.retain(|place| kept.binary_search(place).is_err());
+        self.refused += kept.len() as u64;
+        kept.into_iter().for_each(|place| core.order.installed(place, Installed::Demand));
         let key_at = |&place: &u32| core.tables.key_at(&core.state, place);
         let mut keys: Vec<Key> = places.iter().filter_map(key_at).collect();
         keys.sort_unstable();
@@ -274,6 +301,7 @@ pub(crate) fn settle(core: &mut Core, victims: &[Victim]) -> Vec<(u64, PageSum, 
     core.clock.advance(evicted);
     core.stats.pages_evicted += evicted;
     core.state.batch.end();
+    core.count_own_fills();
     core.tear_down_gone();
     core.close_files();
     core.wake_waiting();

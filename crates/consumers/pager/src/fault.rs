@@ -18,8 +18,10 @@ const MAX_WRITE_RUN: u64 = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The reason for ending a consumer whose evictor reads a page that is not there. The evictor
-/// checks before the read that the page is there, and libc changes no mappings meanwhile.
+const ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// The reason for ending a consumer whose evictor reads a page that is not there. Libc changes no
+/// mappings between the evictor's check and the read.
 const READ_ELSEWHERE: &str = "memory moved while a page of it was being taken: the program changes \
                               its mappings by system calls of its own, in several threads at once";
 
@@ -37,19 +39,8 @@ impl Core {
         if space.is_due() {
             self.charge(key.space());
         }
-        // A hypervisor's userfaultfd may not tell threads: then they are all 0.
-        if fault.thread != 0 && fault.thread == self.evictor_thread {
-            // The evictor reads a page that the program has just freed. The settling of the batch
-            // discards that read; the evictor only must not wait.
-            if self.get(key).place() != Place::Zero {
-                // The program would read zeros instead of its data.
-                self.fail(READ_ELSEWHERE.into());
-            }
-            if uffd.zero(key.address(), PAGE).error.is_some() {
-                // The mappings are changing, or it is there already.
-                let _ = uffd.wake(key.address(), PAGE);
-            }
-            return;
+        if !fault.write && !fault.protected && self.own_reads.has(key, fault.thread) {
+            return self.serve_evictor(key);
         }
         let entry = self.get(key);
         if entry.is_busy() {
@@ -84,6 +75,36 @@ impl Core {
                 }
             }
             Place::Out => self.bring_in(fault, fetches),
+        }
+    }
+
+    /// Lets the evictor read zeros at a page that the program has just freed. The settling of the
+    /// batch discards what was read.
+    fn serve_evictor(&mut self, key: Key) {
+        if self.get(key).place() != Place::Zero {
+            // The program would read zeros instead of its data.
+            self.fail(READ_ELSEWHERE.into());
+        }
+        let Some(space) = self.spaces.get(key.space()).and_then(Option::as_ref) else { return };
+        // A thread that writes there waits until the batch is settled: the helper may drop the page
+        // before that, and the write with it.
+        let mode = if space.protects() { UFFDIO_COPY_MODE_WP } else { 0 };
+        let uffd = space.uffd;
+        if uffd.copy(key.address(), ZEROS.as_ptr(), PAGE, mode).error.is_some() {
+            // The mappings are changing, or it is there already.
+            let _ = uffd.wake(key.address(), PAGE);
+        } else {
+            self.own_reads.filled(key);
+        }
+    }
+
+    /// Counts the pages that came in for the evictor's sake and are still there. The batch is
+    /// settled.
+    pub(crate) fn count_own_fills(&mut self) {
+        for key in self.own_reads.take_filled() {
+            if self.get(key).place() == Place::Zero && self.is_mapped(key) {
+                self.now_resident(key, true, Installed::ZeroFill);
+            }
         }
     }
 
@@ -300,10 +321,9 @@ pub(crate) fn examine(page: &[u8]) -> Content {
 mod tests {
     use super::*;
     use crate::core::OnLoss;
+    use crate::evict::own_reads::OwnReads;
     use crate::programs::inherit::tests::{PARENT, pager, put_out};
     use std::time::Instant;
-
-    const EVICTOR: u32 = 7;
 
     #[test]
     fn missing_page_is_explained_by_a_report_alone() {
@@ -316,24 +336,34 @@ mod tests {
         assert_eq!((core.stats.unexplained_missing, core.failed), (1, None));
     }
 
-    /// A fault of the evictor's own on what is, or is not, in the pool.
-    fn evictors_fault(is_in_pool: bool) -> Option<String> {
+    /// What becomes of a fault whose thread has the evictor's number: the pager's failure, and how
+    /// many pages are fetched.
+    fn fault(is_in_pool: bool, is_being_read: bool) -> (Option<String>, usize) {
         let mut core = pager();
         core.on_loss = OnLoss::Report;
-        core.evictor_thread = EVICTOR;
+        core.own_reads = OwnReads::of_this_thread();
         let key = Key::new(PARENT, 1 << 20);
         if is_in_pool {
             put_out(&mut core, key);
         }
+        core.own_reads.begin([if is_being_read { key } else { key.plus(1) }]);
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let (write, protected, read_at) = (false, false, Instant::now());
-        let fault = Fault { key, write, protected, thread: EVICTOR, read_at };
-        core.fault(fault, &mut Vec::new());
-        core.failed
+        let mut fetches = Vec::new();
+        core.fault(Fault { key, write, protected, thread, read_at }, &mut fetches);
+        assert_eq!(core.stats.faults, u64::from(!is_being_read), "it is a program's fault");
+        (core.failed, fetches.len())
     }
 
     #[test]
     fn the_evictor_is_given_zeros_only_for_what_is_zero() {
-        assert_eq!(evictors_fault(false), None);
-        assert_eq!(evictors_fault(true).as_deref(), Some(READ_ELSEWHERE));
+        assert_eq!(fault(false, true), (None, 0));
+        assert_eq!(fault(true, true), (Some(READ_ELSEWHERE.to_owned()), 0));
+    }
+
+    #[test]
+    fn a_containers_thread_may_have_the_evictors_number() {
+        assert_eq!(fault(false, false), (None, 0));
+        assert_eq!(fault(true, false), (None, 1), "the page is fetched");
     }
 }

@@ -16,6 +16,7 @@
 //!
 //! A signal handler may make such a call in the middle of another, and would wait for itself. So an
 //! act waits for the others at most [`PATIENCE_MS`] or [`LONG_PATIENCE_MS`], then goes on or fails.
+//! Nobody goes on beside an act that is alone: signals wait until it is over.
 
 use crate::sys;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -32,6 +33,19 @@ static TOGETHER: AtomicU32 = AtomicU32::new(0);
 /// The act that is alone: 0, or an [`Act`].
 #[unsafe(link_section = ".data")]
 static ALONE: AtomicU32 = AtomicU32::new(0);
+
+/// Signals that wait while an act is alone: all but those that the kernel sends for what the thread
+/// itself does. It kills a program that blocks these.
+const MAY_WAIT: u64 = {
+    let now =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+    let (mut signals, mut i) = (u64::MAX, 0);
+    while i < now.len() {
+        signals &= !(1 << (now[i] - 1));
+        i += 1;
+    }
+    signals
+};
 
 /// An act that must be alone.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -100,56 +114,69 @@ impl Drop for Together {
 }
 
 /// Held while no other thread changes mappings.
-pub(crate) struct Alone(());
+pub(crate) struct Alone {
+    /// The thread's signal mask of before.
+    mask: u64,
+}
 
 impl Alone {
     pub(crate) fn new(act: Act) -> Alone {
+        let mask = sys::block_signals(MAY_WAIT);
         while let Err(other) = ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst) {
             sys::wait_while(&ALONE, other, 1000);
         }
-        let held = Alone(());
-        held.wait_for_others(act.patience_ms());
+        let held = Alone { mask };
+        wait_for_others(act.patience_ms());
         held
     }
 
     /// For a caller that must not wait for another act, and must be certain to be alone.
     pub(crate) fn try_new(act: Act) -> Option<Alone> {
-        ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst).ok()?;
-        let held = Alone(());
-        held.wait_for_others(act.patience_ms()).then_some(held)
+        let mask = sys::block_signals(MAY_WAIT);
+        if ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst).is_err() {
+            sys::set_signal_mask(mask);
+            return None;
+        }
+        let held = Alone { mask };
+        wait_for_others(act.patience_ms()).then_some(held)
     }
+}
 
-    /// False if the others take longer than `patience_ms`.
-    fn wait_for_others(&self, patience_ms: u64) -> bool {
-        let until = sys::now_ms() + patience_ms;
-        loop {
-            match TOGETHER.load(SeqCst) {
-                0 => return true,
-                _ if sys::now_ms() >= until => return false,
-                others => sys::wait_while(&TOGETHER, others, 1),
-            }
+/// False if the others take longer than `patience_ms`.
+fn wait_for_others(patience_ms: u64) -> bool {
+    let until = sys::now_ms() + patience_ms;
+    loop {
+        match TOGETHER.load(SeqCst) {
+            0 => return true,
+            _ if sys::now_ms() >= until => return false,
+            others => sys::wait_while(&TOGETHER, others, 1),
         }
     }
 }
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        ALONE.store(0, SeqCst);
-        sys::wake_all(&ALONE);
+        release();
+        sys::set_signal_mask(self.mask);
     }
+}
+
+fn release() {
+    ALONE.store(0, SeqCst);
+    sys::wake_all(&ALONE);
 }
 
 /// In a fork: the helper takes no page until the fork is over. False if the helper, or another
 /// thread that changes mappings, takes too long.
 pub(crate) fn keep_pages() -> bool {
     ALONE.store(Act::LocalFork as u32, SeqCst);
-    let fork = std::mem::ManuallyDrop::new(Alone(()));
-    fork.wait_for_others(Act::LocalFork.patience_ms())
+    wait_for_others(Act::LocalFork.patience_ms())
 }
 
-/// Ends a fork. Its [`Alone`] was forgotten, because a fork ends in two processes.
+/// Ends a fork. Its [`Alone`] was forgotten, because a fork ends in two processes. The signal mask
+/// stays as it is.
 pub(crate) fn end_fork() {
-    drop(Alone(()));
+    release();
 }
 
 /// Called in the child of a fork, which has no other threads.
@@ -198,5 +225,26 @@ mod tests {
         assert!(Together::unless_forking().is_some() && Together::unless_pages_stay().is_none());
         drop(replace);
         assert_eq!((ALONE.load(SeqCst), TOGETHER.load(SeqCst)), (0, 0));
+        a_handler_runs_when_the_act_is_over();
+    }
+
+    static HANDLED: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn makes_a_mapping(_: libc::c_int) {
+        HANDLED.store(true, SeqCst);
+        drop(Together::new());
+    }
+
+    /// In the middle of the act it would wait for its own thread.
+    fn a_handler_runs_when_the_act_is_over() {
+        let handler: extern "C" fn(libc::c_int) = makes_a_mapping;
+        // SAFETY: the handler calls what handlers may call.
+        unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+        let alone = Alone::new(Act::Other);
+        // SAFETY: there is a handler for it.
+        unsafe { libc::raise(libc::SIGUSR1) };
+        assert!(!HANDLED.load(SeqCst));
+        drop(alone);
+        assert!(HANDLED.load(SeqCst));
     }
 }

@@ -58,6 +58,10 @@ pub(crate) struct AgentArgs {
     /// that brings; evictions are told of all the same
     #[arg(long, requires = "agent")]
     unannounced: bool,
+    /// How long the agent waits for the first answer of the manager inside a harvest VM before it
+    /// takes memory all the same; half of --reclaim-patience at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, requires = "agent")]
+    guest_patience: u64,
     /// How long a harvest VM may give nothing back, while a regular machine waits for it, before it
     /// is evicted
     #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "agent")]
@@ -80,12 +84,15 @@ impl AgentArgs {
         // Each of the two needs the other.
         let Some(qmp_dir) = self.qmp_dir.clone().filter(|_| self.agent) else { return Ok(None) };
         let warning = Duration::from_secs(self.eviction_warning);
+        let patience = Duration::from_secs(self.reclaim_patience);
+        // A guest that gives nothing is not evicted while the agent waits for it.
+        let guest_patience = Duration::from_secs(self.guest_patience).min(patience / 2);
         let settings = Settings {
             buffer_bytes: self.buffer.0,
             even_buffer: self.numa_balance,
             batch_bytes: Some(self.batch.0).filter(|bytes| *bytes > 0),
             parallel: !self.one_at_a_time,
-            patience: Duration::from_secs(self.reclaim_patience),
+            patience,
             reclaim_time: Duration::from_secs(self.reclaim_time),
             warning,
             shut_down: warning * 2 / 3,
@@ -100,7 +107,7 @@ impl AgentArgs {
             libvirt: self.libvirt.clone(),
             manage_bytes: self.manage.map(|Size(bytes)| bytes),
             manage_cores: self.manage_cores,
-            announces: !self.unannounced,
+            guest_patience: (!self.unannounced).then_some(guest_patience),
             settings,
         }))
     }

@@ -202,6 +202,7 @@ pub(super) mod tests {
             cores_failure: None,
             nodes: Vec::new(),
             waited_ms: None,
+            guest_listens: None,
         }
     }
 

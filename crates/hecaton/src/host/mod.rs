@@ -145,6 +145,7 @@ fn text(report: &AgentReport) -> String {
             ">MAX",
             ">IN MEMORY",
             ">CORES",
+            "GUEST",
             "OF NUMA NODES",
         ]);
         for machine in &report.machines {
@@ -162,6 +163,7 @@ fn text(report: &AgentReport) -> String {
                 size(machine.max_bytes),
                 size(machine.held_bytes),
                 some(machine.cores),
+                guest(machine).to_owned(),
                 of_nodes(machine),
             ]);
         }
@@ -215,6 +217,15 @@ fn cores(report: &AgentReport) -> String {
 /// Cores of one that takes part in their division.
 fn some(cores: u32) -> String {
     if cores == 0 { "-".to_owned() } else { cores.to_string() }
+}
+
+/// Says whether the agent hears the manager inside the machine.
+fn guest(machine: &MachineReport) -> &'static str {
+    match machine.guest_listens {
+        Some(true) => "listens",
+        Some(false) => "silent",
+        None => "-",
+    }
 }
 
 /// Lists the machine's memory on each NUMA node, if there are several.
@@ -311,6 +322,7 @@ mod tests {
                 cores_failure: Some("no cpu controller".into()),
                 nodes: vec![part(0, 1 << 30, 512 << 20), part(1, 0, 1536 << 20)],
                 waited_ms: Some(1500),
+                guest_listens: Some(true),
             }],
             waiting: vec![
                 NewcomerReport {
@@ -350,7 +362,7 @@ mod tests {
         line("MEMORY NUMA 0 NUMA 1 HOST");
         line("unmanaged 2G 2G 4G");
         line("all 8G 8G 16G");
-        line("h harvest container shutting down 1G 2G 1G 4G 3G 2 0: 1.5G, 1: 1.5G");
+        line("h harvest container shutting down 1G 2G 1G 4G 3G 2 listens 0: 1.5G, 1: 1.5G");
         line("r regular 2G - 1 1G of others");
         line("s spot 2G 4 2 3 cores");
         line("cores: 8 of the host: 3 unmanaged, 0 regular, 2 minimum, 3 reserved, 0 unallocated");

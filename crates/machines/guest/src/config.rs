@@ -1,6 +1,7 @@
 //! The file of applications.
 
-use crate::governor::{Bounds, Settings};
+use crate::governor::Settings;
+use crate::share::Bounds;
 use crate::sink::{Address, Cgroup, Ending, Hook, Jvm, Memcached, Redis, Sink};
 use hecaton_memory::Size;
 use serde::de::{Deserialize, Deserializer, Error as _};

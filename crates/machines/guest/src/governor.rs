@@ -5,7 +5,10 @@
 //! order: the next is told after the one before gave back or timed out. No application is told to
 //! grow while another gives back.
 
-use crate::share::{least, limits, most};
+mod uncounted;
+
+use crate::governor::uncounted::Uncounted;
+use crate::share::{Bounds, least, limits, most};
 use crate::state::{ApplicationState, ApplicationStatus, Eviction, State, Target};
 use hecaton_vm::guest_port::{GuestMessage, HostMessage, Notice};
 use std::time::Duration;
@@ -47,19 +50,6 @@ pub struct Settings {
     /// Timeout for an application to give back before the next one is told, and for memory to
     /// become available after the last one.
     pub patience: Duration,
-}
-
-/// Memory bounds of one application.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Its name.
-    pub name: String,
-    /// Lower bound of the application's limit, in bytes.
-    pub min_bytes: u64,
-    /// Upper bound of the application's limit, in bytes.
-    pub max_bytes: u64,
-    /// The application is told when the VM is about to be evicted.
-    pub hears_of_evictions: bool,
 }
 
 /// Memory that the host has announced it will take.
@@ -127,6 +117,7 @@ pub struct Governor {
     bounds: Vec<Bounds>,
     applications: Vec<Application>,
     memory: Memory,
+    uncounted: Uncounted,
     target: Option<Announced>,
     eviction: Option<Doom>,
     squeezed_bytes: u64,
@@ -191,6 +182,7 @@ impl Governor {
             applications: vec![Application::default(); bounds.len()],
             bounds,
             memory: Memory::default(),
+            uncounted: Uncounted::default(),
             target: None,
             eviction: None,
             squeezed_bytes: 0,
@@ -303,10 +295,10 @@ impl Governor {
 
     fn look_at_notices(&mut self, now: Duration) {
         let total_bytes = self.memory.total_bytes;
+        self.uncounted.look(total_bytes, now);
         if let Some(target) = &mut self.target {
-            // The host counts all memory of the VM; MemTotal lacks what the kernel needs at boot.
             let final_bytes = *target.total_bytes.get_or_insert_with(|| {
-                let uncounted = target.size_bytes.saturating_sub(total_bytes);
+                let uncounted = self.uncounted.learn(target.size_bytes, now);
                 target.target_bytes.saturating_sub(uncounted)
             });
             let is_there = total_bytes <= final_bytes.saturating_add(TOLERANCE_BYTES);

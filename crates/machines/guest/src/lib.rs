@@ -25,9 +25,9 @@ mod state;
 mod worker;
 
 pub use config::{Config, ConfigError};
-pub use governor::{Action, Announcement, Bounds, Governor, Memory, Order, Reason, Settings};
+pub use governor::{Action, Announcement, Governor, Memory, Order, Reason, Settings};
 pub use manager::{Manager, kernel_memory};
 pub use serve::{ApiServer, ServeError};
-pub use share::limits;
+pub use share::{Bounds, limits};
 pub use sink::Address;
 pub use state::{ApplicationState, ApplicationStatus, Eviction, State, Target};

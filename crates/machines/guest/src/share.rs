@@ -1,6 +1,17 @@
 //! Divides memory among applications.
 
-use crate::governor::Bounds;
+/// Memory bounds of one application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Its name.
+    pub name: String,
+    /// Lower bound of the application's limit, in bytes.
+    pub min_bytes: u64,
+    /// Upper bound of the application's limit, in bytes.
+    pub max_bytes: u64,
+    /// The application is told when the VM is about to be evicted.
+    pub hears_of_evictions: bool,
+}
 
 /// Divides `budget_bytes` into one limit per application, in bytes. Each gets its minimum, even
 /// beyond the budget. The last one gets the rest up to its maximum, then the one before it, and so

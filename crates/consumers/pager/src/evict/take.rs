@@ -128,7 +128,8 @@ impl Evictor {
         address: impl Fn(usize) -> u64,
         chosen: impl Fn(usize, &Victim) -> bool,
     ) {
-        let core = self.shared.lock();
+        let space = group[0].key.space();
+        let mut core = self.shared.lock();
         let mut to = Vec::with_capacity(group.len());
         let mut from: Vec<libc::iovec> = Vec::with_capacity(group.len());
         let mut items = Vec::with_capacity(group.len());
@@ -144,6 +145,8 @@ impl Evictor {
             }
             items.push((i, slot));
         }
+        let page_at = |&(i, _): &(usize, u32)| Key::new(space, address(i) / PAGE);
+        core.own_reads.begin(items.iter().map(page_at));
         drop(core);
         if items.is_empty() {
             return;
@@ -164,11 +167,13 @@ impl Evictor {
                 is_read
             });
             self.refuse(group, |victim| unread.contains(&victim.key));
-            if items.is_empty() {
-                return self.note_end(group[0].key.space());
-            }
         }
-        let core = self.shared.lock();
+        let mut core = self.shared.lock();
+        core.own_reads.end();
+        if items.is_empty() {
+            drop(core);
+            return self.note_end(space);
+        }
         for (i, slot) in items {
             group[i].copied = true;
             core.state.batch.copied(first + i, slot);

@@ -80,7 +80,7 @@ impl Core {
     fn move_entry(&mut self, old: Key, new: Key) {
         let mut entry = self.get(old);
         if entry.place() == Place::Zero {
-            return;
+            return self.own_reads.moved(old, new);
         }
         if entry.place() == Place::Fetching {
             // The page that arrives is dropped. A fault at the new address fetches it again.

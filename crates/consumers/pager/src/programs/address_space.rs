@@ -160,11 +160,16 @@ impl AddressSpace {
         }
     }
 
+    /// Whether the program runs, or the guest: it is neither being made nor to be welcomed.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.guest.is_some() || self.stage == Stage::Live
+    }
+
     /// Whether the pager can take the page at `address` away.
     pub(crate) fn can_give_up(&self, address: u64) -> bool {
         match &self.guest {
             Some(ram) => ram.place(address).is_some(),
-            None => self.stage == Stage::Live,
+            None => self.is_under_way(),
         }
     }
 

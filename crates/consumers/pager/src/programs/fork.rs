@@ -32,8 +32,9 @@ use crate::serve::Server;
 use crate::shared::Shared;
 use hecaton_uffd::Uffd;
 use hecaton_uffd::handover::{Kind, Step, USES_WIPE_ON_FORK};
+use std::io;
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A program that waits to be let fork.
 #[derive(Debug)]
@@ -44,16 +45,18 @@ pub(crate) struct ForkRequest {
     pub(crate) written: Vec<u64>,
 }
 
-/// How long forks make way for the evictor, which may be waiting for something else.
-const EVICTOR_FIRST: Duration = Duration::from_millis(50);
-
 /// How often the kernel is asked whether an address space has come to rest.
 const MAX_DRAINS: usize = 10_000;
 
 impl Core {
-    /// Whether a child is to attach that has not yet. Nothing is evicted meanwhile.
-    pub(crate) fn is_forking(&self) -> bool {
-        self.live_spaces().any(|(_, space)| matches!(space.stage, Stage::Forking { .. }))
+    /// Children that are to attach and have not yet, and their parents. None of their pages is
+    /// evicted meanwhile.
+    pub(crate) fn spaces_that_fork(&self) -> Vec<usize> {
+        let of_fork = |(child, space): (usize, &AddressSpace)| match space.stage {
+            Stage::Forking { parent } => [Some(child), parent],
+            _ => [None; 2],
+        };
+        self.live_spaces().flat_map(of_fork).flatten().collect()
     }
 
     /// Whether the address space is left as it is, for a child of its own.
@@ -77,20 +80,21 @@ impl Core {
 
     /// Whether the kernel can write to these pages of a process without a fault that the pager
     /// would have to serve.
-    fn are_written_without_fault(&mut self, index: usize, pages: &[u64]) -> bool {
+    fn are_written_without_fault(&mut self, index: usize, pages: &[u64]) -> io::Result<bool> {
         let space = self.spaces[index].as_mut().expect("named by the caller");
-        pages.iter().all(|&vpn| {
-            let mapped = space.mapped(vpn, 1);
-            mapped.is_ok_and(|pages| pages[0].present && pages[0].protected == Some(false))
-        })
+        for &vpn in pages {
+            let page = space.mapped(vpn, 1)?[0];
+            if !page.present || page.protected != Some(false) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Takes out the first request that can be granted, with the parent's index (`None`: it is not
     /// known).
     fn next_fork(&mut self) -> Option<(ForkRequest, Option<usize>)> {
-        let evictor_first =
-            self.eviction_is_next.is_some_and(|since| since.elapsed() < EVICTOR_FIRST);
-        if evictor_first {
+        if self.turn.holds_forks(Instant::now()) {
             return None;
         }
         for at in 0..self.fork_requests.len() {
@@ -146,11 +150,22 @@ pub(crate) fn grant(server: &mut Server, shared: &Shared) {
             core.fork_requests.push_front(request);
             return;
         }
-        if !core.are_written_without_fault(parent, &request.written) {
-            // An error means that the parent has ended.
-            let _ = attach::say(connection, Step::Again);
-            close(connection);
-            continue;
+        match core.are_written_without_fault(parent, &request.written) {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::debug!(
+                    pid = request.pid,
+                    "a fork begins anew: its thread has lost a page"
+                );
+                // An error means that the parent has ended.
+                let _ = attach::say(connection, Step::Again);
+                close(connection);
+                continue;
+            }
+            Err(error) => {
+                refuse(&format!("its pages cannot be looked at: {error}"));
+                continue;
+            }
         }
         let Some(child) = core.copy_for_child(parent, connection) else {
             refuse("there are too many processes on one pager");
@@ -308,6 +323,7 @@ mod tests {
     use hecaton_memory::PAGE_SIZE;
     use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+    use std::time::Duration;
 
     /// The kernel writes to the thread's memory before it returns from the call that waits for
     /// `Go`, and then nobody serves a fault.
@@ -320,7 +336,8 @@ mod tests {
             mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE).unwrap()
         };
         let at = page as u64;
-        let mut is_ready = || core.are_written_without_fault(PARENT, &[at / PAGE_SIZE as u64]);
+        let page_number = at / PAGE_SIZE as u64;
+        let mut is_ready = || core.are_written_without_fault(PARENT, &[page_number]).unwrap();
         assert!(!is_ready());
         // SAFETY: in the mapping, which nobody else knows.
         let write = || unsafe { page.cast::<u8>().write_volatile(1) };
@@ -332,8 +349,9 @@ mod tests {
             uffd.register(at, len as u64, mode).unwrap();
             uffd.protect(at, len as u64).unwrap();
             assert!(!is_ready());
-            close(uffd.0);
+            uffd.unprotect(at, len as u64).unwrap();
             assert!(is_ready());
+            close(uffd.0);
         } else {
             println!("skipped: a_fork_needs_memory_that_its_thread_can_write_to: no userfaultfd");
         }
@@ -341,7 +359,7 @@ mod tests {
         unsafe { madvise(page, len, Advice::LinuxDontNeed).unwrap() };
         assert!(!is_ready());
         // Nobody has that.
-        assert!(!core.are_written_without_fault(PARENT, &[u64::MAX / PAGE_SIZE as u64]));
+        assert!(core.are_written_without_fault(PARENT, &[u64::MAX / PAGE_SIZE as u64]).is_err());
     }
 
     #[test]
@@ -351,9 +369,9 @@ mod tests {
         let request = |pid| ForkRequest { pid, connection: -1, written: Vec::new() };
         core.fork_requests.push_back(request(pid));
         // In the future: the evictor's turn does not end while the test runs.
-        core.eviction_is_next = Some(Instant::now() + Duration::from_secs(3600));
+        core.turn.is_blocked(Instant::now() + Duration::from_secs(3600));
         assert!(core.next_fork().is_none());
-        core.eviction_is_next = None;
+        core.turn.end();
 
         let key = Key::new(PARENT, 1 << 20);
         core.batch = vec![crate::core::BatchItem { key, now_at: key }];

@@ -289,7 +289,11 @@ pub(crate) mod tests {
         let child = core.copy_for_child(PARENT, connection()).unwrap();
         let stage = core.spaces[child].as_ref().unwrap().stage;
         assert_eq!(stage, Stage::Forking { parent: Some(PARENT) });
-        assert!(core.is_forking() && core.is_forked_from(PARENT) && !core.is_forked_from(child));
+        assert!(
+            core.spaces_that_fork() == [child, PARENT]
+                && core.is_forked_from(PARENT)
+                && !core.is_forked_from(child)
+        );
         assert_eq!(core.pages.record(&core.state, page).refs(), 2);
         let theirs = core.get(Key::new(child, fetching.vpn()));
         assert_eq!((theirs.place(), theirs.is_awaited()), (Place::Out, false));
@@ -298,7 +302,7 @@ pub(crate) mod tests {
 
         core.spaces[child].as_mut().unwrap().helper = None;
         core.end_space(child);
-        assert!(!core.is_forking());
+        assert!(core.spaces_that_fork().is_empty());
         assert_eq!(core.pages.record(&core.state, page).refs(), 1);
         assert_eq!(core.get(out).place(), Place::Out);
     }

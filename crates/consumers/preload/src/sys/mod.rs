@@ -52,11 +52,20 @@ pub(crate) fn residency(first: usize, pages: &mut [u8]) -> bool {
 
 /// Sets the calling thread's signal mask, and returns what it was.
 pub(crate) fn set_signal_mask(new: u64) -> u64 {
+    change_signal_mask(libc::SIG_SETMASK, new)
+}
+
+/// Adds signals to the calling thread's signal mask, and returns what it was.
+pub(crate) fn block_signals(more: u64) -> u64 {
+    change_signal_mask(libc::SIG_BLOCK, more)
+}
+
+fn change_signal_mask(how: libc::c_int, new: u64) -> u64 {
     let mut old = 0u64;
     // SAFETY: both point to one word, the size of the kernel's signal set.
     let _ = unsafe {
         let (new, old) = (&raw const new as usize, &raw mut old as usize);
-        syscall(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, new, old, 8, 0, 0])
+        syscall(libc::SYS_rt_sigprocmask, [how as usize, new, old, 8, 0, 0])
     };
     old
 }

@@ -71,7 +71,7 @@ pub(super) struct Keeper {
     domains: Option<Domains>,
     manage_bytes: Option<u64>,
     settings: Settings,
-    announces: bool,
+    guest_patience: Option<Duration>,
     broker: Broker,
     begun: Instant,
     /// The kernel's numbers of the NUMA nodes; the broker's are their places here.
@@ -140,7 +140,7 @@ impl Keeper {
             manage_bytes: config.manage_bytes,
             broker: Broker::new(settings.clone())?,
             settings,
-            announces: config.announces,
+            guest_patience: config.guest_patience,
             begun: Instant::now(),
             nodes: memory.iter().map(|node| node.node).collect(),
             lending: memory.iter().map(|_| Lending::default()).collect(),
@@ -306,7 +306,7 @@ impl Keeper {
             None => self.guest_socket(&record.name, record.kind)?,
         };
         let guest = port.map(|socket| {
-            let notices = Notices::new(self.settings.patience, self.announces);
+            let notices = Notices::new(self.guest_patience);
             GuestLink::start(socket, notices, self.begun, Arc::clone(&self.shared))
         });
         let guest = guest.transpose();

@@ -44,6 +44,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// How an agent is to be.
 #[derive(Clone, Debug)]
@@ -56,8 +57,9 @@ pub struct AgentConfig {
     pub manage_cores: Option<u32>,
     /// libvirt's connection, as virsh knows it, whose domains take part.
     pub libvirt: Option<String>,
-    /// Whether guests are told of the size that they will have before the first batch is taken.
-    pub announces: bool,
+    /// How long the first batch waits for a guest that has been told of the size that it will have.
+    /// None if guests are not told of sizes.
+    pub guest_patience: Option<Duration>,
     /// Settings of the broker. The agent itself limits the donors, by their reports.
     pub settings: Settings,
 }

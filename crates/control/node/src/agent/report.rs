@@ -210,6 +210,10 @@ pub struct MachineReport {
     /// None for a machine that existed before this agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
+    /// Whether the manager inside it has spoken to this agent, and has answered the last notice in
+    /// time. None for a machine without a port for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_listens: Option<bool>,
     /// Its memory by NUMA node of the host; empty on a host with one node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<MachinePartReport>,

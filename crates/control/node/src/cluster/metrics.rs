@@ -516,7 +516,7 @@ mod tests {
     use crate::agent::{AgentReport, CoreReport, MachineReport, MachineState, NodeMemoryReport};
     use crate::children::processes::{ProcessUse, Role};
     use crate::pagers::PagerState;
-    use hecaton_broker::{CoreLedger, Counters, NewcomerKind, NodeLedger};
+    use hecaton_broker::{CoreLedger, NewcomerKind, NodeLedger};
     use hecaton_donor::{Snapshot, SpaceSnapshot};
     use hecaton_memory::{Epoch, SpaceId};
 
@@ -585,13 +585,10 @@ mod tests {
                     cgroup: None,
                     cores_failure: None,
                     waited_ms: None,
+                    guest_listens: None,
                     nodes: Vec::new(),
                 }],
-                waiting: Vec::new(),
-                gave_way: Vec::new(),
-                counters: Counters::default(),
-                harvest: Default::default(),
-                libvirt: None,
+                ..Default::default()
             }),
             ..Default::default()
         }

@@ -142,6 +142,23 @@ fn the_last_blocks_of_a_machine_that_shrinks_are_nobodys_to_grow_by() {
 }
 
 #[test]
+fn a_size_that_is_told_in_the_middle_of_shrinking_asks_for_no_more_than_it_says() {
+    let bounds = vec![application("a", 0, u64::MAX, false)];
+    let mut run = Run::new(settings(), bounds, memory(9 * G, 9 * G));
+    run.settle();
+    run.now += Duration::from_secs(2);
+    run.hear(HostMessage::Target { id: 1, size_bytes: 10 * G, target_bytes: 8 * G });
+    let limits = |run: &mut Run| -> Vec<u64> {
+        run.settle().iter().map(|(_, order)| order.limit_bytes).collect()
+    };
+    assert_eq!(limits(&mut run), [6 * G]);
+    // The host has not read the size since.
+    run.memory.total_bytes = 8 * G;
+    run.hear(HostMessage::Target { id: 2, size_bytes: 10 * G, target_bytes: 6 * G });
+    assert_eq!(limits(&mut run), [4 * G]);
+}
+
+#[test]
 fn who_does_not_give_in_time_is_named_and_holds_up_nobody() {
     let bounds = vec![application("a", 0, u64::MAX, false), application("b", G, 4 * G, false)];
     let mut run = Run::new(settings(), bounds, memory(9 * G, 0));

@@ -14,7 +14,9 @@ mod volumes;
 use control::{announce, api, dashboard, grants, managers, policy, secrets, secure, usage};
 use copies::{cold, encrypted, hosts, integrity, mirror, parking, recovery, restart};
 use harness::runner::{self, Test};
-use machines::{agent, attach, containers, cores, domains, ending, harvest, numa_host, vm};
+use machines::{
+    agent, attach, containers, cores, domains, ending, harvest, memory_files, numa_host, vm,
+};
 use paging::{
     concurrent, crash, fork, life, limit, pool, programs, redis, swap, traffic, unprivileged,
 };

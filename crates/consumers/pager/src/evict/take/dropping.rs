@@ -79,7 +79,7 @@ impl Evictor {
                     }
                 }
                 // Reading a page that is not there would wait for ourselves; see also
-                // `Core::fault`.
+                // `crate::evict::own_reads`.
                 _ => self.skip(group, only),
             }
         }

@@ -140,7 +140,7 @@ impl Evictor {
     /// The evictor reads each page. If another page came to the address, and that page is in the
     /// pool, the evictor would wait for itself. So libc changes no mappings until the pager sends
     /// the helper the next command. A program without glibc can change them; the pager ends it if
-    /// the evictor meets such a page (see [`crate::core::Core::fault`]).
+    /// the evictor meets such a page (see [`crate::evict::own_reads`]).
     fn unshare(&mut self, first: usize, group: &mut [Victim], line: Line, pid: i32) -> bool {
         if self.hold(first, group, line, &[HELD, NEVER_HELD]).is_err() {
             return false;
@@ -157,11 +157,13 @@ impl Evictor {
                 victim.passed_over = true;
             } else if writable == Some(true) {
                 addresses.push(key.address());
+                core.own_reads.begin([key]);
             } else {
                 victim.immovable = true;
             }
         }
         remote::unshare(pid, &addresses);
+        self.shared.lock().own_reads.end();
         true
     }
 }

@@ -107,6 +107,11 @@ impl GuestLink {
         self.0.desk().notices.may_take(size_bytes, now)
     }
 
+    /// See [`Notices::listens`].
+    pub(crate) fn listens(&self) -> bool {
+        self.0.desk().notices.listens()
+    }
+
     /// See [`Notices::takes_reminder`].
     pub(crate) fn takes_reminder(&self) -> bool {
         let now = self.0.begun.elapsed();
@@ -226,7 +231,7 @@ mod tests {
         let agent = Arc::new(Agent::default());
         let link = GuestLink::start(
             socket.clone(),
-            Notices::new(2 * LONG, true),
+            Notices::new(Some(LONG)),
             Instant::now(),
             Arc::clone(&agent),
         )
@@ -238,7 +243,7 @@ mod tests {
         guest.get_ref().set_read_timeout(Some(patience())).unwrap();
         link.spare();
         link.shrink("d", 4, 10, &[]);
-        assert!(link.may_take(0), "nobody is there");
+        assert!(link.may_take(0) && !link.listens(), "nobody is there");
         guest.get_mut().write_all(b"nonsense\n").unwrap();
         guest.get_mut().write_all(line(&GuestMessage::Hello).as_bytes()).unwrap();
         let target = HostMessage::Target { id: 2, size_bytes: 10, target_bytes: 10 };
@@ -247,7 +252,7 @@ mod tests {
         let ready = |id| GuestMessage::Ready { id, available_bytes: 0, late: Vec::new() };
         guest.get_mut().write_all(line(&ready(2)).as_bytes()).unwrap();
         agent.bell.wait(LONG);
-        assert!(link.may_take(0), "it is ready");
+        assert!(link.may_take(0) && link.listens(), "it is ready");
         link.grow("d");
         assert_eq!(hear(&mut guest), HostMessage::Cancelled { what: Notice::Target });
         drop(guest);

@@ -5,17 +5,13 @@ use hecaton_vm::memory_device::MemoryDevice;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Time for a guest's applications to give memory back before the agent takes the first batch.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// Least time between two reminders to a guest, whatever it says.
 const BETWEEN_REMINDERS: Duration = Duration::from_secs(1);
 
 /// The notices in force for one guest, and the answers of the guest.
 #[derive(Debug)]
 pub(crate) struct Notices {
-    patience: Duration,
-    announces: bool,
+    patience: Option<Duration>,
     last_id: u64,
     /// The machine's size, in bytes.
     size_bytes: u64,
@@ -50,12 +46,11 @@ struct Eviction {
 }
 
 impl Notices {
-    /// `reclaim_patience`: how long the guest may give nothing before it is evicted. The wait takes
-    /// half of that at most. `announces`: whether the guest is told of sizes at all.
-    pub(crate) fn new(reclaim_patience: Duration, announces: bool) -> Notices {
+    /// `patience`: time for the guest's applications to give memory back before the agent takes the
+    /// first batch. None if the guest is not told of sizes.
+    pub(crate) fn new(patience: Option<Duration>) -> Notices {
         Notices {
-            patience: PATIENCE.min(reclaim_patience / 2),
-            announces,
+            patience,
             last_id: 0,
             size_bytes: 0,
             targets: BTreeMap::new(),
@@ -82,9 +77,7 @@ impl Notices {
         now: Duration,
     ) -> Option<HostMessage> {
         self.look(base_bytes, devices);
-        if !self.announces {
-            return None;
-        }
+        let patience = self.patience?;
         self.targets.insert(device.to_owned(), target_bytes);
         let wanted = |device: &MemoryDevice| {
             *self.targets.get(&device.id).unwrap_or(&device.requested_bytes)
@@ -98,7 +91,7 @@ impl Notices {
         let is_done = |before: Announced| before.target_bytes <= target_bytes && before.is_answered;
         // Another target does not extend a wait: only what the guest gives does (`may_take`).
         let is_waited_for = |before: &Announced| !before.is_answered && now < before.until;
-        let until = before.filter(is_waited_for).map_or(now + self.patience, |before| before.until);
+        let until = before.filter(is_waited_for).map_or(now + patience, |before| before.until);
         self.announced = Some(Announced {
             id: self.next_id(),
             target_bytes,
@@ -180,6 +173,11 @@ impl Notices {
         self.announced.as_mut().filter(|announced| announced.id == id)
     }
 
+    /// Whether the guest is waited for: it has sent a message, and no notice has timed out since.
+    pub(crate) fn listens(&self) -> bool {
+        self.listens
+    }
+
     /// Records that the connection to the guest is lost.
     pub(crate) fn is_lost(&mut self) {
         self.listens = false;
@@ -188,8 +186,9 @@ impl Notices {
     /// Whether the agent may shrink the machine to `size_bytes`: the guest is ready, offers it, has
     /// timed out, or does not listen. An offer that is taken restarts the wait for the rest.
     pub(crate) fn may_take(&mut self, size_bytes: u64, now: Duration) -> bool {
-        let patience = self.patience;
-        let Some(announced) = &mut self.announced else { return true };
+        let (Some(announced), Some(patience)) = (&mut self.announced, self.patience) else {
+            return true;
+        };
         if announced.is_answered || !self.listens {
             return true;
         }
@@ -267,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_final_size_of_the_machine_is_told_once_and_waited_for() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         notices.hear(&GuestMessage::Hello, S(0));
         assert!(notices.may_take(0, S(0)), "nothing is to be taken");
         let told = notices.shrink("d0", 4, 10, &devices([8, 6]), S(1));
@@ -294,7 +293,7 @@ mod tests {
 
     #[test]
     fn who_greets_later_learns_what_the_machine_has_by_then() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         notices.shrink("d0", 4, 10, &devices([8, 6]), S(0));
         notices.look(10, &devices([6, 6]));
         let told = notices.hear(&GuestMessage::Hello, S(1));
@@ -303,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_size_that_changes_while_it_is_waited_for_gives_no_more_time() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         notices.hear(&GuestMessage::Hello, S(0));
         for (second, wanted) in [(0, 6), (1, 4)] {
             notices.shrink("d0", wanted, 10, &devices([8, 6]), S(second));
@@ -318,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_is_given_is_taken_while_the_rest_is_being_given() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         notices.hear(&GuestMessage::Hello, S(0));
         notices.shrink("d0", 0, 10, &devices([8, 6]), S(0));
         let giving = |id, size_bytes| GuestMessage::Giving { id, size_bytes };
@@ -344,7 +343,7 @@ mod tests {
 
     #[test]
     fn who_gives_late_is_asked_once_more() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         notices.hear(&GuestMessage::Hello, S(0));
         notices.shrink("d0", 0, 10, &devices([8, 6]), S(0));
         let giving = |size_bytes| GuestMessage::Giving { id: 1, size_bytes };
@@ -365,7 +364,7 @@ mod tests {
 
     #[test]
     fn what_nobody_waits_for_is_no_news() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         assert!(!notices.is_awaited(&GuestMessage::Hello) && !notices.is_awaited(&ready(0)));
         notices.shrink("d0", 4, 10, &devices([8, 6]), S(0));
         assert!(!notices.is_awaited(&ready(2)) && notices.is_awaited(&ready(1)));
@@ -375,13 +374,13 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_waited_for_once() {
-        let mut notices = Notices::new(S(2), true);
+        let mut notices = Notices::new(Some(S(1)));
         notices.shrink("d0", 4, 10, &devices([8, 0]), S(0));
-        assert!(notices.may_take(0, S(0)), "nobody is there");
+        assert!(notices.may_take(0, S(0)) && !notices.listens(), "nobody is there");
         let told = notices.hear(&GuestMessage::Hello, S(0));
         assert_eq!(told, [target(1, 18, 14), HostMessage::Cancelled { what: Notice::Evict }]);
-        assert!(!notices.may_take(0, Duration::from_millis(999)));
-        assert!(notices.may_take(0, S(1)), "half of what it may take before it is evicted");
+        assert!(!notices.may_take(0, Duration::from_millis(999)) && notices.listens());
+        assert!(notices.may_take(0, S(1)) && !notices.listens(), "it has had its time");
         notices.shrink("d0", 2, 10, &devices([8, 0]), S(9));
         assert!(notices.may_take(0, S(9)));
         notices.hear(&ready(1), S(9));
@@ -392,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_warning_is_told_once_and_again_to_who_greets() {
-        let mut notices = Notices::new(S(5), true);
+        let mut notices = Notices::new(Some(S(2)));
         assert_eq!(notices.spare(), None);
         let warning = |id, within_ms| HostMessage::Evict { id, within_ms };
         assert_eq!(notices.warn(S(30), S(0)), Some(warning(1, 30_000)));
@@ -405,7 +404,7 @@ mod tests {
 
     #[test]
     fn sizes_are_not_announced_where_that_is_switched_off() {
-        let mut notices = Notices::new(S(5), false);
+        let mut notices = Notices::new(None);
         notices.hear(&GuestMessage::Hello, S(0));
         assert_eq!(notices.shrink("vm0", 0, 8, &[], S(1)), None);
         assert!(notices.may_take(0, S(1)), "nothing is waited for");

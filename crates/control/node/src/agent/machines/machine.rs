@@ -252,6 +252,7 @@ impl Machine {
                 CpuPlace::Failed(reason) => Some(reason.clone()),
                 CpuPlace::Unplaced | CpuPlace::Placed => None,
             },
+            guest_listens: self.guest.as_ref().map(GuestLink::listens),
             nodes: self.part_reports(),
             waited_ms: self
                 .waited

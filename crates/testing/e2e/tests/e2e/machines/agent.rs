@@ -10,16 +10,16 @@ use crate::{
         guest::{GUEST_PATIENCE, Guests, Machine, Qemu},
         process::{Running, kill_dead, run},
     },
+    memory_files::{held, pages_full_of},
     restart::start_manager,
 };
 use anyhow::{Context as _, ensure};
-use rustix::fs::{SeekFrom, seek};
 use serde_json::Value;
 use std::{
     ffi::OsString,
     fs,
     io::{BufRead as _, BufReader},
-    os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
@@ -94,6 +94,7 @@ impl<'a> Host<'a> {
         if !self.arguments.contains(&"--reclaim-patience") {
             // Emulated guests on a busy machine are slow, and are not to be evicted for it.
             command.args(["--reclaim-patience", "400", "--reclaim-time", "400"]);
+            command.args(["--guest-patience", "200"]);
         }
         // No longer than a failed test leaves its donor.
         command.args(["--adopt-within", "120"]);
@@ -205,6 +206,13 @@ impl<'a> Host<'a> {
         Ok(self.machine_status(name)?["waited_ms"].as_u64())
     }
 
+    /// The agent has heard the manager in the guest, and will wait for it.
+    fn hears_the_guest(&self) -> anyhow::Result<()> {
+        self.eventually("the manager in the guest has greeted", GUEST_PATIENCE, |status| {
+            Ok(status["machines"][0]["guest_listens"] == true)
+        })
+    }
+
     /// A program borrows memory that a harvest VM had. The memory must hold no page of that VM.
     fn lends_nothing_of_it(&self) -> anyhow::Result<()> {
         let wanted = Some(512 * M);
@@ -259,55 +267,6 @@ const PATTERN: &str = "of a harvest VM and nobody else";
 
 /// Programs fill lent memory with copies of this text: 32 bytes.
 const LENT: &str = "this is a program on lent memory";
-
-/// A process's memory files, each once.
-fn memory_files(pid: u32) -> anyhow::Result<Vec<fs::File>> {
-    let mut files = Vec::new();
-    let mut seen = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let path = entry?.path();
-        let is_memory =
-            fs::read_link(&path).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:"));
-        if !is_memory {
-            continue;
-        }
-        let file = fs::File::open(&path)?;
-        let number = file.metadata()?.ino();
-        if !seen.contains(&number) {
-            seen.push(number);
-            files.push(file);
-        }
-    }
-    Ok(files)
-}
-
-/// Returns how many bytes of a process's memory files are in memory now.
-pub(crate) fn held(pid: u32) -> anyhow::Result<u64> {
-    let mut blocks = 0;
-    for file in memory_files(pid)? {
-        blocks += file.metadata()?.blocks();
-    }
-    Ok(blocks * 512)
-}
-
-/// How many pages of a process's memory files are full of this text, which has 32 bytes at most.
-fn pages_full_of(pid: u32, text: &str) -> anyhow::Result<usize> {
-    let mut count = 0;
-    for file in memory_files(pid)? {
-        let mut at = 0;
-        while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
-            let hole = seek(&file, SeekFrom::Hole(data))?;
-            let mut page = [0; 4096];
-            for offset in (data..hole).step_by(page.len()) {
-                file.read_exact_at(&mut page, offset)?;
-                let mut windows = page[..64].windows(text.len());
-                count += usize::from(windows.any(|bytes| bytes == text.as_bytes()));
-            }
-            at = hole;
-        }
-    }
-    Ok(count)
-}
 
 const CLASSES: [&str; 10] = [
     "system_bytes",
@@ -413,6 +372,7 @@ pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster, guests: &Gues
     let mut harvest = host.machine_with(&guests, "harvest", &arguments, MANAGED)?;
     harvest.wait_for("guest: told start")?;
     host.until("alone, it has its maximum", 640, 0)?;
+    host.hears_the_guest()?;
 
     let first = host.machine(&guests, "first", &["--regular", "--memory", "512M"])?;
     is_told(&mut harvest, 704)?;
@@ -424,6 +384,7 @@ pub(crate) fn a_guest_is_told_before_it_shrinks(cluster: &Cluster, guests: &Gues
     host.start_node()?;
     harvest.wait_for("guest: told grow")?;
     host.until("it has left", 640, 0)?;
+    host.hears_the_guest()?;
     let _second = host.machine(&guests, "second", &["--regular", "--memory", "256M"])?;
     is_told(&mut harvest, 960)?;
     host.until("another one has come, and another agent", 576, 256)?;

@@ -7,5 +7,6 @@ pub(crate) mod cores;
 pub(crate) mod domains;
 pub(crate) mod ending;
 pub(crate) mod harvest;
+pub(crate) mod memory_files;
 pub(crate) mod numa_host;
 pub(crate) mod vm;

@@ -5,7 +5,7 @@
 //! the one node that there is.
 
 use crate::{
-    agent::{Host, adds_up, held, sleeping_qemu},
+    agent::{Host, adds_up, sleeping_qemu},
     harness::{
         Outcome, TestResult,
         cluster::Cluster,
@@ -13,6 +13,7 @@ use crate::{
         process::Running,
         wait::until,
     },
+    memory_files::held,
 };
 use anyhow::{Context as _, ensure};
 use serde_json::Value;

@@ -272,14 +272,20 @@ impl Manager {
         let agent = hecaton_pki::agent(config, self.credentials.clone());
         let begun = Instant::now();
         let mut is_announced = false;
+        // A round without an answer, after one that met an election, ends no wait for a leader.
+        let mut elects = Duration::ZERO;
         loop {
-            let mut limit = Duration::ZERO;
+            let mut limit = elects;
             let answer = self.managers.ask(|url| match self.ask_one(url, &agent, &send) {
                 Ok(response) => Tried::Answer(Ok(response)),
-                Err(Unanswered::Refused(error)) => Tried::Answer(Err(error)),
+                Err(Unanswered::Refused(error)) => {
+                    limit = Duration::ZERO;
+                    Tried::Answer(Err(error))
+                }
                 Err(Unanswered::Away(error)) => Tried::Next(Err(error)),
                 Err(Unanswered::NotLeading(error)) => {
-                    limit = limit.max(ELECTION_PATIENCE);
+                    elects = ELECTION_PATIENCE;
+                    limit = limit.max(elects);
                     Tried::Next(Err(error))
                 }
                 Err(Unanswered::Unwritten(error)) => {

@@ -336,7 +336,7 @@ mod tests {
         assert_eq!((core.stats.unexplained_missing, core.failed), (1, None));
     }
 
-    /// What becomes of a fault whose thread has the evictor's number: the pager's failure, and how
+    /// Serves a fault whose thread has the evictor's number. Returns the pager's failure, and how
     /// many pages are fetched.
     fn fault(is_in_pool: bool, is_being_read: bool) -> (Option<String>, usize) {
         let mut core = pager();

@@ -14,18 +14,26 @@
 //! - The helper is alone while it drops pages, or pages are read, by their addresses: an address
 //!   must mean the page that was claimed.
 //!
-//! A signal handler may make such a call in the middle of another, and would wait for itself. So an
-//! act waits for the others at most [`PATIENCE_MS`] or [`LONG_PATIENCE_MS`], then goes on or fails.
-//! Nobody goes on beside an act that is alone: signals wait until it is over.
+//! An act that may not meet the others' events fails if these are not read in time: the helper
+//! would take a page that has come to an address for the page that was there. A fork goes on,
+//! because the pager reads all events before it lets the fork happen.
+//!
+//! A signal handler may make such a call in the middle of another, and would wait for its own
+//! thread. So a thread blocks its signals during an act, but for those that the kernel sends for
+//! what the thread itself does.
 
-use crate::sys;
+use crate::{own, sys};
+use hecaton_uffd::Errno;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
-/// How long an act that must be alone waits for the others. While a pager reads events, the others
-/// are over in microseconds.
+/// How long a fork, or the helper, waits for the others. While a pager reads events, the others are
+/// over in microseconds.
 const PATIENCE_MS: u64 = 100;
-/// The same for acts that must not begin while the helper takes pages.
+/// The same for a fork that must not begin while the helper takes pages, and in a program whose
+/// system calls are filtered.
 const LONG_PATIENCE_MS: u64 = 2000;
+/// The same for acts that fail then: the pager may have been killed, and its successor comes.
+const LONGEST_PATIENCE_MS: u64 = 20_000;
 
 /// Threads that are changing mappings and need not be alone.
 #[unsafe(link_section = ".data")]
@@ -34,8 +42,8 @@ static TOGETHER: AtomicU32 = AtomicU32::new(0);
 #[unsafe(link_section = ".data")]
 static ALONE: AtomicU32 = AtomicU32::new(0);
 
-/// Signals that wait while an act is alone: all but those that the kernel sends for what the thread
-/// itself does. It kills a program that blocks these.
+/// Signals that wait while an act is alone. The kernel kills a program if it must send one of the
+/// others while the thread blocks it.
 const MAY_WAIT: u64 = {
     let now =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
@@ -59,23 +67,15 @@ pub(crate) enum Act {
     Replace = 4,
 }
 
-impl Act {
-    /// Timeout of the wait for the others.
-    const fn patience_ms(self) -> u64 {
-        match self {
-            Act::Fork | Act::Other => PATIENCE_MS,
-            Act::LocalFork | Act::Replace => LONG_PATIENCE_MS,
-        }
-    }
-}
-
 /// Held while mappings are changed together with others.
-pub(crate) struct Together(());
+pub(crate) struct Together {
+    mask: Mask,
+}
 
 impl Together {
     pub(crate) fn new() -> Together {
         loop {
-            let held = Together::add();
+            let held = Together::add(Mask::block_unless_filtered());
             let act = ALONE.load(SeqCst);
             if act == 0 {
                 return held;
@@ -85,23 +85,23 @@ impl Together {
         }
     }
 
-    /// For a caller that must not wait and conflicts with forks only: `None` during a fork.
+    /// For the helper, which must not wait and conflicts with forks only: `None` during a fork.
     pub(crate) fn unless_forking() -> Option<Together> {
-        let held = Together::add();
+        let held = Together::add(Mask(None));
         let act = ALONE.load(SeqCst);
         (act != Act::Fork as u32 && act != Act::LocalFork as u32).then_some(held)
     }
 
     /// For the helper before it takes pages: `None` while all pages must stay.
     pub(crate) fn unless_pages_stay() -> Option<Together> {
-        let held = Together::add();
+        let held = Together::add(Mask(None));
         let act = ALONE.load(SeqCst);
         (act != Act::LocalFork as u32 && act != Act::Replace as u32).then_some(held)
     }
 
-    fn add() -> Together {
+    fn add(mask: Mask) -> Together {
         TOGETHER.fetch_add(1, SeqCst);
-        Together(())
+        Together { mask }
     }
 }
 
@@ -110,54 +110,101 @@ impl Drop for Together {
         if TOGETHER.fetch_sub(1, SeqCst) == 1 && ALONE.load(SeqCst) != 0 {
             sys::wake_all(&TOGETHER);
         }
+        self.mask.restore();
+    }
+}
+
+/// A thread's signal mask of before an act. None if its signals were not blocked.
+#[derive(Clone, Copy)]
+struct Mask(Option<u64>);
+
+impl Mask {
+    /// Blocks the calling thread's signals.
+    fn block() -> Mask {
+        Mask(sys::block_signals(MAY_WAIT))
+    }
+
+    /// The same, unless system calls are filtered: what a filter refuses may be deadly to try, and
+    /// a program may do no more than get memory and give it back.
+    fn block_unless_filtered() -> Mask {
+        if own::is_filtered() { Mask(None) } else { Mask::block() }
+    }
+
+    fn restore(self) {
+        if let Mask(Some(mask)) = self {
+            sys::set_signal_mask(mask);
+        }
     }
 }
 
 /// Held while no other thread changes mappings.
 pub(crate) struct Alone {
-    /// The thread's signal mask of before.
-    mask: u64,
+    mask: Mask,
 }
 
 impl Alone {
-    pub(crate) fn new(act: Act) -> Alone {
-        let mask = sys::block_signals(MAY_WAIT);
-        while let Err(other) = ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst) {
-            sys::wait_while(&ALONE, other, 1000);
+    /// Fails with ENOMEM, which all calls of this kind know, if the others take too long.
+    pub(crate) fn new(act: Act) -> Result<Alone, Errno> {
+        let held = Alone::after_another(act);
+        if own::is_filtered() {
+            // A handler may have jumped out of an act, which is never over then.
+            wait_for_others(LONG_PATIENCE_MS);
+            return Ok(held);
         }
-        let held = Alone { mask };
-        wait_for_others(act.patience_ms());
+        if wait_for_others(LONGEST_PATIENCE_MS) { Ok(held) } else { Err(Errno(libc::ENOMEM)) }
+    }
+
+    /// For a fork, which goes on beside others that take long.
+    pub(crate) fn for_fork() -> Alone {
+        let held = Alone::after_another(Act::Fork);
+        wait_for_others(PATIENCE_MS);
         held
+    }
+
+    fn after_another(act: Act) -> Alone {
+        loop {
+            match Alone::at_once(act) {
+                Ok(held) => return held,
+                Err(other) => sys::wait_while(&ALONE, other, 1000),
+            }
+        }
+    }
+
+    /// An error is the act that is under way.
+    fn at_once(act: Act) -> Result<Alone, u32> {
+        let mask = Mask::block();
+        let begun = ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst);
+        begun.inspect_err(|_| mask.restore()).map(|_| Alone { mask })
     }
 
     /// For a caller that must not wait for another act, and must be certain to be alone.
     pub(crate) fn try_new(act: Act) -> Option<Alone> {
-        let mask = sys::block_signals(MAY_WAIT);
-        if ALONE.compare_exchange(0, act as u32, SeqCst, SeqCst).is_err() {
-            sys::set_signal_mask(mask);
-            return None;
-        }
-        let held = Alone { mask };
-        wait_for_others(act.patience_ms()).then_some(held)
+        let held = Alone::at_once(act).ok()?;
+        wait_for_others(PATIENCE_MS).then_some(held)
     }
 }
 
-/// False if the others take longer than `patience_ms`.
+/// False if the others take longer than `patience_ms`. Time in which the whole process stood still
+/// does not count.
 fn wait_for_others(patience_ms: u64) -> bool {
-    let until = sys::now_ms() + patience_ms;
+    const LONGEST_LOOK_MS: u64 = 10;
+    let (mut waited, mut looked_at) = (0, sys::now_ms());
     loop {
         match TOGETHER.load(SeqCst) {
             0 => return true,
-            _ if sys::now_ms() >= until => return false,
+            _ if waited >= patience_ms => return false,
             others => sys::wait_while(&TOGETHER, others, 1),
         }
+        let now = sys::now_ms();
+        waited += now.saturating_sub(looked_at).min(LONGEST_LOOK_MS);
+        looked_at = now;
     }
 }
 
 impl Drop for Alone {
     fn drop(&mut self) {
         release();
-        sys::set_signal_mask(self.mask);
+        self.mask.restore();
     }
 }
 
@@ -170,7 +217,7 @@ fn release() {
 /// thread that changes mappings, takes too long.
 pub(crate) fn keep_pages() -> bool {
     ALONE.store(Act::LocalFork as u32, SeqCst);
-    wait_for_others(Act::LocalFork.patience_ms())
+    wait_for_others(LONG_PATIENCE_MS)
 }
 
 /// Ends a fork. Its [`Alone`] was forgotten, because a fork ends in two processes. The signal mask
@@ -197,7 +244,7 @@ mod tests {
         drop(another);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let alone = Alone::new(Act::Other);
+                let alone = Alone::new(Act::Other).expect("nobody is there");
                 assert!(waited.load(SeqCst));
                 drop(alone);
             });
@@ -215,13 +262,13 @@ mod tests {
         let alone = Alone::try_new(Act::Other).expect("nobody is there");
         assert!(Together::unless_forking().is_some());
         drop(alone);
-        let fork = Alone::new(Act::Fork);
+        let fork = Alone::for_fork();
         assert!(Together::unless_forking().is_none());
         assert!(Together::unless_pages_stay().is_some());
         assert!(keep_pages());
         assert!(Together::unless_forking().is_none() && Together::unless_pages_stay().is_none());
         drop(fork);
-        let replace = Alone::new(Act::Replace);
+        let replace = Alone::new(Act::Replace).expect("nobody is there");
         assert!(Together::unless_forking().is_some() && Together::unless_pages_stay().is_none());
         drop(replace);
         assert_eq!((ALONE.load(SeqCst), TOGETHER.load(SeqCst)), (0, 0));
@@ -240,7 +287,7 @@ mod tests {
         let handler: extern "C" fn(libc::c_int) = makes_a_mapping;
         // SAFETY: the handler calls what handlers may call.
         unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
-        let alone = Alone::new(Act::Other);
+        let alone = Alone::new(Act::Other).expect("nobody is there");
         // SAFETY: there is a handler for it.
         unsafe { libc::raise(libc::SIGUSR1) };
         assert!(!HANDLED.load(SeqCst));

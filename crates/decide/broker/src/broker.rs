@@ -148,8 +148,8 @@ impl Broker {
             now,
         }
         .run();
+        self.debts.pass(now);
         self.warn(host, &books, &needs, now, &mut actions);
-        let patience = self.settings.patience;
         let targets = targets(
             &self.settings,
             host,
@@ -157,7 +157,7 @@ impl Broker {
             &needs,
             &buffer,
             |vm| self.dooms.contains_key(&vm),
-            |key| self.debts.is_stuck(key, patience, now),
+            |key| self.debts.is_stuck(key, self.settings.patience, now),
         );
         self.note_debts(host, &targets, now);
         self.evict_the_overdue(host, &books, &needs, &targets, now, &mut actions);

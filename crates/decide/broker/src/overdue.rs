@@ -5,6 +5,10 @@ use crate::accounts::books::Key;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Longest time between two looks that counts against a debtor. A caller that stood still has asked
+/// nobody meanwhile, and has seen nothing of what was given.
+const LONGEST_LOOK: Duration = Duration::from_secs(2);
+
 /// The debt of a device or of a node's donors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Debt {
@@ -32,6 +36,17 @@ impl Debt {
 pub(crate) struct Debts(BTreeMap<Key, Debt>);
 
 impl Debts {
+    /// Leaves out the time in which the caller stood still. To be called before the debts are
+    /// looked at.
+    pub(crate) fn pass(&mut self, now: Duration) {
+        for debt in self.0.values_mut() {
+            let unseen = now.saturating_sub(debt.noted_at).saturating_sub(LONGEST_LOOK);
+            for at in [&mut debt.asked_at, &mut debt.gave_at, &mut debt.noted_at] {
+                *at += unseen;
+            }
+        }
+    }
+
     /// Updates one debt: bytes charged, bytes of them owed, and whether a request is unmet.
     pub(crate) fn note(&mut self, key: Key, charge: u64, owes: u64, asked: bool, now: Duration) {
         if owes == 0 {
@@ -68,5 +83,24 @@ impl Debts {
 
     pub(crate) fn retain(&mut self, keep: impl Fn(&Key) -> bool) {
         self.0.retain(|key, _| keep(key));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: fn(u64) -> Duration = Duration::from_secs;
+
+    #[test]
+    fn a_debtor_does_not_pay_for_a_caller_that_stood_still() {
+        let (mut debts, key) = (Debts::default(), Key::Lent(0));
+        for second in [0, 1, 2, 32, 33] {
+            debts.pass(S(second));
+            debts.note(key, 8, 4, true, S(second));
+        }
+        let debt = debts.get(key).expect("it owes");
+        assert_eq!(debt.silent(S(0), S(33)), S(5));
+        assert_eq!(debt.taking(S(0), S(33)), S(5));
     }
 }

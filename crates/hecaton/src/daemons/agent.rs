@@ -58,8 +58,8 @@ pub(crate) struct AgentArgs {
     /// that brings; evictions are told of all the same
     #[arg(long, requires = "agent")]
     unannounced: bool,
-    /// How long the agent waits for the first answer of the manager inside a harvest VM before it
-    /// takes memory all the same; half of --reclaim-patience at most
+    /// How long the agent waits for the manager inside a harvest VM to give memory back before it
+    /// takes the memory all the same; half of --reclaim-patience at most
     #[arg(long, value_name = "SECONDS", default_value_t = 2, requires = "agent")]
     guest_patience: u64,
     /// How long a harvest VM may give nothing back, while a regular machine waits for it, before it

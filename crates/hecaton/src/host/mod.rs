@@ -223,7 +223,7 @@ fn some(cores: u32) -> String {
 fn guest(machine: &MachineReport) -> &'static str {
     match machine.guest_listens {
         Some(true) => "listens",
-        Some(false) => "silent",
+        Some(false) => "unheard",
         None => "-",
     }
 }

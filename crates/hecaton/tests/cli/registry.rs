@@ -10,6 +10,14 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
+/// A directory for a registry: in memory where it can be, since a disk may be so slow that an order
+/// is not answered in time.
+fn memory() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { memory } else { Path::new("/tmp") };
+    tempfile::Builder::new().prefix("hct-").tempdir_in(place).expect("a directory")
+}
+
 fn manager(state: &Path, listen: &str) -> Command {
     let mut command = hecaton();
     command.args(["manager", "--json", "--listen", listen, "--state"]).arg(state);
@@ -47,7 +55,8 @@ fn heard(manager: &str, name: &str) -> Value {
 #[test]
 fn a_killed_manager_is_followed_by_one_that_knows() {
     let scratch = scratch();
-    let state = scratch.path().join("state");
+    let kept = memory();
+    let state = kept.path().join("state");
     let first = Daemon::start(&mut manager(&state, "127.0.0.1:0"));
     let address = address(&first);
     let url = first.manager().to_owned();
@@ -112,7 +121,8 @@ fn a_killed_manager_is_followed_by_one_that_knows() {
 #[test]
 fn a_registry_that_cannot_be_written_takes_no_order() {
     let scratch = scratch();
-    let state = scratch.path().join("state");
+    let kept = memory();
+    let state = kept.path().join("state");
     // A process may go on after a write beyond its limit only if it ignores the signal.
     let mut command = Command::new("sh");
     command
@@ -198,7 +208,8 @@ impl Ordering {
 #[test]
 fn whoever_only_asks_does_not_wait_for_a_registry_that_is_slow_to_write() {
     let scratch = scratch();
-    let (state, place) = (scratch.path().join("state"), scratch.path().join("gate"));
+    let kept = memory();
+    let (state, place) = (kept.path().join("state"), scratch.path().join("gate"));
     let gate = File::create(&place).expect("created");
     let (source, library) = (scratch.path().join("gate.c"), scratch.path().join("gate.so"));
     fs::write(&source, GATE).expect("written");

@@ -16,7 +16,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// How long faults wait for room that only programs in a fork could give.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whose turn it is.
+/// The turns of forks and of the evictor.
 #[derive(Debug, Default)]
 pub(crate) struct Turn(Option<Blocked>);
 

@@ -16,12 +16,12 @@
 use crate::config::MIN_LOCAL_BYTES;
 use crate::pool::placement::Placement;
 use crate::process::housekeeping::Pool;
-use crate::process::worker::TERMINATED;
+use crate::process::sigterm::TERMINATED;
 use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -37,36 +37,56 @@ enum Request {
 }
 
 /// How long a client may take to say what it wants, and an eviction to be done.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(5);
 const EVICTION_PATIENCE: Duration = Duration::from_secs(30);
-const MAX_REQUEST: u64 = 64 << 10;
+const MAX_REQUEST: usize = 64 << 10;
 
-/// Serves whoever comes within `wait`.
-pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &Pool, wait: Duration) {
-    let until = Instant::now() + wait;
+/// Pause if the system gives no connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves one client after another for as long as the process lives.
+pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &Pool) -> ! {
     loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let wait = rustix::event::Timespec::try_from(left).expect("less than a second");
-        let mut polled = [rustix::event::PollFd::new(listener, rustix::event::PollFlags::IN)];
-        match rustix::event::poll(&mut polled, Some(&wait)) {
-            Ok(1..) => {}
-            _ if Instant::now() < until => continue,
-            _ => return,
-        }
-        if let Ok((stream, _)) = listener.accept()
-            && let Err(error) = answer(stream, shared, pool)
-        {
-            tracing::debug!(%error, "a client of the control socket went away");
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if let Err(error) = answer(stream, shared, pool) {
+                    tracing::debug!(%error, "a client of the control socket went away");
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the control socket gives no connection");
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 }
 
+/// Reads a line, however slowly it comes.
+fn read_request(mut stream: &UnixStream) -> std::io::Result<Vec<u8>> {
+    let until = Instant::now() + PATIENCE;
+    let mut line = Vec::new();
+    let mut part = [0; 4096];
+    while line.len() < MAX_REQUEST && !line.contains(&b'\n') {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part) {
+            Ok(0) => break,
+            Ok(read) => line.extend_from_slice(&part[..read]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    line.truncate(line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len()));
+    Ok(line)
+}
+
 fn answer(stream: UnixStream, shared: &Shared, pool: &Pool) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new((&stream).take(MAX_REQUEST)).read_line(&mut line)?;
-    let answer = match serde_json::from_str::<Request>(&line) {
+    let line = read_request(&stream)?;
+    let answer = match serde_json::from_slice::<Request>(&line) {
         Ok(request) => perform(&request, shared, pool),
         Err(error) => json!({ "refused": error.to_string() }),
     };
@@ -138,7 +158,7 @@ fn evict_down_to(shared: &Shared, pages: u64) -> Result<(), String> {
         core.resident <= pages && core.batch.is_empty() && core.staging.unwritten() == 0
     };
     let mut done = is_done();
-    // The thread that waits here also ends the programs when the node stops.
+    // Programs that are being ended need not be waited for.
     while !done && Instant::now() < until && !TERMINATED.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(2));
         done = is_done();

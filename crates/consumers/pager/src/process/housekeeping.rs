@@ -2,9 +2,8 @@
 
 use crate::config::PagerConfig;
 use crate::core::Core;
-use crate::process::control;
 use crate::process::node::NodeLine;
-use crate::process::worker::TERMINATED;
+use crate::process::sigterm::TERMINATED;
 use crate::programs::helper;
 use crate::programs::mappings::read_mappings;
 use crate::programs::outside::Watch;
@@ -15,7 +14,6 @@ use hecaton_space::Space;
 use hecaton_uffd::abi::{UFFDIO_REGISTER_MODE_MISSING, UFFDIO_REGISTER_MODE_WP};
 use hecaton_uffd::handover::{Command, Op, Range};
 use std::collections::HashSet;
-use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -31,11 +29,11 @@ pub(crate) struct Pool {
 }
 
 /// Runs as long as the process.
-pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine, control: UnixListener) {
+pub(crate) fn run(shared: Arc<Shared>, pool: Pool, mut node: NodeLine) {
     let mut reported = Instant::now();
     let mut watch = Watch::new();
     loop {
-        control::serve(&control, &shared, &pool, TICK);
+        std::thread::sleep(TICK);
         if TERMINATED.load(Ordering::Relaxed) {
             shared.lock().terminate("the node is stopping");
         }

@@ -9,4 +9,5 @@ pub(crate) mod guard;
 pub(crate) mod housekeeping;
 pub(crate) mod lifeline;
 pub(crate) mod node;
+pub(crate) mod sigterm;
 pub(crate) mod worker;

@@ -11,10 +11,12 @@ use crate::pool::scrub;
 use crate::process::admission;
 use crate::process::adoption::AdoptionSocket;
 use crate::process::channel::Receiver;
+use crate::process::control;
 use crate::process::guard::{self, Guard};
 use crate::process::housekeeping::{self, Pool};
 use crate::process::lifeline::Lifeline;
 use crate::process::node::{NodeDirectory, NodeLine};
+use crate::process::sigterm;
 use crate::programs::fork;
 use crate::serve::Server;
 use crate::shared::Shared;
@@ -159,13 +161,13 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
         fork::take_over(&mut server, &shared);
     }
 
-    end_on_sigterm();
+    sigterm::end_by_it();
     let evicting = spawn("evictor", move || evictor.run(image.as_deref()));
     let (giver, its_space) = (shared.clone(), space.clone());
     let giving_back = spawn("give-back", move || give_back::run(&giver, &its_space));
     // SAFETY: nobody else uses the number.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
-    control.set_nonblocking(true)?;
+    control.set_nonblocking(false)?;
     let (housekeepers, line) = (shared.clone(), NodeLine::new(config));
     let (records, codes) = {
         let core = shared.lock();
@@ -182,7 +184,9 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     let config = told;
     let pool = Pool { space: space.clone(), config: config.clone() };
     let last_look = pool.clone();
-    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line, control));
+    let (controlled, its_pool) = (shared.clone(), pool.clone());
+    spawn("control", move || control::serve(&control, &controlled, &its_pool));
+    spawn("housekeeping", move || housekeeping::run(housekeepers, pool, line));
 
     let (renewed, tended) = (space.clone(), space.clone());
     spawn("leases", move || renewed.keep_leases(&|| false));
@@ -245,16 +249,4 @@ pub fn end_on_panic() {
         report(panic);
         std::process::exit(PANICKED);
     }));
-}
-
-/// Set by SIGTERM: the programs are ended first, then the pager, so that none of them ever runs
-/// without it.
-pub(crate) static TERMINATED: AtomicBool = AtomicBool::new(false);
-
-fn end_on_sigterm() {
-    extern "C" fn note(_: libc::c_int) {
-        TERMINATED.store(true, Relaxed);
-    }
-    // SAFETY: the handler only stores to an atomic.
-    unsafe { libc::signal(libc::SIGTERM, note as *const () as libc::sighandler_t) };
 }

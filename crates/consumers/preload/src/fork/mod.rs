@@ -24,7 +24,7 @@ mod local;
 
 use crate::attach;
 use crate::failure::Failure;
-use crate::turn::{self, Act, Alone};
+use crate::turn::{self, Alone};
 use crate::{own, sys, withhold};
 use hecaton_uffd::Errno;
 use libc::c_int;
@@ -61,7 +61,7 @@ const ALL_SIGNALS: u64 = u64::MAX;
 extern "C" fn enter() -> usize {
     let mask = sys::set_signal_mask(ALL_SIGNALS);
     // Given back in `leave`, in each of the two processes.
-    std::mem::forget(Alone::new(Act::Fork));
+    std::mem::forget(Alone::for_fork());
     MASK.store(mask, Relaxed);
     let page_of = |address: usize| address & !(own::PAGE - 1);
     let offset = SEQUENCES_OFFSET.load(Relaxed);

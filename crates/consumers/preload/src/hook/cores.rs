@@ -11,6 +11,6 @@ pub(super) fn let_cores_have(start: usize, len: usize) -> Result<(), Errno> {
     if !start.is_multiple_of(PAGE) || len.checked_next_multiple_of(PAGE).is_none() {
         return Err(Errno(libc::EINVAL));
     }
-    let _turn = Alone::new(Act::Other);
+    let _turn = Alone::new(Act::Other)?;
     withhold::let_cores_have(Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 })
 }

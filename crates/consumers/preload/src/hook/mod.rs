@@ -138,20 +138,24 @@ unsafe extern "C" fn mmap(
     }
     let is_brought_in = flags & (libc::MAP_POPULATE | libc::MAP_NONBLOCK) == libc::MAP_POPULATE;
     let flags = match kind {
-        // Not charged to the host: see `room`. Pages come when the pager knows of the memory.
-        Kind::Paged => (flags | libc::MAP_NORESERVE) & !libc::MAP_POPULATE,
+        // Not charged to the host: see `room`.
+        Kind::Paged => flags | libc::MAP_NORESERVE,
         _ => flags,
     };
+    // Pages come when the pager knows of the memory, and others need not wait for them.
+    let flags = if is_brought_in { flags & !libc::MAP_POPULATE } else { flags };
     // SAFETY: the caller's promises are those of mmap.
     let mapped = unsafe { map_and_register(kind, address, len, [prot, flags, fd], offset) };
     if kind == Kind::Other && mapped.is_ok() {
         locked::note_other(len);
     }
     if let Ok(start) = mapped
-        && (kind == Kind::Paged && is_brought_in || locked::brings_in_new())
+        && (is_brought_in || locked::brings_in_new())
     {
         let range = Range { start: start as u64, len: len.next_multiple_of(PAGE) as u64 };
-        locked::bring_in(range, kind != Kind::Other && prot & libc::PROT_WRITE != 0);
+        // As the kernel does it.
+        let is_private = flags & libc::MAP_TYPE == libc::MAP_PRIVATE;
+        locked::bring_in(range, is_private && prot & libc::PROT_WRITE != 0);
     }
     as_address(mapped)
 }
@@ -193,7 +197,7 @@ unsafe fn map_and_register(
     offset: off_t,
 ) -> Result<usize, Errno> {
     let _turn = match kind {
-        Kind::Local => (None, Some(Alone::new(Act::Other))),
+        Kind::Local => (None, Some(Alone::new(Act::Other)?)),
         _ => (Some(Together::new()), None),
     };
     // SAFETY: the caller's promise.
@@ -307,7 +311,10 @@ unsafe extern "C" fn mremap(
         return as_address(Err(Errno(libc::ENOMEM)));
     }
     let is_replaced = flags & libc::MREMAP_FIXED != 0;
-    let _turn = Alone::new(if is_replaced { Act::Replace } else { Act::Other });
+    let _turn = match Alone::new(if is_replaced { Act::Replace } else { Act::Other }) {
+        Ok(turn) => turn,
+        Err(errno) => return as_address(Err(errno)),
+    };
     let has_place = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     let to = if has_place { to as usize } else { 0 };
     // SAFETY: the caller's promises are those of mremap.

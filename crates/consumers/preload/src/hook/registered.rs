@@ -72,12 +72,13 @@ fn replace(range: Range, is_writable: bool) -> Result<(), Errno> {
     }
     // SAFETY: the new mapping has the contents of the old one, whose place it takes.
     let moved = unsafe {
-        if !is_writable {
-            sys::protect(copy, len, libc::PROT_READ)?;
-        }
-        let _turn = Alone::new(Act::Replace);
+        let protected = if is_writable { Ok(()) } else { sys::protect(copy, len, libc::PROT_READ) };
         let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-        syscall(libc::SYS_mremap, [copy, len, len, flags, range.start as usize, 0])
+        let moved = protected.and_then(|()| {
+            let _turn = Alone::new(Act::Replace)?;
+            syscall(libc::SYS_mremap, [copy, len, len, flags, range.start as usize, 0])
+        });
+        moved.inspect_err(|_| sys::unmap(copy, len))
     };
     LEFT_ALONE.forget(noted);
     moved?;

@@ -52,22 +52,21 @@ pub(crate) fn residency(first: usize, pages: &mut [u8]) -> bool {
 
 /// Sets the calling thread's signal mask, and returns what it was.
 pub(crate) fn set_signal_mask(new: u64) -> u64 {
-    change_signal_mask(libc::SIG_SETMASK, new)
+    change_signal_mask(libc::SIG_SETMASK, new).unwrap_or(0)
 }
 
-/// Adds signals to the calling thread's signal mask, and returns what it was.
-pub(crate) fn block_signals(more: u64) -> u64 {
+/// Adds signals to the calling thread's signal mask, and returns what it was. None if a filter of
+/// system calls refuses that.
+pub(crate) fn block_signals(more: u64) -> Option<u64> {
     change_signal_mask(libc::SIG_BLOCK, more)
 }
 
-fn change_signal_mask(how: libc::c_int, new: u64) -> u64 {
+fn change_signal_mask(how: libc::c_int, new: u64) -> Option<u64> {
     let mut old = 0u64;
+    let (how, new, to) = (how as usize, &raw const new as usize, &raw mut old as usize);
     // SAFETY: both point to one word, the size of the kernel's signal set.
-    let _ = unsafe {
-        let (new, old) = (&raw const new as usize, &raw mut old as usize);
-        syscall(libc::SYS_rt_sigprocmask, [how as usize, new, old, 8, 0, 0])
-    };
-    old
+    let changed = unsafe { syscall(libc::SYS_rt_sigprocmask, [how, new, to, 8, 0, 0]) };
+    changed.ok().map(|_| old)
 }
 
 /// Sleeps while `word` has this value, at most so long; may wake for no reason.

@@ -87,10 +87,12 @@ mod tests {
     use hecaton_memory::PAGE_SIZE;
     use hecaton_testkit::wait_until;
     use std::sync::atomic::Ordering::Release;
+    use std::time::Duration;
 
     #[test]
     fn a_request_fails_if_a_part_of_it_was_refused_and_the_rest_came_later() {
         let mut world = World::full();
+        world.config.donor_patience = Duration::from_secs(1);
         let volume = world.volume();
         let beyond = World::FIRST_WITHOUT_ROOM;
         let last = beyond - PAGE_SIZE as u64;

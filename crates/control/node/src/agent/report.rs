@@ -210,8 +210,8 @@ pub struct MachineReport {
     /// None for a machine that existed before this agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
-    /// Whether the manager inside it has spoken to this agent, and has answered the last notice in
-    /// time. None for a machine without a port for it.
+    /// Whether the agent waits for the manager inside it: the manager has sent a message, and no
+    /// notice has timed out since. None for a machine without a port for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_listens: Option<bool>,
     /// Its memory by NUMA node of the host; empty on a host with one node.

@@ -146,7 +146,7 @@ fn a_size_that_is_told_in_the_middle_of_shrinking_asks_for_no_more_than_it_says(
     let bounds = vec![application("a", 0, u64::MAX, false)];
     let mut run = Run::new(settings(), bounds, memory(9 * G, 9 * G));
     run.settle();
-    run.now += Duration::from_secs(2);
+    run.now += Duration::from_secs(5);
     run.hear(HostMessage::Target { id: 1, size_bytes: 10 * G, target_bytes: 8 * G });
     let limits = |run: &mut Run| -> Vec<u64> {
         run.settle().iter().map(|(_, order)| order.limit_bytes).collect()

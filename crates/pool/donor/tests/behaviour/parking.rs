@@ -17,7 +17,7 @@ const EXTENT_PAGES: u64 = 1 << ORDER;
 
 /// Parks as soon as it is to have something back.
 fn parking(pages: u64) -> DonorConfig {
-    let park = ParkConfig { patience: Duration::ZERO, ..ParkConfig::new(std::env::temp_dir()) };
+    let park = ParkConfig { patience: Duration::ZERO, ..ParkConfig::new(parking_dir()) };
     DonorConfig { park: Some(park), ..config(pages) }
 }
 

@@ -109,8 +109,8 @@ const CHILD_PAGES: u64 = 4096;
 
 /// Parks as soon as it is to have something back.
 fn child_config() -> DonorConfig {
-    let dir = std::env::temp_dir();
-    let park = ParkConfig { patience: std::time::Duration::ZERO, ..ParkConfig::new(dir) };
+    let patience = std::time::Duration::ZERO;
+    let park = ParkConfig { patience, ..ParkConfig::new(parking_dir()) };
     DonorConfig { park: Some(park), ..config(CHILD_PAGES) }
 }
 

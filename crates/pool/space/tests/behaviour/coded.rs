@@ -177,7 +177,8 @@ fn a_successor_finds_what_was_coded_though_two_donors_are_gone() {
     let known = cluster(&donors.iter().collect::<Vec<_>>());
     donors[2].stop();
     donors[5].stop();
-    let config = SpaceConfig { epoch: Epoch(2), ..coded_config() };
+    let mut config = SpaceConfig { epoch: Epoch(2), ..coded_config() };
+    let_be_silent_for(Duration::from_secs(3), &mut config);
     let expected = |segment| {
         let pages = pages_of(segment).len() as u32;
         (segment, Expected { pages, generation: Generation::first(Epoch(1)) })

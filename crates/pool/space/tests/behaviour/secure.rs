@@ -181,9 +181,11 @@ fn a_space_has_passed_whoever_has_nothing_of_it() {
 fn neither_end_takes_who_is_not_whom_it_should_be() {
     let pki = Pki::new();
     let donor = pki.lend("a");
+    const LONGEST: Duration = Duration::from_secs(3);
     let short = |config: SpaceConfig| SpaceConfig {
         patience: Duration::from_millis(300),
         give_up: Duration::from_millis(300),
+        connection: Options { connect: LONGEST, answer: LONGEST, ..config.connection },
         ..config
     };
     // A borrower without a certificate.

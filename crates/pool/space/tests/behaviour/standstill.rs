@@ -10,8 +10,9 @@ use std::time::Duration;
 #[test]
 fn what_was_asked_before_is_answered_after() {
     let donors = ["a", "b"].map(|name| Lent::start(name, 16));
-    let config = SpaceConfig { redundancy: Redundancy::Mirror(2), ..config(4 * SEGMENT_PAGES) };
-    let longest = config.patience.max(config.connection.answer).max(config.failover);
+    let mut config = SpaceConfig { redundancy: Redundancy::Mirror(2), ..config(4 * SEGMENT_PAGES) };
+    let longest = Duration::from_secs(3);
+    let_be_silent_for(longest, &mut config);
     let space = Space::create(config, cluster(&[&donors[0], &donors[1]])).unwrap();
     let mut lane = space.lane().unwrap();
     write_until_stored(&mut lane, &[0], 1);

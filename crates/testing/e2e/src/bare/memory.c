@@ -73,6 +73,37 @@ static char *map(size_t pages)
 
 enum { THREADS = 4, PIECES = 48, PIECE = 96, STEPS = 5000 };
 
+enum { LEFT = 2048 };
+
+/* Pages of each thread's pieces that had left when it looked last. */
+static _Atomic size_t left[THREADS];
+
+/* On Hecaton, waits until so many pages have left that the threads had written: their memory is
+ * found from outside, in a moment. */
+static void wait_until_threads_are_paged(int self, char **piece, const size_t *len,
+                                         uint64_t (*tag)[2 * PIECE])
+{
+    unsigned char is_there[2 * PIECE];
+    if (!getenv("HECATON_PAGER"))
+        return;
+    for (int look = 0; look < 12000; look++) {
+        size_t own = 0, all = 0;
+        for (int i = 0; i < PIECES; i++) {
+            if (mincore(piece[i], len[i] * PAGE, is_there))
+                fail("mincore");
+            for (size_t p = 0; p < len[i]; p++)
+                own += tag[i][p] && !(is_there[p] & 1);
+        }
+        left[self] = own;
+        for (int i = 0; i < THREADS; i++)
+            all += left[i];
+        if (all >= LEFT)
+            return;
+        usleep(5000);
+    }
+    fail("the memory stays where it is");
+}
+
 /* Each has pieces of its own, and gets them where the others have just left some. */
 static void *churn(void *number)
 {
@@ -85,6 +116,8 @@ static void *churn(void *number)
         memset(tag[i], 0, sizeof tag[i]);
     }
     for (int step = 0; step < STEPS; step++) {
+        if (step == STEPS / 2)
+            wait_until_threads_are_paged((int)(uintptr_t)number - 1, piece, len, tag);
         int i = next(&random) % PIECES;
         size_t page = next(&random) % len[i];
         switch (next(&random) % 16) {

@@ -109,18 +109,21 @@ impl Lent {
     }
 }
 
-/// How long a donor may say nothing.
-const PATIENCE: Duration = Duration::from_secs(3);
-
 /// Configuration of a space that takes no donor for silent because its machine is busy.
 pub(crate) fn config(pages: u64) -> SpaceConfig {
     let mut config = SpaceConfig::new(SpaceId(0x5eed), Epoch(1), "test", pages);
     config.segment_order = SEGMENT_PAGES.ilog2() as u8;
-    config.patience = PATIENCE;
-    config.failover = PATIENCE;
-    config.connection.connect = PATIENCE;
-    config.connection.answer = PATIENCE;
+    config.give_up = 2 * patience();
+    let_be_silent_for(patience(), &mut config);
     config
+}
+
+/// Has a space take a donor for silent that says nothing for so long.
+pub(crate) fn let_be_silent_for(limit: Duration, config: &mut SpaceConfig) {
+    config.patience = limit;
+    config.failover = limit;
+    config.connection.connect = limit;
+    config.connection.answer = limit;
 }
 
 pub(crate) fn cluster(donors: &[&Lent]) -> Arc<Known> {

@@ -51,7 +51,7 @@ pub(crate) fn is_as_described() -> TestResult {
     command.args(["--checks", "all", "--exclude-checks", "positive_data_acceptance"]);
     command.args(["--phases", "examples,coverage,fuzzing"]);
     command.args(["--max-examples", "60", "--seed", "1", "--warnings", "off"]);
-    command.args(["--exclude-path", "/v1/events", "--request-timeout", "20"]);
+    command.args(["--exclude-path", "/v1/events", "--request-timeout", "60"]);
     command.current_dir(scratch.path()).stdin(Stdio::null());
     let ended = run(&mut command, LONG)?;
     let said = String::from_utf8_lossy(&ended.stdout).into_owned();

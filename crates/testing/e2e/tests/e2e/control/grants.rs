@@ -8,7 +8,7 @@ use crate::{
         wait::{until, until_every},
     },
     managers::free,
-    policy::start_manager,
+    policy::{start_manager, state_dir},
 };
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
@@ -43,9 +43,6 @@ const LISTENED_MS: u64 = 6200;
 /// For so long after the program has grown the manager is to be killed. Its node asks within a
 /// second, and within the next one it is answered, and so is the other.
 const GRANTING: Duration = Duration::from_millis(2500);
-
-/// How long a step that is to kill may keep the test waiting: some rounds of the manager.
-const WITHIN: Duration = Duration::from_secs(10);
 
 /// System calls by which the manager writes, and the counts at which it is killed. The count of
 /// each system call starts with the order. The counts grow until a run ends without a kill.
@@ -106,12 +103,14 @@ struct Hosts<'a> {
     metrics: Vec<String>,
     _nodes: Vec<Running>,
     scratch: tempfile::TempDir,
+    state: tempfile::TempDir,
 }
 
 impl Hosts<'_> {
     fn start(hecaton: &Path) -> anyhow::Result<Hosts<'_>> {
         let scratch = scratch()?;
-        let (manager, url) = start_manager(hecaton, &scratch, "127.0.0.1:0")?;
+        let state = state_dir()?;
+        let (manager, url) = start_manager(hecaton, &scratch, &state, "127.0.0.1:0")?;
         let metrics = free(LENDS.len());
         let nodes = LENDS.iter().zip(&metrics).zip(["a", "b"]).map(|((lends, metrics), name)| {
             Running::spawn(
@@ -125,7 +124,7 @@ impl Hosts<'_> {
             )
         });
         let nodes = nodes.collect::<anyhow::Result<_>>()?;
-        let hosts = Hosts { hecaton, url, manager, metrics, _nodes: nodes, scratch };
+        let hosts = Hosts { hecaton, url, manager, metrics, _nodes: nodes, scratch, state };
         hosts.eventually("both nodes serve", |status| {
             Ok(all(status, "donors").filter(|donor| donor["state"] == "serving").count() == 2)
         })?;
@@ -197,7 +196,7 @@ impl Hosts<'_> {
 
     fn start_again(&mut self) -> anyhow::Result<()> {
         let address = self.url.trim_start_matches("http://").to_owned();
-        (self.manager, _) = start_manager(self.hecaton, &self.scratch, &address)?;
+        (self.manager, _) = start_manager(self.hecaton, &self.scratch, &self.state, &address)?;
         Ok(())
     }
 
@@ -309,7 +308,7 @@ pub(crate) fn are_made_once_wherever_the_manager_is_killed(cluster: &Cluster) ->
                 let is_granted =
                     |now: &[u64]| now.iter().sum::<u64>() == POOL_PAGES && now[0] > granted;
                 let over = format!("{what}: it is killed, or grants more than {granted} pages");
-                until_every(Duration::from_millis(50), &over, WITHIN, || {
+                until_every(Duration::from_millis(50), &over, PATIENCE, || {
                     if hosts.is_killed()? {
                         return Ok(Ok(()));
                     }

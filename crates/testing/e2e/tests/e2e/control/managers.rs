@@ -81,15 +81,32 @@ fn members(scratch: &Path, clients: &[String]) -> anyhow::Result<Several> {
     Several::start(commands.collect())
 }
 
-/// `GET /v1/status` of one manager: what it says if it leads.
-fn status_at(url: &str) -> Option<Value> {
+/// `GET /v1/status` of one manager: what it says, or nothing if it says that it does not lead.
+fn answer_of(url: &str) -> anyhow::Result<Option<Value>> {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(2))).build().into();
-    agent.get(format!("{url}/v1/status")).call().ok()?.body_mut().read_json().ok()
+    match agent.get(format!("{url}/v1/status")).call() {
+        Err(ureq::Error::StatusCode(503)) => Ok(None),
+        answered => Ok(Some(answered?.body_mut().read_json()?)),
+    }
 }
 
+/// The epoch in which one manager leads, if it says that it does. Each that leads has a higher one
+/// than those before it.
+fn epoch_at(url: &str) -> Option<u64> {
+    answer_of(url).ok()??["epoch"].as_u64()
+}
+
+/// Managers that lead at a time: the last of those that say so, and those that have said so before
+/// it and say so after it. A slow answer counts as none.
 fn leaders(urls: &[String]) -> Vec<usize> {
-    (0..urls.len()).filter(|index| status_at(&urls[*index]).is_some()).collect()
+    let epochs = urls.iter().enumerate();
+    let said: Vec<(usize, u64)> =
+        epochs.filter_map(|(index, url)| Some((index, epoch_at(url)?))).collect();
+    let Some(((last, _), earlier)) = said.split_last() else { return Vec::new() };
+    // Where one has followed another meanwhile, that one does not lead in its epoch any more.
+    let leads_on = |(index, epoch): &&(usize, u64)| epoch_at(&urls[*index]) == Some(*epoch);
+    earlier.iter().filter(leads_on).map(|(index, _)| *index).chain([*last]).collect()
 }
 
 /// Waits until one of the managers leads that `may`.
@@ -172,21 +189,36 @@ pub(crate) fn take_turns() -> TestResult {
     ureq::put(format!("{limit}?bytes={}", 250 << 20)).send_empty().context("an order")?;
     managers.kill(killed)?;
     cluster.status().context("a command while nobody leads")?;
-    let sleeper = leader(&urls, |index| index != killed)?;
+    leader(&urls, |index| index != killed)?;
     cluster.eventually("the order is carried out", PATIENCE, |status| {
         Ok(told_limit(status) == Some(250 << 20))
     })?;
 
     ensure!(policy(&["show", "--json"])? == set, "the next leader has another policy");
 
+    let (sleeper, before) = until("the leader tells its epoch", PATIENCE, || {
+        let current = leader(&urls, |_| true)?;
+        Ok(epoch_at(&urls[current]).map(|epoch| (current, epoch)).ok_or("it does not answer"))
+    })?;
     let stopped = Stopped::stop(managers.running[sleeper].id());
-    let third = leader(&urls, |index| index != sleeper)?;
+    leader(&urls, |index| index != sleeper)?;
     thread::sleep(OVERSLEPT);
     drop(stopped);
+    until("the one that has slept says that it does not lead", PATIENCE, || {
+        let answer = match answer_of(&urls[sleeper]) {
+            Ok(answer) => answer,
+            Err(error) => return Ok(Err(format!("{error:#}"))),
+        };
+        // It may be its turn again.
+        let epoch = answer.and_then(|status| status["epoch"].as_u64());
+        ensure!(epoch != Some(before), "after it has slept, it leads on");
+        Ok(Ok(()))
+    })?;
     for _ in 0..20 {
         let leaders = leaders(&urls);
-        ensure!(leaders == [third], "after one has slept, {leaders:?} lead");
+        ensure!(leaders.len() <= 1, "after one has slept, {leaders:?} lead");
     }
+    leader(&urls, |_| true)?;
     managers.start_again(killed)?;
 
     etcd.kill(0)?;

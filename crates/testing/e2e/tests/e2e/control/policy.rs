@@ -58,12 +58,14 @@ struct Hosts {
     manager: Running,
     _nodes: Vec<Running>,
     scratch: tempfile::TempDir,
+    state: tempfile::TempDir,
 }
 
 impl Hosts {
     fn start(hecaton: &Path) -> anyhow::Result<Hosts> {
         let scratch = scratch()?;
-        let (manager, url) = start_manager(hecaton, &scratch, "127.0.0.1:0")?;
+        let state = state_dir()?;
+        let (manager, url) = start_manager(hecaton, &scratch, &state, "127.0.0.1:0")?;
         let nodes = [("a", LENDS), ("b", "256M")].map(|(name, lends)| {
             Running::spawn(
                 Command::new(hecaton)
@@ -75,7 +77,8 @@ impl Hosts {
             )
         });
         let nodes = nodes.into_iter().collect::<anyhow::Result<_>>()?;
-        let hosts = Hosts { hecaton: hecaton.to_owned(), url, manager, _nodes: nodes, scratch };
+        let hecaton = hecaton.to_owned();
+        let hosts = Hosts { hecaton, url, manager, _nodes: nodes, scratch, state };
         hosts.eventually("both nodes serve", |status| {
             Ok(all(status, "donors").filter(|donor| donor["state"] == "serving").count() == 2)
         })?;
@@ -123,16 +126,24 @@ impl Hosts {
     }
 }
 
-/// A manager with a registry, and its URL.
+/// A directory for a manager's registry: in memory where it can be, since a disk may be so slow
+/// that an order is not answered in time. It goes with what this returns.
+pub(crate) fn state_dir() -> anyhow::Result<tempfile::TempDir> {
+    let memory = Path::new("/dev/shm");
+    Ok(if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? })
+}
+
+/// A manager with a registry in `state`, and its URL.
 pub(crate) fn start_manager(
     hecaton: &Path,
     scratch: &tempfile::TempDir,
+    state: &tempfile::TempDir,
     address: &str,
 ) -> anyhow::Result<(Running, String)> {
     let mut manager = Running::spawn(
         Command::new(hecaton)
             .args(["manager", "--json", "--listen", address, "--state"])
-            .arg(scratch.path().join("state"))
+            .arg(state.path().join("state"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log_in(scratch)?),
@@ -199,7 +210,7 @@ pub(crate) fn targets_are_kept_to(cluster: &Cluster) -> TestResult {
     kill_dead(hosts.manager.id());
     hosts.manager.wait(PATIENCE, || Ok(()))?;
     let address = hosts.url.trim_start_matches("http://").to_owned();
-    (hosts.manager, _) = start_manager(&hosts.hecaton, &hosts.scratch, &address)?;
+    (hosts.manager, _) = start_manager(&hosts.hecaton, &hosts.scratch, &hosts.state, &address)?;
     ensure!(hosts.policy()? == policy, "the next manager has {}", hosts.policy()?);
     hosts.eventually("both still do", |status| Ok(is_respected(status)))?;
     let text = hosts.hecaton("status")?;

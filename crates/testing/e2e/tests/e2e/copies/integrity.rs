@@ -17,7 +17,9 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::Duration,
 };
 
 /// Bytes at the start of a connection that pass unharmed: its greetings.
@@ -51,7 +53,8 @@ struct Beside {
     url: String,
     donor: Value,
     chaos: Chaos,
-    // In this order: a node says farewell to its manager.
+    // In this order: the donor's node is heard to the end, and a node says farewell to its manager.
+    _beats: Beats,
     _node: Running,
     _manager: Running,
 }
@@ -87,7 +90,9 @@ impl Beside {
                 .stdout(Stdio::null()),
         )?;
         let hecaton = cluster.hecaton.clone();
-        let beside = Beside { hecaton, url, donor, chaos, _node: node, _manager: manager };
+        let beats = Beats::start(url.clone(), donor.clone());
+        let beside =
+            Beside { hecaton, url, donor, chaos, _beats: beats, _node: node, _manager: manager };
         eventually(
             || beside.status(),
             "the manager knows the node and its donor",
@@ -101,16 +106,9 @@ impl Beside {
         Ok(beside)
     }
 
-    /// Tells the manager of the donor, as its node would.
-    fn beat(&self) -> anyhow::Result<()> {
-        let url = format!("{}/v1/nodes/damaged/heartbeat", self.url);
-        ureq::post(&url).send_json(&self.donor).context("no heartbeat")?;
-        Ok(())
-    }
-
     /// The manager's status, after one more heartbeat of the donor's node.
     fn status(&self) -> anyhow::Result<Value> {
-        self.beat()?;
+        beat(&self.url, &self.donor)?;
         let answer = ureq::get(&format!("{}/v1/status", self.url)).call()?;
         Ok(answer.into_body().read_json()?)
     }
@@ -134,6 +132,43 @@ impl Beside {
             all(&status, "consumers").filter_map(|one| one["stats"][name].as_u64()).sum()
         };
         Ok((sum("pages_in"), sum("checksum_errors")))
+    }
+}
+
+/// Tells the manager of the donor, as its node would.
+fn beat(url: &str, donor: &Value) -> anyhow::Result<()> {
+    let url = format!("{url}/v1/nodes/damaged/heartbeat");
+    ureq::post(&url).send_json(donor).context("no heartbeat")?;
+    Ok(())
+}
+
+/// A thread that tells the manager of the donor once a second, until this is dropped: a node that
+/// is not heard for some seconds counts as silent.
+struct Beats {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beats {
+    fn start(url: String, donor: Value) -> Self {
+        let (end, ends) = mpsc::channel();
+        let is_over = move || ends.recv_timeout(Duration::from_secs(1));
+        let thread = thread::spawn(move || {
+            while is_over() == Err(RecvTimeoutError::Timeout) {
+                // A manager that does not take one takes the next.
+                let _ = beat(&url, &donor);
+            }
+        });
+        Self { end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Beats {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -193,12 +228,7 @@ pub(crate) fn a_page_damaged_twice_ends_the_program(cluster: &Cluster) -> TestRe
     writeln!(input)?;
     let launcher = running.id();
     let is_program = |id: &u32| name_of(*id).is_some_and(|name| name.starts_with("python"));
-    let mut beaten = Instant::now();
     let status = running.wait(LONG, || {
-        if beaten.elapsed() > Duration::from_secs(1) {
-            beside.beat()?;
-            beaten = Instant::now();
-        }
         // After the program has ended, only the return of its extents remains: let it pass.
         if !family(launcher).iter().any(is_program) {
             beside.chaos.set_plan(good);

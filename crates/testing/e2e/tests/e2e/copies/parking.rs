@@ -9,6 +9,7 @@ use crate::harness::{
     verifier::Verifier,
 };
 use anyhow::{Context as _, ensure};
+use rustix::mount::{MountFlags, mount};
 use serde_json::Value;
 use std::{
     fs::{self, File},
@@ -61,9 +62,18 @@ fn stats<'a>(status: &'a Value, donor: &str) -> &'a Value {
     found.map_or(&Value::Null, |donor| &donor["stats"])
 }
 
-fn recall(cluster: &Cluster, donor: &str, to: u64, deadline: &str) -> anyhow::Result<Ended> {
+/// A directory in memory, which ends with the world of the test: donors that park in it wait for no
+/// disk.
+fn in_memory() -> anyhow::Result<tempfile::TempDir> {
+    let dir = scratch()?;
+    mount("none", dir.path(), "tmpfs", MountFlags::empty(), None).context("a tmpfs")?;
+    Ok(dir)
+}
+
+/// Has a donor lend no more than so many bytes, and waits as these options say.
+fn recall(cluster: &Cluster, donor: &str, to: u64, options: &[&str]) -> anyhow::Result<Ended> {
     let mut recall = cluster.command("node");
-    recall.args(["recall", donor, "--json", "--deadline", deadline, "--to", &to.to_string()]);
+    recall.args(["recall", donor, "--json", "--to", &to.to_string()]).args(options);
     run(&mut recall, LONG)
 }
 
@@ -78,7 +88,7 @@ pub(crate) fn what_nobody_can_take_is_served_from_the_disk() -> TestResult {
     if let Some(reason) = missing("python3") {
         return Ok(Outcome::Skipped(reason));
     }
-    let parked = scratch()?;
+    let parked = in_memory()?;
     let cluster = Cluster::start_with(Vec::new(), 2, "400M", &park_in(parked.path()))?;
     let mut program = start(&cluster, cluster.command("run"))?;
     cluster.eventually("both donors say what they have lent", PATIENCE, |status| {
@@ -87,9 +97,9 @@ pub(crate) fn what_nobody_can_take_is_served_from_the_disk() -> TestResult {
     })?;
     // Nobody is to have room for what the other one wants back.
     let lent = stats(&cluster.status()?, "donor-2")["lent_pages"].as_u64().context("no report")?;
-    recall(&cluster, "donor-2", lent * 4096, "30")?.expect_success("hecaton node recall")?;
+    recall(&cluster, "donor-2", lent * 4096, &[])?.expect_success("hecaton node recall")?;
     for donor in ["donor-1", "donor-2"] {
-        let ended = recall(&cluster, donor, 0, "60")?;
+        let ended = recall(&cluster, donor, 0, &[])?;
         ended.expect_success("hecaton node recall")?;
         let outcome: Value = serde_json::from_slice(&ended.stdout)?;
         let is_parked = outcome["parked_bytes"].as_u64() > Some(0);
@@ -151,7 +161,14 @@ pub(crate) fn a_full_disk_takes_nothing_away() -> TestResult {
     let prefix = prefix.into_iter().chain([parked.path().into()]).collect();
     let cluster = Cluster::start_with(prefix, 1, "400M", &park_in(parked.path()))?;
     let mut program = start(&cluster, cluster.command("run"))?;
-    let ended = recall(&cluster, "donor-1", 0, "12")?;
+    // The donor is told, and nobody waits for what it does then.
+    let at_once = ["--deadline", "0"];
+    recall(&cluster, "donor-1", 0, &at_once)?;
+    cluster.eventually("the disk takes no more", PATIENCE, |status| {
+        let park = &stats(status, "donor-1")["park"];
+        Ok(park["parked_pages"] == 4096 && !park["trouble"].is_null())
+    })?;
+    let ended = recall(&cluster, "donor-1", 0, &at_once)?;
     let outcome: Value = serde_json::from_slice(&ended.stdout)?;
     ensure!(!ended.status.success(), "all of it found room: {outcome}");
     ensure!(ended.stderr.contains("No space left on device"), "{}", ended.stderr);
@@ -183,7 +200,7 @@ pub(crate) fn a_host_that_is_short_of_memory_has_it_back() -> TestResult {
     if let Some(reason) = ["python3", "unshare", "mount", "bash"].into_iter().find_map(missing) {
         return Ok(Outcome::Skipped(reason));
     }
-    let scratch = scratch()?;
+    let (scratch, parked) = (scratch()?, in_memory()?);
     let (dir, meminfo) = (scratch.path().join("node"), scratch.path().join("meminfo"));
     let host_has = |megabytes: u64| {
         let really = fs::read_to_string("/proc/meminfo")?;
@@ -202,7 +219,7 @@ pub(crate) fn a_host_that_is_short_of_memory_has_it_back() -> TestResult {
     let mut node = Command::new("unshare");
     node.args(["--mount", "bash", "-c", ON_A_HOST_AS_SAID]).arg(&meminfo).arg(hecaton()?);
     node.args(["node", "--name", "n", "--lend", "400M", "--keep-free", "512M", "--manager", &url]);
-    node.args(park_in(scratch.path())).arg("--dir").arg(&dir);
+    node.args(park_in(parked.path())).arg("--dir").arg(&dir);
     node.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_in(&scratch)?);
     let node = Running::spawn(&mut node)?;
     let cluster = Cluster::of(url, Vec::new(), node, scratch)?;

@@ -324,7 +324,10 @@ pub(crate) fn of_a_node_under_a_machine(cluster: &Cluster) -> TestResult {
 /// machine is shown and ends as if it had always been this node's.
 pub(crate) fn of_a_node_under_qemu(cluster: &Cluster, guests: &Guests) -> TestResult {
     let mut daemons = Daemons::start(&cluster.hecaton)?;
-    let script = "stress-ng --vm 1 --vm-bytes 120M --verify --vm-method all -t 40";
+    // The guest works until it is told to stop. The port is open before anything is written to it.
+    let script = "exec </dev/ttyS0
+        stress-ng --vm 1 --vm-bytes 120M --verify --vm-method all -t 0 &
+        read -r word; kill -INT $!; wait $!";
     let mut command = Command::new(&daemons.hecaton);
     command.args(["vm", "run", "--name", "guest", "--memory", "256M", "--local", "64M", "--dir"]);
     command.arg(daemons.file(NODES[0])).arg("--");
@@ -340,6 +343,7 @@ pub(crate) fn of_a_node_under_qemu(cluster: &Cluster, guests: &Guests) -> TestRe
             Ok(vms.len() == 1 && vms[0]["name"] == "guest" && vms[0]["state"] == "running")
         })?;
     }
+    machine.say("stop")?;
     machine.succeed()?;
     daemons.eventually("nothing borrows", |status| Ok(all(status, "consumers").count() == 0))?;
     daemons.end()?;

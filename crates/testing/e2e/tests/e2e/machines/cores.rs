@@ -25,8 +25,11 @@ use std::{
     time::Duration,
 };
 
-/// Two of this host's cores are the agent's to give; who is warned has a moment.
+/// Two of this host's cores are the agent's to give; a warned machine has a moment.
 const TWO_CORES: [&str; 4] = ["--manage-cores", "2", "--eviction-warning", "3"];
+
+/// The same, and a warned machine has longer than any test.
+const PATIENT: [&str; 4] = ["--manage-cores", "2", "--eviction-warning", "400"];
 
 /// A reason to skip: two cores, or their division by the kernel, cannot be had here.
 fn lacking() -> anyhow::Result<Option<String>> {
@@ -57,8 +60,8 @@ fn harvest(host: &Host<'_>, name: &str, cores: &str, qemu: &Path) -> anyhow::Res
     machine(host, name, &sizes, qemu)
 }
 
-/// Waits until these are there, and those wait, each for cores. There are never more cores than
-/// there are.
+/// Waits until these are there, and those wait, in whatever order, each for cores. There are never
+/// more cores than there are.
 fn until(host: &Host<'_>, what: &str, there: &[&str], waiting: &[&str]) -> anyhow::Result<()> {
     host.eventually(what, PATIENCE, |status| {
         let cores = &status["cores"];
@@ -71,8 +74,10 @@ fn until(host: &Host<'_>, what: &str, there: &[&str], waiting: &[&str]) -> anyho
         let one = |one: &Value| one["name"].as_str().unwrap_or_default().to_owned();
         let names = |list: &str| status[list].as_array().into_iter().flatten().map(one);
         let waits = |one: &Value| one["waits"]["waits"] == "for-cores";
+        let mut newcomers: Vec<String> = names("waiting").collect();
+        newcomers.sort();
         Ok(names("machines").eq(there.iter().copied())
-            && names("waiting").eq(waiting.iter().copied())
+            && newcomers == waiting
             && status["waiting"].as_array().into_iter().flatten().all(waits))
     })
 }
@@ -140,7 +145,7 @@ pub(crate) fn they_are_divided_and_the_agent_is_killed(cluster: &Cluster) -> Tes
     }
     let qemu = sleeping_qemu(cluster)?;
     let mut leftover = Leftover::default();
-    let mut host = Host::start_with(cluster, &TWO_CORES)?;
+    let mut host = Host::start_with(cluster, &PATIENT)?;
     let mut first = harvest(&host, "first", "1", &qemu)?;
     let second = regular(&host, "second", "1", &qemu)?;
     let apart = machine(&host, "apart", &["--regular", "--memory", "64M"], &qemu)?;
@@ -160,10 +165,14 @@ pub(crate) fn they_are_divided_and_the_agent_is_killed(cluster: &Cluster) -> Tes
     until(&host, "it waits for a core", &["apart", "first", "second"], &["third"])?;
     // Somebody is, for a regular one, and warned anew by the next agent.
     let fourth = regular(&host, "fourth", "1", &qemu)?;
-    until(&host, "another waits too", &["apart", "first", "second"], &["third", "fourth"])?;
+    until(&host, "another waits too", &["apart", "first", "second"], &["fourth", "third"])?;
     host.kill_node()?;
     host.start_node()?;
     is_in_its_group(&host, &group, "first", 1)?;
+    until(&host, "so they do with it", &["apart", "first", "second"], &["fourth", "third"])?;
+    host.eventually("it is warned anew", PATIENCE, |status| Ok(status["counters"]["warned"] == 1))?;
+    host.kill_node()?;
+    host.start_node_with(&TWO_CORES)?;
     until(&host, "one has gone for a core", &["apart", "fourth", "second"], &["third"])?;
     ensure!(!first.wait(PATIENCE, || Ok(()))?.success(), "it ended by itself");
     is_in_its_group(&host, &group, "fourth", 1)?;
@@ -206,11 +215,12 @@ fn what_cannot_be_is_refused(host: &Host<'_>, qemu: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The time that this processor's programs have used, in the kernel's ticks.
+/// The time that this processor's programs have used, in the kernel's ticks. A program that has
+/// ended meanwhile is left out.
 fn used_ticks(machine: u32) -> anyhow::Result<u64> {
     let mut sum = 0;
     for id in family(machine) {
-        let stat = fs::read_to_string(format!("/proc/{id}/stat"))?;
+        let Ok(stat) = fs::read_to_string(format!("/proc/{id}/stat")) else { continue };
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
         for field in &fields[11..13] {
             sum += field.parse::<u64>()?;
@@ -241,6 +251,7 @@ pub(crate) fn busy_machines_share_by_weight(cluster: &Cluster) -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     const SOME_TICKS: u64 = 100;
+    const FEW_TICKS: u64 = 3;
     let mut leftover = Leftover::default();
     let host = Host::start_with(cluster, &TWO_CORES)?;
     let one = regular(&host, "one", "1", &busy_qemu(cluster, 1)?)?;
@@ -251,11 +262,18 @@ pub(crate) fn busy_machines_share_by_weight(cluster: &Cluster) -> TestResult {
         Err(reason) => return Ok(Outcome::Skipped(reason)),
     };
     leftover.0 = Some(group.clone());
-    let used = || anyhow::Ok((used_ticks(one.id())?, used_ticks(four.id())?));
+    // The kernel's count of one is read before and after that of four: if it has gone on meanwhile,
+    // as this test stood still, the two counts are not of one moment.
+    let used = || {
+        let begin = used_ticks(one.id())?;
+        let used = (begin, used_ticks(four.id())?);
+        let passed = used_ticks(one.id())?.abs_diff(begin);
+        anyhow::Ok((passed <= FEW_TICKS).then_some(used))
+    };
     let wait_until = |what: &str, holds: &dyn Fn((u64, u64)) -> bool| {
         wait::until_every(Duration::from_millis(20), what, PATIENCE * 2, || {
             let used = used()?;
-            Ok(if holds(used) { Ok(used) } else { Err(format!("{used:?} ticks are used")) })
+            Ok(used.filter(|used| holds(*used)).ok_or_else(|| format!("{used:?} ticks are used")))
         })
     };
     let before = wait_until("both are busy", &|(one, four)| one > 5 && four > 5)?;

@@ -212,7 +212,7 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> Te
     let made = hecaton(&["--harvest", "--min", "256M", "--max", "1G", "--yes"])?;
     made.expect_success("hecaton vm libvirt --harvest")?;
     ensure!(made.text().contains("+    <memory model=\"virtio-mem\">"), "{}", made.text());
-    libvirt.hook(cluster, "120")?;
+    libvirt.hook(cluster, "400")?;
     libvirt.ok(&["start", "db"])?;
     let admitted = |host: &Host<'_>| anyhow::Ok(host.status()?["counters"]["admitted"].clone());
     ensure!(admitted(&host)? == 1, "it was started without having been admitted");
@@ -276,7 +276,7 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> Te
     host.until("there is a libvirt again", 448, 512)?;
 
     // libvirt lists nothing while its hook waits for what the other domain is to give.
-    libvirt.hook(cluster, "120")?;
+    libvirt.hook(cluster, "400")?;
     libvirt.ok(&["start", "plain"])?;
     ensure!(admitted(&host)? == 1, "it was started without having been admitted");
     host.until("a domain has asked, and has come", 192, 768)?;
@@ -285,10 +285,10 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> Te
     // Its minimum is needed, and its guest does not shut down by itself.
     drop(first);
     host.until("all have left", 768, 0)?;
+    let status = host.status()?;
+    ensure!(status["counters"]["warned"] == 0, "it was warned before: {status}");
     let second = start(&host, "second", "1100M")?;
-    host.eventually("it is warned", PATIENCE, |status| {
-        Ok(state(status, "libvirt:db") == Some("warned"))
-    })?;
+    host.eventually("it is warned", PATIENCE, |status| Ok(status["counters"]["warned"] == 1))?;
     host.eventually("it has gone, and the other is there", GUEST_PATIENCE, |status| {
         let gave_way = &status["gave_way"][0]["name"];
         Ok(state(status, "second").is_some()
@@ -302,9 +302,11 @@ pub(crate) fn a_domain_is_a_harvest_vm(cluster: &Cluster, guests: &Guests) -> Te
         Ok(if domstate.trim() == "shut off" { Ok(()) } else { Err(domstate) })
     })?;
 
-    // There is no room.
-    libvirt.hook(cluster, "2")?;
-    for (name, words) in [("db", "was not admitted within 2 s"), ("plain", "choose another host")] {
+    // There is no room: one domain asks for as long as it may, the other is refused at once.
+    for (name, within, words) in
+        [("db", "2", "was not admitted within 2 s"), ("plain", "400", "choose another host")]
+    {
+        libvirt.hook(cluster, within)?;
         let refused = libvirt.virsh(&["start", name])?;
         ensure!(!refused.status.success(), "{name} is started");
         ensure!(refused.stderr.contains(words), "{name}: {}", refused.stderr);
@@ -334,7 +336,7 @@ pub(crate) fn no_libvirt_stalls_nobody(cluster: &Cluster) -> TestResult {
     fs::write(&file, domain)?;
     let admit = |dir: &str, operation: &str| {
         let mut command = cluster.command("vm");
-        command.args(["admit", "--within", "5", "--dir"]).arg(cluster.file(dir));
+        command.args(["admit", "--within", "400", "--dir"]).arg(cluster.file(dir));
         command.args(["--", "a", operation, "begin", "-"]).stdin(fs::File::open(&file)?);
         run(&mut command, PATIENCE)
     };

@@ -327,10 +327,13 @@ pub(crate) fn a_harvest_vm_gives_on_the_node_in_need(
     let mut host = Host::start_by(cluster, &[], before)?;
     let arguments = ["--harvest", "--min", "256M", "--max", "1G"];
     let mut harvest = host.machine_by(line, "harvest", &arguments, &[])?;
-    host.eventually("it is admitted", GUEST_PATIENCE, |status| Ok(parts(status).is_ok()))?;
+    let admitted = until("it is admitted", GUEST_PATIENCE, || {
+        let seen = host.status().and_then(|status| parts(&status));
+        Ok(seen.map_err(|error| format!("{error:#}")))
+    })?;
     // Its minimum is on the node that had most, which is the guest's first. All below is in the
     // guest's order.
-    let nodes = parts(&host.status()?)?.map(|(node, _)| node);
+    let nodes = admitted.map(|(node, _)| node);
     let is =
         |host: &Host<'_>, what: &str, regular: [u64; 2], harvested: &dyn Fn([u64; 2]) -> bool| {
             host.eventually(what, GUEST_PATIENCE, |status| {

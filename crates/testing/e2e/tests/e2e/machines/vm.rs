@@ -25,6 +25,11 @@ use std::{
 /// is wrong.
 const VERIFY: &str = "stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 20";
 
+/// The same again and again, until the guest is told that it is enough.
+const VERIFY_UNTIL_TOLD: &str = "(read -r word </dev/ttyS0; touch /tmp/told) &
+    until [ -e /tmp/told ]; do
+        stress-ng --vm 2 --vm-bytes 220M --verify --vm-method all -t 20 || exit 1; done";
+
 fn number(value: &Value, path: &str) -> anyhow::Result<u64> {
     value.pointer(path).and_then(Value::as_u64).with_context(|| format!("no {path} in {value}"))
 }
@@ -71,38 +76,36 @@ pub(crate) fn four_gib_with_128_mib(cluster: &Cluster, guests: &Guests) -> TestR
 }
 
 pub(crate) fn pagers_and_donors_die_under_it(cluster: &Cluster, guests: &Guests) -> TestResult {
-    let spec = Spec { script: VERIFY, arguments: TWO_PROCESSORS, ..Spec::default() };
+    let spec = Spec { script: VERIFY_UNTIL_TOLD, arguments: TWO_PROCESSORS, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     let mut random = Random(3);
-    let mut next = Instant::now();
-    let mut killed = 0;
-    machine.wait_for_watching("guest: exit 0", || {
-        if Instant::now() < next {
-            return Ok(());
+    let (mut next, mut killed) = (Instant::now(), 0);
+    let are_killed = until("six of them are killed", GUEST_PATIENCE, || {
+        ensure!(!machine.has_said("guest: exit"), "the guest has ended");
+        if Instant::now() >= next {
+            next = Instant::now() + Duration::from_millis(800 + random.below(800) as u64);
+            let victim = match random.below(3) {
+                // The one that was killed last may not be there again.
+                0 => cluster.donor(random.below(3)).ok(),
+                _ => cluster.known_pager()?,
+            };
+            victim.into_iter().for_each(kill_dead);
+            killed += usize::from(victim.is_some());
         }
-        next = Instant::now() + Duration::from_millis(800 + random.below(800) as u64);
-        if random.below(3) == 0 {
-            // The one that was killed last may not be there again.
-            if let Ok(donor) = cluster.donor(random.below(3)) {
-                kill_dead(donor);
-                killed += 1;
-            }
-        } else if let Some(pager) = cluster.known_pager()? {
-            kill_dead(pager);
-            killed += 1;
-        }
-        Ok(())
-    })?;
-    machine.end()?;
-    ensure!(killed >= 6, "only {killed} processes were found to kill");
+        Ok(if killed >= 6 { Ok(()) } else { Err(format!("{killed} are killed")) })
+    });
+    machine.explained(are_killed)?;
+    cluster.wait_for_donors(3)?;
+    machine.say("")?;
+    machine.succeed()?;
     Ok(Outcome::Passed)
 }
 
 /// The machine leaves the pool in the middle of its work, and the donors have all back while it
 /// runs on.
 pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster, guests: &Guests) -> TestResult {
-    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let spec = Spec { script: VERIFY_UNTIL_TOLD, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     cluster.eventually("the pool holds something of it", GUEST_PATIENCE, |_| {
@@ -112,6 +115,7 @@ pub(crate) fn it_is_detached_and_runs_on(cluster: &Cluster, guests: &Guests) -> 
     detached.expect_success("hecaton vm detach")?;
     let shown = report(cluster, "guest")?;
     ensure!(shown["state"] == "detached" && shown["pager"]["stats"]["pool_bytes"] == 0, "{shown}");
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }
@@ -237,7 +241,7 @@ pub(crate) fn a_killed_machine_leaves_nothing(cluster: &Cluster, guests: &Guests
 }
 
 pub(crate) fn it_is_shown_and_resized(cluster: &Cluster, guests: &Guests) -> TestResult {
-    let spec = Spec { script: VERIFY, ..Spec::default() };
+    let spec = Spec { script: VERIFY_UNTIL_TOLD, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("dispatching hogs")?;
     for size in ["160M", "32M", "96M"] {
@@ -258,6 +262,7 @@ pub(crate) fn it_is_shown_and_resized(cluster: &Cluster, guests: &Guests) -> Tes
     ensure!(small.status.code() == Some(1) && small.stderr.contains("too few"), "{}", small.stderr);
     let unknown = run(cluster.command("vm").args(["resize-local", "nobody", "64M"]), PATIENCE)?;
     ensure!(unknown.stderr.contains("no consumer `nobody`"), "{}", unknown.stderr);
+    machine.say("")?;
     machine.succeed()?;
     Ok(Outcome::Passed)
 }
@@ -273,11 +278,8 @@ pub(crate) fn memory_is_plugged(cluster: &Cluster, guests: &Guests) -> TestResul
         echo guest: plugged
         stress-ng --vm 2 --vm-bytes 700M --verify -t 15 || exit 1
         read -r word </dev/ttyS0";
-    let spec = Spec {
-        script,
-        arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
-        ..Spec::default()
-    };
+    let arguments = &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"];
+    let spec = Spec { script, arguments, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: ready")?;
     let mut monitor = machine.monitor()?;
@@ -351,11 +353,8 @@ pub(crate) fn what_is_plugged_and_cannot_be_paged_stops_it(
     cluster: &Cluster,
     guests: &Guests,
 ) -> TestResult {
-    let spec = Spec {
-        script: "sleep 300",
-        arguments: &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"],
-        ..Spec::default()
-    };
+    let arguments = &["-no-reboot", "-m", "size=512M,slots=2,maxmem=2G"];
+    let spec = Spec { script: "sleep 300", arguments, ..Spec::default() };
     let mut machine = Machine::start(cluster, guests, &spec)?;
     machine.wait_for("guest: ready")?;
     let mut monitor = machine.monitor()?;

@@ -107,7 +107,10 @@ pub(crate) fn signals_are_passed_on(cluster: &Cluster) -> TestResult {
 /// `hecaton run` names the processes that it waits for, and ends without them on SIGTERM.
 pub(crate) fn processes_left_behind_are_named(cluster: &Cluster) -> TestResult {
     let mut command = cluster.on_pool("64M", "sh");
-    command.args(["-c", "setsid sleep 1000 </dev/null >/dev/null 2>&1 & exit 3"]);
+    // Until then the process has another name: it begins as the shell, and becomes `setsid`.
+    let script = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & \
+                  until read -r name </proc/$!/comm && [ \"$name\" = sleep ]; do :; done; exit 3";
+    command.args(["-c", script]);
     let mut running = Running::spawn(command.stderr(Stdio::piped()))?;
     let errors = running.child_mut().stderr.take().context("its errors are piped")?;
     // Read from until it has ended: it may say more.

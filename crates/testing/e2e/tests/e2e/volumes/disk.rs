@@ -25,6 +25,7 @@ load ublk_drv
 cd /tmp/h || exit 1
 export LD_LIBRARY_PATH=/tmp/h PATH=/tmp/h:$PATH HECATON_LOG=error
 die() { echo "guest: at $*"; tail -5 /tmp/log; exit 1; }
+step() { echo "guest: step $1"; }
 hecaton manager --listen 127.0.0.1:7070 >/tmp/log 2>&1 &
 export HECATON_MANAGER=http://127.0.0.1:7070
 node() {
@@ -37,12 +38,15 @@ node a; a=$!; node b
 donors() { [ $(hecaton status --json | grep -o '"state": *"serving"' | wc -l) = 2 ]; }
 try donors
 held() { v unexport d --ublk 2>&1 | tee /tmp/held | grep -q "$1" || die held $(cat /tmp/held); }
+# Whether there is another process than the last one that was to be killed.
+fresh() { new=$(v status d --json | grep -o '"pid":[0-9][0-9]*') && [ "$new" != "$old" ]; }
 kill_server() {
   for p in /proc/[0-9]*; do
     ! grep -qs volume-server $p/cmdline || kill -9 ${p#/proc/}
   done
 }
 kill_node() { kill -9 $a; wait $a; }
+step cluster
 create() { try v create d --size 96M --mirror 2 --donor-patience 600; d=$(v export d --ublk) || die export; }
 create
 [ -b $d ] && [ $(cat /sys/block/${d#/dev/}/size) = 196608 ] || die size
@@ -51,18 +55,21 @@ held "process $s ("; kill $s
 mkfs.ext4 -q $d && mount -t ext4 $d /mnt || die mkfs
 held "at /mnt"
 v delete d 2>/dev/null && die delete
-for i in 1 2 3 4 5 6 7 8 9; do
-  dd if=/dev/urandom of=/mnt/$i bs=64k count=64 2>/dev/null && (cd /mnt; md5sum $i >>sums) || die fill
-  case $i in
-  3|9) sync & kill_server ;;
+step mounted
+for n in 1 2 3 4 5 6 7 8 9; do
+  dd if=/dev/urandom of=/mnt/$n bs=64k count=64 2>/dev/null && (cd /mnt; md5sum $n >>sums) || die fill
+  case $n in
+  3|9) try fresh; old=$new; sync & kill_server ;;
   6) sync & kill_node; node a; a=$! ;;
-  7) try v status d; kill_server ;;
+  7) try fresh; old=$new; kill_server ;;
   esac
+  step $n
 done
 sync; echo 3 >/proc/sys/vm/drop_caches
 c() { (cd /mnt && md5sum -c -s sums) || die sums; }
 c; rm /mnt/5; sed -i '/  5$/d' /mnt/sums; fstrim /mnt || die trim
 v status d --json | grep -q '"restarts":3,' || die killed
+step filled
 umount /mnt && e2fsck -fn $d >/dev/null 2>&1 || die fsck
 v unexport d --ublk && [ ! -e $d ] || die unexport
 d=$(v export d --ublk --read-only) && mount -t ext4 -o ro $d /mnt || die again
@@ -70,16 +77,19 @@ d=$(v export d --ublk --read-only) && mount -t ext4 -o ro $d /mnt || die again
 c
 v unexport d --ublk --force && [ ! -e $d ] || die force
 umount /mnt; v delete d || die gone
+step deleted
 create
 fio --name=d --filename=$d --thread --ioengine=psync --direct=1 --numjobs=4 --size=6M --offset_increment=16M \
   --rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/tmp/tried 2>&1 ||
   die fio "$(tail -3 /tmp/tried)"
+step verified
 dd if=$d of=/dev/null bs=4k count=1 2>/dev/null || die read
 kill_node; kill_server
 dd if=$d bs=4k count=1 skip=999 2>/dev/null | wc -c >/tmp/late &
 sleep 2; [ ! -s /tmp/late ] || die early
 gone() { grep -qx 0 /tmp/late && [ ! -e $d ]; }
 node a; a=$!; try gone
+step gone
 mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || die cgroup
 mkfifo /tmp/in; verify='verify-threads 2 8192'
 try donors
@@ -87,12 +97,19 @@ hecaton run --via swap --name s --local 16M --swap 112M --dir /tmp/a -- $verify 
 exec 8>/tmp/in
 used() { awk '/ublkb/ { print int($4 / 1024) }' /proc/swaps; }
 i=0; until [ "$(used)" -gt 30 ] 2>/dev/null; do i=$((i+1)); [ $i -lt 200 ] || die swap $(used); sleep 1; done
+step swapped
 kill_server; sleep 3; exec 8>&-
 wait $s || die verify
 grep -q ublkb /proc/swaps && die swapoff
 ls /dev/ublkb* 2>/dev/null && die device
 [ "$(v list --json)" = '[]' ] || die volume
 "#;
+
+/// Stages of [`SCRIPT`], in their order. Each may take as long as a guest may for anything.
+const STEPS: &[&str] = &[
+    "cluster", "mounted", "1", "2", "3", "4", "5", "6", "7", "8", "9", "filled", "deleted",
+    "verified", "gone", "swapped",
+];
 
 /// See [`SCRIPT`].
 pub(crate) fn a_file_system_outlives_what_is_killed(
@@ -120,6 +137,9 @@ pub(crate) fn a_file_system_outlives_what_is_killed(
         ..Spec::default()
     };
     let mut machine = Machine::start_alone(cluster, guests, &spec)?;
+    for step in STEPS {
+        machine.wait_for(&format!("guest: step {step}"))?;
+    }
     machine.succeed()?;
     fs::remove_file(archive)?;
     Ok(Outcome::Passed)

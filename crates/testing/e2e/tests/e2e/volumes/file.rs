@@ -4,6 +4,7 @@ use crate::{
     harness::{
         Outcome, TestResult,
         cluster::{Cluster, LONG, PATIENCE, start_writing, succeed},
+        fio::end_fio,
         process::{Running, kill_dead, missing, run},
     },
     volume::{Disk, delete},
@@ -16,8 +17,6 @@ use std::{
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    thread,
-    time::Duration,
 };
 
 /// A volume that is a file. It is deleted by the test, which must find it unused.
@@ -241,6 +240,7 @@ pub(crate) fn file_systems_keep_their_files(cluster: &Cluster) -> TestResult {
 }
 
 /// fio verifies what it writes through each way to a file, while the server and a donor are killed.
+/// Each goes after fio has written on since the one before.
 pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     if let Some(reason) = lacking(&["fio"]) {
         return Ok(Outcome::Skipped(reason));
@@ -250,20 +250,16 @@ pub(crate) fn fio_verifies_while_its_process_is_killed() -> TestResult {
     let mapped: &[&str] = &["--ioengine=mmap", "--bs=4k", "--fsync=64"];
     let buffered: &[&str] = &["--ioengine=psync", "--bsrange=512-64k"];
     for (turn, engine) in [DIRECT, mapped, buffered].into_iter().enumerate() {
-        let mut fio = verifying(&disk, engine, 5)?;
+        let mut fio = verifying(&disk, engine, 3600)?;
         let mut running = start_writing(&mut fio, || disk.status())?;
-        let mut killed = 0;
-        while matches!(running.child_mut().try_wait(), Ok(None)) && killed < 3 {
-            disk.kill_server()?;
-            killed += 1;
-            thread::sleep(Duration::from_millis(500));
+        for kill in 0..4 {
+            match (kill, turn) {
+                (3, 0) => kill_dead(cluster.donor(0)?),
+                _ => disk.kill_server()?,
+            }
+            super::until_more_is_written(|| disk.status()).with_context(|| cluster.log_tail())?;
         }
-        if turn == 0 {
-            kill_dead(cluster.donor(0)?);
-        }
-        let ended = running.wait(LONG, || Ok(()))?;
-        ensure!(ended.success(), "{engine:?} ended with {ended}\n    {}", cluster.log_tail());
-        ensure!(killed > 0, "fio was over before anything happened");
+        end_fio(&mut running).with_context(|| format!("{engine:?}: {}", cluster.log_tail()))?;
     }
     let status = disk.status()?;
     let stats = &status["stats"];

@@ -321,7 +321,6 @@ pub(crate) fn many_read_or_one_writes(cluster: &Cluster) -> TestResult {
     let read_only = cluster.file("disk.read-only");
     let read_only =
         disk.export(&["--read-only", "--nbd", &format!("unix:{}", read_only.display())])?;
-    // Attached until its input ends.
     let attach = |uri: &str, options: &[&str]| {
         let mut io = Command::new("qemu-io");
         io.args(["-f", "raw"]).args(options).arg(uri).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -334,11 +333,10 @@ pub(crate) fn many_read_or_one_writes(cluster: &Cluster) -> TestResult {
         ensure!(!ended.status.success() && ended.stderr.contains(&holder), "{}", ended.stderr);
         Ok(())
     };
-    let end = |mut client: Running| -> anyhow::Result<()> {
-        drop(client.child_mut().stdin.take());
-        let ended = client.wait(PATIENCE, || Ok(()))?;
-        ensure!(ended.success(), "qemu-io ended with {ended}");
-        Ok(())
+    // The server sees the end of a client a moment after the client has ended.
+    let end = |client: Running| {
+        kill_dead(client.id());
+        cluster.eventually("it has left", PATIENCE, |_| Ok(disk.stats()?["clients"] == 0))
     };
     let writer = attach(&disk.uri(), &["-c", "write -P 9 0 1M", "-c", "sleep 600000"])?;
     let pid = writer.id();
@@ -348,10 +346,10 @@ pub(crate) fn many_read_or_one_writes(cluster: &Cluster) -> TestResult {
     })?;
     is_refused(&disk.uri(), &["-c", "read 0 4k"], pid)?;
     is_refused(&read_only, &["-r", "-c", "read 0 4k"], pid)?;
-    kill_dead(pid);
-    drop(writer);
+    end(writer)?;
 
-    let reader = attach(&read_only, &["-r"])?;
+    let reader = attach(&read_only, &["-r", "-c", "read 0 512", "-c", "sleep 600000"])?;
+    super::until_its_client_reads(|| disk.status())?;
     let info = run(Command::new("nbdinfo").args(["--json", &read_only]), PATIENCE)?;
     ensure!(info.text().contains("\"is_read_only\": true"), "{}", info.text());
     let copy = cluster.file("copy");
@@ -523,22 +521,17 @@ fn is_killed_under_a_client(cluster: &Cluster, options: &[&str]) -> anyhow::Resu
     );
     let mut convert = Command::new("qemu-img");
     convert
-        .args(["convert", "-n", "--target-image-opts", "-r", "16M", "-m", "8", "-W", "-f", "raw"])
+        .args(["convert", "-n", "--target-image-opts", "-r", "2M", "-m", "8", "-W", "-f", "raw"])
         .arg(&original)
         .arg(&target)
         .stdin(Stdio::null());
-    let mut running = Running::spawn(&mut convert)?;
-    let mut killed = 0;
-    while matches!(running.child_mut().try_wait(), Ok(None)) && killed < 4 {
-        thread::sleep(Duration::from_millis(500));
-        if let Ok(pid) = disk.pid() {
-            kill_dead(pid);
-            killed += 1;
-        }
+    let mut running = start_writing(&mut convert, || disk.status())?;
+    for _ in 0..3 {
+        disk.kill()?;
+        super::until_more_is_written(|| disk.status())?;
     }
     let ended = running.wait(LONG, || Ok(()))?;
     ensure!(ended.success(), "qemu-img ended with {ended}\n    {}", cluster.log_tail());
-    ensure!(killed > 1, "it was over before anything happened");
     disk.kill()?;
     // It connects to the socket, which the node has kept, and waits in its queue.
     let mut copy_out = Command::new("nbdcopy");
@@ -555,7 +548,7 @@ pub(crate) fn a_write_to_a_silent_donor_is_settled() -> TestResult {
         return Ok(Outcome::Skipped(reason));
     }
     let cluster = Cluster::start(1, "200M")?;
-    let disk = Disk::create(&cluster, "disk", "16M", &["--donor-patience", "2"])?;
+    let disk = Disk::create(&cluster, "disk", "16M", &["--donor-patience", "20"])?;
     let io = |step: &str| {
         let mut io = Command::new("qemu-io");
         run(io.args(["-f", "raw", "-c", step]).arg(disk.uri()), LONG)
@@ -907,13 +900,19 @@ pub(crate) fn twenty_are_used_at_once() -> TestResult {
 }
 
 pub(crate) fn what_cannot_be_is_one_clear_line(cluster: &Cluster) -> TestResult {
+    if let Some(reason) = missing("qemu-io") {
+        return Ok(Outcome::Skipped(reason));
+    }
     let disk = Disk::create(cluster, "disk", "16M", &[])?;
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let taken = taken.local_addr()?.to_string();
     let file = cluster.file("file").display().to_string();
     let socket = format!("unix:{}", disk.socket.display());
-    // A client that has connected and says nothing.
-    let client = std::os::unix::net::UnixStream::connect(&disk.socket)?;
+    // A client that has chosen the export: for one that has not, there is a limit of time.
+    let mut io = Command::new("qemu-io");
+    io.args(["-r", "-f", "raw", "-c", "read 0 512", "-c", "sleep 600000"]).arg(disk.uri());
+    let client = Running::spawn(io.stdin(Stdio::piped()).stdout(Stdio::null()))?;
+    super::until_its_client_reads(|| disk.status())?;
     let cases: &[(&[&str], i32, &str)] = &[
         (&["create", "disk", "--size", "16M"], 1, "`disk`"),
         (&["create", "a/b", "--size", "16M"], 1, "`a/b`"),
@@ -954,6 +953,7 @@ pub(crate) fn what_cannot_be_is_one_clear_line(cluster: &Cluster) -> TestResult 
         ensure!(ended.stderr.contains(said), "{what}, without {said}");
         ensure!(ended.stderr.lines().count() == 1, "{what}: not one line");
     }
+    kill_dead(client.id());
     drop(client);
     // As thin as it is, it can be larger than the pool.
     let mut thin = cluster.command("volume");

@@ -2,7 +2,7 @@
 
 use crate::harness::{
     Outcome, TestResult,
-    cluster::{Cluster, LONG, succeed},
+    cluster::{Cluster, LONG, PATIENCE, all, succeed},
     process::run,
 };
 use anyhow::{Context as _, ensure};
@@ -24,6 +24,10 @@ pub(crate) fn of_more_than_the_host_has() -> TestResult {
     // The host's swap is another tests' affair, too: as it is now, and much more.
     let host = field("MemTotal:")? + field("SwapTotal:")?;
     let cluster = Cluster::start(2, "2G")?;
+    cluster.eventually("both donors have told what they have", PATIENCE, |status| {
+        let told = all(status, "donors").filter(|donor| !donor["stats"].is_null());
+        Ok(told.count() == 2)
+    })?;
     let (fits, exceeds) = ((host + (3 << 30)).to_string(), (host + (64 << 30)).to_string());
     let natively = run(std::process::Command::new(PROGRAM).args([&fits, "200"]), LONG)?;
     ensure!(

@@ -136,7 +136,9 @@ unsafe extern "C" fn mmap(
     if kind != Kind::Other && locked::refuses_new(len) {
         return as_address(Err(Errno(libc::EAGAIN)));
     }
-    let is_brought_in = flags & (libc::MAP_POPULATE | libc::MAP_NONBLOCK) == libc::MAP_POPULATE;
+    // A filter of system calls that knows this call may not know the one that brings pages in.
+    let is_brought_in = !own::is_filtered()
+        && flags & (libc::MAP_POPULATE | libc::MAP_NONBLOCK) == libc::MAP_POPULATE;
     let flags = match kind {
         // Not charged to the host: see `room`.
         Kind::Paged => flags | libc::MAP_NORESERVE,

@@ -18,7 +18,7 @@ pub(super) struct Uncounted {
     total_bytes: u64,
     /// Since when `MemTotal` has been that.
     since: Duration,
-    /// What `MemTotal` was when the VM was at rest last, and when that ended.
+    /// `MemTotal` of the VM at its last rest, and the time at which that rest ended.
     rested: Option<(u64, Duration)>,
 }
 

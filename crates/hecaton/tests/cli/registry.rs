@@ -10,11 +10,9 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-/// A directory for a registry: in memory where it can be, since a disk may be so slow that an order
-/// is not answered in time.
+/// A directory for a registry, where an order is answered in time.
 fn memory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    let place = if memory.is_dir() { memory } else { Path::new("/tmp") };
+    let place = hecaton_testkit::fast_dir();
     tempfile::Builder::new().prefix("hct-").tempdir_in(place).expect("a directory")
 }
 

@@ -22,7 +22,8 @@ fn set_file_limit(bytes: Option<u64>) {
 #[test]
 fn what_the_disk_does_not_take_stays_in_memory_and_is_tried_again() {
     let before = getrlimit(Resource::Fsize).current;
-    let park = ParkConfig { patience: Duration::ZERO, ..ParkConfig::new(parking_dir()) };
+    let park =
+        ParkConfig { patience: Duration::ZERO, ..ParkConfig::new(hecaton_testkit::fast_dir()) };
     let config = DonorConfig { park: Some(park), ..config(16 << ORDER) };
     let donor = Donor::open(&config, None).unwrap();
     let serving = donor.serve(listen(config.listen).unwrap()).unwrap();

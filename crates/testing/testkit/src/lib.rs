@@ -9,6 +9,7 @@ use std::{
     error::Error,
     fmt,
     net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
     sync::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
@@ -68,6 +69,13 @@ impl fmt::Display for TimedOut {
 }
 
 impl Error for TimedOut {}
+
+/// A directory in memory where there is one, for files that are written through to the disk: a disk
+/// may be slow.
+pub fn fast_dir() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
+}
 
 /// Looks until `look` returns a value, and returns that. `look` says in its error what it saw.
 ///

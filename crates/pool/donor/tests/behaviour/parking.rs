@@ -17,7 +17,8 @@ const EXTENT_PAGES: u64 = 1 << ORDER;
 
 /// Parks as soon as it is to have something back.
 fn parking(pages: u64) -> DonorConfig {
-    let park = ParkConfig { patience: Duration::ZERO, ..ParkConfig::new(parking_dir()) };
+    let park =
+        ParkConfig { patience: Duration::ZERO, ..ParkConfig::new(hecaton_testkit::fast_dir()) };
     DonorConfig { park: Some(park), ..config(pages) }
 }
 

@@ -110,7 +110,7 @@ const CHILD_PAGES: u64 = 4096;
 /// Parks as soon as it is to have something back.
 fn child_config() -> DonorConfig {
     let patience = std::time::Duration::ZERO;
-    let park = ParkConfig { patience, ..ParkConfig::new(parking_dir()) };
+    let park = ParkConfig { patience, ..ParkConfig::new(hecaton_testkit::fast_dir()) };
     DonorConfig { park: Some(park), ..config(CHILD_PAGES) }
 }
 

@@ -8,7 +8,6 @@ use hecaton_testkit::wait_until;
 use hecaton_transport::client::{Connection, Options, Outcome};
 use hecaton_transport::protocol::{Hello, Load, Refusal, Request, VERSIONS, Welcome};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,13 +18,6 @@ pub(crate) const LONG_LEASE: Duration = Duration::from_secs(3600);
 
 pub(crate) fn config(pages: u64) -> DonorConfig {
     DonorConfig::new("d1", ([127, 0, 0, 1], 0).into(), Size(pages * PAGE_SIZE as u64))
-}
-
-/// Where donors park: in memory where they can, since a disk may be slow. A park file has no name,
-/// and so it goes with the last process that has it, also when a test fails.
-pub(crate) fn parking_dir() -> PathBuf {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
 }
 
 pub(crate) fn start(pages: u64) -> (Donor, Serving) {

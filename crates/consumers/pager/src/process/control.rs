@@ -19,6 +19,7 @@ use crate::process::housekeeping::Pool;
 use crate::process::sigterm::TERMINATED;
 use crate::shared::Shared;
 use hecaton_memory::pages_for_bytes;
+use rustix::event::{PollFd, PollFlags, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
@@ -44,15 +45,21 @@ const MAX_REQUEST: usize = 64 << 10;
 /// Pause if the system gives no connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves one client after another for as long as the process lives.
+/// Serves one client after another for as long as the process lives. The listener does not block.
 pub(crate) fn serve(listener: &UnixListener, shared: &Shared, pool: &Pool) -> ! {
     loop {
+        // A thread that is killed as it waits here leaves the connection to the next pager. One
+        // that waits in `accept` may still take the connection, and then hang up.
+        let mut polled = [PollFd::new(listener, PollFlags::IN)];
+        let _ = poll(&mut polled, None);
         match listener.accept() {
             Ok((stream, _)) => {
                 if let Err(error) = answer(stream, shared, pool) {
                     tracing::debug!(%error, "a client of the control socket went away");
                 }
             }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => {
                 tracing::warn!(%error, "the control socket gives no connection");
                 std::thread::sleep(PAUSE);

@@ -167,7 +167,7 @@ pub(crate) fn run(config: &PagerConfig, held: Held, node: NodeWays) -> Result<()
     let giving_back = spawn("give-back", move || give_back::run(&giver, &its_space));
     // SAFETY: nobody else uses the number.
     let control = unsafe { UnixListener::from_raw_fd(held.control) };
-    control.set_nonblocking(false)?;
+    control.set_nonblocking(true)?;
     let (housekeepers, line) = (shared.clone(), NodeLine::new(config));
     let (records, codes) = {
         let core = shared.lock();
